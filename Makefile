@@ -2,26 +2,26 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOGS ?= $(wildcard ../shared/mlperf_logs)
 
-run: .venv/run-installed  ## train the tiny benchmark on this machine and show the verdict
+run: .venv/run-installed  ## train the tiny benchmark on this machine and show the result
 	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
 
-test: .venv/test-installed  ## the gate: real training runs, a real Slurm, the official checkers
+test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
 
-fast: .venv/test-installed  ## tests that neither train nor start programs nor take long, on all cores
+fast: .venv/test-installed  ## tests that do not train, start no programs and are short, on all cores
 	tests/all.sh $(BIN)/python fast
 
-faults: .venv/test-installed  ## runs on Slurm, Kubernetes, Ray, on hosts and by the runner are broken in every way that we know
+faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
 	$(BIN)/python tests/backends/slurm/faults.py
 	$(BIN)/python -m pytest -q -m faults tests/driver tests/backends
 
-slow: .venv/test-installed  ## tests that are too long for the gate
+slow: .venv/test-installed  ## tests that are too long for every change
 	$(BIN)/python -m pytest -m slow
 
-mutants: .venv/test-installed  ## how many small defects, drawn at random, the fast tests find
+mutants: .venv/test-installed  ## how many of a random sample of small defects the fast tests find
 	$(BIN)/python experiments/mutants.py
 
-packages:  ## Debian packages that some tests skip without (as root); those of the Slurm tests install their own
+packages:  ## Debian packages that some tests need (as root); the Slurm tests install their own
 	apt-get update -qq
 	apt-get install -qq -y --no-install-recommends shellcheck squashfs-tools chromium chromium-driver openssh-client \
 	  openssh-server podman runc
@@ -31,8 +31,9 @@ lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/words/check.py
 
-bench: .venv/test-installed  ## speed of reading beside MLPerf's tool, and the score of forecasts; LOGS: a folder of published logs
+bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, and the score of forecasts; LOGS: a folder of published logs
 	$(BIN)/python experiments/reading.py $(LOGS)
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 

@@ -1,7 +1,7 @@
-"""Take an LLM training benchmark from a config to a checked, MLPerf-style score.
+"""Run LLM benchmarks from a config to a checked, MLPerf-style score.
 
-What is listed here is the public interface: `docs/api.md` shows each function at work. A name is imported when it is
-first used, since ranks import this package for its contract alone.
+The names below are the public interface; `docs/api.md` has an example of each function. A name is imported on first
+use, since ranks import this package for its contract alone.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bench.contract.plan import Plan
     from bench.diagnosis import Explanation, explain
     from bench.errors import BenchError, ConfigError, LogError, SubmitError
+    from bench.launch.submit import job, submit
     from bench.mlperf.forecast import Forecast, forecast
     from bench.mlperf.official import Verdict, official_verdict
     from bench.mlperf.published import System, samples_to_target
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from bench.report import write_study
     from bench.report.sets import load as load_sets
     from bench.results.study import StudyResult
+    from bench.runs.result import RunResult
+    from bench.runs.result import read as read_run
     from bench.studies import read as read_study
     from bench.watch.lines import View
     from bench.watch.replay import replay
@@ -36,6 +39,10 @@ _PUBLIC = {
     "SubmitError": "bench.errors:SubmitError",
     "Plan": "bench.contract.plan:Plan",
     "plan": "bench.planning.compose:compose",
+    "job": "bench.launch.submit:job",
+    "submit": "bench.launch.submit:submit",
+    "RunResult": "bench.runs.result:RunResult",
+    "read_run": "bench.runs.result:read",
     "Event": "bench.mlperf.reader:Event",
     "Follower": "bench.mlperf.reader:Follower",
     "read_log": "bench.mlperf.reader:read",
@@ -60,7 +67,7 @@ _PUBLIC = {
     "read_study": "bench.studies:read",
     "write_study": "bench.report:write_study",
 }
-"""Each public name, and where it is defined."""
+"""Each public name, with the module and attribute that define it."""
 
 __all__ = (  # in the order of docs/api.md; a literal, so that editors and type checkers can read it
     "BenchError",
@@ -72,6 +79,7 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "LogError",
     "Plan",
     "Result",
+    "RunResult",
     "Score",
     "StudyResult",
     "SubmitError",
@@ -80,16 +88,19 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "View",
     "explain",
     "forecast",
+    "job",
     "load_sets",
     "official_verdict",
     "parse",
     "plan",
     "published_systems",
     "read_log",
+    "read_run",
     "read_study",
     "replay",
     "samples_to_target",
     "score",
+    "submit",
     "write_report",
     "write_study",
 )
@@ -103,8 +114,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, attribute = _PUBLIC[name].split(":")
-    found = globals()[name] = getattr(import_module(module), attribute)
-    return found
+    value = globals()[name] = getattr(import_module(module), attribute)
+    return value
 
 
 def __dir__() -> list[str]:
@@ -116,5 +127,5 @@ def _version() -> str:
 
     try:
         return version("runstop")
-    except PackageNotFoundError:  # run from a checkout that nobody installed
+    except PackageNotFoundError:  # run from a checkout that is not installed
         return "unknown: not installed"

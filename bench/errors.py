@@ -1,4 +1,4 @@
-"""Failures that are not bugs in this code."""
+"""Errors with a message for the user, exit codes, and the signals that stop a process."""
 
 import errno
 import os
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 class BenchError(Exception):
-    """The input, the machine or a log is at fault; printed as what, where, fix, without a traceback.
+    """An error in the input, on the machine or in a log; printed as what, where, fix, without a traceback.
 
-    `rule` is the ID in `bench.rules` of the rule that is broken, where one is known.
+    `rule` is the ID in `bench.rules` of the broken rule, if there is one.
     """
 
     exit_code = 1
@@ -22,7 +22,7 @@ class BenchError(Exception):
 
 
 class ConfigError(BenchError):
-    """The request cannot be met; nothing was started."""
+    """The request is wrong or cannot be met; nothing was started."""
 
     exit_code = 2
 
@@ -32,22 +32,22 @@ class SubmitError(BenchError):
 
 
 class LogError(BenchError):
-    """A log is missing or does not prove what was asked of it."""
+    """A log is missing, damaged, or lacks required records."""
 
 
 class MissingLogError(LogError):
-    """A log that was named is not there: the request is at fault."""
+    """A log that the user named does not exist."""
 
     exit_code = 2
 
 
 def with_rule(rule: str | None, what: str) -> str:
-    """Return a message as logs and screens show it: it begins with the ID of its rule, once."""
+    """Return a message that begins with the ID of its rule, once."""
     return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"
 
 
 def exit_code_of(end: int) -> int:
-    """Return how a process ended as shells say it: its exit code, or 128 + the signal that ended it.
+    """Return the exit status that a shell reports: the exit code, or 128 + the signal that ended the process.
 
     `end` is a return code of subprocess or of os.waitstatus_to_exitcode: below 0 for a signal.
     """
@@ -55,7 +55,7 @@ def exit_code_of(end: int) -> int:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asks this process to end.
+    """A signal requests this process to end.
 
     Python ends a process by SIGINT, whatever its exit code, once a plain KeyboardInterrupt has left a call of exec(),
     even one that was caught (`run_eval_code_obj` in pythonrun.c). Imports make such calls, for dataclasses for one.
@@ -68,12 +68,14 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the block with `Stopped`, so that what must be tidied up is."""
+    """Raise `Stopped` in the block on SIGTERM and Ctrl-C, so that its cleanup runs."""
 
     def stop(signum: int, frame: object) -> None:
         raise Stopped(signum)
 
-    signals = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]  # as by nohup
+    signals = [
+        s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN
+    ]  # an ignored signal stays ignored, as with nohup
     previous = {signum: signal.signal(signum, stop) for signum in signals}
     try:
         yield
@@ -84,7 +86,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def exit_code_of_signals() -> Iterator[None]:
-    """Exit as shells expect: with 128 + a signal that ends the block, SIGPIPE for output that nobody reads any more."""
+    """Exit with 128 + the signal that ends the block; with SIGPIPE's number if the reader of stdout has ended."""
     try:
         with stopped_by_signals():
             yield
@@ -97,21 +99,21 @@ def exit_code_of_signals() -> Iterator[None]:
 
 @contextmanager
 def written(where: object) -> Iterator[None]:
-    """Raise BenchError where a file of the block cannot be written."""
+    """Raise BenchError if a file cannot be written in the block."""
     try:
         yield
     except OSError as error:
         raise BenchError(
             f"cannot write: {error.strerror or error}",
             where=str(error.filename or where),
-            fix="make room, or see that this user may write there, and try again",
+            fix="free disk space, or give this user write permission there, then try again",
             rule="CFG-08",
         ) from error
 
 
 @contextmanager
 def output_is_written() -> Iterator[None]:
-    """Raise BenchError where stdout takes no more output, or the working directory is gone."""
+    """Raise BenchError if stdout cannot be written, or if the working directory no longer exists."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -127,5 +129,5 @@ def output_is_written() -> Iterator[None]:
         raise BenchError(
             f"the output cannot be written: {error.strerror}",
             where="stdout",
-            fix="write it to another disk, or make room",
+            fix="write it to another disk, or free disk space",
         ) from error

@@ -1,4 +1,4 @@
-"""JSON for others to read, with the secrets masked that logs may have brought: lines for `--json`, and files."""
+"""Write JSON with secrets masked: lines for `--json`, and files."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,10 @@ def line(content: Any) -> str:
 
 
 def text(content: Any) -> str:
-    """Return what `write` writes."""
+    """Return the text of the file that `write` writes."""
     return atomic_files.text(masked_all(content))
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file in one step, as `bench.contract.atomic_files.write`."""
+    """Replace a JSON file atomically."""
     atomic_files.write(path, masked_all(content))

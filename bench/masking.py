@@ -1,7 +1,8 @@
-"""Secrets in texts: found by the shapes that their issuers give them, by the names that they have, and by value.
+"""Detect secrets in texts, by the formats of their issuers, by the names of variables, and by their values.
 
-Everything that is written down for others passes here. What is ours to write is refused (`refuse`); what logs of other
-programs say is written with the secrets masked (`masked`). No message shows one: its first characters say which it is.
+Every file that runstop writes passes through here. Files of its own are refused if they hold a secret (`refuse`); texts
+from logs of other programs are written with the secrets masked (`masked`). A message shows only the first characters
+of a secret.
 """
 
 import base64
@@ -15,16 +16,16 @@ from typing import Any, NamedTuple
 from bench.errors import ConfigError
 
 SHORTEST = 8
-"""Shorter values of secret variables (1, true) stand everywhere."""
+"""Values of secret variables that are shorter (1, true) are not searched for: they are in every text."""
 SHOWN = 4
-"""Characters of a secret that a message shows, so that its owner knows which one to revoke."""
+"""Characters of a secret that a message shows, so that its owner can identify it."""
 SECRET_NAME = re.compile(
     r"(?:^|[_-])(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(?:API|AUTH|ACCESS|SECRET|PRIVATE)?KEY)$", re.I
 )
-"""The last word of a name tells: TOKENIZER_PATH and HF_TOKEN_FILE hold no secret."""
+"""A name that ends so is that of a secret: HF_TOKEN is one, TOKENIZER_PATH and HF_TOKEN_FILE are not."""
 
 _BEFORE = r"(?<![A-Za-z0-9])"
-"""In front of what an issuer's prefix begins; _ may stand there."""
+"""What may precede an issuer's prefix: no letter or digit, but _."""
 _SHAPES = {
     "a Hugging Face token": _BEFORE + r"(hf_[A-Za-z0-9]{20,})",
     "an NVIDIA API key": _BEFORE + r"(nvapi-[\w-]{20,})",
@@ -53,19 +54,19 @@ _LETTERS = {
     "a private key": ("-----BEGIN ",),
     "a password in an address": ("://",),
 }
-"""Letters of which each secret of a shape holds some: texts without them, as most are, need not be searched."""
+"""Substrings, one of which is in each secret of a format: a text without them is not searched."""
 _VALUE = re.compile(
     r"(?:token|secret|password|passwd|passphrase|credentials?|(?<=[A-Z_-])key)"
     r"\\?[\"']?\s{0,9}[:=]\s{0,9}\\?[\"']?((?![$*/~<])[^\s\"',;&${}()\[\]<>]{8,})",
     re.I,
 )
-"""A value is given to a name that may say what it is. A reference ($NAME), a path and asterisks are no value."""
+"""An assignment to a name that may be that of a secret. References ($NAME), paths and asterisks do not match."""
 _NAME = re.compile(
     r"(?:(?:[A-Z][A-Z0-9]*_)+(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)"
     r"|(?:(?i:password|passwd|passphrase|secret|(?:api|access|secret|private)[_-]?key"
     r"|(?:auth|access|api|bearer|bot|hf|hub|private|refresh|registry|session)[_-]?token)))\Z"
 )
-"""The end of a name that says that its value is a secret."""
+"""The end of a name whose value is a secret."""
 
 
 class Secret(NamedTuple):
@@ -75,18 +76,18 @@ class Secret(NamedTuple):
     start: int
     end: int
     has_prefix: bool
-    """Whether it begins with its issuer's letters, which are no secret."""
+    """Whether it begins with the public prefix of its issuer."""
 
     def hint(self, text: str) -> str:
-        """Return what may be shown of it: its length and, where that is its issuer's, how it begins."""
+        """Return its length and, if it has one, its public prefix."""
         begins = f"{text[self.start : self.start + SHOWN]}…, " if self.has_prefix else ""
         return f"{begins}{self.end - self.start} characters"
 
 
-def found(text: str) -> list[Secret]:
-    """Return the secrets in a text, in their order; of those that overlap the first one."""
+def secrets_in(text: str) -> list[Secret]:
+    """Return the secrets in a text, in order; overlapping ones are merged."""
     kept: list[Secret] = []
-    for secret in sorted(_found(text), key=lambda secret: (secret.start, -secret.end)):
+    for secret in sorted(_matches(text), key=lambda secret: (secret.start, -secret.end)):
         if not kept or secret.start >= kept[-1].end:
             kept.append(secret)
         elif secret.end > kept[-1].end:
@@ -95,24 +96,24 @@ def found(text: str) -> list[Secret]:
 
 
 def first(text: str) -> str:
-    """Return what the first secret in a text is, with a hint at which one, or nothing."""
-    return next((f"{secret.what} ({secret.hint(text)})" for secret in found(text)), "")
+    """Return the kind of the first secret in a text, with a hint; empty if there is none."""
+    return next((f"{secret.what} ({secret.hint(text)})" for secret in secrets_in(text)), "")
 
 
 def named(name: str, text: str) -> str:
-    """Return whose secret a value is by its name alone; what begins with $ is only a reference."""
+    """Return "a value of NAME" if the name is that of a secret; empty for references, which begin with $."""
     return f"a value of {name}" if SECRET_NAME.search(name) and text and not text.startswith("$") else ""
 
 
 def masked(text: str) -> str:
     """Return a text in which each secret is replaced by a hint."""
-    for secret in reversed(found(text)):
+    for secret in reversed(secrets_in(text)):
         text = f"{text[: secret.start]}[masked: {secret.hint(text)}]{text[secret.end :]}"
     return text
 
 
 def masked_all(value: Any) -> Any:
-    """Return what JSON holds with every text in it masked."""
+    """Return a JSON value with every text in it masked."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, dict):
@@ -121,19 +122,19 @@ def masked_all(value: Any) -> Any:
 
 
 def refuse(texts: Iterable[str], *, where: str) -> None:
-    """Raise ConfigError if one of the texts holds a secret, which then is not written down."""
+    """Raise ConfigError if one of the texts holds a secret, so that it is not written."""
     for text in texts:
         if secret := first(text):
             raise ConfigError(
-                f"{secret} would be written down",
+                f"the file would hold {secret}",
                 where=where,
                 fix="revoke it; pass secrets by the name of an environment variable or file, never by value",
                 rule="CFG-07",
             )
 
 
-def _found(text: str) -> Iterator[Secret]:
-    if len(text) < SHORTEST:  # as most cells of a table; no shape is shorter either
+def _matches(text: str) -> Iterator[Secret]:
+    if len(text) < SHORTEST:  # no format is shorter
         return
     for what, shape in _SHAPES.items():
         if what in _LETTERS and not any(letters in text for letters in _LETTERS[what]):
@@ -149,18 +150,18 @@ def _found(text: str) -> Iterator[Secret]:
             yield Secret(f"the value of {name}", *match.span(), has_prefix=False)
 
 
-def _secret_name(text: str, last_word: int) -> str:
-    """Return the name whose last word begins there, if it is a secret's, or nothing."""
-    around = re.compile(r"[A-Za-z]*").match(text, last_word)
+def _secret_name(text: str, start: int) -> str:
+    """Return the name that contains the position, if it is that of a secret; else an empty text."""
+    around = re.compile(r"[A-Za-z]*").match(text, start)
     assert around is not None
-    before = re.search(r"[A-Za-z0-9_-]{0,80}\Z", text[max(0, last_word - 80) : last_word])
+    before = re.search(r"[A-Za-z0-9_-]{0,80}\Z", text[max(0, start - 80) : start])
     name = (before[0] if before else "") + around[0]
     secret = _NAME.search(name)
     return secret[0] if secret and (secret.start() == 0 or not name[secret.start() - 1].isalnum()) else ""
 
 
 def _is_pair(text: str) -> bool:
-    """Return whether a text is user:password in Base64, as Docker keeps it."""
+    """Return whether a text is user:password in Base64, as in Docker's config.json."""
     try:
         user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
@@ -169,7 +170,7 @@ def _is_pair(text: str) -> bool:
 
 
 def _known() -> dict[str, str]:
-    """Return the secrets of this environment, by name; a path only leads to one."""
+    """Return the secrets of this environment, by name, without paths."""
     values = {name: os.environ[name] for name in os.environ if _is_secret(name)}
     return {
         name: value for name, value in values.items() if len(value) >= SHORTEST and not value.startswith(("/", "~"))
@@ -178,5 +179,5 @@ def _known() -> dict[str, str]:
 
 @cache
 def _is_secret(name: str) -> bool:
-    """Return whether the variable of this name holds a secret; asked for every text that is printed."""
+    """Return whether a variable of this name holds a secret; cached, since every printed text needs it."""
     return SECRET_NAME.search(name) is not None

@@ -1,19 +1,19 @@
-"""The texts in a config or a plan: where each of them stands, and which characters none of them may hold."""
+"""Yield the texts in a config or a plan with their keys, and detect control characters in them."""
 
 import dataclasses
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what steers a terminal, a shell or a line of a file: control characters (newline, tab, NUL),
-formats (directions of writing, invisible ones), lone surrogates, separators of lines and paragraphs."""
+CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories that can change what a terminal, a shell or a file shows: control characters (newline, tab, NUL),
+format characters (text direction, invisible ones), lone surrogates, line and paragraph separators."""
 SHOWN = 60
-"""Characters of a value that a message quotes."""
+"""How many characters of a value a message quotes."""
 
 
 def strings(value: Any, key: str) -> Iterator[tuple[str, str, str]]:
-    """Yield place, last name and text of every string in a config, a plan or a JSON object, and of every key in it."""
+    """Yield key, last part of the key and text of every string and dict key in a config, plan or JSON value."""
     if isinstance(value, str):
         yield key, key.rpartition(".")[2], value
     elif dataclasses.is_dataclass(value):
@@ -28,11 +28,11 @@ def strings(value: Any, key: str) -> Iterator[tuple[str, str, str]]:
             yield from strings(item, f"{key}[{number}]")
 
 
-def steering(text: str) -> str:
-    """Return the first character that steers what shows or reads a text, or nothing."""
-    return next((letter for letter in text if unicodedata.category(letter) in STEERING), "")
+def control_character(text: str) -> str:
+    """Return the first control or format character of a text; empty if it has none."""
+    return next((letter for letter in text if unicodedata.category(letter) in CONTROL_CATEGORIES), "")
 
 
 def quoted(text: str) -> str:
-    """Return a text as a message may show it: in quotes, on one line, not too long."""
+    """Return a text in quotes, on one line, cut to SHOWN characters."""
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"

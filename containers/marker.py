@@ -1,4 +1,4 @@
-"""Write /etc/runstop-image.json while an image is built: what it is, and what it is made of, as found in it."""
+"""Write /etc/runstop-image.json while an image is built: its name, base, commit and installed versions."""
 
 import argparse
 import json
@@ -14,12 +14,11 @@ SET_BY_BASE = {"cuda": "CUDA_VERSION", "nccl": "NCCL_VERSION"}
 
 
 def main() -> None:
-    """Write the marker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--base", required=True, help="as IMAGE@DIGEST")
     parser.add_argument("--commit", required=True)
-    parser.add_argument("packages", nargs="+", help="whose versions are kept; one that is not there ends the build")
+    parser.add_argument("packages", nargs="+", help="packages whose versions are recorded; a missing one is an error")
     args = parser.parse_args()
     base, _, digest = args.base.partition("@")
     pins = dict(line.split("=", 1) for line in PINS.read_text().splitlines() if line[:1].isupper())

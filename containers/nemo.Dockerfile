@@ -1,11 +1,11 @@
-# What NeMo 2 recipes run in: PyTorch of NVIDIA, NeMo, megatron-core, and this project. Build it with containers/build.sh nemo
-# For x86_64: the opencc that NeMo asks for has no aarch64 wheel.
+# The image for NeMo 2 recipes: NVIDIA's PyTorch, NeMo, megatron-core, and this project. Build it with containers/build.sh nemo
+# For x86_64: the opencc that NeMo requires has no aarch64 wheel.
 ARG BASE
 FROM ${BASE}
 ARG BASE
 ARG COMMIT
 
-# Pyxis may mount the user's home: a ~/.local there must not shadow what is installed here.
+# Pyxis may mount the user's home: a ~/.local there must not override the packages of this image.
 ENV PYTHONNOUSERSITE=1
 
 COPY pyproject.toml README.md LICENSE /opt/runstop/
@@ -14,7 +14,7 @@ COPY conf /opt/runstop/conf
 COPY jobs /opt/runstop/jobs
 COPY containers /opt/runstop/containers
 
-# One call: a second one would not know what the first one's packages must not have.
+# One call of pip: a second call would not know the constraints of the first one's packages.
 RUN set -eu; : "${COMMIT:?build it with containers/build.sh}"; . /opt/runstop/containers/pins.env; \
     bash /opt/runstop/containers/install.sh "nemo-toolkit[llm,run]==$NEMO_TOOLKIT" "nemo-run==$NEMO_RUN" \
         "leptonai==$LEPTONAI" "pyarrow==$PYARROW" "megatron-core==$NEMO_MEGATRON_CORE" psutil nvidia-ml-py \

@@ -1,13 +1,13 @@
-# A server's own image (conf/server/*.yaml names it) with this project and loadgen beside the server, which ranks start as
-# their child. Build it with containers/build.sh serve vllm
+# The official image of a server (from conf/server/*.yaml) with this project and loadgen. Ranks start the server as a child
+# process. Build it with containers/build.sh serve vllm
 ARG BASE
 FROM ${BASE}
 ARG BASE
 ARG COMMIT
 
-# Pyxis may mount the user's home: a ~/.local there must not shadow what is installed here.
+# Pyxis may mount the user's home: a ~/.local there must not override the packages of this image.
 ENV PYTHONNOUSERSITE=1
-# The base's would start the server before our ranks do.
+# The base image's entry point would start the server before our ranks do.
 ENTRYPOINT []
 
 COPY pyproject.toml README.md LICENSE /opt/runstop/

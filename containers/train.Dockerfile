@@ -1,10 +1,10 @@
-# What ranks run in: PyTorch of NVIDIA, megatron-core, and this project with MLPerf's checker. Build it with containers/build.sh train
+# The image of the ranks: NVIDIA's PyTorch, megatron-core, and this project with MLPerf's checker. Build it with containers/build.sh train
 ARG BASE
 FROM ${BASE}
 ARG BASE
 ARG COMMIT
 
-# Pyxis may mount the user's home: a ~/.local there must not shadow what is installed here.
+# Pyxis may mount the user's home: a ~/.local there must not override the packages of this image.
 ENV PYTHONNOUSERSITE=1
 
 COPY pyproject.toml README.md LICENSE /opt/runstop/

@@ -1,4 +1,4 @@
-"""How often comparisons are wrong: simulated runs of two systems, as docs/comparing.md tells it.
+"""Simulate how often comparisons of two systems are wrong, for docs/comparing.md.
 
 python experiments/comparing.py
 """
@@ -16,7 +16,7 @@ from bench.results.comparison import Verdict, verdicts
 NUM = 20_000
 BOUND = math.log(1.02)
 TEST = {"bound": BOUND, "confidence": 0.95}
-PROVEN = (Verdict.different, Verdict.equivalent_different)
+SIGNIFICANT = (Verdict.different, Verdict.equivalent_different)
 rng = np.random.default_rng(1)
 
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def pairs(num_pairs: int, spread: float) -> Any:
-    """Return log ratios of runs that lie this far apart from run to run, of equal systems."""
+    """Return log ratios of pairs of equal systems with this run-to-run variation."""
     return rng.normal(0, math.sqrt(2) * spread, (NUM, num_pairs))
 
 
@@ -46,7 +46,7 @@ def share(called: Any, *those: Verdict) -> str:
 
 
 def looking_again(spread: float) -> None:
-    """Print what comes of equal systems if 4 pairs are measured and then as many as were asked for, or one by one."""
+    """Print the verdicts on equal systems after 4 pairs and then the reported further pairs, or one by one."""
     ratios = pairs(400, spread)
     first = decided(ratios[:, :4])
     last = first.copy()
@@ -54,23 +54,24 @@ def looking_again(spread: float) -> None:
         needed = comparison.num_needed(float(np.std(ratios[place, :4], ddof=1)), **TEST) or 400
         last[place] = decided(ratios[place : place + 1, : min(needed, 400)])[0]
     print(
-        f"equal systems, spread {spread:.1%}: 4 pairs: {share(first, *PROVEN)} called different, "
-        f"{share(first, Verdict.undecided)} undecided; with the pairs asked for: {share(last, *PROVEN)} different, "
-        f"{share(last, Verdict.undecided)} undecided; {one_by_one(ratios)} different if one looks after every pair"
+        f"equal systems, spread {spread:.1%}: 4 pairs: {share(first, *SIGNIFICANT)} called different, "
+        f"{share(first, Verdict.undecided)} undecided; with the reported number of pairs: "
+        f"{share(last, *SIGNIFICANT)} different, "
+        f"{share(last, Verdict.undecided)} undecided; {one_by_one(ratios)} different if tested after every pair"
     )
 
 
 def one_by_one(ratios: Any) -> str:
     """Return how often a difference is called somewhere from 3 pairs to 20."""
-    looks = [np.isin(decided(ratios[:, :num_pairs]), PROVEN) for num_pairs in range(3, 21)]
+    looks = [np.isin(decided(ratios[:, :num_pairs]), SIGNIFICANT) for num_pairs in range(3, 21)]
     return f"{np.any(looks, axis=0).mean():.1%}"
 
 
 def steps_as_samples() -> None:
-    """One run each of equal systems: runs lie 0.5 % apart, the 100 steps of a run 1 %."""
+    """One run each of equal systems, with a spread of 0.5 % between runs and of 1 % between the 100 steps of a run."""
     first, second = (rng.normal(0, 0.005, (4000, 1)) + rng.normal(0, 0.01, (4000, 100)) for _ in range(2))
     wrong = (stats.ttest_ind(first, second, axis=1).pvalue < 0.05).mean()
-    print(f"one run each of equal systems, 100 steps taken for samples: called different in {wrong:.0%}")
+    print(f"one run each of equal systems, 100 steps used as samples: called different in {wrong:.0%}")
 
 
 def drift() -> None:
@@ -84,8 +85,8 @@ def drift() -> None:
         for difference in (0.0, 0.01):
             first, second = times[:, a] + math.log1p(difference), times[:, b]
             unpaired = verdicts(comparison.of_sets(first, second, **TEST), **TEST)
-            by_turns = f", paired in {share(decided(first - second), *PROVEN)}" if name.startswith("ABB") else ""
-            print(f"{name}, {difference:.0%} apart: called different in {share(unpaired, *PROVEN)}{by_turns}")
+            by_turns = f", paired in {share(decided(first - second), *SIGNIFICANT)}" if name.startswith("ABB") else ""
+            print(f"{name}, difference {difference:.0%}: called different in {share(unpaired, *SIGNIFICANT)}{by_turns}")
 
 
 if __name__ == "__main__":

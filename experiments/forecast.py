@@ -29,9 +29,9 @@ BENCHMARK = "llama2_70b_lora"
 GOAL = LLAMA2_70B_LORA.goals[0]
 START = Curve(limit_loss=0.92, drop_loss=0.02, rate=1.3, lag_scale=0.06, noise_scale=0.001, source="start of the fit")
 NEVER = 0.001
-"""No log score is worse than of an event that was given this chance."""
+"""The log score is limited to that of an event with this probability."""
 GRID_EVALUATIONS = 40
-"""How far a trial's grid goes on past its last evaluation."""
+"""How many evaluations a trial's grid continues after its last one."""
 MANY_SEEN = 5
 """Evaluations from which on rows are one."""
 
@@ -47,7 +47,7 @@ class Trial:
 
     @property
     def grid(self) -> list[int]:
-        """Where the trial evaluates, and would have gone on to: what its plan knew from the start."""
+        """The samples at which the trial evaluates, continued past its end, as its plan defines them."""
         at = [int(samples) for samples, _ in self.evaluations]
         interval = at[-1] - at[-2]
         return [*at, *range(at[-1] + interval, at[-1] + GRID_EVALUATIONS * interval, interval)]
@@ -68,15 +68,15 @@ class Moment:
 
 
 def trials(corpus: Path) -> list[Trial]:
-    """Return the trials with two evaluations or more; with one, nobody knows when the next was due."""
-    found = []
+    """Return the trials with two evaluations or more; with one, the interval is unknown."""
+    trials = []
     for path in sorted(corpus.rglob(f"{BENCHMARK}/*.txt")):
         result = parse(path)
         known = reference(BENCHMARK, result.global_batch_size)
         evaluations = tuple((e.samples, e.value) for e in result.evaluations if e.samples is not None)
         if result.benchmark == BENCHMARK and known and len(evaluations) > 1:
-            found.append(Trial(str(path.relative_to(corpus).parent.parent), known, evaluations, result.converged))
-    return found
+            trials.append(Trial(str(path.relative_to(corpus).parent.parent), known, evaluations, result.converged))
+    return trials
 
 
 def fit(runs: Sequence[Trial], start: Curve) -> Curve:
@@ -153,12 +153,12 @@ def width(forecast: Forecast) -> float:
     return forecast.samples_high - forecast.samples_low
 
 
-def show(title: str, found: Sequence[Moment]) -> None:
+def show(title: str, moments: Sequence[Moment]) -> None:
     """Print scores, ranges and calibration of forecasts made at these moments."""
     print(f"\n{title}")
-    spoken = [m for m in found if m.forecast]
+    spoken = [m for m in moments if m.forecast]
     both = [m for m in spoken if m.baseline]
-    print(f"  moments {len(found)}, with a forecast {len(spoken)}, with a baseline too {len(both)}")
+    print(f"  moments {len(moments)}, with a forecast {len(spoken)}, with a baseline too {len(both)}")
     picks: dict[str, Callable[[Moment], Forecast | None]] = {
         "forecast": lambda m: m.forecast,
         "published only": lambda m: m.baseline,
@@ -172,11 +172,11 @@ def show(title: str, found: Sequence[Moment]) -> None:
     _show_calibration(spoken)
 
 
-def show_by_band(title: str, found: Sequence[Moment]) -> None:
+def show_by_band(title: str, moments: Sequence[Moment]) -> None:
     """Print scores of all moments, and of those inside and outside the reference band."""
-    show(title, found)
+    show(title, moments)
     for name, outside in (("inside", False), ("outside", True)):
-        if part := [m for m in found if m.is_outside == outside]:
+        if part := [m for m in moments if m.is_outside == outside]:
             show(f"{title}: {name} the reference band", part)
 
 

@@ -44,7 +44,7 @@ def moments(log: Path) -> Iterator[Moment]:
     """Yield the moments of a log; none of a run that did not converge or gives no samples."""
     events = reader.read(log)[0]
     tracker = Tracker()
-    tracker.take(events)
+    tracker.update(events)
     start, done = tracker.progress.run_start_ms, tracker.progress.evaluations
     is_complete = start is not None and done and GOAL.is_reached_by(done[-1].value)
     if not is_complete or tracker.progress.benchmark != "llama2_70b_lora" or any(e.samples is None for e in done):
@@ -54,7 +54,7 @@ def moments(log: Path) -> Iterator[Moment]:
     for share in LOOKS:
         now_ms = start + round(share * minutes * 60_000)
         tracker = Tracker()
-        tracker.take(event for event in events if event.time_ms <= now_ms)
+        tracker.update(event for event in events if event.time_ms <= now_ms)
         progress = tracker.progress
         yield Moment(look(progress, Planned(), now_ms), len(progress.evaluations), _is_outside(progress), ends, minutes)
 
@@ -70,9 +70,9 @@ def holds(moment: Moment) -> bool:
     return low is not None and low <= moment.minutes and (high is None or moment.minutes <= high)
 
 
-def show(title: str, found: list[Moment]) -> None:
+def show(title: str, moments: list[Moment]) -> None:
     """Print how often the ranges of minutes held the truth, and how wide they were."""
-    known = [m for m in found if m.outlook.minutes_range]
+    known = [m for m in moments if m.outlook.minutes_range]
     if not known:
         return
     widths = [(high - low) / m.minutes for m in known for low, _, high in [m.outlook.minutes_range] if low and high]
@@ -80,14 +80,14 @@ def show(title: str, found: list[Moment]) -> None:
     pace = fmean(c.minutes_low <= end <= c.minutes_high for c, end in times)
     width = f"{median(widths):>12.1%}" if widths else f"{'':>12}"
     held = fmean(map(holds, known))
-    print(f"{title:<36}{len(found):>8}{len(known):>8}{held:>10.1%}{width}{len(times):>8}{pace:>10.1%}")
+    print(f"{title:<36}{len(moments):>8}{len(known):>8}{held:>10.1%}{width}{len(times):>8}{pace:>10.1%}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     args = parser.parse_args()
-    runs = [found for log in sorted(args.corpus.rglob("llama2_70b_lora/*.txt")) if (found := list(moments(log)))]
+    runs = [moments for log in sorted(args.corpus.rglob("llama2_70b_lora/*.txt")) if (moments := list(moments(log)))]
     if not runs:
         print(f"no llama2_70b_lora logs of runs that converged under {args.corpus}", file=sys.stderr)
         return 2

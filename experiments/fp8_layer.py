@@ -1,4 +1,4 @@
-"""Times every operation of the FP8 layer on this GPU, beside its floor: one Llama-2-70B layer and 8192 tokens.
+"""Times every operation of the FP8 layer on this GPU against its lower bound: one Llama-2-70B layer and 8192 tokens.
 
     python experiments/fp8_layer.py [--tp N]
 
@@ -56,7 +56,7 @@ def cases(tp: int) -> list[tuple[str, Callable[[], object], float]]:
     q, k, v = (part[:, None] for part in heads_of)
     out, lse = attend(q, k, v, scale=DIM**-0.5, group=Alone())
     operations = 2 * m * m * heads * DIM
-    found = [
+    operations = [
         ("copy", lambda: x.clone(), 4 * m * h),
         ("norm_quantize", lambda: ops.norm_quantize(x, norm, 1e-5), 3 * m * h),
         ("add_norm_quantize", lambda: ops.add_norm_quantize(x, y, norm, 1e-5), 7 * m * h),
@@ -88,12 +88,12 @@ def cases(tp: int) -> list[tuple[str, Callable[[], object], float]]:
         weight, gradient = weighted(ops, num_out, num_in), ops.quantize(random(m, num_out))
         transposed, rows = ops.transpose(weight), ops.quantize(random(m, num_in))
         count = 2 * m * num_in * num_out
-        found += [
+        operations += [
             (f"matmul {name}", lambda a=rows, w=weight: ops.matmul(a, w), count),
             (f"matmul {name} backward", lambda a=gradient, w=transposed: ops.matmul(a, w), count),
             (f"transpose {name}", lambda w=weight: ops.transpose(w), 2 * num_in * num_out),
         ]
-    return found
+    return operations
 
 
 def random(*shape: int) -> Tensor:

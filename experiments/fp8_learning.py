@@ -35,12 +35,12 @@ from bench.planning.make_plan import ENVIRONMENT
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import Rank
 from jobs.ranks.timing import finite
-from jobs.tasks.prepare import make_rows
+from jobs.tasks.prepare import prepare_rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from jobs.engines.megatron.model import Parts
+    from jobs.engines.megatron.model import ModelAndOptimizer
 
 SEEDS = (1, 2, 3)
 PRECISIONS = ("bf16", "fp8")
@@ -95,12 +95,12 @@ class Record:
 
     def __init__(self, path: Path | None, start: float) -> None:
         self.path, self.start = path, start
-        self.found: dict[str, Any] = {"elapsed_s": {}, "curves": {name: {} for name in PRECISIONS}}
+        self.content: dict[str, Any] = {"elapsed_s": {}, "curves": {name: {} for name in PRECISIONS}}
 
-    def keep(self, **found: Any) -> None:
-        self.found |= found
+    def keep(self, **content: Any) -> None:
+        self.content |= content
         if self.path:
-            self.path.write_text(json.dumps(self.found, indent=1) + "\n")
+            self.path.write_text(json.dumps(self.content, indent=1) + "\n")
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.start:6.1f} s] {text}", file=sys.stderr, flush=True)
@@ -115,7 +115,7 @@ class Record:
     def spent(self, name: str, start: float) -> None:
         seconds = time.perf_counter() - start
         self.say(f"{name}: {seconds:.1f} s in all")
-        self.found["elapsed_s"][name] = round(seconds, 1)
+        self.content["elapsed_s"][name] = round(seconds, 1)
         self.keep()
 
 
@@ -133,9 +133,9 @@ def main() -> None:
         adapters = [adapted(plans[name], seed, weights, record) for name in PRECISIONS for seed in SEEDS]
         with record.phase("gradients"):
             record.keep(gradients=compared(all_gradients(plans, weights, adapters[0])))
-    record.keep(verdict=verdict(record.found["curves"]))
+    record.keep(verdict=verdict(record.content["curves"]))
     record.spent("all", start)
-    print(report(record.found))
+    print(report(record.content))
     end_ranks()
 
 
@@ -147,8 +147,8 @@ def arguments() -> tuple[Size, Path | None]:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where all numbers go")
     for field in ("batch", "base_steps", "base_lr", "steps", "lr", "eval_every"):
         usual, quick = getattr(FULL, field), getattr(QUICK, field)
-        name, told = f"--{field.replace('_', '-')}", f"{usual}; {quick} when quick"
-        parser.add_argument(name, type=type(usual), metavar="X", help=told)
+        name, help_text = f"--{field.replace('_', '-')}", f"{usual}; {quick} when quick"
+        parser.add_argument(name, type=type(usual), metavar="X", help=help_text)
     given = vars(parser.parse_args())
     if not given["quick"] and not has_gpu():
         parser.error("no GPU here; --quick needs none")
@@ -195,8 +195,8 @@ def schedule(size: Size, steps: int, lr: float, eval_every: int) -> tuple[str, .
 def begin(plans: dict[str, Plan]) -> None:
     """Join the process group of one, and make the rows."""
     start_ranks(plans["base"], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
-    make_rows(plans["base"])
-    make_rows(plans["bf16"])
+    prepare_rows_of(plans["base"])
+    prepare_rows_of(plans["bf16"])
 
 
 def base_weights(plan: Plan, record: Record) -> Weights:
@@ -213,32 +213,32 @@ def adapted(plan: Plan, seed: int, weights: Weights, record: Record) -> Weights:
     name = plan.config.precision.name
     with record.phase(f"{name}, seed {seed}"):
         engine = built(plan, seed, weights)
-        curves = record.found["curves"]
+        curves = record.content["curves"]
         learn(engine, seed, record, f"{name}, seed {seed}", lambda curve: curves[name].update({str(seed): curve}))
         return {key: tensor for key, tensor in held(engine).items() if is_adapter(key)}
 
 
-def built(plan: Plan, seed: int, weights: Weights) -> "Parts":
+def built(plan: Plan, seed: int, weights: Weights) -> "ModelAndOptimizer":
     """Return the plan's engine with these weights, and with random ones where none is named."""
     from jobs.engines.megatron import model
 
     engine = model.build(plan, seed)
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     unexpected = chunk.load_state_dict(weights, strict=False).unexpected_keys
     assert not unexpected, unexpected
     engine.optimizer.reset()
     return engine
 
 
-def held(engine: "Parts") -> Weights:
+def held(engine: "ModelAndOptimizer") -> Weights:
     """Return a copy of the weights."""
     from torch import Tensor
 
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     return {name: x.clone() for name, x in chunk.state_dict().items() if isinstance(x, Tensor)}
 
 
-def learn(engine: "Parts", seed: int, record: Record, name: str, keep: Callable[[Curve], None]) -> None:
+def learn(engine: "ModelAndOptimizer", seed: int, record: Record, name: str, keep: Callable[[Curve], None]) -> None:
     """Train as planned; `keep` gets the curve each time that it grows."""
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import loop
@@ -267,16 +267,16 @@ def all_gradients(plans: dict[str, Plan], base: Weights, trained: Weights) -> di
     import torch
 
     engine = built(plans["fp8 undropped"], SEEDS[0], base)
-    drawn = {name: x for name, x in held(engine).items() if name in trained}
-    moved = {name: torch.randn_like(x) * START_B for name, x in drawn.items() if name.endswith("lora_b")}
-    points = {"start": drawn | moved, "end": trained}
-    found = {name: gradients(plans[f"{name} undropped"], base, points) for name in ("fp32", *PRECISIONS)}
-    return found | {"rounded": gradients(plans["fp32 undropped"], base | rounded(engine), points)}
+    random_weights = {name: x for name, x in held(engine).items() if name in trained}
+    moved = {name: torch.randn_like(x) * START_B for name, x in random_weights.items() if name.endswith("lora_b")}
+    points = {"start": random_weights | moved, "end": trained}
+    content = {name: gradients(plans[f"{name} undropped"], base, points) for name in ("fp32", *PRECISIONS)}
+    return content | {"rounded": gradients(plans["fp32 undropped"], base | rounded(engine), points)}
 
 
-def rounded(engine: "Parts") -> Weights:
+def rounded(engine: "ModelAndOptimizer") -> Weights:
     """Return the weights that an FP8 engine multiplies with, in FP32."""
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     linears = {name: part.quantized for name, part in chunk.named_modules() if hasattr(part, "quantized")}
     return {f"{name}.weight": weight.values.float() * weight.scale for name, weight in linears.items()}
 
@@ -288,8 +288,8 @@ def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import loop
 
-    engine, found = built(plan, SEEDS[0], base), {}
-    (wrapped,), (chunk,) = engine.chunks, engine.bare_chunks()
+    engine, content = built(plan, SEEDS[0], base), {}
+    (wrapped,), (chunk,) = engine.chunks, engine.unwrapped_chunks()
     batch = loop.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
     for point, adapters in points.items():
         chunk.load_state_dict(adapters, strict=False)
@@ -297,20 +297,20 @@ def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str
         wrapped.zero_grad_buffer()
         losses_BS = wrapped(batch.tokens, batch.position_ids, None, labels=batch.labels)
         (batch.summed(losses_BS) / plan.batch.micro_batch_size).backward()
-        found[point] = {name: p.main_grad.clone() for name, p in chunk.named_parameters() if p.requires_grad}
-    return found
+        content[point] = {name: p.main_grad.clone() for name, p in chunk.named_parameters() if p.requires_grad}
+    return content
 
 
-def compared(found: dict[str, dict[str, Weights]], pairs: Pairs = PAIRS) -> list[dict[str, Any]]:
-    """Return, for each point and weight, how far its gradients lie apart: |g - h| / |h| and the cosine."""
+def compared(content: dict[str, dict[str, Weights]], pairs: Pairs = PAIRS) -> list[dict[str, Any]]:
+    """Return, for each point and weight, the difference of its gradients: |g - h| / |h| and the cosine."""
     rows = []
-    for point, exact in found["fp32"].items():
+    for point, exact in content["fp32"].items():
         for name in exact:
             _, _, layer, _, linear, tensor = name.split(".")
             row = {"point": point, "layer": int(layer), "tensor": f"{linear}.{tensor}"}
-            row |= {f"{one}_norm": of[point][name].norm().item() for one, of in found.items()}
+            row |= {f"{one}_norm": gradients[point][name].norm().item() for one, gradients in content.items()}
             for one, other in pairs:
-                g, h = found[one][point][name], found[other][point][name]
+                g, h = content[one][point][name], content[other][point][name]
                 row[f"{one}_{other}_error"] = ((g - h).norm() / h.norm()).item()
                 row[f"{one}_{other}_cosine"] = ((g * h).sum() / (g.norm() * h.norm())).item()
             rows.append(row)
@@ -372,10 +372,10 @@ def setting(size: Size, base: Plan, weights: Weights) -> dict[str, Any]:
     }
 
 
-def report(found: dict[str, Any]) -> str:
+def report(content: dict[str, Any]) -> str:
     """Return the report in Markdown."""
-    s = found["setting"]
-    first, *_, last = found["base"].values()
+    s = content["setting"]
+    first, *_, last = content["base"].values()
     parts = [
         f"# FP8 against BF16: LoRA on {s['num_parameters']:,} parameters",
         f"{s['hardware']}; torch {s['torch']}, cuDNN {s['cudnn']}, megatron-core {s['megatron_core']}, Python "
@@ -385,28 +385,28 @@ def report(found: dict[str, Any]) -> str:
         f"Base in BF16: {s['base_steps']} steps at learning rate {s['base_lr']:g}, its "
         f"evaluation loss {first:.3f} → {last:.3f} nats. LoRA (rank 16, alpha 32, dropout 0.1, on qkv and proj): "
         f"{s['steps']} steps at learning rate {s['lr']:g}, clipped at 0.3. n = {len(SEEDS)} seeds.",
-        table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in found["elapsed_s"].items()]),
+        table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in content["elapsed_s"].items()]),
         "## Evaluation loss, nats",
-        curve_table(compared_evaluations(found["curves"])),
-        said(found["verdict"]),
+        curve_table(compared_evaluations(content["curves"])),
+        verdict_text(content["verdict"]),
     ]
     for point, title in (
         ("start", f"B random, of sd {START_B:g}, as training starts"),
         ("end", "as BF16 trained them"),
     ):
         parts.append(f"## Gradients g of the adapters, {title}: |g - h| / |h|, and cosine")
-        parts.append(gradient_table([row for row in found["gradients"] if row["point"] == point]))
+        parts.append(gradient_table([row for row in content["gradients"] if row["point"] == point]))
     return "\n\n".join(parts)
 
 
-def said(v: dict[str, Any]) -> str:
+def verdict_text(v: dict[str, Any]) -> str:
     """Return the verdict in words."""
     if not v["learned"]:
-        word = "nothing was learned, so nothing is shown"
+        verdict = "nothing was learned, so nothing is shown"
     else:
-        word = "FP8 and BF16 agree within noise" if v["agree"] else "FP8 and BF16 do not agree within noise"
+        verdict = "FP8 and BF16 agree within noise" if v["agree"] else "FP8 and BF16 do not agree within noise"
     return (
-        f"**Verdict: {word}.** Over {v['num_evaluations']} evaluations the means differ by "
+        f"**Verdict: {verdict}.** Over {v['num_evaluations']} evaluations the means differ by "
         f"{v['mean_abs_difference']:.4f} on average ({v['mean_difference']:+.4f} with the sign), and seeds of one "
         f"precision by {v['mean_sd']:.4f} (sd): a ratio of {v['ratio']:.2f}, where 1 is the limit, and two means of "
         f"{len(SEEDS)} independent runs of one precision would give about {UNRELATED:.2f}. At "

@@ -3,7 +3,7 @@
     python experiments/fp8_pretraining.py [--json FILE]   on one GPU
     python experiments/fp8_pretraining.py --quick         tiny, in a minute on one CPU core, where FP8 is emulated
 
-What is compared, and what counts as equal, stands here before anything runs: every run trains on the same number of
+The comparison and the criterion for equality are fixed in advance: every run trains on the same number of
 tokens (`FULL`), rows of the grammar's reports, each seen once. The seeds draw the weights and the order of the rows.
 The precisions agree if the mean curves of evaluation loss differ by no more than the seeds of one precision do (their
 sd, mean over the evaluations). Then one micro-batch goes forward and back in FP32, BF16 and FP8, with the weights that
@@ -32,11 +32,11 @@ from fp8_learning import (
     has_gpu,
     held,
     learn,
-    said,
     schedule,
     setting,
     table,
     verdict,
+    verdict_text,
 )
 
 from bench.contract.plan import Plan
@@ -44,10 +44,10 @@ from bench.planning import compose
 from bench.planning.make_plan import ENVIRONMENT
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import Rank
-from jobs.tasks.prepare import make_rows
+from jobs.tasks.prepare import prepare_rows_of
 
 if TYPE_CHECKING:
-    from jobs.engines.megatron.model import Parts
+    from jobs.engines.megatron.model import ModelAndOptimizer
 
 SEQ_LENGTH = 768
 WARM_UP_SHARE = 0.1
@@ -79,14 +79,14 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         plans = {name: composed(size, name, Path(folder)) for name in ("fp32", *PRECISIONS)}
         start_ranks(plans["bf16"], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
-        make_rows(plans["bf16"])
+        prepare_rows_of(plans["bf16"])
         record.spent("set up", start)
         ends = [trained(plans[name], seed, record) for name in PRECISIONS for seed in SEEDS]
         record.keep(setting=setting(size, plans["bf16"], ends[0]))
         with record.phase("gradients"):
-            found = {name: {"end": gradients(plan, ends[0])} for name, plan in plans.items()}
-            record.keep(gradients=compared(found, PAIRS))
-    record.keep(verdict=verdict(record.found["curves"]))
+            content = {name: {"end": gradients(plan, ends[0])} for name, plan in plans.items()}
+            record.keep(gradients=compared(content, PAIRS))
+    record.keep(verdict=verdict(record.content["curves"]))
     record.spent("all", start)
     print(report(record, size))
     end_ranks()
@@ -127,7 +127,7 @@ def trained(plan: Plan, seed: int, record: Record) -> Weights:
     from jobs.engines.megatron import model
 
     name = f"{plan.config.precision.name}, seed {seed}"
-    curves = record.found["curves"][plan.config.precision.name]
+    curves = record.content["curves"][plan.config.precision.name]
     with record.phase(name):
         engine = model.build(plan, seed)
         learn(engine, seed, record, name, lambda curve: curves.update({str(seed): curve}))
@@ -143,7 +143,7 @@ def gradients(plan: Plan, weights: Weights) -> Weights:
 
     engine = model.build(plan, SEEDS[0])
     replace_weights(engine, weights)
-    (wrapped,), (chunk,) = engine.chunks, engine.bare_chunks()
+    (wrapped,), (chunk,) = engine.chunks, engine.unwrapped_chunks()
     wrapped.train()
     wrapped.zero_grad_buffer()
     batch = loop.micro_batch(plan, rows_of.load(plan, "train"), np.arange(plan.batch.micro_batch_size))
@@ -152,8 +152,8 @@ def gradients(plan: Plan, weights: Weights) -> Weights:
     return {name: p.main_grad.clone() for name, p in chunk.named_parameters() if "linear_" in name and p.dim() == 2}
 
 
-def replace_weights(engine: "Parts", weights: Weights) -> None:
-    (chunk,) = engine.bare_chunks()
+def replace_weights(engine: "ModelAndOptimizer", weights: Weights) -> None:
+    (chunk,) = engine.unwrapped_chunks()
     unexpected = chunk.load_state_dict(weights, strict=False).unexpected_keys
     assert not unexpected, unexpected
     engine.refresh_weights()
@@ -161,9 +161,9 @@ def replace_weights(engine: "Parts", weights: Weights) -> None:
 
 def report(record: Record, size: Size) -> str:
     """Return the report in Markdown."""
-    found, s = record.found, record.found["setting"]
+    content, s = record.content, record.content["setting"]
     tokens = size.steps * size.batch * SEQ_LENGTH
-    rows = compared_evaluations(found["curves"])
+    rows = compared_evaluations(content["curves"])
     return "\n\n".join(
         [
             f"# FP8 against BF16: pre-training {s['num_parameters']:,} parameters",
@@ -173,12 +173,12 @@ def report(record: Record, size: Size) -> str:
             f"Rows of {SEQ_LENGTH} tokens, {size.batch} a step, {size.steps} steps: {tokens / 1e6:.1f} million tokens "
             f"a run, at learning rate {size.lr:g} with {WARM_UP_SHARE:.0%} warm-up and a cosine. n = {len(SEEDS)} "
             f"seeds.",
-            table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in found["elapsed_s"].items()]),
+            table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in content["elapsed_s"].items()]),
             "## Evaluation loss, nats",
             curve_table(rows),
-            said(found["verdict"]),
+            verdict_text(content["verdict"]),
             "## Gradients g of the linears, with the weights of the first BF16 run: |g - h| / |h|, and cosine",
-            gradient_table(found["gradients"], PAIRS),
+            gradient_table(content["gradients"], PAIRS),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Times one layer on this GPU, forward and backward, with each kind of frozen base, beside its GEMMs and its roof.
+"""Times one layer on this GPU, forward and backward, for each kind of frozen base, against GEMMs and roofline.
 
     python experiments/frozen_layer.py [--only NAME] [--programs N …]
 
@@ -96,7 +96,7 @@ def timed_layer(plan: Plan) -> Timed:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     parts = model.build(plan, seed=1)
-    (chunk,) = parts.bare_chunks()
+    (chunk,) = parts.unwrapped_chunks()
     chunk.train()
     x = torch.randn(TOKENS, 1, plan.config.model.hidden_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     freqs = chunk.rotary_pos_emb(TOKENS)
@@ -121,7 +121,7 @@ def now_s() -> float:
 
 
 def report_dequantisation(programs: int) -> None:
-    """Print the rate at which the kernel alone dequantises 70B's largest weight, beside that of a copy."""
+    """Print the rate at which the kernel alone dequantises 70B's largest weight, and that of a copy."""
     weight = nf4.quantize(torch.randn(2 * 28672, 8192, device="cuda", dtype=torch.bfloat16))
     out = torch.empty(2 * 28672 * 8192, device="cuda", dtype=torch.bfloat16)
     size = out.numel() * (2 + 4.127 / 8)

@@ -34,7 +34,7 @@ def main() -> None:
     times_ms = [step_ms(forward, optimizer, args, vocab_size) for _ in range(args.warm_up + args.steps)]
     times_ms = times_ms[args.warm_up :]
     tokens = args.batch * args.seq
-    found = {
+    numbers = {
         "model": args.model,
         "options": {key: value for key, value in vars(args).items() if key != "model"},
         "step_ms": round(statistics.median(times_ms), 2),
@@ -48,9 +48,9 @@ def main() -> None:
         "transformers": __import__("transformers").__version__,
     }
     print(
-        f"transformers, {args.model}: {found['tokens_s']:,} tokens/s, {found['step_ms']} ms a step of {tokens} tokens"
+        f"transformers, {args.model}: {numbers['tokens_s']:,} tokens/s, {numbers['step_ms']} ms per {tokens}-token step"
     )
-    print(json.dumps(found))
+    print(json.dumps(numbers))
 
 
 def arguments() -> argparse.Namespace:
@@ -70,7 +70,9 @@ def llama(m: Model) -> Any:
     """Return transformers' Llama with random BF16 weights on the GPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(**families.of(m).config(m), attn_implementation="sdpa", use_cache=False, dtype=torch.bfloat16)
+    config = LlamaConfig(
+        **families.family_of(m).config(m), attn_implementation="sdpa", use_cache=False, dtype=torch.bfloat16
+    )
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config)

@@ -3,7 +3,7 @@
 Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
 its changes. Each is tried in a copy of the tree: first the fast tests that name its file, then those of the mirrored
 folder, then all others, up to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps
-what is known; the same command goes on where it was, and with --again tries the survivors once more. A test that fails
+what is known; the same command continues, and with --retry tries the survivors again. A test that fails
 without any mutant would kill them all, and is looked for first.
 """
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
-"""{"file: before -> after [in line]": "why no test could tell them apart"}; these are drawn again, and not counted."""
+"""{"file: before -> after [in line]": "why no test can detect it"}; others replace these, and they do not count."""
 SOURCES = ("bench", "jobs")
 FAST = ("-m", "not trains and not slurm and not slow and not starts and not long", "--hypothesis-profile=few")
 """The tests of `make fast`."""
@@ -137,7 +137,7 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
-def drawn(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mutant], int]:
+def sampled(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mutant], int]:
     """Return mutants of distinct places, all places alike likely, and how many equivalent ones were passed over."""
     files = sorted(path for source in SOURCES for path in (ROOT / source).rglob("*.py"))
     places = [m for path in files for m in mutants_of(str(path.relative_to(ROOT)), path.read_text()) if m]
@@ -166,12 +166,12 @@ def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str
             _change(tree / mutant.file, mutant)
             rounds = _rounds(tree, Path(mutant.file))
         options = [f"--deselect={test}" for test in deselected]
-        found = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
-        return next((failure for failure in found if failure), "survived")
+        outcome = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
+        return next((failure for failure in outcome if failure), "survived")
 
 
 def _copied(folder: Path) -> Path:
-    """Return a copy of the tree, with the folder of published logs beside it as it is here."""
+    """Return a copy of the tree, with the folder of published logs next to it, as here."""
     tree = folder / "tree"
     for name in (name for name in COPIED if (ROOT / name).exists()):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -231,7 +231,9 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode < 0:
-        raise RuntimeError(f"signal {-process.returncode} ended the tests, not the mutant; the same command goes on")
+        raise RuntimeError(
+            f"signal {-process.returncode} killed the tests, not the mutant; run the same command again to continue"
+        )
     if process.returncode in (0, 5):  # 5: no test was collected
         return None
     failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
@@ -241,8 +243,8 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
 def main() -> None:
     args = _parser().parse_args()
     equivalent = json.loads(EQUIVALENT.read_text())
-    mutants, num_equivalent = drawn(args.seed, args.count, equivalent)
-    print(f"seed {args.seed}, {len(mutants)} mutants, beside {num_equivalent} argued to be equivalent", flush=True)
+    mutants, num_equivalent = sampled(args.seed, args.count, equivalent)
+    print(f"seed {args.seed}, {len(mutants)} mutants, not counting {num_equivalent} known to be equivalent", flush=True)
     if args.list:
         print("\n".join(_row(mutant, "") for mutant in mutants))
         return
@@ -252,18 +254,18 @@ def main() -> None:
 
     def end(mutant: Mutant) -> str:
         key = f"{mutant.line} {mutant.name}"
-        if key not in known or (args.again and known[key]["found"] == "survived"):
-            found = tried(mutant, args.timeout, args.deselect)
-            known[key] = asdict(mutant) | {"seed": args.seed, "found": found}
+        if key not in known or (args.retry and known[key]["found"] == "survived"):
+            outcome = tried(mutant, args.timeout, args.deselect)
+            known[key] = asdict(mutant) | {"seed": args.seed, "found": outcome}
             args.json.write_text(json.dumps(known, indent=1) + "\n")
         print(_row(mutant, known[key]["found"]), flush=True)
         return str(known[key]["found"])
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        found = list(pool.map(end, mutants))
-    killed = len(found) - found.count("survived")
-    print(f"killed {killed} of {len(found)}, {killed / len(found):.0%} ({num_equivalent} equivalent left out)")
-    lived = Counter(mutant.operator for mutant, end in zip(mutants, found, strict=True) if end == "survived")
+        outcome = list(pool.map(end, mutants))
+    killed = len(outcome) - outcome.count("survived")
+    print(f"killed {killed} of {len(outcome)}, {killed / len(outcome):.0%} ({num_equivalent} equivalent left out)")
+    lived = Counter(mutant.operator for mutant, end in zip(mutants, outcome, strict=True) if end == "survived")
     print("survived:", ", ".join(f"{number} {operator}" for operator, number in lived.items()) or "none")
 
 
@@ -273,16 +275,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at the same time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's rounds of tests")
-    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="what is known; read and written")
+    parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="results so far; read and written")
     parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")
-    parser.add_argument("--trust", action="store_true", help="do not first look whether the tests pass as things are")
-    parser.add_argument("--again", action="store_true", help="try again what survived the last time")
+    parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutant first")
+    parser.add_argument("--retry", action="store_true", help="try the mutants that survived again")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     return parser
 
 
-def _row(mutant: Mutant, found: str) -> str:
-    return f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.name.split(': ', 1)[1]}  {found}"
+def _row(mutant: Mutant, outcome: str) -> str:
+    return f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.name.split(': ', 1)[1]}  {outcome}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs one rank of a plan alone, on one GPU: its memory beside the plan's estimate, and its step without communication.
+"""Runs one rank of a plan alone, on one GPU: memory against the plan's estimate, and a step without communication.
 
     python experiments/one_rank.py [--rank R] [--steps N] [--profile FILE] \\
         task=lora70b cluster=dgxh200 model.weights=random parallel.tp=8 …
@@ -79,7 +79,11 @@ def require(plan: Plan, rank: int) -> None:
         last = plan.world.num_ranks - 1
         raise ConfigError(f"there is no rank {rank}", where="--rank", fix=f"the plan has ranks 0 to {last}")
     if plan.base_dir is not None or plan.data_dir is not None:
-        raise ConfigError("alone, a rank computes nonsense", where="model.weights", fix="set model.weights=random")
+        raise ConfigError(
+            "a single rank computes wrong values with real weights",
+            where="model.weights",
+            fix="set model.weights=random",
+        )
     if plan.config.cluster.device is Device.cuda and not torch.cuda.is_available():
         raise ConfigError(
             "this machine has no GPU", where="cluster.device", fix="run it where there is one, or set cpu"
@@ -119,7 +123,7 @@ def known_words(plan: Plan, rank: int) -> "Rows":
 
 
 def join(plan: Plan, rank: int) -> None:
-    """Be one of the plan's ranks, in process groups of torch's own tests: whatever is asked of them returns at once."""
+    """Join as one rank of the plan, with the fake process groups of torch's tests: every collective returns at once."""
     warnings.simplefilter("ignore")  # megatron-core's: what is not installed, and old names of torch
     cpu_patch.install()
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world.num_ranks)

@@ -20,8 +20,8 @@ from torch.nn import Parameter
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.adam import kernels
-    from jobs.engines.megatron.adam.offload import Piece, Streamed, pieces_of
-    from jobs.engines.megatron.adam.shards import Shard, marks
+    from jobs.engines.megatron.adam.offload import MomentStreamer, Piece, pieces_of
+    from jobs.engines.megatron.adam.shards import Shard, range_table
     from jobs.engines.megatron.adam.update import Step
 
 STEP = Step(count=10, lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
@@ -60,7 +60,7 @@ def shard_of(length: int) -> Shard:
     """Return a shard with random numbers, of which all but the norms decay."""
     grad = torch.randn(length, device="cuda")
     ranges = [(begin, min(begin + LAYER - NORM, length)) for begin in range(0, length, LAYER)]
-    decayed, counted = marks(ranges, length, grad.device), marks([(0, length)], length, grad.device)
+    decayed, counted = range_table(ranges, length, grad.device), range_table([(0, length)], length, grad.device)
     master = torch.randn(length, device="cuda")
     return Shard(0, 0, grad, master, master.bfloat16(), [], counted, decayed)
 
@@ -78,7 +78,7 @@ def fused_by_torch(shard: Shard) -> Callable[[], Tensor]:
 
 
 def through_host(pieces: list[Piece], factor: Tensor) -> Callable[[], None]:
-    streamed = Streamed(pieces)
+    streamed = MomentStreamer(pieces)
     return lambda: streamed.update(pieces, lambda shard, moments: kernels.update(shard, moments, factor, STEP))
 
 

@@ -1,4 +1,4 @@
-"""How fast logs are read and judged, beside MLPerf's own tool on the same files in the same run.
+"""Measures how fast logs are read and judged, compared with MLPerf's own tool on the same files in the same run.
 
 python experiments/reading.py [CORPUS]    CORPUS: a folder of published logs; without one, logs of our own writing
 
@@ -156,7 +156,7 @@ def _official_verdicts(logs: list[Path]) -> None:
 
 
 def _ruleset(log: Path) -> str:
-    """Return the rules of the round whose folder the log lies in; 5.1.0 for our own."""
+    """Return the rules of the round that the log's folder belongs to; 5.1.0 for our own logs."""
     rounds = {f"v{number}": f"{number}.0" for number in ("3.1", "4.0", "4.1", "5.0", "5.1", "6.0")}
     return next((rounds[part] for part in log.parts if part in rounds), "5.1.0")
 

@@ -1,9 +1,9 @@
-"""Train over a link that tc has made slow: one group, synchronous, and groups apart. Needs root, ip and tc.
+"""Train over a link that tc slows down: one group, synchronous, and local SGD. Needs root, ip and tc.
 
     python experiments/slow_network.py --mbit 10 100 --delay-ms 20 --folder /tmp/slow
 
 Two network namespaces of this machine are joined by a veth pair, each end limited by tbf, with half of the round trip's
-delay by netem. One rank runs in each. The measured efficiency stands beside the plan's prediction, which takes the
+delay by netem. One rank runs in each. The measured efficiency is compared with the plan's prediction, which takes the
 inner step's time from the same run; so how busy the machine is hardly matters, as long as the link is the bottleneck.
 """
 
@@ -32,7 +32,7 @@ TINY = (
 
 def main() -> None:
     args = _parser().parse_args()
-    names = ("step s", "inner s", "waited s", "merge s", "predicted", "MB a merge", "efficiency", "predicted")
+    names = ("step s", "inner s", "waited s", "averaging s", "predicted", "MB each", "efficiency", "predicted")
     print(f"{'link':<14}{'method':<13}" + "".join(f"{name:>11}" for name in (*names, "of synchr.", "of one")))
     for mbit in args.mbit:
         speeds = {}
@@ -48,13 +48,13 @@ def methods(steps: int) -> dict[str, Sequence[str]]:
     """Return the overrides of each way to train on batches of 16."""
     few = (f"task.training.max_steps={min(steps, 6)}", "recipe.lr_warmup_steps=2")
     many = (f"task.training.max_steps={steps}", "recipe.lr_warmup_steps=2")
-    apart = "recipe.local_sgd.every_steps"
+    every = "recipe.local_sgd.every_steps"
     return {
         "one": ("task=pretrain_tiny", "cluster.ranks_per_node=1", *many),
         "synchronous": ("task=pretrain_tiny", "parallel.distributed_optimizer=false", *few),
-        "H10": ("task=pretrain_tiny_apart", f"{apart}=10", *many),
-        "all": ("task=pretrain_tiny_apart", f"{apart}={steps}", *many),
-        "H10_int8": ("task=pretrain_tiny_apart", f"{apart}=10", "recipe.local_sgd.compress=int8", *many),
+        "H10": ("task=pretrain_tiny_local_sgd", f"{every}=10", *many),
+        "all": ("task=pretrain_tiny_local_sgd", f"{every}={steps}", *many),
+        "H10_int8": ("task=pretrain_tiny_local_sgd", f"{every}=10", "recipe.local_sgd.compress=int8", *many),
     }
 
 
@@ -122,19 +122,20 @@ def predicted(mbit: float, words: Sequence[str], inner_s: float) -> Prediction:
     """Return what the plan predicts with the inner step time of this run."""
     known = (f"cluster.network_gbs={mbit / 8000}", f"recipe.local_sgd.step_time_s={inner_s}")
     plan = plan_kinds.required(compose.compose([*TINY, *words, *known]), plan_kinds.TrainingPlan)
-    assert plan.apart is not None
-    return plan.apart
+    assert plan.local_sgd is not None
+    return plan.local_sgd
 
 
 def line(mbit: float, name: str, result: Result, speeds: dict[str, Result], words: Sequence[str]) -> str:
     """Return one row: measured, predicted, and how many times as fast as synchronous training and as one group."""
     start = f"{mbit:>5g} Mbit/s  {name:<12} {step_s(result):>9.3f}"
-    if result.apart is None or result.steps_time_s is None:
+    if result.local_sgd is None or result.steps_time_s is None:
         return start
-    apart, num_steps = result.apart, len(result.step_times_ms)
-    inner_s = (result.steps_time_s - apart.stopped_s) / num_steps
-    measured, planned = apart.efficiency(result.steps_time_s) or 0, predicted(mbit, words, inner_s)
-    times = (apart.waited_s or 0, apart.exchange_s or 0, planned.exchange_s or 0, (apart.rank_bytes or 0) / 1e6)
+    local_sgd, num_steps = result.local_sgd, len(result.step_times_ms)
+    inner_s = (result.steps_time_s - local_sgd.stopped_s) / num_steps
+    measured, planned = local_sgd.efficiency(result.steps_time_s) or 0, predicted(mbit, words, inner_s)
+    sent_mb = (local_sgd.rank_bytes or 0) / 1e6
+    times = (local_sgd.waited_s or 0, local_sgd.exchange_s or 0, planned.exchange_s or 0, sent_mb)
     others = [speeds.get(other) for other in ("synchronous", "one")]
     ratios = "".join(f"{step_s(other) / step_s(result):>9.2f} x" if other else f"{'':>11}" for other in others)
     return (
@@ -144,7 +145,7 @@ def line(mbit: float, name: str, result: Result, speeds: dict[str, Result], word
 
 
 def step_s(result: Result) -> float:
-    """Return the mean time of a step, merges included."""
+    """Return the mean time of a step, weight averaging included."""
     assert result.steps_time_s is not None
     return result.steps_time_s / len(result.step_times_ms)
 
@@ -152,9 +153,9 @@ def step_s(result: Result) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=float, nargs="+", default=[10, 100])
-    parser.add_argument("--delay-ms", type=float, default=20, help="of a round trip; 0 where there is no netem")
+    parser.add_argument("--delay-ms", type=float, default=20, help="round-trip delay; 0 without netem")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--only", nargs="+", help="of one, synchronous, H10, all, H10_int8")
+    parser.add_argument("--only", nargs="+", help="methods: one, synchronous, H10, all, H10_int8")
     parser.add_argument("--folder", type=Path, required=True, help="a new folder for runs and rows")
     return parser
 

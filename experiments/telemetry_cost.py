@@ -1,16 +1,16 @@
-"""What sampling the GPU once a second costs a training step: blocks of steps with and without it, in turn.
+"""Measures the cost of sampling the GPU once a second: alternating blocks of steps with and without sampling.
 
     python experiments/telemetry_cost.py [--pairs N] [--seconds S] [--json FILE] \\
         task=pretrain_gpt3_126m cluster=local cluster.device=cuda cluster.ranks_per_node=1 gpu@cluster.gpu=h200 \\
         model.weights=random
 
-One process holds the engine of one rank, as experiments/one_rank.py does, and trains on without end. In a pair one
-block runs beside the sampler that `launch.telemetry=true` starts (jobs.ranks.telemetry), the other one alone; which of
-them comes first is drawn for each pair. The sampler starts and ends between blocks, and two steps before each block are
-not timed. Two runs of bench.launch would differ by more than the limit, with memory and clocks of their own.
+One process holds the engine of one rank, as experiments/one_rank.py does, and keeps training. In a pair one
+block runs with the sampler that `launch.telemetry=true` starts (jobs.ranks.telemetry), the other one without;
+which of them comes first is random for each pair. The sampler starts and ends between blocks, and two steps before
+each block are not timed. Two separate runs would differ by more than the limit, in memory and clocks.
 
 Printed: the ratio of time per step, with and without, its 95 % interval (log ratios of pairs, Student's t), and whether
-the cost is proven to be below the limit. Exit code 1: it is not, or nothing was sampled. On a machine without a GPU
+the cost is significantly below the limit. Exit code 1: it is not, or nothing was sampled. On a machine without a GPU
 this tries out the script: PYTHONPATH=.:tests/helpers/fake_nvml FAKE_NVML='{"gpus": {"GPU-none": 0}}'.
 """
 
@@ -46,7 +46,7 @@ START_S = 30
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds per step of two blocks beside each other."""
+    """Seconds per step of two adjacent blocks."""
 
     with_s: float
     without_s: float
@@ -56,9 +56,9 @@ class Pair:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--pairs", type=int, default=10, help="default 10")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that a block takes at least (default 3)")
-    parser.add_argument("--seed", type=int, default=1, help="of the order within pairs")
+    parser.add_argument("--pairs", type=int, default=10, help="number of pairs (default 10)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="minimum duration of a block (default 3)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the order within pairs")
     parser.add_argument("--json", type=Path, help="where to write the pairs")
     args = parser.parse_args()
     try:
@@ -147,7 +147,7 @@ def reported(pairs: Sequence[Pair]) -> bool:
     ratio, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
     print(f"with / without: {ratio:.5f}, 95 % interval {low:.5f} to {high:.5f}, n = {len(logs)} pairs")
     is_below = bool(high < 1 + LIMIT)
-    print(f"cost of a step below {LIMIT:.1%}: {'proven' if is_below else 'not proven'}")
+    print(f"cost of a step below {LIMIT:.1%}: {'yes' if is_below else 'not shown'}")
     return is_below
 
 

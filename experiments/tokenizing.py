@@ -1,4 +1,4 @@
-"""How fast rows are made of text, beside `datasets.map` on the same file, with the same tokenizer, in turn.
+"""Measures how fast text is tokenized into rows, alternating with `datasets.map` on the same file and tokenizer.
 
 python experiments/tokenizing.py [--file FILE.parquet --tokenizer tokenizer.json] [--peer PYTHON] [--turns 5]
 
@@ -108,7 +108,7 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
         *("data.train_rows=16", "recipe.eval_every_samples=16", f"cluster.paths.data='{folder}'"),
     )
     plan = compose.compose(list(words))
-    there = prepare_rows.make(plan)["splits"]["train"]["rows_there"]
+    there = prepare_rows.prepare(plan)["splits"]["train"]["rows_there"]
     data = dataclasses.replace(plan.config.training_data, train_rows=there)
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, data=data))
 
@@ -116,7 +116,7 @@ def _plan(folder: Path, path: Path, tokenizer: Path) -> Plan:
 def _ours(plan: Plan, rows: Path) -> tuple[float, float]:
     """Return seconds, and those of all cores together."""
     start, before = time.perf_counter(), _cpu_s()
-    prepare_rows.make(dataclasses.replace(plan, data_dir=str(rows)))
+    prepare_rows.prepare(dataclasses.replace(plan, data_dir=str(rows)))
     return time.perf_counter() - start, _cpu_s() - before
 
 
@@ -145,8 +145,8 @@ def _made_up(folder: Path) -> tuple[Path, Path]:
     pages: list[str] = []
     while sum(map(len, pages)) < TEXT_BYTES:
         sizes = rng.lognormal(6, 1, size=1000).astype(int) + 1
-        drawn = rng.choice(words, size=sizes.sum(), p=share / share.sum())
-        pages += [" ".join(part) for part in np.split(drawn, np.cumsum(sizes)[:-1])]
+        sampled = rng.choice(words, size=sizes.sum(), p=share / share.sum())
+        pages += [" ".join(part) for part in np.split(sampled, np.cumsum(sizes)[:-1])]
     path, tokenizer = folder / "pages.parquet", folder / "tokenizer.json"
     parquet.write_table(pyarrow.table({"text": pages}), path, row_group_size=1000)
     by = Tokenizer(models.BPE())

@@ -1,9 +1,9 @@
-"""Times every operation of the trained layer on this GPU, in BF16 and FP8, beside plain torch; then the whole layer.
+"""Times every operation of the trained layer on this GPU, in BF16 and FP8, against plain torch; then the whole layer.
 
     python experiments/trained_layer.py [--model NAME ...] [--tokens M] [--layer] [--json FILE]
 
-The sizes are those of one layer of each model in conf/model. An operation that moves bytes is set beside the rate of a
-device-to-device copy, and a GEMM beside the fastest of its precision, all measured in the same run (medians of CUDA
+The sizes are those of one layer of each model in conf/model. An operation that moves bytes is compared with a
+device-to-device copy, and a GEMM with the fastest of its precision, all measured in the same run (medians of CUDA
 events, caches cleared before each call). --layer needs megatron-core: forward and backward pass of one layer, as the
 engine builds it, with the operations of each precision. The least bytes of an operation count each of its inputs and
 outputs once.
@@ -95,7 +95,7 @@ def main() -> None:
         sizes = sizes_of(name, given.tokens)
         print(f"\n{name}, {sizes.m} tokens\n{'operation':34}{'ms':>9}{'GB/s, TFLOP/s':>15}{'torch ms':>10}{'ratio':>7}")
         cases = [*of_rows(sizes), *of_gemms(sizes), *(of_layer(sizes) if given.layer else ())]
-        rows += [said(measured(name, case)) for case in cases]
+        rows += [printed(measured(name, case)) for case in cases]
         if given.json:
             header = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "argv": sys.argv}
             given.json.write_text(json.dumps(header | {"rows": [asdict(row) for row in rows]}, indent=1))
@@ -112,9 +112,9 @@ def timed(run: Callable[[], object]) -> float:
     return do_bench(run, warmup=10, rep=60, return_mode="median")
 
 
-def said(row: Row) -> Row:
-    beside = "" if row.plain_ms is None else f"{row.plain_ms:10.3f}{row.plain_ms / row.ms:7.2f}"
-    print(f"{row.operation:34}{row.ms:9.3f}{row.rate:15.0f}{beside}", flush=True)
+def printed(row: Row) -> Row:
+    torch_columns = "" if row.plain_ms is None else f"{row.plain_ms:10.3f}{row.plain_ms / row.ms:7.2f}"
+    print(f"{row.operation:34}{row.ms:9.3f}{row.rate:15.0f}{torch_columns}", flush=True)
     return row
 
 
@@ -148,12 +148,12 @@ def of_norms(s: Sizes, ops: TrainedOps, q: int) -> Iterator[Case]:
     weights = NormWeights(parameters[0], bias, 1e-5)
     stats = ops.norm(x, weights)[1]
     plain = partial(rms_norm if s.is_llama else layer_norm, normalized_shape=(s.h,), eps=1e-5)
-    of = lambda x, *parameters: plain(x, **dict(zip(("weight", "bias"), parameters, strict=False)))  # noqa: E731
-    forward, backward = partial(of, x, *parameters), backward_of(of, x, *parameters, grad=y)
-    add = lambda: of(x + y, *parameters)  # noqa: E731
+    normalized = lambda x, *parameters: plain(x, **dict(zip(("weight", "bias"), parameters, strict=False)))  # noqa: E731
+    forward, backward = partial(normalized, x, *parameters), backward_of(normalized, x, *parameters, grad=y)
+    add = lambda: normalized(x + y, *parameters)  # noqa: E731
     yield Case("norm", lambda: ops.norm(x, weights), (2 + q) * size, plain=forward)
     yield Case("add_norm", lambda: ops.add_norm(x, y, bias, weights), (6 + q) * size, plain=add)
-    yield Case("norm_again", lambda: ops.norm_again(x, stats, weights), (2 + q) * size, plain=forward)
+    yield Case("recompute_norm", lambda: ops.recompute_norm(x, stats, weights), (2 + q) * size, plain=forward)
     run = lambda: ops.norm_backward(y, z, x, stats, weights)  # noqa: E731
     yield Case("norm_backward", run, (8 if q == 2 else 9) * size, plain=lambda: backward() + z)
     yield Case("column_sum", lambda: ops.column_sum(x), 2 * size, plain=lambda: x.sum(0, dtype=torch.float32))
@@ -276,7 +276,7 @@ def layer_passes(s: Sizes, precision: str) -> tuple[Callable[[], object], float]
     if not torch.distributed.is_initialized():
         start_ranks(plan, Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
     engine: Any = model.build(plan, 1)
-    chunk = engine.bare_chunks()[0]
+    chunk = engine.unwrapped_chunks()[0]
     layer, freqs = chunk.decoder.layers[0], chunk.rotary_pos_emb(seq) if s.is_llama else None
     x = random(seq, s.m // seq, s.h).requires_grad_()
     grad = random(seq, s.m // seq, s.h)

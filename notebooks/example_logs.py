@@ -1,7 +1,7 @@
-"""Logs for the notebooks: published ones where RUNSTOP_LOGS names a folder of them, else made-up ones.
+"""Logs for the notebooks: published ones if RUNSTOP_LOGS is a folder of MLPerf logs, else synthetic ones.
 
-A made-up log is written through `bench.contract.mllog`, as a rank writes one, with a clock of its own. Its org and
-platform say what it is. Losses follow the published reference on average; nobody trained anything.
+A synthetic log is written with `bench.contract.mllog`, as by a rank, with simulated time. Its org and platform mark it
+as synthetic. Losses follow the published reference on average.
 """
 
 import os
@@ -14,15 +14,15 @@ from bench.contract import mllog
 PUBLISHED = os.environ.get("RUNSTOP_LOGS")
 STEP_S, EVALUATION_S, INIT_S = 3.1, 28.0, 60.0
 START_S = 1_760_000_000
-"""When made-up runs begin, in seconds since 1970: October 2025, ruleset 5.1.0."""
+"""Start of the synthetic runs, in seconds since 1970: October 2025, ruleset 5.1.0."""
 GLOBAL_BATCH_SIZE, FIRST, EVERY = 8, 1536, 384
-"""Samples of a step, at the first evaluation and between two, by the rules of llama2_70b_lora."""
+"""Samples per step, at the first evaluation and between evaluations, by the rules of llama2_70b_lora."""
 SETTINGS = {
     mllog.CACHE_CLEAR: True,
     mllog.SUBMISSION_BENCHMARK: "llama2_70b_lora",
     mllog.SUBMISSION_DIVISION: "closed",
     mllog.SUBMISSION_ORG: "example",
-    mllog.SUBMISSION_PLATFORM: "made up, nothing was trained",
+    mllog.SUBMISSION_PLATFORM: "synthetic, no training",
     mllog.SUBMISSION_STATUS: "onprem",
     mllog.TARGET_ACCURACY: 0.925,
     mllog.GLOBAL_BATCH_SIZE: GLOBAL_BATCH_SIZE,
@@ -48,21 +48,21 @@ SETTINGS = {
 
 
 def trial(name: str, folder: Path) -> Path:
-    """Return a log: the published one of this name below RUNSTOP_LOGS, or a made-up one that converges."""
-    if PUBLISHED and (found := Path(PUBLISHED) / name).exists():
-        return found
+    """Return a log: the published one of this name below RUNSTOP_LOGS, or a synthetic one that converges."""
+    if PUBLISHED and (published := Path(PUBLISHED) / name).exists():
+        return published
     return write_trial(folder / "result_0.txt", losses=(0.9410, 0.9342, 0.9294, 0.9263, 0.9238), seed=1)
 
 
 def trials(name: str, folder: Path) -> Path:
-    """Return a folder of ten logs: the published one of this name below RUNSTOP_LOGS, or ten made-up ones."""
-    if PUBLISHED and len([*(found := Path(PUBLISHED) / name).glob("result_*.txt")]) >= 10:
-        return found
-    draw = random.Random(0)
+    """Return a folder of ten logs: the published one of this name below RUNSTOP_LOGS, or ten synthetic ones."""
+    if PUBLISHED and len([*(published := Path(PUBLISHED) / name).glob("result_*.txt")]) >= 10:
+        return published
+    generator = random.Random(0)
     for number in range(10):
         evaluations = 5 + (number % 5 == 0) - (number % 4 == 0)
         losses = [0.9250 + 0.004 * (evaluations - 1 - k) - 0.001 * (k == evaluations - 1) for k in range(evaluations)]
-        speed = draw.uniform(0.99, 1.01)
+        speed = generator.uniform(0.99, 1.01)
         write_trial(folder / f"result_{number}.txt", losses=losses, seed=number + 1, step_s=STEP_S * speed)
     return folder
 

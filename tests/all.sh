@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# All tests of the gate, in streams, four at a time, since each of them waits a lot.  tests/all.sh PYTHON
-# The longest ones come first: runs on a real Slurm, the fast tests that import torch (in one process, since that takes
-# a while), all other fast tests on all cores. As each of them ends, those that train or ask a Slurm of their own begin.
-# With `fast` behind it, only tests that neither train nor start programs nor take long, and fewer examples of each
+# Run all tests of the gate in parallel streams, at most four at a time.  tests/all.sh PYTHON
+# The longest streams start first: runs on a real Slurm, the fast tests that import torch (in one process, since the
+# import is slow), all other fast tests on all cores. When one ends, a stream that trains or boots its own Slurm starts.
+# With the argument `fast`, only tests that do not train, start programs or take long, and fewer examples of each
 # property (few of tests/helpers/examples.py): tests/all.sh PYTHON fast
 set -u
 python=$1
 gate="not slow and not faults" examples=untimed
 [ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
 slurm=tests/backends/slurm
-queued=($slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads what went on beside the others
+queued=($slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run
 started=(tests/launch tests/report $slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,local_sgd,nemo,node_checks,profiles,ranks,tasks,weights})
 with_torch+=(tests/planning/test_huggingface_memory.py)
@@ -19,35 +19,35 @@ mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
 mapfile -t trained < <(printf '%s\n' "${elsewhere[@]}" | grep -vE "$on_nodes")
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-export COMPOSED_CONFIGS="$logs/composed" # what Hydra has composed for one process, the others read (cached_configs.py)
+export COMPOSED_CONFIGS="$logs/composed" # configs that Hydra composed in one process are reused by the others (cached_configs.py)
 mkdir "$COMPOSED_CONFIGS"
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all that they import
 "$python" -m compileall -q bench jobs tests/helpers
 code=0
 declare -A streams=()
 
-beside() { # NAME MARKS ARGUMENT...: a stream in the background, begun when fewer than four others go on
+start_stream() { # NAME MARKS ARGUMENT...: start a stream in the background, once fewer than four are running
   local name=$1 marks=$2
   shift 2
-  [ "${#streams[@]}" -lt 4 ] || shown
+  [ "${#streams[@]}" -lt 4 ] || show_next
   "$python" -m pytest -m "$gate and $marks" --hypothesis-profile="$examples" --durations=20 "$@" >"$logs/$name" 2>&1 &
   streams[$!]=$name
 }
 
-shown() { # wait for the next stream that ends, and show what it said
+show_next() { # wait for the next stream to end, and print its output
   local pid
   wait -n -p pid "${!streams[@]}" || code=$?
   cat "$logs/${streams[$pid]}"
   unset "streams[$pid]"
 }
 
-[ "${2-}" = fast ] || beside queued "(trains or slurm)" "${queued[@]}"
-beside torch "not trains" "${with_torch[@]}"
-beside fast "not trains and not slurm" -q -n auto --dist worksteal "${with_torch[@]/#/--ignore=}"
+[ "${2-}" = fast ] || start_stream queued "(trains or slurm)" "${queued[@]}"
+start_stream torch "not trains" "${with_torch[@]}"
+start_stream fast "not trains and not slurm" -q -n auto --dist worksteal "${with_torch[@]/#/--ignore=}"
 if [ "${2-}" != fast ]; then
-  beside started "(trains or slurm)" "${started[@]}"
-  beside trained trains "${trained[@]}"
-  beside nodes trains "${nodes[@]}"
+  start_stream started "(trains or slurm)" "${started[@]}"
+  start_stream trained trains "${trained[@]}"
+  start_stream nodes trains "${nodes[@]}"
 fi
-while [ "${#streams[@]}" -gt 0 ]; do shown; done
+while [ "${#streams[@]}" -gt 0 ]; do show_next; done
 exit "$code"

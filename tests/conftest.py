@@ -1,4 +1,4 @@
-"""What several tests stand on: programs started as by a user, a base that is trained once, a log of a trial."""
+"""Shared fixtures: start programs as a user does, a base model that is trained once, the log of a trial."""
 
 import gc
 import os
@@ -22,32 +22,32 @@ pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
 compose._of_choices = cached_configs.in_parts(cached_configs.shared(compose._of_choices))
 for library in ("OMP", "OPENBLAS", "MKL"):
-    # Read when torch and numpy are loaded. Tensors of tests are tiny: their threads would mostly wait for each other.
+    # Read when torch and numpy are loaded. Tensors in tests are tiny, so threads would only add overhead.
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 if ranks.DEVICE == "cpu":
-    # Triton's kernels run in its interpreter. It reads this when it is imported, which megatron-core does too.
+    # Triton kernels run in its interpreter. Triton reads this on import, and megatron-core imports it, too.
     os.environ["TRITON_INTERPRET"] = "1"
 settings.load_profile(examples.UNTIMED)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
 TIMEOUTS_S = {"slurm": 1800, "trains": 900}
-"""Of tests with these marks, on a machine that is busy; pyproject.toml has that of all others."""
+"""Timeouts of tests with these marks, on a busy machine; pyproject.toml has the timeout of all others."""
 
 
 NUM_OBJECTS = 200_000
-"""How many new objects there are before Python looks for cycles: 700 by default, which takes 7 % of the CPU time."""
+"""How many new objects trigger a garbage collection; the default of 700 takes 7 % of the CPU time."""
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported and collected out of every search for cycles."""
+    """Exclude all imported and collected objects from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(NUM_OBJECTS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what starts ranks last, and give it time."""
+    """Run tests that start ranks last, with longer timeouts."""
     items.sort(key=lambda item: item.get_closest_marker("trains") is not None)
     for item in items:
         for mark, timeout_s in TIMEOUTS_S.items():
@@ -56,12 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
-"""Takes a command and what it finds in the environment besides."""
+"""Takes a command and additional environment variables."""
 
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Start programs as a user does, in a session of their own; what still runs at the end of the test is killed."""
+    """Start programs as a user does, each in a new session; programs that still run after the test are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(argv: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
@@ -86,7 +86,7 @@ def spawn() -> Iterator[Spawn]:
 
 @pytest.fixture
 def interpreter_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have torch convert numbers for Triton's interpreter, which rounds as a GPU does.
+    """Let torch convert numbers for Triton's interpreter, since torch rounds as a GPU does.
 
     Triton 3.7.1's own conversion cuts BF16 off, and loses the carry where FP8 rounds up to the next power of two.
     """
@@ -112,10 +112,10 @@ def _converted_by_torch(data: Any, source: Any, target: Any, _rounding: Any) -> 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose cache holds rows and a barely trained base."""
+    """A folder whose cache has prepared rows and a barely trained base model."""
     tmp = tmp_path_factory.mktemp("prepared")
-    made = ranks.compose(tmp, "cluster.ranks_per_node=1")
-    ranks.run(made, ranks.write(made, tmp / "prepare"), "jobs.tasks.prepare", "plan.json")
+    plan = ranks.compose(tmp, "cluster.ranks_per_node=1")
+    ranks.run(plan, ranks.write(plan, tmp / "prepare"), "jobs.tasks.prepare", "plan.json")
     return tmp
 
 
@@ -123,7 +123,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written_log(tmp_path: Path) -> Callable[..., Path]:
     """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out.
 
-    `behind` is what stands behind run_stop.
+    `after` are the records after run_stop.
     """
 
     def write(
@@ -133,7 +133,7 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
         status: str = "success",
         binding: Binding | None = None,
         attached: Sequence[Path] = (),
-        behind: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
         path = tmp_path / name
@@ -156,7 +156,7 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
                 log.event(mllog.EVAL_ACCURACY, loss, **now)
                 log.stop(mllog.EVAL_STOP, **now)
             log.finish(status, samples_count=1152 + 384 * len(evals))
-            for key, value in (behind or {}).items():
+            for key, value in (after or {}).items():
                 log.event(key, value)
         return path
 

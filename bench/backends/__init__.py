@@ -1,4 +1,4 @@
-"""Choose a backend: who starts the ranks of a plan."""
+"""Choose the backend that starts the ranks of a plan."""
 
 from bench.backends.protocol import Backend
 from bench.contract.plan import Plan
@@ -6,7 +6,6 @@ from bench.contract.schema import BackendName
 
 
 def get(name: BackendName) -> Backend:
-    """Return a backend."""
     match name:
         case BackendName.local:
             from bench.backends import local
@@ -30,6 +29,5 @@ def get(name: BackendName) -> Backend:
             return KubernetesBackend()
 
 
-def of(plan: Plan) -> Backend:
-    """Return the backend of the plan's cluster."""
+def for_plan(plan: Plan) -> Backend:
     return get(plan.config.cluster.backend)

@@ -1,7 +1,7 @@
-"""Ranks in an image where there is no Slurm: the line of shell that runs a command in it by docker or podman.
+"""Containers without Slurm: the shell command that runs a node's process in an image with docker or podman.
 
-The process of a node runs in the container, and its ranks as its children: the host needs the engine only. Data, model
-and results are mounted at the paths they have outside, as for Pyxis; what is only read is mounted read-only.
+The process of a node runs in the container, with its ranks as children, so the host needs only docker or podman. Data,
+model and results are mounted at the same paths as outside, as with Pyxis; inputs are mounted read-only.
 """
 
 import shlex
@@ -19,42 +19,42 @@ READ_ONLY = ":ro"
 
 
 def of_files(plan: Plan) -> Iterator[str]:
-    """Yield PATH:PATH for the folders that the run fills, and PATH:PATH:ro for what it only reads."""
+    """Yield PATH:PATH for folders that the run writes, and PATH:PATH:ro for its inputs."""
     paths, data, inputs = plan.config.cluster.paths, plan.config.data, plan.inputs
-    made = {paths.data} if inputs.rows_are_made else set()
+    writable = {paths.data} if inputs.rows_are_prepared else set()
     is_grammar = data is not None and data.source is DataSource.grammar
-    made |= {paths.data, paths.model} if inputs.checkpoint_is_made or is_grammar else set()
+    writable |= {paths.data, paths.model} if inputs.checkpoint_is_created or is_grammar else set()
     needs_model = inputs.checkpoint or (data is not None and data.needs_model_folder)
     needed = [paths.data if inputs.rows else None, paths.model if needs_model else None]
     needed += data_files.outside(data) if data is not None else []
     for path in dict.fromkeys(filter(None, needed)):
-        yield f"{path}:{path}" if path in made else f"{path}:{path}{READ_ONLY}"
+        yield f"{path}:{path}" if path in writable else f"{path}:{path}{READ_ONLY}"
 
 
 OURS = (Runtime.docker, Runtime.podman)
 FLAGS = ("ro", "rw")
-"""What may stand behind a mount; Pyxis takes more."""
+"""Flags of a mount; Pyxis accepts more."""
 _GPUS = {Runtime.docker: ["--gpus", "all"], Runtime.podman: ["--device", "nvidia.com/gpu=all"]}
-"""Podman finds GPUs by the host's CDI specification (nvidia-ctk cdi generate), docker by NVIDIA's runtime hook."""
+"""Podman needs the host's CDI specification (nvidia-ctk cdi generate), docker NVIDIA's runtime hook."""
 _ALWAYS = ["--rm", "--interactive", "--network=host", "--ipc=host", "--security-opt=label=disable"]
 """No SELinux label: it would hide the mounts. Source: NVIDIA's container toolkit, and podman-run(1)."""
 _LIMITS = ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
-"""Source: NVIDIA's PyTorch images say so when they start. Rootless podman cannot raise them, and keeps the user's."""
+"""Source: NVIDIA's PyTorch images print these when they start. Rootless podman cannot raise limits."""
 _AS_USER = {
     Runtime.docker: '--user="$(id -u):$(id -g)" --env=HOME=/tmp',
     Runtime.podman: '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)',
 }
-"""Files in the run folder belong to who started the run, as outside."""
+"""Files in the run folder belong to the user who started the run."""
 _INFINIBAND = "$([ ! -e /dev/infiniband ] || echo --device=/dev/infiniband)"
 
 
 def is_ours(plan: Plan) -> bool:
-    """Return whether the ranks run in a container that we start."""
+    """Return whether the ranks run in docker or podman."""
     return plan.config.container.runtime in OURS
 
 
 def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
-    """Return the line of shell that runs a command in the plan's image on the host that is called `name`."""
+    """Return the shell command that runs `command` in the plan's image on the host `name`."""
     container = plan.config.container
     engine = container.runtime
     return " ".join(
@@ -72,7 +72,7 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
 
 
 def _mounts(plan: Plan, folder: Path) -> Iterable[str]:
-    """Yield the values of --mount, which never creates a folder that is missing on the host."""
+    """Yield the values of --mount; unlike --volume it does not create missing folders on the host."""
     for mount in (*of_files(plan), f"{folder}:{folder}", *plan.config.container.mounts):
         source, target, flag = [*(expanded(mount) or mount).split(":"), "", ""][:3]
         is_read_only = flag == "ro"
@@ -80,28 +80,31 @@ def _mounts(plan: Plan, folder: Path) -> Iterable[str]:
 
 
 def checks(subject: Subject) -> Iterator[Finding]:
-    """Yield what is wrong with the container of the plan, as far as it can be told without its host."""
+    """Yield what is wrong with the plan's container settings; the host is not queried."""
     c = subject.plan.config.container
     if c.runtime is Runtime.none:
         return
     if c.runtime not in OURS:
-        what = f"backend {subject.plan.config.cluster.backend.name} starts no container with {c.runtime.name}"
+        backend = subject.plan.config.cluster.backend.name
+        what = f"backend {backend} does not support the container runtime {c.runtime.name}"
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman or none")
     elif not expanded(c.image):
-        yield broken("HST-08", "no image is named", "container.image", fix="set container.image, or export CONT=…")
+        yield broken("HST-08", "no image is configured", "container.image", fix="set container.image, or export CONT=…")
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
-            yield broken("CFG-06", "a variable in it is not set", where, fix="export it, or write the path itself")
+            yield broken(
+                "CFG-06", "it contains a variable that is not set", where, fix="export the variable, or write the path"
+            )
         elif why := _misformed(full):
             yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")
 
 
 def _misformed(mount: str) -> str:
-    """Return what is wrong with a mount, or nothing."""
+    """Return what is wrong with a mount, or an empty text."""
     source, target, flag, *more = [*mount.split(":"), "", "", ""][:4] + mount.split(":")[4:]
     if "," in mount or '"' in mount:
-        return "a path with a comma or a quotation mark cannot be mounted"
+        return "its path contains a comma or a quotation mark, which cannot be mounted"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
-        return f"{mount!r} is not SRC:DST:ro"
-    return "" if flag in ("", *FLAGS) else f"{flag!r} is none of {', '.join(FLAGS)}"
+        return f"{mount!r} is not of the form SRC:DST:ro"
+    return "" if flag in ("", *FLAGS) else f"{flag!r} is not a valid flag: choose from {', '.join(FLAGS)}"

@@ -1,4 +1,4 @@
-"""This machine as a backend: the ranks are children of the process that asks for the run, or run in a container."""
+"""The local backend: the ranks are children of the launching process, or run in a container on this machine."""
 
 import contextlib
 import importlib.util
@@ -30,52 +30,52 @@ from bench.contract.training import Trains
 from bench.errors import ConfigError, SubmitError
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 
-FIX = "make it as docs/nemo.md says, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
+NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
 
 
 def is_nemo(plan: Plan) -> bool:
-    """Return whether NeMo trains."""
+    """Return whether the engine is NeMo."""
     return plan.config.nemo is not None
 
 
 def environment(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the interpreter of the trials is missing, or has not the NeMo whose recipes are used."""
+    """Yield whether NeMo's Python is missing, or its NeMo has another version than the recipes need."""
     assert subject.plan.config.nemo is not None
     python = subject.plan.config.nemo.python
     if python != "python" and not os.access(python, os.X_OK):
-        yield broken("RUN-08", "there is no such interpreter", f"engine.nemo.python={python}", fix=FIX)
+        yield broken("RUN-08", "this Python interpreter does not exist", f"engine.nemo.python={python}", fix=NEMO_FIX)
         return
-    found = _here() if python == "python" else _beside(Path(python))
-    if found != VERSION:
-        what = f"{NEMO} is {found}, and {VERSION} has the recipes" if found else f"{NEMO} is not installed"
+    version = _own_nemo_version() if python == "python" else _nemo_version_of(Path(python))
+    if version != VERSION:
+        what = f"{NEMO} {version} is installed; the recipes need {VERSION}" if version else f"{NEMO} is not installed"
         where = f"engine.nemo.python={python}" + (f" ({sys.executable})" if python == "python" else "")
-        yield broken("RUN-08", what, where, fix=FIX)
+        yield broken("RUN-08", what, where, fix=NEMO_FIX)
     else:
-        yield f"{NEMO} {found} of {python}"
+        yield f"{NEMO} {version} of {python}"
 
 
-def _here() -> str | None:
+def _own_nemo_version() -> str | None:
     try:
         return metadata.version(NEMO)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _beside(python: Path) -> str | None:
-    """Return the version that is installed in the environment of an interpreter; None if there is none.
+def _nemo_version_of(python: Path) -> str | None:
+    """Return the NeMo version in the environment of an interpreter; None if it is not installed.
 
     Raises:
-        CannotTellError: the interpreter is of no environment whose packages lie where they usually do.
+        CannotTellError: the environment's site-packages folder was not found.
     """
     folders = list(python.parent.parent.glob("lib/python3*/site-packages"))
     if not folders:
-        raise CannotTellError(f"{python} has no site-packages beside it")
+        raise CannotTellError(f"no site-packages folder found for {python}")
     pattern = rf"{NEMO.replace('-', '[-_]')}-(.+)\.dist-info"
     names = (re.fullmatch(pattern, path.name) for folder in folders for path in folder.iterdir())
     return next((match[1] for match in names if match), None)
 
 
-CHECK = Check("environment of NeMo", ("RUN-08",), environment, is_nemo)
+NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 
 
 DEVICES = "/dev"
@@ -84,35 +84,35 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
 FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
-"""What ranks import beside the standard library; the package's extra of this name brings them."""
+"""Packages that ranks import; installed by the extra `engine`."""
 TEXTS = ("tokenizers", "pyarrow")
-"""What rows are made of texts with; the extra is `data`."""
+"""Packages that prepare rows from texts; installed by the extra `data`."""
 
 LOAD = ("mlperf_loadgen", "aiohttp", "tokenizers", "psutil")
-"""The same of ranks that load a server."""
+"""Packages of ranks that generate load on a server; installed by the extra `serve`."""
 
 
-def insists_on_port(plan: Plan) -> bool:
-    """Return whether the run may use one port only."""
+def has_fixed_port(plan: Plan) -> bool:
+    """Return whether the config sets the port of rank 0."""
     return plan.config.cluster.master_port is not None
 
 
 def port(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the port that the config insists on is taken."""
-    wanted = subject.plan.config.cluster.master_port
-    assert wanted is not None
+    """Yield whether the configured port is in use."""
+    configured = subject.plan.config.cluster.master_port
+    assert configured is not None
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port in TIME_WAIT is usable
         try:
-            probe.bind(("127.0.0.1", wanted))
+            probe.bind(("127.0.0.1", configured))
         except OSError as error:
-            what = f"port {wanted} cannot be used: {error.strerror}"
-            fix = "choose another, or null to have a free one picked"
+            what = f"cannot use port {configured}: {error.strerror}"
+            fix = "choose another port, or null for any free port"
             yield broken("NCC-05", what, "cluster.master_port", fix=fix)
 
 
 def engine(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the program that starts the container is missing on this machine."""
+    """Yield whether docker or podman is missing on this machine."""
     name = subject.plan.config.container.runtime.name
     if (path := shutil.which(name)) is None:
         fix = f"install {name}, or choose another container"
@@ -122,13 +122,13 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 
 
 def packages(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what the ranks of this machine could not import; they run in this very Python."""
+    """Yield the packages that ranks on this machine cannot import; they run in this process's Python."""
     config, huggingface = subject.plan.config, subject.plan.config.huggingface
     is_of_engine = bool(config.task.training or config.task.generation)
     wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_packages(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
-        what = f"{', '.join(missing)} cannot be imported"
+        what = f"cannot import {', '.join(missing)}"
         extra = "serve" if wanted is LOAD else "engine" if huggingface is None else "huggingface"
         extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
         fix = f"pip install 'runstop[{','.join(extras)}]'"
@@ -140,7 +140,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _of_texts(plan: Plan) -> Iterator[str]:
-    """Yield what prompts or rows are made of texts with; rows that are there need nothing."""
+    """Yield the packages that tokenize prompts or prepare rows; existing rows need none."""
     if plan.config.task.generation and plan.inputs.checkpoint is not None:
         yield TEXTS[0]
     if plan.config.data is None:
@@ -153,7 +153,7 @@ def _of_texts(plan: Plan) -> Iterator[str]:
 
 
 def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[str]:
-    """Yield what ranks of engine=huggingface import for a config."""
+    """Yield the packages that ranks of engine=huggingface import for a config."""
     yield from ("transformers", "accelerate")
     generation, training = config.task.generation, config.task.training
     if training is not None and training.trains is not Trains.all:
@@ -169,46 +169,48 @@ def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[s
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # what the module is part of is not there
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
-def is_cuda_here(plan: Plan) -> bool:
-    """Return whether the ranks of a run on this machine want GPUs."""
+def needs_gpus(plan: Plan) -> bool:
+    """Return whether the ranks need GPUs."""
     return plan.config.cluster.device is Device.cuda
 
 
 def gpus(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether this machine has a GPU for each rank.
 
-    Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg stands for all of them.
+    Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg represents all of them.
     """
-    wanted = _gpus_here(subject.plan)
+    required = _required_gpus(subject.plan)
     if Path("/dev/dxg").exists():
-        raise CannotTellError("Windows' driver does not say how many GPUs there are")
+        raise CannotTellError("in WSL the driver does not report the number of GPUs")
     names = (path.name for path in Path(DEVICES).iterdir())
     count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
     yield f"{count} GPU{'' if count == 1 else 's'}"
-    if count < wanted:
-        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, and {_wanting(subject.plan)}"
+    if count < required:
+        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}; {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
-        fix = f"set {few}; in a container, start it with its GPUs (docker run --gpus all)"
+        fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
-def _gpus_here(plan: Plan) -> int:
-    """Return how many GPUs the ranks of this machine want."""
+def _required_gpus(plan: Plan) -> int:
+    """Return how many GPUs the ranks on this machine need."""
     return plan.config.cluster.ranks_per_node * plans.gpus_per_rank(plan.config)
 
 
-def _wanting(plan: Plan) -> str:
-    """Return how many GPUs the ranks of this machine want, in words."""
+def _requirement(plan: Plan) -> str:
+    """Return how many GPUs the ranks on this machine need, as a sentence."""
     each, ranks = plans.gpus_per_rank(plan.config), plan.config.cluster.ranks_per_node
-    return f"{ranks} ranks want one each" if each == 1 else f"one rank wants {each} of them"
+    if each != 1:
+        return f"1 rank needs {each} GPUs"
+    return "1 rank needs 1 GPU" if ranks == 1 else f"{ranks} ranks need {ranks} GPUs"
 
 
 def visible_gpus(plan: Plan) -> list[str] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None where it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None if it is not set.
 
     Source: CUDA's programming guide, "CUDA environment variables": what comes after an invalid entry is not visible.
     """
@@ -219,38 +221,41 @@ def visible_gpus(plan: Plan) -> list[str] | None:
 
 
 def names_gpus(plan: Plan) -> bool:
-    """Return whether the ranks want GPUs, and CUDA_VISIBLE_DEVICES says which."""
-    return is_cuda_here(plan) and visible_gpus(plan) is not None
+    """Return whether the ranks need GPUs and CUDA_VISIBLE_DEVICES is set."""
+    return needs_gpus(plan) and visible_gpus(plan) is not None
 
 
 def named_gpus(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether CUDA_VISIBLE_DEVICES names a GPU for each rank."""
-    wanted, named = _gpus_here(subject.plan), visible_gpus(subject.plan)
+    """Yield whether CUDA_VISIBLE_DEVICES names fewer GPUs than the ranks need."""
+    required, named = _required_gpus(subject.plan), visible_gpus(subject.plan)
     assert named is not None
     yield ",".join(named) or "none"
-    if len(set(named)) < wanted:
-        what = f"{VISIBLE}={','.join(named)} shows {len(set(named))} of the GPUs, and {_wanting(subject.plan)}"
-        few = f"cluster.ranks_per_node={len(set(named))}" if named else "cluster.device=cpu"
-        yield broken("HW-03", what, VISIBLE, fix=f"name {wanted} different GPUs, unset it for all, or set {few}")
+    if (count := len(set(named))) < required:
+        visible = f"{count} GPU{'' if count == 1 else 's'}"
+        what = f"{VISIBLE}={','.join(named)} makes {visible} visible; {_requirement(subject.plan)}"
+        few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
+        yield broken(
+            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset it to use all GPUs, or set {few}"
+        )
 
 
-def asks_for_network(plan: Plan) -> bool:
-    """Return whether the ranks want GPUs, and NCCL is told by which network to join them."""
-    wanted = transport.asked(plan.environment)
-    return is_cuda_here(plan) and (wanted.net == transport.IB or wanted.interface is not None)
+def selects_network(plan: Plan) -> bool:
+    """Return whether the ranks need GPUs and the environment selects NCCL's network."""
+    requested = transport.requested(plan.environment)
+    return needs_gpus(plan) and (requested.net == transport.IB or requested.interface is not None)
 
 
 def network(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether this machine has the adapters or the interface that NCCL is told to use."""
-    wanted = transport.asked(subject.plan.environment)
+    """Yield whether this machine lacks the adapters or the interface selected for NCCL."""
+    requested = transport.requested(subject.plan.environment)
     ports, links = _names(INFINIBAND), _names(INTERFACES)
     yield ", ".join((*ports, *links))
-    if wanted.net == transport.IB and not ports:
-        what = f"{transport.NET}={wanted.net}, and this machine has no InfiniBand or RoCE adapter"
+    if requested.net == transport.IB and not ports:
+        what = f"{transport.NET}={requested.net} is set, but this machine has no InfiniBand or RoCE adapter"
         yield broken("NCC-02", what, "cluster.environment", fix=f"leave {transport.NET} out")
-    if wanted.interface is not None and not transport.selected(wanted.interface, links):
-        what = f"{transport.INTERFACE}={wanted.interface}, and there are only {', '.join(links)}"
-        yield broken("NCC-01", what, "cluster.environment", fix="name one of these")
+    if requested.interface is not None and not transport.selected(requested.interface, links):
+        what = f"{transport.INTERFACE}={requested.interface} matches no interface of this machine"
+        yield broken("NCC-01", what, "cluster.environment", fix=f"choose from {', '.join(links)}")
 
 
 def _names(folder: str) -> list[str]:
@@ -259,13 +264,13 @@ def _names(folder: str) -> list[str]:
 
 CHECKS = (
     Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
-    Check("engine of containers", ("HST-08",), engine, containers.is_ours),
-    Check("packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
-    CHECK,
-    Check("GPUs of this machine", ("HW-03",), gpus, is_cuda_here),
-    Check("GPUs that CUDA_VISIBLE_DEVICES names", ("HW-03",), named_gpus, names_gpus),
-    Check("network that NCCL is told to use", ("NCC-01", "NCC-02"), network, asks_for_network),
-    Check("port", ("NCC-05",), port, insists_on_port),
+    Check("container engine", ("HST-08",), engine, containers.is_ours),
+    Check("Python packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
+    NEMO_CHECK,
+    Check("GPUs of this machine", ("HW-03",), gpus, needs_gpus),
+    Check("GPUs in CUDA_VISIBLE_DEVICES", ("HW-03",), named_gpus, names_gpus),
+    Check("network selected for NCCL", ("NCC-01", "NCC-02"), network, selects_network),
+    Check("port", ("NCC-05",), port, has_fixed_port),
 )
 
 
@@ -273,12 +278,12 @@ HERE = "127.0.0.1"
 
 
 class LocalBackend:
-    """Ranks are children of the process that asks for the run; it drives the commands, and they end with it."""
+    """Ranks are children of the launching process; it drives the commands, and the ranks end with it."""
 
     tiers: tuple[Tier, ...] = ("laptop",)
     files_tier: Tier = "laptop"
 
-    def is_here(self) -> bool:
+    def is_available(self) -> bool:
         return True
 
     def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
@@ -289,13 +294,13 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "a run on this machine, or on hosts, has no script: bench.launch starts its ranks itself",
+            "this cluster has no queue, so there is no script: runstop launch starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
-            fix="choose a cluster with a queue, such as cluster=dgx1; `python -m bench plan --json` prints the plan",
+            fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )
 
     def differences(self, rendered: str, plan_json: str) -> Iterator[str]:
-        yield "a run on this machine has no script"
+        yield "local runs have no script"
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         gpus = {VISIBLE: ",".join(visible_gpus(plan) or [])} if names_gpus(plan) else {}
@@ -303,40 +308,40 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def nodes(self, plan: Plan, folder: Path) -> Iterator[Nodes]:
-        """Yield the nodes that run a plan's commands: this machine, or a container on it."""
+        """Yield the node that runs a plan's commands: this machine, or a container on it."""
         if not containers.is_ours(plan):
             yield Nodes(plan, folder, HERE, own=self.rank_environment(plan))
             return
         name = socket.gethostname()
-        line = containers.line(plan, folder, remote.member_words(folder, 0, python="python"), name=name)
+        line = containers.line(plan, folder, remote.member_command(folder, 0, python="python"), name=name)
         with remote.opened(plan, folder, HERE, {name: ["sh", "-c", line]}) as nodes:
             yield nodes
 
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
-        """Return where runs stand; the id of a run on this machine is its folder."""
+        """Return the states of runs; the id of a local run is its folder."""
         return {folder: _state(folder) for folder in ids}
 
     def cancel(self, job: str) -> None:
         host, pid = run_lock.driver(Path(job)) or ("", 0)
         if host != socket.gethostname():
-            what = f"the run is driven on {host}" if host else "no process drives the run"
-            raise SubmitError(what, where=job, fix="end it on the machine where it was started")
+            what = f"the run is driven by a process on {host}" if host else "no process is driving the run"
+            raise SubmitError(what, where=job, fix=f"run runstop cancel on {host}" if host else "nothing to cancel")
         os.kill(pid, signal.SIGTERM)
 
 
 def _state(folder: str) -> Job:
     if run_lock.driver(Path(folder)) is not None:
-        return Job(id=folder, state=JobState.running, word="running")
-    return Job(id=folder, state=JobState.failed, word="ended")
+        return Job(id=folder, state=JobState.running, native_state="running")
+    return Job(id=folder, state=JobState.failed, native_state="ended")
 
 
 def master_port(plan: Plan) -> int:
-    """Return where the ranks of the next command meet: the cluster's port, or a free one."""
+    """Return the port of rank 0 for the next command: the cluster's, or a free one."""
     return plan.config.cluster.master_port or free_port()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on; of PORTS, or another program may have it before the ranks do."""
+    """Return a free port from PORTS, which other programs do not use for outgoing connections."""
     for port in random.sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.socket() as free:
             free.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What a backend is: who starts the ranks, and what can be asked of it."""
+"""The protocols of backends: what starts ranks, and what runstop can request of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from bench.rules.check import Check, Finding, Subject, Tier
 
 
 class JobState(Enum):
-    """Where a job stands, whatever its backend calls that."""
+    """The state of a job in terms that all backends share."""
 
     queued = "queued"
     running = "running"
@@ -23,62 +23,62 @@ class JobState(Enum):
 
     @property
     def is_active(self) -> bool:
-        """Whether the job uses its nodes, or waits for them."""
+        """Whether the job is running or queued."""
         return self in (JobState.queued, JobState.running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as its backend knows it; texts are empty where the backend says nothing."""
+    """A job as its backend reports it; texts are empty where the backend reports nothing."""
 
     id: str
     state: JobState
-    word: str
-    """The backend's own word for the state, such as PENDING, TIMEOUT or NODE_FAIL."""
+    native_state: str
+    """The backend's own name for the state, such as PENDING, TIMEOUT or NODE_FAIL."""
     reason: str = ""
     nodes: str = ""
     exit_code: str = ""
-    """Exit code and signal, as 3:0; of a job that still runs it says nothing."""
+    """Exit code and signal, such as 3:0; meaningless for a running job."""
     elapsed_s: int | None = None
     limit_s: int | None = None
     start: str = ""
-    """When it started, or is expected to."""
+    """When it started, or its expected start time."""
     rule: str = ""
-    """The rule that explains the state, where the backend itself knows one."""
+    """The rule that explains the state, if the backend knows one."""
 
 
 class Backend(Protocol):
-    """What can be asked of every backend."""
+    """The methods of every backend."""
 
     tiers: tuple[Tier, ...]
-    """How far the doctor can look."""
+    """The tiers of checks that the doctor can run."""
     files_tier: Tier
-    """On which of these data, checkpoint and results lie where the ranks will find them."""
+    """The tier that sees data, checkpoint and results at the ranks' paths."""
 
-    def is_here(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether jobs can be started from this machine."""
 
     def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
-        """Return what this backend checks of a plan, by tier."""
+        """Return this backend's checks of a plan, by tier."""
 
     def subject(self, plan: Plan, tier: Tier) -> Subject:
-        """Return what the checks of a tier look at; the site is asked for it where the tier needs that."""
+        """Return the input of a tier's checks; this queries the site if the tier needs it."""
 
     def render(self, plan: Plan) -> str:
-        """Return the file that is the whole run. Pure: no clock, user name, file or live cluster.
+        """Return the self-contained file of a run. It depends on the plan only: no clock, user name, file or cluster.
 
         Raises:
-            ConfigError: this backend runs a plan without such a file.
+            ConfigError: this backend needs no such file.
         """
 
     def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
-        """Yield where a plan.json is not the plan in the file that was rendered of it, which a job may fill in."""
+        """Yield where plan.json differs from the plan in the rendered file, variables aside."""
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
-        """Return what is set for every rank beside what the submitter's environment holds."""
+        """Return the variables that are set for every rank in addition to the submitter's environment."""
 
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
-        """Return where jobs stand, by id, with as few questions as it takes; unknown ones are left out."""
+        """Return the states of jobs by id, with as few queries as possible; unknown jobs are left out."""
 
     def cancel(self, job: str) -> None:
         """End a job.
@@ -89,74 +89,89 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Here(Backend, Protocol):
-    """A backend whose runs are driven by the process that asks for them."""
+class InProcess(Backend, Protocol):
+    """A backend whose runs are driven by the process that launched them."""
 
     def nodes(self, plan: Plan, folder: Path) -> AbstractContextManager[Nodes]:
-        """Hold the nodes that run a plan's commands; at the end of the block nothing of the run is left on them."""
+        """Hold the nodes that run a plan's commands; at the end of the block no process of the run is left on them."""
 
 
 @runtime_checkable
-class Printed(Backend, Protocol):
-    """A backend that keeps what a job has printed, for runs whose files lie where only the job sees them."""
+class KeepsOutput(Backend, Protocol):
+    """A backend that keeps a job's output, for runs whose files only the job can see."""
 
-    def printed(self, job: str) -> Mapping[str, str]:
-        """Return what each process of a job has printed so far, by the process's name.
+    def output(self, job: str) -> Mapping[str, str]:
+        """Return the output of each process of a job so far, by the process's name.
 
         Raises:
-            SubmitError: the backend cannot be asked.
+            SubmitError: the backend cannot be reached.
         """
 
 
 @runtime_checkable
 class Queue(Backend, Protocol):
-    """A backend that takes a job and lets go of it; the others run it in the process that asks for it."""
+    """A backend to which runstop submits a job and then returns; other backends run it in the launching process."""
 
     def submit(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
-        """Return the id of the job that now runs the plan in its folder, `forced` findings kept beside it.
+        """Submit a job that runs the plan in its folder, and return its id; `forced` findings are recorded in job.json.
 
         Raises:
-            SubmitError: the backend refuses it, in its own words, and `folder` is as it was; or its answer is lost.
+            SubmitError: the backend refuses it, and `folder` is unchanged; or its answer is lost.
         """
 
     def submitted(self, folder: Path) -> Sequence[str]:
-        """Return the ids of jobs that are queued or running for a run folder, whether or not anybody has noted them.
+        """Return the ids of jobs that are queued or running for a run folder, whether or not job.json has them.
 
         Raises:
-            SubmitError: the queue cannot be asked.
+            SubmitError: the queue cannot be reached.
         """
 
     def resume(
         self, folder: Path, *, trials_left: int, walltime_min: int | None = None, arguments: Sequence[str] = ()
     ) -> str:
-        """Return the id of a job that goes on with a run; one that is refused leaves the folder as it was.
+        """Submit a job that continues a run, and return its id; if it is refused, the folder is unchanged.
 
-        `walltime_min` is what each trial may take from now on; `arguments` are more for the backend's command.
+        `walltime_min` is the new time limit of each trial; `arguments` are added to the backend's command.
 
         Raises:
-            SubmitError: the backend refuses it, in its own words.
+            SubmitError: the backend refuses it, with the backend's message.
         """
 
-    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
-        """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+    def exclude_nodes(self, plan: Plan, nodes: Sequence[str]) -> str:
+        """Return the override, quoted for a shell, that excludes these nodes in addition to those excluded already."""
 
 
 @runtime_checkable
 class SharesNodes(Queue, Protocol):
-    """A queue one of whose jobs may run several runs, one after another on the same nodes."""
+    """A queue that can run several runs in one job, one after another on the same nodes."""
 
     def shares_nodes(self, plans: Sequence[Plan]) -> bool:
-        """Return whether runs of these plans can follow each other on the same nodes, in one job."""
+        """Return whether runs of these plans can share one job."""
 
     def prepare_shared(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> None:
-        """Write into a run's folder what a job needs that it shares with other runs."""
+        """Write the files that a shared job needs into a run's folder."""
 
     def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
-        """Return the id of one job that now runs several prepared runs, one after another; `folder` is the job's own.
+        """Submit one job that runs several prepared runs one after another; return its id. `folder` is the job's.
 
         Raises:
             SubmitError: as `submit`.
         """
 
-    def note_shared(self, folder: Path) -> None:
-        """Enter the jobs of a shared job's folder into its runs', where that has not been done."""
+    def record_shared_jobs(self, folder: Path) -> None:
+        """Record the jobs of a shared job's or an array's folder in job.json of its runs, if they are not recorded."""
+
+
+@runtime_checkable
+class SubmitsArrays(SharesNodes, Protocol):
+    """A queue that can run several runs as the tasks of one job array."""
+
+    def arrays(self, plans: Sequence[Plan]) -> list[list[int]]:
+        """Return the positions of plans, grouped into those that one job array can run, each as one task."""
+
+    def submit_array(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
+        """Submit one job array with a task for each prepared run; return the array's id. `folder` is the array's.
+
+        Raises:
+            SubmitError: as `submit`.
+        """

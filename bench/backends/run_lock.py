@@ -1,4 +1,4 @@
-"""The lock of a run on this machine: who holds it drives the run's commands, and it goes when that process does."""
+"""The lock of a run: the process that drives the run holds it, and its end releases the lock."""
 
 import fcntl
 import os
@@ -13,19 +13,19 @@ from bench.errors import ConfigError
 
 @contextmanager
 def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Iterator[None]:
-    """Hold the lock of a run, or of a study, which says that this process drives it.
+    """Hold the lock of a run or study while this process drives it.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process holds the lock.
     """
     with (folder / run_files.RUN_LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                f"another process drives this {noun}",
+                f"another process is driving this {noun}",
                 where=str(folder),
-                fix=fix or f"python -m bench watch {folder}",
+                fix=fix or f"runstop watch {folder}",
                 rule="CFG-05",
             ) from error
         except OSError:  # the file system has no locks
@@ -36,7 +36,7 @@ def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Itera
 
 
 def driver(folder: Path) -> tuple[str, int] | None:
-    """Return host and process that hold a run's lock; None if none does."""
+    """Return host and process id of the process that holds a run's lock; None if it is free."""
     lock = folder / run_files.RUN_LOCK
     if not lock.exists() or not is_locked(str(lock)):
         return None

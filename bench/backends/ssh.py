@@ -1,6 +1,6 @@
-"""Hosts without a scheduler as a backend: ssh starts a process on each of them, which has the ranks as children.
+"""The ssh backend, for hosts without a scheduler: ssh starts a process on each host, whose children are the ranks.
 
-The process that asks for the run drives it, as on one machine: when it ends, or loses a host, the ranks of all end.
+The launching process drives the run, as on one machine: when it ends, or loses a host, all ranks end.
 """
 
 import shlex
@@ -26,13 +26,13 @@ from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
 
 _OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": "10"}
 _ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
-"""A host whose power or network is gone is noticed after 15 s."""
-ASKING_S = 60
-NO_SUCH = 127
+"""A host without power or network is detected after 15 s."""
+PROBE_TIMEOUT_S = 60
+COMMAND_NOT_FOUND = 127
 
 
 class SshBackend(LocalBackend):
-    """Differs from one machine in where the ranks are, and in what can be asked before they start."""
+    """As the local backend, with ranks on other hosts and checks of these hosts before the start."""
 
     tiers: tuple[Tier, ...] = ("laptop", "login")
 
@@ -40,14 +40,14 @@ class SshBackend(LocalBackend):
         return {"laptop": LAPTOP, "login": LOGIN}
 
     def subject(self, plan: Plan, tier: Tier) -> Subject:
-        return Subject(plan, "", answers=_ask_all(plan) if tier == "login" else {})
+        return Subject(plan, "", answers=_probe_hosts(plan) if tier == "login" else {})
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return dict(plan.environment)
 
     @contextmanager
     def nodes(self, plan: Plan, folder: Path) -> Iterator[Nodes]:
-        """Yield the nodes that run a plan's commands: a process on each host, or in a container there."""
+        """Yield the nodes that run a plan's commands: one process per host, or one container per host."""
         names = _names(plan)
         commands = {name: command(plan, folder, number, name) for number, name in enumerate(names)}
         with remote.opened(plan, folder, _address(names[0], plan), commands) as nodes:
@@ -57,23 +57,23 @@ class SshBackend(LocalBackend):
 def command(plan: Plan, folder: Path, number: int, name: str) -> list[str]:
     """Return the command that starts a node's process on its host."""
     if containers.is_ours(plan):
-        member = remote.member_words(folder, number, python="python")
+        member = remote.member_command(folder, number, python="python")
         return on_host(plan, name, containers.line(plan, folder, member, name=name))
-    member = remote.member_words(folder, number, python=_python(plan))
+    member = remote.member_command(folder, number, python=_python(plan))
     variables = [f"{key}={value}" for key, value in (python_paths() | {NODE_VARIABLE: name}).items()]
     return on_host(plan, name, shlex.join(["exec", "env", *variables, *member]))
 
 
 def on_host(plan: Plan, name: str, line: str) -> list[str]:
-    """Return the command that has a host's shell run a line; this machine needs no ssh to reach itself."""
+    """Return the command that runs a shell line on a host; on this machine without ssh."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return ["sh", "-c", line]
     return ["ssh", "-T", *_options(plan), "--", name, line]
 
 
 def _options(plan: Plan) -> list[str]:
-    """Return the options of ssh: those of the cluster first, since ssh takes the first value of each."""
-    ours = [word for key, value in (_OPTIONS | _ALIVE).items() for word in ("-o", f"{key}={value}")]
+    """Return ssh's options: the cluster's first, since ssh uses the first value of each option."""
+    ours = [part for key, value in (_OPTIONS | _ALIVE).items() for part in ("-o", f"{key}={value}")]
     return [*(plan.config.cluster.ssh or Ssh()).options, *ours]
 
 
@@ -86,56 +86,58 @@ def _python(plan: Plan) -> str:
 
 
 def _address(name: str, plan: Plan) -> str:
-    """Return where ssh finds a host, which is where the ranks of the others look for rank 0."""
-    answer = _asked(["ssh", "-G", *_options(plan), "--", name])
-    found = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("hostname ")]
-    return found[0] if found else name.rpartition("@")[2]
+    """Return the address that ssh resolves a host to; ranks on other hosts connect to rank 0 there."""
+    answer = _run(["ssh", "-G", *_options(plan), "--", name])
+    addresses = [line.partition(" ")[2] for line in answer.out.splitlines() if line.startswith("hostname ")]
+    return addresses[0] if addresses else name.rpartition("@")[2]
 
 
-def _ask_all(plan: Plan) -> dict[str, Future[Answer]]:
-    """Ask every host at once whether it can be reached, and has what starts ranks."""
+def _probe_hosts(plan: Plan) -> dict[str, Future[Answer]]:
+    """Probe all hosts at the same time: whether they can be reached and can start ranks."""
     container = plan.config.container
     variables = [f"{key}={value}" for key, value in python_paths().items()]
     line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.driver"])
     if containers.is_ours(plan):
         engine = container.runtime.name
-        line = f"command -v {engine} >/dev/null || {{ echo {engine}: command not found >&2; exit {NO_SUCH}; }}"
-        line += f"; {engine} version >/dev/null"  # docker's asks its daemon
+        line = (
+            f"command -v {engine} >/dev/null || {{ echo {engine}: command not found >&2; exit {COMMAND_NOT_FOUND}; }}"
+        )
+        line += f"; {engine} version >/dev/null"  # docker version also needs the daemon
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return {name: pool.submit(_asked, on_host(plan, name, line)) for name in _names(plan)}
+        return {name: pool.submit(_run, on_host(plan, name, line)) for name in _names(plan)}
 
 
-def _asked(words: Sequence[str]) -> Answer:
+def _run(words: Sequence[str]) -> Answer:
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=ASKING_S, check=False
+            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PROBE_TIMEOUT_S, check=False
         )
     except FileNotFoundError as error:
-        return Answer(NO_SUCH, "", f"{error.filename}: command not found on this machine")
+        return Answer(COMMAND_NOT_FOUND, "", f"{error.filename}: command not found on this machine")
     except subprocess.TimeoutExpired:
-        return Answer(1, "", f"no answer within {ASKING_S} s")
+        return Answer(1, "", f"no answer within {PROBE_TIMEOUT_S} s")
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def reached(subject: Subject) -> Iterator[Finding | str]:
-    """Yield the hosts that cannot be reached, or have nothing to start ranks with."""
+    """Yield the hosts that cannot be reached or cannot start ranks."""
     for name, future in subject.answers.items():
         answer = future.result()
         if answer.exit_code == 0:
             yield name
             continue
-        what, rule = remote.recognised(answer.err, f"exit code {answer.exit_code}")
+        what, rule = remote.find_rule(answer.err, f"exit code {answer.exit_code}")
         yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
 
 
 def groups(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the hosts' groups of GPUs are not the replicas of the model."""
+    """Yield the hosts whose GPU group size differs from the size of a model replica."""
     plan, world = subject.plan, subject.plan.world
     size = world.tp * world.pp * world.cp
     for host in map(cluster.parsed, plan.config.cluster.hosts or []):
         if host.group_size not in (None, size):
-            what = f"{host.name} has groups of {host.group_size} GPUs, and a replica of the model takes {size}"
-            fix = f"let parallel.tp x pp x cp be {host.group_size}, or leave the groups out"
+            what = f"{host.name} has groups of {host.group_size} GPUs; a replica of the model needs {size}"
+            fix = f"make parallel.tp x pp x cp equal to {host.group_size}, or leave the groups out"
             yield broken("HST-11", what, "cluster.hosts", fix=fix)
 
 

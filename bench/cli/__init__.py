@@ -1,4 +1,4 @@
-"""The verbs of `runstop`, which is `python -m bench`: arguments in, printing out, no logic."""
+"""The command line of `runstop`: parse arguments, call one verb, print its result."""
 
 import argparse
 import logging
@@ -18,13 +18,13 @@ LAUNCH = "launch"
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one verb and return its exit code.
 
-    It is 0 for done, 1 if a log proves nothing, 2 for a bad request, and 128 + the number of a signal that ended it.
+    0: success. 1: a log is not valid, or a check failed. 2: bad input. 128 + N: signal N ended it.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == [LAUNCH]:
-        return _launch(words[1:])
-    args = _parsed(words)
-    _say_more(args.verbose)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == [LAUNCH]:
+        return _launch(argv[1:])
+    args = _parse(argv)
+    _set_log_level(args.verbose)
     with exit_code_of_signals():
         try:
             with output_is_written():
@@ -35,45 +35,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments; KEY=VALUE may stand before and behind options, of which argparse knows one place only."""
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments. KEY=VALUE may come before and after options; argparse alone accepts only one place."""
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's completion function
         import argcomplete
 
         argcomplete.autocomplete(parser)
     args, rest = parser.parse_known_args(argv)
-    if rest and not (hasattr(args, "overrides") and all("=" in word or word.startswith("~") for word in rest)):
+    if rest and not (hasattr(args, "overrides") and all("=" in text or text.startswith("~") for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if any(word.startswith("-") for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word.startswith('-'))}")
+    if any(text.startswith("-") for text in rest):
+        parser.error(f"unrecognized arguments: {' '.join(text for text in rest if text.startswith('-'))}")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args
 
 
-def _say_more(level: int) -> None:
-    """Make our own modules log to stderr: their steps with -v, and everything with -vv."""
-    shown = {0: logging.WARNING, 1: logging.INFO}.get(level, logging.DEBUG)
+def _set_log_level(verbosity: int) -> None:
+    """Log to stderr: warnings by default, INFO with -v, DEBUG with -vv. Only modules of `bench` are affected."""
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     logger, handler = logging.getLogger("bench"), logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger.handlers = [handler]
-    logger.setLevel(shown)
+    logger.setLevel(level)
 
 
-def _launch(words: Sequence[str]) -> None:
+def _launch(argv: Sequence[str]) -> None:
     """Pass the arguments to the Hydra application, which reads sys.argv."""
     from bench.launch.__main__ import main as launch
 
-    sys.argv = [f"runstop {LAUNCH}", *words]
+    sys.argv = [f"runstop {LAUNCH}", *argv]
     launch()
 
 
 def _parser() -> argparse.ArgumentParser:
-    called = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
-        prog="runstop" if called == "runstop" else "python -m bench",
-        description="runstop: plan, run and judge LLM training benchmarks.",
+        prog="runstop",
+        description="runstop: plan, run and evaluate LLM benchmarks.",
         epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -89,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the version; it is looked up only when it is asked for."""
+    """Prints the version; looking it up runs git, so that it is done only for --version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> NoReturn:
         print(version_line())
@@ -97,17 +96,17 @@ class _Version(argparse.Action):
 
 
 def version_line() -> str:
-    """Return what `--version` prints."""
+    """Return the line that `--version` prints."""
     import bench
 
     return f"runstop {bench.__version__}"
 
 
 def _add_launch(verbs: arguments.Verbs) -> None:
-    """Add the verb for the help and the completion; `main` hands its words to Hydra before they are parsed."""
+    """Add `launch` for --help and shell completion only: `main` passes its arguments to Hydra unparsed."""
     parser = verbs.add_parser(
         LAUNCH,
-        help="compose, plan, check, run or submit: a Hydra application, as python -m bench.launch",
+        help="plan and check a benchmark, then run it or submit its job (a Hydra application)",
         add_help=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -118,7 +117,7 @@ def _add_launch(verbs: arguments.Verbs) -> None:
 
 
 def _complete_overrides(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:  # argparse has no public list of them
+    for action in parser._actions:  # argparse has no public list of actions
         if action.dest == "overrides":
             action.completer = _overrides  # type: ignore[attr-defined]
 
@@ -126,5 +125,5 @@ def _complete_overrides(parser: argparse.ArgumentParser) -> None:
 def _overrides(prefix: str, parsed_args: argparse.Namespace, **ignored: object) -> list[str]:
     from bench.planning import compose
 
-    words = [word for word in getattr(parsed_args, "overrides", None) or [] if isinstance(word, str)]
-    return compose.completions(prefix, words, config_dir=getattr(parsed_args, "config_dir", None))
+    overrides = [text for text in getattr(parsed_args, "overrides", None) or [] if isinstance(text, str)]
+    return compose.completions(prefix, overrides, config_dir=getattr(parsed_args, "config_dir", None))

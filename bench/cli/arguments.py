@@ -1,4 +1,4 @@
-"""Build the parser of one verb, which is named after its function, and check the values of its arguments."""
+"""Build the argument parser of a verb and check argument values."""
 
 import argparse
 import gzip
@@ -19,45 +19,43 @@ _EXAMPLE_WIDTH = 78
 
 
 def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
-    """Return the parser of a verb that is named after its function; its help ends with a line to paste."""
+    """Return the parser of a verb. The verb has the name of its function; its help ends with an example."""
     name = run.__name__.removeprefix("_")
     parser = verbs.add_parser(
         name,
         help=help,
         description=help,
-        epilog=pasteable(f"python -m bench {name} {example}"),
+        epilog=pasteable(f"runstop {name} {example}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "-v", "--verbose", action="count", default=0, help="say more on stderr of what is done; -vv says all"
-    )
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log steps to stderr; -vv logs details")
     parser.set_defaults(verb=run)
     return parser
 
 
 def takes_runs(parser: argparse.ArgumentParser, help: str, *, metavar: str = "RUN") -> None:
-    """Let a verb take run folders, or none; `run_folders` returns which are meant."""
+    """Accept zero or more run folders; `run_folders` resolves them."""
     parser.add_argument("runs", nargs="*", type=Path, metavar=metavar, help=help)
 
 
 def takes_json(parser: argparse._ActionsContainer, objects: str = "one JSON object") -> None:
-    """Let a verb print JSON instead of tables; `objects` is what it prints then."""
+    """Add --json; `objects` describes in the help what it prints."""
     parser.add_argument("--json", action="store_true", help=f"print {objects}")
 
 
 def pasteable(command: str) -> str:
-    """Return an example as the end of a help text, on lines that a narrow terminal does not break."""
+    """Return an example for the end of a help text, in lines short enough for a narrow terminal."""
     lines = ["  "]
-    for word in command.split(" "):
-        if len(lines[-1]) + len(word) > _EXAMPLE_WIDTH - 2:
+    for argument in command.split(" "):
+        if len(lines[-1]) + len(argument) > _EXAMPLE_WIDTH - 2:
             lines[-1] += "\\"
             lines.append("    ")
-        lines[-1] += f"{word} "
+        lines[-1] += f"{argument} "
     return "\n".join(["example:", *(line.rstrip() for line in lines)])
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders and files that are meant: the newest run for `latest`, and where none is named."""
+    """Resolve paths: `latest` and an empty list mean the newest run."""
     from bench.runs import run
 
     return [run.resolved(path) for path in paths or [Path(run.LATEST)]]
@@ -66,14 +64,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 def positive(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text}")
     return number
 
 
 def count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a count")
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
     return number
 
 
@@ -83,22 +81,22 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @contextmanager
 def plain(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield each log as a file that can be read several times: what is none is copied to a temporary folder.
+    """Yield each log as a file that can be read several times; pipes and .gz files are copied to a temporary folder.
 
     Raises:
-        LogError: a packed log is damaged.
+        LogError: a .gz log is damaged.
     """
     with tempfile.TemporaryDirectory(prefix="runstop-") as scratch:
         yield [_plain(path, Path(scratch, str(number))) for number, path in enumerate(paths)]
 
 
 def _plain(path: Path, folder: Path) -> Path:
-    """Return the path itself, or that of a copy in a new folder; a file that is not there is left to the reader."""
+    """Return the path itself, or that of a copy in a new folder; the reader reports a missing file."""
     copy = folder / ("stdin" if path == STDIN else path.name.removesuffix(".gz"))
     folder.mkdir()
     if path == STDIN:
         _unpack(sys.stdin.buffer, copy, path)
-    elif path.is_fifo() or _is_packed(path):
+    elif path.is_fifo() or _is_gzip(path):
         with path.open("rb") as source:
             _unpack(source, copy, path)
     else:
@@ -106,16 +104,16 @@ def _plain(path: Path, folder: Path) -> Path:
     return copy
 
 
-def _is_packed(path: Path) -> bool:
+def _is_gzip(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    except OSError:  # the reader says what is the matter
+    except OSError:  # the reader reports the cause
         return False
 
 
 def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
-    """Copy a stream to a file, unpacked if gzip packed it."""
+    """Copy a stream to a file; decompress it if it is gzip data."""
     with copy.open("wb") as target:
         head = source.read(len(_GZIP_MAGIC))
         target.write(head)
@@ -128,6 +126,8 @@ def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
         with gzip.open(packed) as stream, copy.open("wb") as target:
             shutil.copyfileobj(stream, target)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = f"the log cannot be unpacked: {error}"
-        raise LogError(what, where=str(path), fix="pack it again with gzip, or name it unpacked") from error
+        what = f"the log cannot be decompressed: {error}"
+        raise LogError(
+            what, where=str(path), fix="compress it again with gzip, or give the uncompressed file"
+        ) from error
     packed.unlink()

@@ -1,4 +1,4 @@
-"""The verbs that compare runs: two systems with each other, and a task with its own past."""
+"""The verbs `compare` (two sets of runs) and `history` (the results of a task over time)."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from bench.cli import arguments
 from bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bench.history.regression import Past
+    from bench.history.regression import TaskHistory
 
 _PAIRINGS = ("auto", "block", "order", "none")
 
@@ -18,24 +18,24 @@ def _add_compare(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _compare,
-        help="say what the runs of two systems prove about their difference, and what else differs",
+        help="compare two sets of runs: the difference with its confidence, and which settings differ",
         example="'runs/*bf16*' 'runs/*fp8*' --measurement step_time",
     )
-    what = "a run folder, a log, a folder of runs, a quoted pattern of them, or STUDY/ARM"
-    parser.add_argument("sides", nargs="+", metavar="RUNS", help=f"twice: {what}")
+    what = "a run folder, a log, a folder of runs, a quoted pattern, or STUDY/ARM"
+    parser.add_argument("run_sets", nargs="+", metavar="RUNS", help=f"exactly two, each {what}")
     parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
     parser.add_argument(
         "--margin",
         type=arguments.positive,
         default=2.0,
         metavar="PERCENT",
-        help="a difference within it does not matter (default: 2)",
+        help="differences up to this count as equal (default: 2)",
     )
     parser.add_argument(
         "--pairing",
         choices=_PAIRINGS,
         default="auto",
-        help="auto: by block in a study, in order of time where the runs took turns, else none",
+        help="how runs are paired: auto (default) pairs by block in a study, by time if the runs alternated, else none",
     )
     arguments.takes_json(parser)
 
@@ -45,16 +45,16 @@ def _compare(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.history import compare
     from bench.results.comparison import Pairing, Verdict
-    from bench.studies.measured import side
+    from bench.studies.measured import run_set
 
-    if len(args.sides) != 2:
+    if len(args.run_sets) != 2:
         raise ConfigError(
-            f"{len(args.sides)} sets of runs, and two are compared",
+            f"compare needs exactly two arguments, not {len(args.run_sets)}",
             where="compare",
-            fix="quote patterns, so that the shell leaves them as they are: 'runs/*bf16*' 'runs/*fp8*'",
+            fix="give two sets of runs; quote patterns against the shell: 'runs/*bf16*' 'runs/*fp8*'",
         )
     compared = compare.compared(
-        *(side(text) for text in args.sides),
+        *(run_set(text) for text in args.run_sets),
         measurement=args.measurement,
         pairing=None if args.pairing == "auto" else Pairing[args.pairing],
         margin=args.margin / 100,
@@ -71,32 +71,38 @@ def _add_history(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _history,
-        help="list what a task measured in the past, and check whether its newest runs are worse",
+        help="list past results of a task, and check the newest runs for a regression",
         example="lora_8b --check 2",
     )
-    parser.add_argument("task", nargs="?", metavar="TASK", help="(default: a list of all tasks)")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)")
+    parser.add_argument("task", nargs="?", metavar="TASK", help="(default: list all tasks)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="folder that holds the run folders (default: LOGDIR, else runs)"
+    )
     parser.add_argument(
         "--measurement",
         metavar="NAME",
-        help="(default: throughput per GPU, else throughput; the best rate of each kernel, or throughput and median "
-        "latency of each load)",
+        help="(default: throughput per GPU, else throughput; for kernels the best rate of each; for serving the "
+        "throughput and median latency of each load)",
     )
-    parser.add_argument("--rebuild", action="store_true", help="read every log again")
+    parser.add_argument("--rebuild", action="store_true", help="ignore the cache and read every log again")
     parser.add_argument(
         "--check",
         type=arguments.positive,
         metavar="PERCENT",
-        help="exit with 1 if the newest runs are proven to be worse than the ones before, and by more than this, or "
-        "if nothing could be judged",
+        help="exit with 1 if the newest runs are significantly worse than earlier runs by more than this, or if no run "
+        "could be checked",
     )
     parser.add_argument(
-        "--newest", type=arguments.count, default=1, metavar="N", help="runs that are checked (default: 1)"
+        "--newest", type=arguments.count, default=1, metavar="N", help="number of newest runs to check (default: 1)"
     )
     parser.add_argument(
-        "--earlier", type=arguments.count, default=10, metavar="N", help="runs before them that count (default: 10)"
+        "--earlier",
+        type=arguments.count,
+        default=10,
+        metavar="N",
+        help="number of earlier runs to compare with (default: 10)",
     )
-    arguments.takes_json(parser, "one JSON object per run, or per check")
+    arguments.takes_json(parser, "one JSON object per run, or per check with --check")
 
 
 def _history(args: argparse.Namespace) -> int:
@@ -107,31 +113,31 @@ def _history(args: argparse.Namespace) -> int:
     from bench.runs import run as runs
 
     root = args.folder or runs.root()
-    pasts = history.of_task(history.pasts(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
-    history.check_measured(pasts, args.measurement)
+    histories = history.of_task(history.histories(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
+    history.check_measured(histories, args.measurement)
     if args.check:
-        return _check(pasts, args)
+        return _check(histories, args)
     if args.json:
-        for past in pasts:
-            for run in past.runs:
-                print(history_sheets.run_json(past, run))
+        for task_history in histories:
+            for run in task_history.runs:
+                print(history_sheets.run_json(task_history, run))
     elif args.task:
-        for past in pasts:
-            for of in history_sheets.shown_of(past, args.measurement):
-                sheet.show(history_sheets.past_sheet(past, of))
+        for task_history in histories:
+            for measurement in history_sheets.shown_measurements(task_history, args.measurement):
+                sheet.show(history_sheets.runs_sheet(task_history, measurement))
     else:
-        sheet.show(history_sheets.list_sheet(root, pasts, args.measurement))
+        sheet.show(history_sheets.list_sheet(root, histories, args.measurement))
     return 0
 
 
-def _check(pasts: "Sequence[Past]", args: argparse.Namespace) -> int:
-    """Print whether the newest runs are worse than the ones before; return 1 if one of them is, or none was judged."""
+def _check(histories: "Sequence[TaskHistory]", args: argparse.Namespace) -> int:
+    """Print whether the newest runs are worse than earlier ones; return 1 if any is, or if none could be checked."""
     from bench.console import history as history_sheets
     from bench.console import sheet
     from bench.history.regression import Change, judge_all
 
     how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
-    judgements = judge_all(pasts, args.measurement, **how)
+    judgements = judge_all(histories, args.measurement, **how)
     if args.json:
         for judgement in judgements:
             print(history_sheets.judgement_json(judgement))

@@ -1,4 +1,4 @@
-"""The verb that brings container images to a cluster."""
+"""The verb `image`: import container images for Pyxis and Enroot, list and verify them."""
 
 import argparse
 import os
@@ -13,41 +13,46 @@ def _add_image(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _image,
-        help="bring container images into a folder for Pyxis and Enroot, list and verify them",
+        help="import container images for Pyxis and Enroot into a folder, list and verify them",
         example="import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="import|list|verify")
     raw = argparse.RawDescriptionHelpFormatter
     source = actions.add_parser(
         "import",
-        help="import an image, unless it is there already",
-        epilog=arguments.pasteable(
-            "python -m bench image import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images"
-        ),
+        help="import an image if the folder does not have it yet",
+        epilog=arguments.pasteable("runstop image import nvcr.io/nvidia/pytorch:25.11-py3 --dir /shared/images"),
         formatter_class=raw,
     )
     source.add_argument(
         "source", metavar="SOURCE", help="nvcr.io/nvidia/pytorch:TAG, docker://…, dockerd://IMAGE:TAG, or a .sqsh file"
     )
-    source.add_argument("--again", action="store_true", help="also if it is there: a tag may have moved")
+    source.add_argument(
+        "--again",
+        dest="reimport",
+        action="store_true",
+        help="import even if the folder has it: a tag may point to a new image",
+    )
     listed = actions.add_parser(
         "list",
         help="show a folder's images, and files in it that are not images",
-        epilog=arguments.pasteable("python -m bench image list --dir /shared/images"),
+        epilog=arguments.pasteable("runstop image list --dir /shared/images"),
         formatter_class=raw,
     )
     file = actions.add_parser(
         "verify",
-        help="read an image's file in full and say what is wrong with it",
-        epilog=arguments.pasteable("python -m bench image verify /shared/images/NAME-sha256-0123456789ab.sqsh"),
+        help="read an image file in full and report what is wrong with it",
+        epilog=arguments.pasteable("runstop image verify /shared/images/NAME-sha256-0123456789ab.sqsh"),
         formatter_class=raw,
     )
     file.add_argument("file", type=Path, metavar="FILE")
     for action in (source, listed):
         folder = Path(os.environ.get("IMAGES", "images"))
-        action.add_argument("--dir", type=Path, default=folder, help="of images (default: $IMAGES, or images)")
+        action.add_argument("--dir", type=Path, default=folder, help="folder of images (default: $IMAGES, else images)")
     for action in (source, file):
-        action.add_argument("--arch", choices=("x86_64", "aarch64"), help="of the nodes (default: as this machine)")
+        action.add_argument(
+            "--arch", choices=("x86_64", "aarch64"), help="architecture of the nodes (default: that of this machine)"
+        )
     for action in (source, listed, file):
         arguments.takes_json(action)
 
@@ -61,8 +66,12 @@ def _import_image(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.images import importer
 
-    how = importer.How(architecture=args.arch, again=args.again, progress=image_sheets.shown)
-    imported = importer.bring(args.source, args.dir, how=how, say=lambda line: print(line, file=sys.stderr, flush=True))
+    options = importer.ImportOptions(
+        architecture=args.arch, reimport=args.reimport, progress=image_sheets.show_progress
+    )
+    imported = importer.import_image(
+        args.source, args.dir, options=options, say=lambda line: print(line, file=sys.stderr, flush=True)
+    )
     if args.json:
         print(masked_json.line(image_sheets.imported_json(imported)))
     else:

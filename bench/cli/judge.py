@@ -1,4 +1,4 @@
-"""The verbs that read what runs leave behind."""
+"""The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ def _add_watch(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _watch,
-        help="show trials while they run, and what lies ahead of them",
+        help="show running trials, with a forecast of when they reach the target",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     source = parser.add_mutually_exclusive_group()
@@ -28,22 +28,34 @@ def _add_watch(verbs: arguments.Verbs) -> None:
         type=Path,
         default=[],
         metavar="PATH",
-        help="a run folder (default: latest, the newest one), or logs that may not exist yet",
+        help="a run folder (default: latest, the newest run), or logs that may not exist yet",
     )
-    source.add_argument("--replay", type=Path, metavar="FILE", help="watch a finished log as if it were written now")
+    source.add_argument("--replay", type=Path, metavar="FILE", help="replay a finished log as if it were running")
     parser.add_argument(
-        "--speed", type=arguments.positive, default=60.0, metavar="N", help="of the replay (default: 60 times)"
+        "--speed", type=arguments.positive, default=60.0, metavar="N", help="speed factor of --replay (default: 60)"
     )
-    parser.add_argument("--once", action="store_true", help="show it once and exit")
+    parser.add_argument("--once", action="store_true", help="print the current state once and exit")
     parser.add_argument(
-        "--interval", type=arguments.positive, metavar="S", help="default: 1 on a terminal, 60 in a pipe"
+        "--interval",
+        type=arguments.positive,
+        metavar="S",
+        help="seconds between updates (default: 1 on a terminal, 60 in a pipe)",
     )
-    parser.add_argument("--until-target", action="store_true", help="exit 0 once the target is reached, 1 if it is not")
-    parser.add_argument("--walltime", type=arguments.positive, metavar="MIN", help="what ends each trial of a bare log")
     parser.add_argument(
-        "--trials", type=arguments.count, default=1, metavar="N", help="how many trials a log will hold (default: 1)"
+        "--until-target",
+        action="store_true",
+        help="exit 0 as soon as the target is reached, 1 if the trial ends without",
     )
-    arguments.takes_json(parser, "one JSON object each time")
+    parser.add_argument(
+        "--walltime",
+        type=arguments.positive,
+        metavar="MIN",
+        help="time limit of each trial, for a log without a run folder",
+    )
+    parser.add_argument(
+        "--trials", type=arguments.count, default=1, metavar="N", help="how many trials each log will have (default: 1)"
+    )
+    arguments.takes_json(parser, "one JSON object per update")
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -62,16 +74,16 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _add_parse(verbs: arguments.Verbs) -> None:
-    parser = arguments.add(verbs, _parse, help="say what a log proves", example="runs/*/result_0.txt --official 5.1.0")
+    parser = arguments.add(verbs, _parse, help="check a log", example="runs/*/result_0.txt --official 5.1.0")
     parser.add_argument(
         "logs",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="result_K.txt of a trial, or any log that holds one; .gz too, pipes, and - for stdin",
+        help="result_K.txt of a trial, or any log that contains MLLOG lines; .gz, pipes and - (stdin) work, too",
     )
-    parser.add_argument("--official", metavar="RULESET", help="ask MLPerf's own checker too, of training logs")
-    parser.add_argument("--num-gpus", type=arguments.count, metavar="N", help="where the log does not say")
+    parser.add_argument("--official", metavar="RULESET", help="also run MLPerf's own checker on training logs")
+    parser.add_argument("--num-gpus", type=arguments.count, metavar="N", help="GPU count, if the log does not have it")
     arguments.takes_json(parser, "one JSON object per file")
 
 
@@ -82,7 +94,7 @@ def _parse(args: argparse.Namespace) -> int:
     for log in args.logs:
         try:
             is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
-        except LogError as error:  # the other logs are judged all the same
+        except LogError as error:  # continue with the other logs
             print(masking.masked(str(error)), file=sys.stderr)
             exit_code = max(exit_code, error.exit_code)
         else:
@@ -92,7 +104,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 
 def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
-    """Print what a log proves; return whether that is a valid trial, also to the official checker if it is asked."""
+    """Print the result of a log; return whether it is valid, by the official checker as well if --official is given."""
     from bench.console import sheet
     from bench.mlperf import log as logs
     from bench.mlperf import reader
@@ -106,15 +118,15 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
-        if unused and not kind.KINDS[judged.kind].has_referee:
+        if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} with the log of a task that trains nothing",
+                f"{' and '.join(unused)} does not apply: this is not a training log",
                 where=str(path),
-                fix="leave that out for this log: only logs of training have a use for it",
+                fix="leave it out for this log",
             )
-        judged = kind.refereed(judged, file, [args.official] if args.official else [])
+        judged = kind.with_official_verdicts(judged, file, [args.official] if args.official else [])
     loads.keep(judged)
-    shown = kinds.of(judged.kind)
+    shown = kinds.report_of(judged.kind)
     trial: ShownTrial[Any] = ShownTrial(str(path), judged)
     if args.json:
         about: dict[str, Any] = {
@@ -126,7 +138,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         about |= {"valid": judged.of_kind.valid, "problems": judged.problems} | shown.json_fields(judged.of_kind)
         about |= {"measurements": [asdict(one) for one in judged.of_kind.measurements]}
         official = [asdict(verdict) for verdict in judged.verdicts]
-        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_referee else {})))
+        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_official_rules else {})))
     else:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
@@ -137,10 +149,10 @@ def _add_why(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _why,
-        help="explain a run that failed or is stuck, from what it left behind",
+        help="diagnose a failed or stuck run from its logs",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    what = "run folders (default: latest, the newest one); files are one run together"
+    what = "run folders (default: latest, the newest run); several files are read as one run"
     arguments.takes_runs(parser, what, metavar="RUN|FILE")
     arguments.takes_json(parser, "one JSON object per run")
 
@@ -163,7 +175,7 @@ def _add_score(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _score,
-        help="work out what the runs of a folder are worth by the official rules",
+        help="compute the MLPerf score of the runs in a folder",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     parser.add_argument(
@@ -171,9 +183,11 @@ def _add_score(verbs: arguments.Verbs) -> None:
         nargs="?",
         type=Path,
         metavar="DIR",
-        help="a run folder (default: latest, the newest one), or another one that holds result_*.txt",
+        help="a run folder (default: latest, the newest run), or any folder with result_*.txt",
     )
-    parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
+    parser.add_argument(
+        "--ruleset", help="MLPerf ruleset, such as 5.1.0 (default: the one in force at the time of the runs)"
+    )
     arguments.takes_json(parser)
 
 
@@ -195,17 +209,17 @@ def _add_report(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _report,
-        help="write results as a page, tables and figures; several sets are compared",
+        help="write results as a page, tables and figures; several run folders are compared",
         example="runs/20261121-lora70b-dgx2-acbd -o report",
     )
-    what = "a folder of result_K.txt, some of the files of one, or a folder of such folders (default: latest)"
+    what = "a run folder, some of its result_K.txt, or a folder of run folders (default: latest, the newest run)"
     arguments.takes_runs(parser, what)
-    parser.add_argument("-o", "--out", type=Path, help="folder that gets report.html, *.csv and *.png")
-    parser.add_argument("--title", help="headline of the page")
-    parser.add_argument("--num-gpus", type=int, metavar="N", help="where the logs do not say")
+    parser.add_argument("-o", "--out", type=Path, help="folder to write report.html, *.csv and *.png to")
+    parser.add_argument("--title", help="title of the page")
+    parser.add_argument("--num-gpus", type=int, metavar="N", help="GPU count, if the logs do not have it")
     rows = parser.add_mutually_exclusive_group()
     arguments.takes_json(rows, "one JSON object per trial")
-    rows.add_argument("--csv", action="store_true", help="print one line per trial")
+    rows.add_argument("--csv", action="store_true", help="print CSV, one line per trial")
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -229,7 +243,10 @@ def _report(args: argparse.Namespace) -> int:
 
 def _add_rules(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
-        verbs, _rules, help="say what a numbered rule means, how it shows and what to do", example="PYX-05"
+        verbs,
+        _rules,
+        help="explain numbered rules: what is wrong, how to recognize it, how to fix it",
+        example="PYX-05",
     )
     parser.add_argument("ids", nargs="*", metavar="RULE", help="such as PYX-05 (default: list them all)")
     arguments.takes_json(parser, "one JSON object per rule")
@@ -239,15 +256,15 @@ def _rules(args: argparse.Namespace) -> int:
     from bench.console import diagnosis as explanation_sheets
     from bench.console import sheet
 
-    found = explanation_sheets.named_rules(args.ids)
+    rules = explanation_sheets.named_rules(args.ids)
     if args.json:
-        for rule in found:
+        for rule in rules:
             print(masked_json.line(asdict(rule)))
     elif args.ids:
-        for rule in found:
+        for rule in rules:
             sheet.show(explanation_sheets.rule_sheet(rule))
     else:
-        sheet.show(explanation_sheets.rules_sheet(found))
+        sheet.show(explanation_sheets.rules_sheet(rules))
     return 0
 
 
@@ -263,17 +280,28 @@ def _add_pack(verbs: arguments.Verbs) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="a folder of result_K.txt; several of one benchmark are merged",
+        help="a run folder; several of one benchmark are combined",
     )
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="new folder for the package")
-    parser.add_argument("--org", required=True, help="who submits")
-    parser.add_argument("--system", metavar="NAME", help="what the system is called (default: as the logs say)")
-    parser.add_argument("--ruleset", help="as 5.1.0 (default: the one in force when the runs were made)")
-    parser.add_argument("--division", choices=("closed", "open"), help="(default: as the logs say)")
     parser.add_argument(
-        "--describe", nargs="+", type=Path, default=[], metavar="FILE", help="<system>.json as a person filled it in"
+        "-o", "--out", type=Path, required=True, metavar="DIR", help="new folder for the package (must not exist)"
     )
-    parser.add_argument("--force", action="store_true", help="pack what could not be submitted; the package says so")
+    parser.add_argument("--org", required=True, help="name of the submitting organization")
+    parser.add_argument("--system", metavar="NAME", help="name of the system (default: from the logs)")
+    parser.add_argument(
+        "--ruleset", help="MLPerf ruleset, such as 5.1.0 (default: the one in force at the time of the runs)"
+    )
+    parser.add_argument("--division", choices=("closed", "open"), help="(default: from the logs)")
+    parser.add_argument(
+        "--describe",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="the completed system description <system>.json",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="pack even if it cannot be submitted; the package is marked"
+    )
     arguments.takes_json(parser)
 
 
@@ -304,10 +332,10 @@ def _add_verify(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _verify,
-        help="check that a run folder is as its run left it: logs, plan, script and config",
+        help="check that the logs, plan, script and config of a run folder are unchanged since the run",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    arguments.takes_runs(parser, "run folders, or copies of them (default: latest, the newest one)")
+    arguments.takes_runs(parser, "run folders, or copies of them (default: latest, the newest run)")
     arguments.takes_json(parser, "one JSON object per run")
 
 

@@ -1,4 +1,4 @@
-"""The verbs that plan, check, start and end runs."""
+"""The verbs plan, doctor, render, runs, logs, cancel and resume."""
 
 import argparse
 import sys
@@ -14,8 +14,8 @@ from bench.contract import plan_kinds
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for runstop launch")
+    parser.add_argument("--config-dir", type=Path, help="folder with a site's own conf/ files")
 
 
 def _composed(args: argparse.Namespace) -> "Plan":
@@ -26,17 +26,22 @@ def _composed(args: argparse.Namespace) -> "Plan":
 
 def _add_plan(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
-        verbs, _plan, help="work out what a run would do", example="task=lora70b cluster=dgx2 parallel.tp=8 --json"
+        verbs,
+        _plan,
+        help="show what a run would do, without running it",
+        example="task=lora70b cluster=dgx2 parallel.tp=8 --json",
     )
     _takes_overrides(parser)
-    arguments.takes_json(parser, "plan.json, or the layouts, instead of a table")
+    arguments.takes_json(parser, "plan.json (with --layouts: the layouts) instead of a table")
     parser.add_argument(
         "--layouts",
         action="store_true",
-        help="list what parallel.tp, pp, cp and sp can be where they are null, best first",
+        help="list possible values of parallel.tp, pp, cp and sp where they are null, best first",
     )
     parser.add_argument(
-        "--memory", action="store_true", help="list what Llama 2's sizes need to be trained, beside a published table"
+        "--memory",
+        action="store_true",
+        help="list the training memory of Llama 2 7B, 13B and 70B next to a published table",
     )
 
 
@@ -70,9 +75,9 @@ def _plan_memory(args: argparse.Namespace) -> int:
 
     if args.overrides or args.layouts or args.json:
         raise ConfigError(
-            "the tables of memory are of fixed models, and text only",
+            "plan --memory takes no overrides and no other options: its models are fixed",
             where="plan --memory",
-            fix="leave out the rest; the memory of one task stands in `plan task=…`",
+            fix="leave out the rest; for the memory of one task use runstop plan task=…",
         )
     task = ("task=pretrain_7b", "cluster=dgxh200")
     configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
@@ -85,16 +90,16 @@ def _add_doctor(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _doctor,
-        help="say what would fail later: in the plan and its script, at this site's Slurm, on the nodes",
+        help="check a plan before it runs: plan and script, this site's Slurm, the nodes",
         example="task=lora70b cluster=dgx2 --tier canary",
     )
     _takes_overrides(parser)
     parser.add_argument(
         "--tier",
         choices=("laptop", "login", "canary", "nodes"),
-        help="how far to look, each beyond the one before: plan and script, this site's Slurm "
-        "and files, a job on one node, a job on all of them that measures "
-        "their speed (default: login where sbatch is, else laptop)",
+        help="how far to check, each tier includes the ones before: laptop (plan and script), login (this site's Slurm "
+        "and files), canary (a job on one node), nodes (a job on all nodes that measures their speed) "
+        "(default: login if sbatch is installed, else laptop)",
     )
     arguments.takes_json(parser)
 
@@ -121,7 +126,7 @@ def _add_render(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _render,
-        help="write the sbatch script of a run: it alone is the whole run",
+        help="print the sbatch script of a run (self-contained)",
         example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
     )
     _takes_overrides(parser)
@@ -131,7 +136,7 @@ def _render(args: argparse.Namespace) -> int:
     from bench import backends, preflight
 
     plan = _composed(args)
-    text = backends.of(plan).render(plan)
+    text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
     print(text, end="")
     return 0
@@ -139,16 +144,20 @@ def _render(args: argparse.Namespace) -> int:
 
 def _add_runs(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
-        verbs, _runs, help="list runs: where their jobs stand, and what came of them", example="--watch"
+        verbs, _runs, help="list runs with the state of their jobs and their results", example="--watch"
     )
     parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="of run folders (default: LOGDIR, else runs)"
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="folder that holds the run folders (default: LOGDIR, else runs)",
     )
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
     parser.add_argument(
-        "--limit", type=arguments.count, metavar="N", default=30, help="only the newest N (default: 30)"
+        "--limit", type=arguments.count, metavar="N", default=30, help="list only the newest N (default: 30)"
     )
-    parser.add_argument("--watch", action="store_true", help="list them again every 10 s until none is active")
+    parser.add_argument("--watch", action="store_true", help="repeat every 10 s until no run is active")
     arguments.takes_json(parser, "one JSON object per run")
 
 
@@ -157,17 +166,19 @@ def _runs(args: argparse.Namespace) -> int:
     from bench.runs import run
 
     root = args.folder or run.root()
-    run_sheets.show(root, active=args.active, again=args.watch, as_json=args.json, limit=args.limit)
+    run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
     return 0
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:
-    parser = arguments.add(verbs, _logs, help="print what a run's job and ranks wrote", example="latest --follow")
+    parser = arguments.add(verbs, _logs, help="print the output of a run's job and ranks", example="latest --follow")
     parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest one)"
+        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest run)"
     )
-    parser.add_argument("--follow", "-f", action="store_true", help="go on until the run has ended")
-    parser.add_argument("--lines", "-n", type=arguments.count, metavar="N", help="only the last N lines of each file")
+    parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
+    parser.add_argument(
+        "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
+    )
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -182,17 +193,17 @@ def _add_cancel(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _cancel,
-        help="end a run; finished trials are kept",
+        help="cancel a run; finished trials are kept",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest one")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest run")
 
 
 def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
     for folder in arguments.run_folders(args.folders):
-        print(f"job {resume.cancel(folder)} is cancelled; python -m bench resume {folder} goes on with it")
+        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {folder}")
     return 0
 
 
@@ -200,15 +211,22 @@ def _add_resume(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _resume,
-        help="go on with a run that has ended: finished trials stay, the others get another attempt",
+        help="resume a run that has ended: finished trials are kept, the others get another attempt",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest one")
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest run")
     parser.add_argument(
-        "--walltime", type=arguments.count, metavar="MIN", help="of each trial that is left (default: as planned)"
+        "--walltime",
+        type=arguments.count,
+        metavar="MIN",
+        help="time limit of each remaining trial (default: as planned)",
     )
     parser.add_argument(
-        "--sbatch", action="append", default=[], metavar="OPTION", help="one more for sbatch: --sbatch=--exclude=dgx-7"
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option for sbatch, such as --sbatch=--exclude=dgx-7",
     )
 
 

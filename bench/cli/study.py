@@ -1,4 +1,4 @@
-"""The verb that runs studies, and shows where they stand."""
+"""The verb `study`: run the missing runs of a study and show its tables."""
 
 import argparse
 from pathlib import Path
@@ -17,22 +17,31 @@ def _add_study(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _study,
-        help="run what a study lacks, and show its tables beside what is published",
+        help="run the missing runs of a study, and show its tables next to published figures",
         example="tiny cluster=local --dry-run",
     )
     name = parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="of a file in conf/study, or the folder of a study (default: list them)"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a study in conf/study, or the folder of a study (default: list all studies)",
     )
     name.completer = _names  # type: ignore[attr-defined]
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of every run, as for bench.launch")
-    parser.add_argument("--config-dir", type=Path, help="a site's own conf/ files, its study/ and published/ too")
-    parser.add_argument("--runs", type=arguments.count, metavar="N", help="of each arm (default: as the study says)")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="overrides for every run, as for runstop launch"
+    )
+    parser.add_argument(
+        "--config-dir", type=Path, help="folder with a site's own conf/ files, including study/ and published/"
+    )
+    parser.add_argument("--runs", type=arguments.count, metavar="N", help="runs of each arm (default: as in the study)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="show the arms as planned, and start nothing")
-    what.add_argument("--table", action="store_true", help="only read what there is")
+    what.add_argument("--dry-run", action="store_true", help="show the planned arms without starting anything")
+    what.add_argument(
+        "--table", action="store_true", help="show the tables of the existing runs without starting anything"
+    )
     what.add_argument("--list", action="store_true", help="list the studies")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="folder that gets index.html, table.md, .csv, .tex and figures"
+        "-o", "--out", type=Path, metavar="DIR", help="folder to write index.html, table.md, .csv, .tex and figures to"
     )
     arguments.takes_json(parser)
 
@@ -42,7 +51,9 @@ def _study(args: argparse.Namespace) -> int:
     from bench.studies.run_missing import run_missing
 
     if args.out and (args.dry_run or args.list or args.name is None):
-        raise ConfigError("no tables to write", where="--out", fix="name a study, without --dry-run and --list")
+        raise ConfigError(
+            "there are no tables to write", where="--out", fix="give the name of a study, without --dry-run and --list"
+        )
     if args.list or args.name is None:
         return _list(args)
     if (Path(args.name) / studies.STUDY).exists():
@@ -62,13 +73,13 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _check_only_read(args: argparse.Namespace) -> None:
-    """Raise ConfigError where a study's folder is named, and something else is asked for than to read it."""
+    """Raise ConfigError if the folder of a study is given with options that only apply to a study's name."""
     given = {"--dry-run": args.dry_run, **dict.fromkeys(args.overrides, True)}
     if unused := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"{unused[0]} with the folder of a study, which is only read",
+            f"{unused[0]} does not apply to the folder of a study: its results are only read",
             where=args.name,
-            fix="name the study instead, to run or to plan it",
+            fix="to run or plan the study, give its name instead of its folder",
         )
 
 
@@ -82,7 +93,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(masked_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
-        sheet.show(TextTable("studies", rows, columns, caption="python -m bench study NAME cluster=… --dry-run"))
+        sheet.show(TextTable("studies", rows, columns, caption="runstop study NAME cluster=… --dry-run"))
     return 0
 
 
@@ -92,12 +103,12 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.console import study as study_sheets
 
-    blocks = session.blocks_left(session.standings(ask=False))
+    blocks = session.blocks_left(session.statuses(must_query=False))
     if args.json:
         arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
         print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
-        sheet.show(study_sheets.plan_sheet(session.kept.name, session.planned, blocks))
+        sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))
     return 0
 
 

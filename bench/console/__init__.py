@@ -1,1 +1,1 @@
-"""What is printed: one file for each thing that is shown."""
+"""Tables and text for the terminal, one file for each command's output."""

@@ -1,4 +1,4 @@
-"""Show how two systems compare, and what differs between their runs."""
+"""Show the comparison of two sets of runs, and what differs between them."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from bench import masked_json
-from bench.history.compare import Compared, Side
+from bench.history.compare import Compared, RunSet
 from bench.report.tables import Row, TextTable
 from bench.results.comparison import Comparison
 
@@ -16,14 +16,18 @@ MOST_VALUES = 12
 
 
 def sheets(compared: Compared) -> list[TextTable]:
-    """Return the verdict with the values that it stands on, then what else differs."""
+    """Return the verdict with the values that it is based on, then what else differs."""
     c = compared.comparison
     rows = [("verdict", c.text, ""), *(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
     rows += [("pairs" if c.pairing.value.startswith("paired") else "runs", c.pairing.value, "")]
-    rows += [("when", _when(side), f"{name}, {len(side.folders)} run(s)") for name, side in _sides(compared)]
+    rows += [
+        ("when", _when(run_set), f"{name}, {len(run_set.folders)} run(s)") for name, run_set in _named_sets(compared)
+    ]
     rows += [("note", note, "") for note in (*c.notes, *compared.notes)]
     best = "higher" if c.higher_is_better else "lower"
-    title = f"{c.names[0]} against {c.names[1]}: {c.measurement}{f' ({c.unit})' if c.unit else ''}, {best} is better"
+    title = (
+        f"{c.names[0]} compared with {c.names[1]}: {c.measurement}{f' ({c.unit})' if c.unit else ''}, {best} is better"
+    )
     return [TextTable(title, rows), _differences(compared)]
 
 
@@ -31,20 +35,20 @@ def to_json(compared: Compared) -> str:
     """Return a comparison as one object of strict JSON."""
     c = compared.comparison
     content: dict[str, Any] = asdict(c) | {"text": c.text, "is_better": c.is_better}
-    content["runs"] = [[str(folder) for folder in side.folders] for side in compared.sides]
+    content["runs"] = [[str(folder) for folder in run_set.folders] for run_set in compared.run_sets]
     content["differences"] = {name: list(values) for name, *values in compared.differences}
     content["notes"] = [*c.notes, *compared.notes]
     return masked_json.line(content)
 
 
-def _sides(compared: Compared) -> "zip[tuple[str, Side]]":
-    return zip(compared.comparison.names, compared.sides, strict=True)
+def _named_sets(compared: Compared) -> "zip[tuple[str, RunSet]]":
+    return zip(compared.comparison.names, compared.run_sets, strict=True)
 
 
 def _values_row(c: Comparison, place: int) -> Row:
     values = (c.first, c.second)[place]
     if not values:
-        return c.names[place], "", "no value"
+        return c.names[place], "", "not measured"
     deviation = f" ± {number(stdev(values), like=values)}" if values[1:] else ""
     listed = ", ".join(number(value, like=values) for value in values[:MOST_VALUES])
     more = f" and {len(values) - MOST_VALUES} more" if values[MOST_VALUES:] else ""
@@ -52,26 +56,26 @@ def _values_row(c: Comparison, place: int) -> Row:
 
 
 def number(value: float, *, like: Sequence[float]) -> str:
-    """Return a value with as many decimals as show five digits of values like these."""
+    """Return a value with as many decimals as five significant digits of `like` need."""
     size = abs(fmean(like))
     return f"{value:,.{max(0, 4 - math.floor(math.log10(size))) if 0 < size < math.inf else 2}f}"
 
 
 def _ratio_rows(c: Comparison) -> list[Row]:
-    """Return the ratio with its intervals, and what decided; no row for a comparison without numbers."""
+    """Return the ratio with its intervals and tests; no row for a comparison without numbers."""
     if c.ratio is None or c.low is None or c.high is None or c.p_equivalent is None or c.spread is None:
         return []
     interval = f"{100 * c.confidence:g} % t-interval {c.low:.4f} to {c.high:.4f}"
     bootstrap = f"; BCa bootstrap {c.bootstrap[0]:.4f} to {c.bootstrap[1]:.4f}" if c.bootstrap else ""
     return [
         (f"{c.names[0]} / {c.names[1]}", f"{c.ratio:.4f}", f"{interval}{bootstrap}"),
-        ("spread of runs", f"{100 * c.spread:.2f} %", "standard deviation from run to run"),
-        ("equivalence", f"p = {c.p_equivalent:.2g}", f"two one-sided t-tests against a margin of {100 * c.margin:g} %"),
+        ("run-to-run variation", f"{100 * c.spread:.2f} %", "standard deviation"),
+        ("equivalence", f"p = {c.p_equivalent:.2g}", f"two one-sided t-tests, margin ±{100 * c.margin:g} %"),
     ]
 
 
-def _when(side: Side) -> str:
-    times = [strftime("%Y-%m-%d %H:%M", localtime(trial.began_ms / 1000)) for trial in side.trials]
+def _when(run_set: RunSet) -> str:
+    times = [strftime("%Y-%m-%d %H:%M", localtime(trial.began_ms / 1000)) for trial in run_set.trials]
     return " to ".join(dict.fromkeys((times[0], times[-1])))
 
 
@@ -79,7 +83,7 @@ def _differences(compared: Compared) -> TextTable:
     names = compared.comparison.names
     if not compared.differences:
         return TextTable(
-            "what else differs", [("nothing", "no hardware, software or setting that is known differs", "")]
+            "what else differs", [("nothing", "no known difference in hardware, software or settings", "")]
         )
-    rows = [(name, *(value or "not known" for value in values)) for name, *values in compared.differences]
+    rows = [(name, *(value or "unknown" for value in values)) for name, *values in compared.differences]
     return TextTable("what else differs", rows, columns=("", *names))

@@ -1,4 +1,4 @@
-"""Show what checks found: the doctor's, the explanation of a failure, what was verified, and the rules."""
+"""Show the results of doctor, why, verify and rules."""
 
 import difflib
 import re
@@ -14,20 +14,21 @@ from bench.runs.verification import Compared, Verification
 
 
 def check_sheets(checked: Sequence[Checked]) -> list[TextTable]:
-    """Return a tier's findings, if there are any, errors first, and what was looked at."""
-    found = preflight.findings(checked)
-    num_made = sum(not check.unknown for check in checked)
-    counts = [_count(num_made, "check"), _count(len(found), "finding") if found else "all fine"] if num_made else []
-    counts += [f"{len(checked) - num_made} not made"] if num_made < len(checked) else []
-    title, looked_at = f"{checked[0].tier}: {', '.join(counts)}", [_check_row(check) for check in checked]
-    if not found:
-        return [TextTable(title, looked_at)]
-    return [findings_sheet(found, title=title), TextTable(f"{checked[0].tier}: what was checked", looked_at)]
+    """Return a tier's problems, if there are any, errors first, and the list of its checks."""
+    findings = preflight.findings(checked)
+    num_done = sum(not check.unknown for check in checked)
+    counts = (
+        [_count(num_done, "check"), _count(len(findings), "problem") if findings else "all passed"] if num_done else []
+    )
+    counts += [f"{len(checked) - num_done} not done"] if num_done < len(checked) else []
+    title, rows = f"{checked[0].tier}: {', '.join(counts)}", [_check_row(check) for check in checked]
+    if not findings:
+        return [TextTable(title, rows)]
+    return [findings_sheet(findings, title=title), TextTable(f"{checked[0].tier}: all checks", rows)]
 
 
-def findings_sheet(found: Sequence[Finding], *, title: str) -> TextTable:
-    """Return what is wrong with a plan, where, and what to do."""
-    rows = [(f.rule, f.severity, f.what, f.where, f.fix) for f in found]
+def findings_sheet(findings: Sequence[Finding], *, title: str) -> TextTable:
+    rows = [(f.rule, f.severity, f.what, f.where, f.fix) for f in findings]
     return TextTable(title, rows, ("rule", "severity", "what", "where", "fix"))
 
 
@@ -36,14 +37,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _check_row(check: Checked) -> Row:
-    """Return what was checked, what came of it, and by which rules."""
-    verdict = "not checked" if check.unknown else "found" if check.findings else "fine"
+    """Return what was checked, the outcome, and the rules of the check."""
+    verdict = "not checked" if check.unknown else "problem" if check.findings else "passed"
     rules = f"({', '.join(check.rules)})" if check.rules else ""
     return check.what, verdict, "  ".join(filter(None, (check.unknown or check.seen, rules)))
 
 
 def explanation_sheet(explanation: Explanation) -> TextTable:
-    """Return the explanation as rows to print."""
     where = f"{explanation.file}:{explanation.line}" if explanation.file else ""
     rows = [
         ("rule", explanation.rule or "none", explanation.title),
@@ -57,23 +57,23 @@ def explanation_sheet(explanation: Explanation) -> TextTable:
 
 
 _CHECKSUM = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
-_COLUMNS = ("what", "expected", "found", "verified")
+_COLUMNS = ("what", "expected", "actual", "verified")
 
 
 def verification_sheet(verification: Verification) -> TextTable:
-    """Return what was compared, what is wrong first; files of one folder that are as expected share a row."""
+    """Return what was compared, mismatches first; files of one folder that are as expected share a row."""
     failed = [each for each in verification.compared if each.passed is False]
-    fine = [each for each in verification.compared if each.passed is not False]
+    passed = [each for each in verification.compared if each.passed is not False]
     verdict = "not verified" if failed else "verified"
     rules = dict.fromkeys(each.rule for each in failed if each.rule)
     caption = "\n".join(f"{rule}: {RULES[rule].title}; {RULES[rule].fix}" for rule in rules)
-    rows = [*map(_compared_row, failed), *_compared_rows(fine)]
+    rows = [*map(_compared_row, failed), *_compared_rows(passed)]
     return TextTable(f"{verification.folder}: {verdict}", rows, _COLUMNS, caption=caption)
 
 
-def _compared_rows(fine: list[Compared]) -> Iterator[tuple[str, ...]]:
+def _compared_rows(passed: list[Compared]) -> Iterator[tuple[str, ...]]:
     folders: dict[str, int] = {}
-    for each in fine:
+    for each in passed:
         parent = each.what.rpartition("/")[0]
         if not parent or each.what.endswith("/"):
             yield _compared_row(each)
@@ -85,36 +85,34 @@ def _compared_rows(fine: list[Compared]) -> Iterator[tuple[str, ...]]:
 
 def _compared_row(each: Compared) -> tuple[str, ...]:
     what = f"{each.rule} {each.what}" if each.rule else each.what
-    found = "as expected" if each.passed else _short(each.found)
-    return what, _short(each.expected), found, {True: "yes", False: "no", None: ""}[each.passed]
+    actual = "as expected" if each.passed else _short(each.actual)
+    return what, _short(each.expected), actual, {True: "yes", False: "no", None: ""}[each.passed]
 
 
 def _short(text: str) -> str:
-    """Return a text with its checksums cut to what one compares by eye."""
+    """Return a text with its checksums cut to 12 digits."""
     return _CHECKSUM.sub(r"\1…", text)
 
 
 def named_rules(ids: Sequence[str]) -> list[Rule]:
-    """Return the rules of these ids, or all of them.
+    """Return the rules of these IDs, or all of them.
 
     Raises:
-        ConfigError: there is no such rule.
+        ConfigError: an ID is unknown.
     """
     for id in ids:
         if id.upper() not in RULES:
             near = ", ".join(difflib.get_close_matches(id.upper(), RULES, n=3))
             fix = f"did you mean {near}? " if near else ""
-            raise ConfigError(f"no rule {id!r}", where="command line", fix=f"{fix}python -m bench rules lists them all")
+            raise ConfigError(f"unknown rule {id!r}", where="command line", fix=f"{fix}runstop rules lists all rules")
     return [RULES[id.upper()] for id in ids] or list(RULES.values())
 
 
 def rule_sheet(rule: Rule) -> TextTable:
-    """Return one rule."""
-    signs = [("shows as", sign.pattern.decode(errors="replace"), "") for sign in rule.signs]
+    signs = [("recognized by", sign.pattern.decode(errors="replace"), "") for sign in rule.signs]
     return TextTable(rule.id, [("what", rule.title, ""), ("fix", rule.fix, ""), *signs])
 
 
 def rules_sheet(rules: Sequence[Rule]) -> TextTable:
-    """Return all rules, one line each."""
     rows = [(rule.id, rule.title) for rule in rules]
-    return TextTable("rules", rows, ("rule", "what is wrong"), "python -m bench rules RULE says what to do")
+    return TextTable("rules", rows, ("rule", "what is wrong"), "to see how to fix a rule: runstop rules RULE")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.images.importer import Imported
-from bench.images.store import SHORT, Entry, Record
+from bench.images.store import DIGEST_DIGITS, Entry, Record
 from bench.report.tables import Row, TextTable
 from bench.rules.finding import Finding
 
@@ -20,76 +20,78 @@ def imported_sheet(imported: Imported) -> TextTable:
     record = imported.record
     is_tag = record.source.startswith(("docker", "podman")) and "@sha256:" not in record.source
     since = "" if imported.is_new else f"since {record.imported}"
-    since += "; its tag may name another image by now: --again imports that" if since and is_tag else ""
+    since += "; the tag may point to a newer image: --again imports it" if since and is_tag else ""
     rows = [("image", str(imported.path), since), *_rows(record)]
-    return TextTable("imported" if imported.is_new else "there already", rows, caption=f"export CONT={imported.path}")
+    return TextTable(
+        "imported" if imported.is_new else "already imported", rows, caption=f"export CONT={imported.path}"
+    )
 
 
 def verified_sheet(path: Path, record: Record | None, faults: list[Finding]) -> TextTable:
-    """Return what is known of an image's file, and what is wrong with it."""
-    verdict = ("intact", "no" if faults else "yes", "" if faults else "content, name and record agree")
+    """Return the record of an image file, and what is wrong with it."""
+    verdict = ("intact", "no" if faults else "yes", "" if faults else "content, name and record match")
     wrong = [(fault.rule, fault.what, f"fix: {fault.fix}") for fault in faults]
     return TextTable(str(path), [verdict, *wrong, *(_rows(record) if record else [])])
 
 
 def list_sheet(folder: Path, entries: list[Entry]) -> TextTable:
-    """Return the images of a folder, one line each."""
     rows = [_line(entry) for entry in entries]
-    caption = "content is not read here: python -m bench image verify FILE" if rows else "no images here"
-    return TextTable(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "wrong"), caption)
+    caption = "to check the content of a file: runstop image verify FILE" if rows else "no images in this folder"
+    return TextTable(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "problems"), caption)
 
 
 def imported_json(imported: Imported) -> dict[str, Any]:
-    """Return the imported image as JSON."""
     return {"path": str(imported.path), "is_new": imported.is_new, "record": dataclasses.asdict(imported.record)}
 
 
 def verified_json(path: Path, record: Record | None, faults: list[Finding]) -> dict[str, Any]:
-    """Return what is known of an image's file, as JSON."""
     wrong = [dataclasses.asdict(fault) for fault in faults]
     return {"path": str(path), "intact": not faults, "faults": wrong, "record": record and dataclasses.asdict(record)}
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return one entry of a folder of images, as JSON."""
     return dataclasses.asdict(entry) | {"path": str(entry.path)}
 
 
 def _rows(record: Record) -> list[Row]:
     marker = record.marker or {}
     versions = marker.get("versions")
-    made_of = ", ".join(f"{key} {value}" for key, value in versions.items()) if isinstance(versions, dict) else ""
+    contents = ", ".join(f"{key} {value}" for key, value in versions.items()) if isinstance(versions, dict) else ""
     system = (record.os_release or {}).get("PRETTY_NAME", "")
     return [
         ("source", record.source, f"by {record.importer}, {record.imported}"),
         ("sha256", record.sha256, f"{record.size_bytes / 2**30:.3f} GiB"),
-        ("made for", record.architecture or "", system if record.architecture else "no program in it that says"),
-        ("marker", str(marker.get("name") or ""), "" if marker else "none: not built from containers/"),
+        (
+            "architecture",
+            record.architecture or "",
+            system if record.architecture else "unknown: the image has no program",
+        ),
+        ("marker", str(marker.get("name") or ""), "" if marker else "none: the image was not built from containers/"),
         *((key, str(marker[key]), "") for key in ("base", "digest", "commit") if marker.get(key)),
-        *([("versions", made_of, "")] if made_of else []),
+        *([("versions", contents, "")] if contents else []),
     ]
 
 
 def _line(entry: Entry) -> tuple[str, ...]:
     record = entry.record
-    known = (record.source, record.imported, record.sha256[:SHORT]) if record else ("", "", "")
+    known = (record.source, record.imported, record.sha256[:DIGEST_DIGITS]) if record else ("", "", "")
     wrong = "; ".join(f"{fault.rule} {fault.what}" for fault in entry.faults)
     return entry.path.name, known[0], f"{entry.size_bytes / 2**30:.3f}", known[1], known[2], wrong
 
 
 PIPE_S, TERMINAL_S = 60.0, 1.0
-"""Between two lines in a pipe, and two pictures on a terminal."""
+"""Seconds between two lines in a pipe, and between two updates on a terminal."""
 
 
 @contextmanager
-def shown(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) -> Iterator[None]:
-    """Show how long the block has taken and how much of the image is written, until the block ends."""
+def show_progress(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) -> Iterator[None]:
+    """Show the elapsed time and the written size of the image until the block ends."""
     from rich.console import Console
 
     console, began_s, is_over = Console(stderr=True), time.monotonic(), threading.Event()
     with console.status("") if sys.stderr.isatty() else _nothing() as status:
 
-        def tell() -> None:
+        def report_progress() -> None:
             while not is_over.wait(TERMINAL_S if status else every_s):
                 line = state(part, time.monotonic() - began_s)
                 if status:
@@ -97,22 +99,22 @@ def shown(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) ->
                 else:
                     say(line)
 
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
+        reporter = threading.Thread(target=report_progress, daemon=True)
+        reporter.start()
         try:
             yield
         finally:
             is_over.set()
-            teller.join()
+            reporter.join()
 
 
 def state(part: Path, elapsed_s: float) -> str:
-    """Return the time so far and the written size of the image; Enroot writes none of it before all is unpacked."""
+    """Return the elapsed time and the written size of the image; Enroot writes only after unpacking all layers."""
     written = 0
     with suppress(FileNotFoundError):
         written = part.stat().st_size
-    size = f"{written / 2**30:.2f} GiB of the image written" if written else "nothing of the image written yet"
-    return f"importing for {int(elapsed_s) // 60}:{int(elapsed_s) % 60:02}, {size}"
+    size = f"{written / 2**30:.2f} GiB written" if written else "nothing written yet"
+    return f"importing, {int(elapsed_s) // 60}:{int(elapsed_s) % 60:02} elapsed, {size}"
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""Print what a run's job and ranks wrote, without its secrets, and go on as they write more."""
+"""Print the output of a run's job and ranks with secrets masked, and follow it as it grows."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench import backends, masking
-from bench.backends.protocol import Printed
+from bench.backends.protocol import KeepsOutput
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -25,19 +25,21 @@ _PATTERNS = (
 
 
 def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
-    """Print the last lines of each file, all of them for None; with `follow`, what is added until the run has ended.
+    """Print the last lines of each file, all lines for None; with `follow`, also new lines until the run ends.
 
     Raises:
-        ConfigError: the folder is not there, or nothing has been written yet.
+        ConfigError: the folder does not exist, or nothing has been written yet.
     """
     if not folder.is_dir():
-        raise ConfigError("no such folder", where=str(folder), fix="python -m bench runs lists the runs")
+        raise ConfigError("folder not found", where=str(folder), fix="runstop runs lists the runs")
     if not any(written(folder)) and _show_printed(folder, num_lines=num_lines, follow=follow):
         return
     read: dict[Path, int] = {}
     last: Path | None = None
     while True:
-        is_over = (folder / STATUS).exists() or not follow  # asked first: what was written last is then read too
+        is_over = (
+            folder / STATUS
+        ).exists() or not follow  # checked before reading, so that the last lines are not missed
         for path in written(folder):
             limit = num_lines if path not in read else None
             lines, read[path] = _lines(path, read.get(path, 0))
@@ -49,17 +51,17 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
             break
         time.sleep(POLL_S)
     if not read:
-        raise ConfigError("neither job nor ranks have written anything", where=str(folder), fix="wait, or --follow")
+        raise ConfigError("the job and its ranks have no output yet", where=str(folder), fix="wait, or use --follow")
 
 
 def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
-    """Print what the processes of a run's job have printed, where its backend keeps that; return whether they have."""
+    """Print the output that the run's backend keeps, such as pod logs; return whether there is any."""
     read: dict[str, int] = {}
     last = ""
     while (run := _printing(folder)) is not None:
         backend = backends.get(run.backend)
-        assert isinstance(backend, Printed)
-        for name, text in backend.printed(run.id).items():
+        assert isinstance(backend, KeepsOutput)
+        for name, text in backend.output(run.id).items():
             lines = text[: text.rfind("\n") + 1].splitlines()
             new = lines[read.get(name, 0) :]
             shown = new[-num_lines:] if num_lines and name not in read else new
@@ -75,21 +77,21 @@ def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
 
 
 def _printing(folder: Path) -> Run | None:
-    """Return the run of a folder if its job's backend keeps what is printed."""
+    """Return the run of a folder if its backend keeps the output of its processes."""
     if not (folder / JOB).exists():
         return None
     run = runs.find(folder)
-    return run if run.jobs and isinstance(backends.get(run.backend), Printed) else None
+    return run if run.jobs and isinstance(backends.get(run.backend), KeepsOutput) else None
 
 
 def written(folder: Path) -> Iterator[Path]:
-    """Yield the files that job and ranks write, those of the job first, then by name."""
+    """Yield the output files of the job, then those of the ranks, by name."""
     for pattern in _PATTERNS:
         yield from sorted(path for path in folder.glob(pattern) if path.stat().st_size)
 
 
 def _lines(path: Path, start: int) -> tuple[list[str], int]:
-    """Return the whole lines of a file from a place on, and where the next one begins."""
+    """Return the complete lines of a file from an offset, and the offset of the next line."""
     with path.open("rb") as file:
         file.seek(start)
         data = file.read()
@@ -98,6 +100,6 @@ def _lines(path: Path, start: int) -> tuple[list[str], int]:
 
 
 def _print(lines: list[str]) -> None:
-    """Print lines as a terminal may show them."""
+    """Print lines with secrets masked and control characters escaped."""
     for line in masking.masked("\n".join(lines)).split("\n") if lines else []:
         print(printable(line), flush=True)

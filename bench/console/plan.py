@@ -1,4 +1,4 @@
-"""Show a plan: what a run will do, how long that would take, and what would stop it."""
+"""Show a plan: what its run does, its estimated time and memory, and what would prevent it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from bench.report.training import STEP_PARTS
 
 
 def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
-    """Print the plan as a table, and what would stop it."""
+    """Print the plan as a table, and what would prevent the run."""
     show(TextTable(f"{plan.name}: {plan.config.task.summary}", rows(plan)))
     if findings:
-        show(diagnosis.findings_sheet(findings, title="before this can run"))
+        show(diagnosis.findings_sheet(findings, title="problems to fix before the run"))
 
 
 def rows(plan: "Plan") -> list[tuple[str, str]]:
-    """Return what the plan says, by name."""
-    own = kinds.of(plan.kind).plan_rows(plan)
+    """Return the rows of a plan: name and value."""
+    own = kinds.report_of(plan.kind).plan_rows(plan)
     return [
         *own,
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
@@ -41,22 +41,23 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
 
 
 WHY = """\
-published: Run:ai 2024, "LLMs don't fit into a single GPU"; GB are 1e9 bytes, and numbers of GPUs are powers of two
-weights differ because the table takes 7, 13 and 70 billion parameters, and the models have 6.74, 13.02 and 68.98
-training: here a weight, its gradient and Adam's two moments, one number each; the table has 3.5 to 3.7 numbers a weight
-  and does not say of what. Neither counts activations, which grow with the batch; the second table does
-FP16: half of FP32 only if master weights and moments had 16 bits, too; mixed precision takes 18 bytes a weight, not 8
-INT8: it would mean gradients and moments of 8 bits, which lose the small steps of training. What 8 and 4 bits are used
-  for is the operands of GEMMs beside larger states (FP8), and frozen weights under adapters"""
+published: Run:ai 2024, "LLMs don't fit into a single GPU". 1 GB is 1e9 bytes. GPU counts are powers of two.
+weights: the published table assumes 7, 13 and 70 billion parameters; the models have 6.74, 13.02 and 68.98 billion.
+training: weights, gradients and Adam's two moments, 4 values per weight. The published table has 3.5 to 3.7 values per
+  weight without an explanation. Activations, which grow with the batch, are counted in the second table only.
+FP16: half of FP32 only if master weights and moments have 16 bits, too; mixed precision needs 18 bytes per weight.
+INT8: would mean 8-bit gradients and moments, which lose small updates. In practice 8 and 4 bits are used for the
+  operands of GEMMs with higher-precision states (FP8), and for frozen weights under adapters."""
 PLANNED = (
-    "states: weights, gradients, master weights and moments; GiB on one GPU: with rows of 4,096 tokens, one a "
-    "micro-batch, all layers recomputed, and CUDA's own memory\nGPUs: the fewest on which a split fits, of {most} at "
-    "most; tp and pp split the model, dp shards only the optimizer's states"
+    "states: weights, gradients, master weights and moments.\n"
+    "GiB on one GPU: sequences of 4,096 tokens, micro-batch 1, all layers recomputed, with CUDA context.\n"
+    "GPUs: the smallest number on which a layout fits, at most {most}; tp and pp split the model, dp shards only the "
+    "optimizer states."
 )
 
 
 def sheets(configs: dict[str, Config]) -> list[TextTable]:
-    """Return the published table beside our arithmetic, and what the engine needs; configs are by the model's name."""
+    """Return our arithmetic next to the published table, and what the engine needs; `configs` is by model name."""
     return [_published(configs), _planned(configs)]
 
 
@@ -76,21 +77,21 @@ def _published(configs: dict[str, Config]) -> TextTable:
                 *(gpus[0], str(printed.num_gpus), *gpus[1:]),
             )
         )
-    return TextTable("memory of training, by arithmetic", rows, columns, WHY)
+    return TextTable("training memory by arithmetic", rows, columns, WHY)
 
 
 def _planned(configs: dict[str, Config]) -> TextTable:
     of_gpus = (f"GPUs of {capacity} GB" for capacity in needs.CAPACITIES)
-    columns = ("model", "what is trained", "states (GB)", "GiB on one GPU", *of_gpus)
+    columns = ("model", "trained weights", "states (GB)", "GiB on one GPU", *of_gpus)
     rows = []
     for model, config in configs.items():
         for way in needs.WAYS:
             planned = needs.planned(config, way)
-            gpus = [str(count or f"over {needs.MOST_GPUS}") for count in planned.num_gpus.values()]
+            gpus = [str(count or f"more than {needs.MOST_GPUS}") for count in planned.num_gpus.values()]
             states = f"{needs.states_gb(config, way):.1f}"
             rows.append((model, way.name, states, f"{planned.one_gpu_gib:.1f}", *gpus))
     caption = PLANNED.format(most=needs.MOST_GPUS)
-    return TextTable("memory of training, as this engine does it (estimates)", rows, columns, caption)
+    return TextTable("training memory of this engine (estimates)", rows, columns, caption)
 
 
 COLUMNS = ("dp", "tp", "pp", "cp", "sp", "recomputed layers", "GiB", "fits", "step (s)")
@@ -104,13 +105,13 @@ _PART_COLUMNS = tuple(f"{_SHORT.get(name, name)} (s)" for name in STEP_PARTS)
 
 
 def sheet(plan: Plan) -> TextTable:
-    """Return every legal layout of the plan's ranks as a table, best first; sizes that the config gives are kept."""
+    """Return every possible layout of the plan's ranks, best first; sizes that the config sets are kept."""
     ranked = layouts.ranked(local_sgd.of_one_group(plan.config))
     rows = [_row(layout, plan.config.model.num_layers) for layout in ranked]
     fitting = sum(layout.memory.fits is not False for layout in ranked)
     caption = (
-        f"{len(ranked)} legal layouts, {fitting} that fit, the fastest first. GiB of a GPU's memory, the time of a "
-        "step and its parts are estimates; a layer is recomputed as a whole, or only its output of qkv or fc1"
+        f"{len(ranked)} possible layouts, {fitting} fit in GPU memory; fastest first. GiB per GPU, step time and its "
+        "parts are estimates. Recomputed layers: whole layers, or only the qkv or fc1 outputs."
     )
     title = f"{plan.name}, {plan.config.precision.name}"
     return TextTable(title, rows, (*COLUMNS, *_PART_COLUMNS), caption, num_optional=len(_PART_COLUMNS))
@@ -136,7 +137,7 @@ def _row(layout: Layout, num_layers: int) -> tuple[str, ...]:
 
 
 def _recomputed(recomputed: Recomputed, num_layers: int) -> str:
-    """Return which of a rank's layers are recomputed, short enough for a column."""
+    """Return which of a rank's layers are recomputed, in a few words."""
     counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers, "offloaded": recomputed.offloaded_layers}
     parts = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
     return f"all {num_layers}" if recomputed.full else f"{parts} of {num_layers}" if parts else "none"

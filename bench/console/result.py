@@ -1,4 +1,4 @@
-"""Show what trials are worth: one result, a set of them, their score, and the package of a submission."""
+"""Show the score of a set of trials, and the package of a submission."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def score_sheets(scored: Score) -> list[TextTable]:
-    """Return what each run adds, and what the set is worth or what keeps it from being a score."""
-    hardware = "GPUs not logged" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
+    """Return a table of the runs, and one with the score or the reasons why there is none."""
+    hardware = "GPU count not in the logs" if scored.num_gpus is None else f"{scored.num_gpus} GPUs"
     caption = f"{UNVERIFIED} {hardware}, n = {_runs(scored)}, {scored.num_failed} failed"
     rows = [_score_row(scored), *map(_finding_row, scored.findings)]
     rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
@@ -28,7 +28,7 @@ def score_sheets(scored: Score) -> list[TextTable]:
     return [runs, TextTable(title(scored.results[0]), [*rows, ("folder", scored.folder, "")], caption=caption)]
 
 
-_COLUMNS = ("log", "minutes", "samples to target", "seed", "valid", "official")
+_COLUMNS = ("log", "minutes", "samples to target", "seed", "valid", "MLPerf checker")
 
 
 def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
@@ -44,12 +44,12 @@ def _run_cells(scored: Score, place: int) -> tuple[str, ...]:
 
 
 def _finding_row(finding: Finding) -> Row:
-    """Return what keeps a set from being a score; a warning does not, and says that it is one."""
+    """Return a problem of the set; only a warning shows its severity."""
     return finding.rule, "warning" if finding.severity == "warning" else "", finding.what
 
 
 def _score_row(scored: Score) -> Row:
-    what = f"score by ruleset {scored.ruleset} (min)"
+    what = f"score (min), ruleset {scored.ruleset}"
     if scored.official_minutes is None:
         return what, "none", ""
     spread = "90 % interval {:.3f} to {:.3f}".format(*scored.interval_minutes) if scored.interval_minutes else ""
@@ -57,10 +57,10 @@ def _score_row(scored: Score) -> Row:
 
 
 def _olympic_row(scored: Score) -> Row:
-    required = f" of {scored.num_runs_required} that a score takes" if scored.num_runs_required else ""
+    required = f" of {scored.num_runs_required} required" if scored.num_runs_required else ""
     runs = f"{_runs(scored)}{required}"
     if scored.olympic_minutes is None:
-        return "olympic mean (min)", "", f"{runs}, {scored.num_failed} failed: too few that count"
+        return "olympic mean (min)", "", f"{runs}, {scored.num_failed} failed: too few counted runs"
     return "olympic mean (min)", f"{scored.olympic_minutes:.3f}", runs
 
 
@@ -77,23 +77,23 @@ def _reference_row(scored: Score) -> Row:
     value = "" if ours is None else f"{ours:,.1f}"
     if mean is None or least is None:
         return "samples, olympic mean", value, ""
-    return "samples, olympic mean", value, f"reference {mean:,.1f}, accepted from {least:,.1f} on"
+    return "samples, olympic mean", value, f"reference {mean:,.1f}, accepted minimum {least:,.1f}"
 
 
 def _score_samples_row(scored: Score) -> Row:
     runs = ", ".join(f"{samples:,}: {count}" for samples, count in scored.samples_distribution.items())
-    return "runs by samples to target", runs, "" if runs else "no run that counts says its samples"
+    return "runs by samples to target", runs, "" if runs else "no counted run logs its samples"
 
 
 def package_sheet(package: Package) -> TextTable:
-    """Return what was written, what the official checkers say of it, and what a person must fill in."""
+    """Return what was written, the verdicts of the official checkers, and what the user must fill in."""
     rows: list[Row] = [_entry_row(entry, package.checked.scaling) for entry in package.entries]
     for checker, check in package.checked.checks.items():
-        rows.append((f"official {checker} checker", "passed" if check.passed else "failed", ""))
-        rows += ((f"official {checker} checker", "", message.splitlines()[0]) for message in check.messages)
+        rows.append((f"MLPerf's {checker} checker", "passed" if check.passed else "failed", ""))
+        rows += ((f"MLPerf's {checker} checker", "", message.splitlines()[0]) for message in check.messages)
     rows += ((finding.rule, finding.severity, finding.what) for finding in package.findings)
     rows += (("to fill in", file, ", ".join(fields)) for file, fields in package.todo.items())
-    verdict = "every official checker passes" if package.passed else "not fit for submission"
+    verdict = "all official checkers passed" if package.passed else "cannot be submitted"
     rows.append(("package", str(package.request.folder), verdict))
     title = f"submission of {package.request.org}, {package.division}, ruleset {package.ruleset}"
     return TextTable(title, rows, caption=UNVERIFIED)
@@ -101,5 +101,5 @@ def package_sheet(package: Package) -> TextTable:
 
 def _entry_row(entry: Entry, scaling: Mapping[str, float]) -> Row:
     factor = scaling.get(f"results/{entry.system}/{entry.benchmark}/scaling.json")
-    scaled = "" if factor is None else f"minutes are scaled by {factor:.7f}"
+    scaled = "" if factor is None else f"minutes scaled by {factor:.7f}"
     return f"{entry.system}/{entry.benchmark}", f"{len(entry.results)} runs", scaled

@@ -1,4 +1,4 @@
-"""List runs: when they began, what was asked for, where their jobs stand, and what came of their trials."""
+"""List runs: start time, overrides, job state and trial outcomes."""
 
 import time
 from collections import Counter
@@ -17,25 +17,25 @@ from bench.runs.ledger import Outcome
 from bench.runs.run import Run
 from bench.runs.summary import Summary, summary
 
-COLUMNS = ("run", "began", "job", "state", "trials", "minutes", "step time (ms)", "tokens/s", "overrides", "why")
-SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s over first")
-AGAIN_S = 10.0
+COLUMNS = ("run", "started", "job", "state", "trials", "minutes", "step time (ms)", "tokens/s", "overrides", "reason")
+SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s vs. first run")
+REFRESH_S = 10.0
 
 
-def show(root: Path, *, active: bool, again: bool, as_json: bool, limit: int | None = None) -> None:
-    """Print the runs below a folder once, or again and again until none is active; at most `limit`, the newest ones."""
+def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> None:
+    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active."""
     while True:
-        found = [run for run in run_folders.below(root) if run.is_active or not active]
-        newest = sorted(found, key=_began, reverse=True)[:limit]
+        runs = [run for run in run_folders.below(root) if run.is_active or not active]
+        newest = sorted(runs, key=_start, reverse=True)[:limit]
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
             for run, results in listed:
                 print(masked_json.line(row(run, results)), flush=True)
         else:
-            show_sheet(sheet(root, listed, num_runs=len(found)))
-        if not again or not any(run.is_active for run in found):
+            show_sheet(sheet(root, listed, num_runs=len(runs)))
+        if not watch or not any(run.is_active for run in runs):
             return
-        time.sleep(AGAIN_S)
+        time.sleep(REFRESH_S)
 
 
 def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> TextTable:
@@ -45,7 +45,7 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
             run.folder.name,
             results.started,
             ", ".join(run.jobs[-1:]),
-            run.word,
+            run.state_name,
             _trials(run),
             *_speed(results),
             results.overrides,
@@ -54,8 +54,8 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
         for run, results in runs
     ]
     active = sum(run.is_active for run, _ in runs)
-    more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older ones are not listed: --limit N"
-    caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "none"
+    more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older runs not listed: use --limit N"
+    caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "no runs in this folder"
     filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
     return TextTable(
         f"runs in {short(root)}",
@@ -66,12 +66,12 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
 
 
 def row(run: Run, results: Summary) -> dict[str, Any]:
-    """Return a run as an object of strict JSON."""
+    """Return a run as a JSON object."""
     return {
         "run": str(run.folder),
         "jobs": list(run.jobs),
-        "state": run.word,
-        "job_state": run.state and run.state.word,
+        "state": run.state_name,
+        "job_state": run.state and run.state.native_state,
         "active": run.is_active,
         "reason": _reason(run),
         "trials": _outcomes(run),
@@ -82,23 +82,23 @@ def row(run: Run, results: Summary) -> dict[str, Any]:
 
 
 def sweep_sheet(runs: Sequence[Summary]) -> TextTable:
-    """Return the runs of one command line beside each other, the first one as the baseline."""
-    words = [run.overrides.split() for run in runs]
+    """Return the runs of one sweep as a table, with the first run as the baseline."""
+    overrides = [run.overrides.split() for run in runs]
     base = runs[0].tokens_s if runs else None
     rows = []
-    for run, own in zip(runs, words, strict=True):
-        differing = " ".join(word for word in own if not all(word in others for others in words))
+    for run, own in zip(runs, overrides, strict=True):
+        differing = " ".join(each for each in own if not all(each in others for others in overrides))
         minutes, step_time, tokens_s = _speed(run)
         ratio = f"{run.tokens_s / base:.3f}" if run.tokens_s and base else ""
         rows.append((run.folder.name, differing, str(run.num_valid), step_time, minutes, tokens_s, ratio))
     caption = (
-        "Medians of each run's valid trials. Above 1 trains faster than the first run. One trial says little: whether "
-        "a small difference holds, more trials tell (trials=N)."
+        "Medians over each run's valid trials. A ratio above 1 is faster than the first run. Small differences need "
+        "more trials (trials=N)."
     )
     return TextTable("runs of this sweep", rows, SWEEP_COLUMNS, caption)
 
 
-def _began(run: Run) -> tuple[float, str]:
+def _start(run: Run) -> tuple[float, str]:
     plan = run.folder / "plan.json"
     return plan.stat().st_mtime if plan.exists() else 0.0, run.folder.name
 
@@ -111,9 +111,9 @@ def _speed(run: Summary) -> tuple[str, str, str]:
 
 
 def _outcomes(run: Run) -> list[Outcome]:
-    """Return what the ledger says of each trial; one that was running when its job went is interrupted."""
-    cut_short = {} if run.is_active or not run.is_asked else {Outcome.running: Outcome.interrupted}
-    return [cut_short.get(outcome, outcome) for outcome in run.outcomes]
+    """Return the outcome of each trial; one that was running when its job ended is interrupted."""
+    replaced = {} if run.is_active or not run.is_queried else {Outcome.running: Outcome.interrupted}
+    return [replaced.get(outcome, outcome) for outcome in run.outcomes]
 
 
 def _trials(run: Run) -> str:
@@ -122,10 +122,10 @@ def _trials(run: Run) -> str:
 
 
 def _reason(run: Run) -> str:
-    """Return why a run waits or has failed; empty for one that is running or has succeeded."""
+    """Return why a run waits or failed; empty if it runs or succeeded."""
     if run.is_active:
         return run.state.reason if run.state else ""
     if run.has_died:
-        return "it left no last word: its batch script was killed, or the node; python -m bench resume goes on with it"
+        return "no final status: the batch script was killed or its node failed; to continue: runstop resume"
     status = run.status
     return with_rule(status.rule, status.what or "") if status and status.exit_code else ""

@@ -1,4 +1,4 @@
-"""A sheet: rows of text that become a table on a terminal and plain lines in a pipe."""
+"""Print a TextTable: as a table on a terminal, as plain lines in a pipe."""
 
 import re
 import sys
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 _STYLES = {
-    **dict.fromkeys(("yes", "passed", "proven", "fine", "COMPLETED"), "green"),
-    **dict.fromkeys(("no", "failed", "not proven", "found", "error", "aborted", "FAILED", "TIMEOUT"), "red"),
+    **dict.fromkeys(("yes", "passed", "valid", "intact", "COMPLETED"), "green"),
+    **dict.fromkeys(("no", "failed", "invalid", "problem", "error", "aborted", "FAILED", "TIMEOUT"), "red"),
     **dict.fromkeys(("warning", "interrupted", "not checked", "CANCELLED"), "yellow"),
 }
-"""Verdicts, and the colours in which a terminal shows them."""
-_VERDICT_COLUMNS = ("valid", "official", "severity", "fits", "state", "verified")
+"""Verdicts, and their colours on a terminal."""
+_VERDICT_COLUMNS = ("valid", "MLPerf checker", "severity", "fits", "state", "verified")
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
 _TEXT_WIDTH = 20
-"""Columns of text are never made narrower than this; a table that does not fit is shown row by row."""
+"""Minimum width of a text column; a table that does not fit is printed row by row."""
 _NAME_WIDTH = 44
-"""Names up to this long are never broken, so that they can be pasted."""
+"""Names up to this length are never broken, so that they can be copied."""
 _GAP = 2
-"""Blanks between two columns."""
+"""Spaces between two columns."""
 
 
 def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
-    """Print a sheet to stdout (or file). Text from logs cannot steer the terminal, and its secrets are masked.
+    """Print a sheet to stdout (or file). Control characters from logs are escaped and secrets are masked.
 
     In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
     """
@@ -48,7 +48,7 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
 
 
 def _cleaned(sheet: TextTable) -> TextTable:
-    """Return a sheet whose texts may be shown, whatever logs have brought into them."""
+    """Return a sheet with control characters escaped and secrets masked in all texts."""
     return replace(
         sheet,
         title=clean(sheet.title),
@@ -59,7 +59,7 @@ def _cleaned(sheet: TextTable) -> TextTable:
 
 
 def _table(sheet: TextTable, width: int) -> "Table":
-    """Return a sheet as a table of at most this width."""
+    """Return a table that is at most `width` wide."""
     if not sheet.columns:
         return _pairs(sheet)
     needed = [_needed(sheet, place) for place in range(len(sheet.columns))]
@@ -70,14 +70,14 @@ def _table(sheet: TextTable, width: int) -> "Table":
 
 
 def _needed(sheet: TextTable, place: int) -> int:
-    """Return the width below which a column cannot be read: that of its numbers, or of a few words of its text."""
+    """Return the minimum width of a readable column: that of its numbers, or of a few words of its text."""
     cells = [len(row[place]) for row in sheet.rows]
-    words = [len(line) for line in _heading(sheet, place).splitlines()]
+    headings = [len(line) for line in _heading(sheet, place).splitlines()]
     longest = max(cells, default=0)
     if _is_numeric(sheet, place):
-        return max(longest, *words)
-    name = max((len(word) for row in sheet.rows for word in row[place].split(" ")), default=0)
-    return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *words)
+        return max(longest, *headings)
+    name = max((len(part) for row in sheet.rows for part in row[place].split(" ")), default=0)
+    return max(min(longest, _TEXT_WIDTH), min(name, _NAME_WIDTH), *headings)
 
 
 def _is_numeric(sheet: TextTable, place: int) -> bool:
@@ -86,25 +86,25 @@ def _is_numeric(sheet: TextTable, place: int) -> bool:
 
 
 def _heading(sheet: TextTable, place: int) -> str:
-    """Return a heading, on as many lines as it takes for it to be no wider than its column or its longest word."""
+    """Return a heading, wrapped to the width of its column or of its longest word."""
     widest = max((len(row[place]) for row in sheet.rows), default=0)
     lines = [""]
-    for word in sheet.columns[place].replace("-", "-\0").replace("\0", " \0").split(" "):
-        word, gap = (word[1:], "") if word.startswith("\0") else (word, " ")
-        joined = f"{lines[-1]}{gap}{word}".strip()
+    for part in sheet.columns[place].replace("-", "-\0").replace("\0", " \0").split(" "):
+        part, gap = (part[1:], "") if part.startswith("\0") else (part, " ")
+        joined = f"{lines[-1]}{gap}{part}".strip()
         if lines[-1] and len(joined) > widest:
-            lines.append(word)
+            lines.append(part)
         else:
             lines[-1] = joined
     return "\n".join(lines)
 
 
 def _grid(sheet: TextTable, count: int, *, width_of_all: int) -> "Table":
-    """Return the first columns of a sheet, and below them what a wider terminal would show."""
+    """Return the first columns of a sheet, and a caption that names the columns left out."""
     from rich.text import Text
 
     left_out = ", ".join(sheet.columns[count:])
-    more = f"a terminal {width_of_all} letters wide also shows: {left_out}" if left_out else ""
+    more = f"not shown (needs {width_of_all} columns of terminal width): {left_out}" if left_out else ""
     table = _empty(sheet, caption="\n".join(filter(None, (sheet.caption, more))))
     for place in range(count):
         is_numeric = _is_numeric(sheet, place)
@@ -121,7 +121,7 @@ def _grid(sheet: TextTable, count: int, *, width_of_all: int) -> "Table":
 
 
 def _records(sheet: TextTable) -> "Table":
-    """Return the rows one below the other, each as names and values: where columns would be too narrow to read."""
+    """Return each row as names and values below one another, for terminals too narrow for columns."""
     from rich.text import Text
 
     table = _empty(sheet, caption=sheet.caption)
@@ -161,7 +161,7 @@ def _empty(sheet: TextTable, *, caption: str) -> "Table":
         caption=Text(caption, style="dim", justify="left"),
         box=box.SIMPLE_HEAD,
         show_edge=False,
-        padding=(0, 1, 0, 0),  # and the blank that stands where other tables have a line
+        padding=(0, 1, 0, 0),  # plus the space where tables with lines have a separator
         title_justify="left",
         caption_justify="left",
     )
@@ -180,7 +180,7 @@ if TYPE_CHECKING:
 
 
 def to_stderr() -> "Messages":
-    """Return what prints messages to stderr; a long one is left to the terminal to wrap, so that it can be pasted."""
+    """Return a console on stderr that does not wrap long lines, so that they can be copied."""
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Show a study: its tables beside what is published, its comparisons, and what its arms are planned to take."""
+"""Show a study: its tables next to published figures, its comparisons, and the planned cost of its arms."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -9,32 +9,32 @@ from bench.report.cells import cell_text, published_text
 from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
-COEFFICIENTS = "coefficients: how many times the reference's value, with the 95 % interval over pairs of runs"
+COEFFICIENTS = "coefficients: ratio to the reference arm, with 95 % interval over pairs of runs"
 MARKS = {
     "*": "* calculated from a shorter run",
-    "~": "~ estimated by the plan, nothing ran",
-    "X": "X not advisable",
+    "~": "~ estimated by the plan, not measured",
+    "X": "X not recommended",
     "-": "- no result",
 }
 
 
 def sheets(result: StudyResult) -> Iterator[TextTable]:
-    """Yield the tables of a study, and why cells are empty or marked."""
+    """Yield the tables of a study, and the reasons for empty and marked cells."""
     *others, last = [_pivot(result, table) for table in result.tables] or [_arms(result)]
     yield from others
     yield replace(last, caption=_caption(result))
     remarks = list(dict.fromkeys(_remarks(result)))
     if remarks:
-        yield TextTable("remarks", remarks, columns=("arm", "column", "why"))
+        yield TextTable("remarks", remarks, columns=("arm", "column", "reason"))
     if result.differences:
         yield _differences(result.differences, margin=result.margin)
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
-        yield TextTable("published", rows, columns=("name", "title", "where", "hardware", "date"))
+        yield TextTable("published figures", rows, columns=("name", "title", "where", "hardware", "date"))
 
 
 def to_json(result: StudyResult) -> str:
-    """Return a study as one object of strict JSON, with each verdict in words."""
+    """Return a study as one JSON object, with each verdict in words."""
     content = asdict(result)
     for raw, one in zip(content["differences"], result.differences, strict=True):
         if one.comparison is not None:
@@ -43,7 +43,7 @@ def to_json(result: StudyResult) -> str:
 
 
 def _arms(result: StudyResult) -> TextTable:
-    """Return one row for each arm, one column for each measurement, and the published figures beside it."""
+    """Return one row for each arm, one column for each measurement, and the published figures next to them."""
     published = {
         (column.measurement, one.publication): f"{column.title}, {one.publication}"
         for column in result.columns
@@ -61,7 +61,7 @@ def _arms(result: StudyResult) -> TextTable:
 
 
 def _pivot(result: StudyResult, table: Table) -> TextTable:
-    """Return one table of labels; below each number of ours stands what is published."""
+    """Return one table; below each of our numbers is the published one."""
     rows: list[tuple[str, ...]] = []
     for key, arms in table.rows:
         rows.append((*key, *(_number(result, table, arm) for arm in arms)))
@@ -89,7 +89,7 @@ def _heading(column: Column) -> str:
 def _caption(result: StudyResult) -> str:
     marks = {str(cell.mark) for row in result.rows for cell in row.cells.values()}
     lines = [
-        "mean ± sample deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
+        "mean ± standard deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
         COEFFICIENTS if any(cell.text for row in result.rows for cell in row.cells.values()) else "",
         *(text for mark, text in MARKS.items() if mark in marks),
         *result.notes,
@@ -100,9 +100,9 @@ def _caption(result: StudyResult) -> str:
 
 
 def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
-    """Yield why cells have a mark; once for all columns of an arm where they have the same reason.
+    """Yield the reasons for marked cells: arm, column and reason.
 
-    Those of published figures stand once for all arms with the same one.
+    A reason that all columns of an arm share, or all arms of a published figure, is given once.
     """
     for row in result.rows:
         reasons = [row.cells[column.measurement].reason for column in result.columns]
@@ -122,14 +122,14 @@ def _remarks(result: StudyResult) -> Iterator[tuple[str, str, str]]:
         yield arms[0] if len(arms) == 1 else f"{len(arms)} arms", what, reason
 
 
-def _differences(found: Sequence[Difference], *, margin: float) -> TextTable:
+def _differences(differences: Sequence[Difference], *, margin: float) -> TextTable:
     rows = []
-    for one in found:
+    for one in differences:
         comparison = one.comparison
         verdict = "; ".join((comparison.text, *comparison.notes)) if comparison else f"not compared: {one.reason}"
         pairs = str(len(comparison.first)) if comparison else ""
         rows.append((f"{one.first} / {one.second}", one.measurement, pairs, _percent(one), verdict))
-    caption = f"difference of run-level values, paired by block; 95 % confidence; margin {100 * margin:g} %"
+    caption = f"differences between runs of the same block; 95 % confidence; margin ±{100 * margin:g} %"
     return TextTable("comparisons", rows, ("arms", "measurement", "pairs", "difference (%)", "verdict"), caption)
 
 
@@ -142,11 +142,11 @@ def _percent(one: Difference) -> str:
 
 
 def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> TextTable:
-    """Return what the arms of a study would take; `blocks` are the arms that have no result in each block yet."""
+    """Return the planned cost of each arm; `blocks` lists the arms without a result in each block."""
     rows = [
         (
             arm.name,
-            "runs" if arm.runs else str(arm.mark),
+            "yes" if arm.runs else str(arm.mark),
             arm.layout,
             str(arm.num_ranks or ""),
             _of(arm.micro_batch_size, arm.global_batch_size),
@@ -158,10 +158,20 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         )
         for arm in arms
     ]
-    columns = ("arm", "runs", "layout", "ranks", "batch", "step time (ms)", "memory (GiB)", "GPU-hours", "limit (min)")
+    columns = (
+        "arm",
+        "can run",
+        "layout",
+        "ranks",
+        "batch",
+        "step time (ms)",
+        "memory (GiB)",
+        "GPU-hours",
+        "limit (min)",
+    )
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
     return TextTable(
-        f"{name}: {len(rows)} arms", rows, (*columns, "why"), caption="\n".join([_total(arms, blocks), *order])
+        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *order])
     )
 
 
@@ -170,16 +180,16 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     left = [by_name[name] for block in blocks for name in block]
     num_done = sum(arm.runs for arm in arms) * len(blocks) - len(left)
     if not left:
-        return f"nothing is left to run: {num_done} of {num_done} runs are done" if num_done else "no arm can run"
+        return f"all {num_done} runs are done" if num_done else "no arm can run"
     known = sum(arm.gpu_hours for arm in left if arm.gpu_hours is not None)
     unknown = len({arm.name for arm in left if arm.gpu_hours is None})
-    total = f"{len(left)} of {len(left) + num_done} runs are left"
-    total += "; step time, memory and GPU-hours of one run are estimates of the plan"
+    total = f"{len(left)} of {len(left) + num_done} runs to do"
+    total += "; step time, memory and GPU-hours per run are estimates"
     if known:
-        total += f"; {number_text(known)} GPU-hours of steps in all"
+        total += f"; {number_text(known)} GPU-hours in total"
     limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
-    total += f"; time limits of {limit_min / 60:,.1f} h in all" if limit_min else ""
-    return total + (f"; {unknown} arms have no estimate" if unknown else "")
+    total += f"; time limits add up to {limit_min / 60:,.1f} h" if limit_min else ""
+    return total + (f"; {unknown} arms without an estimate" if unknown else "")
 
 
 def _of(micro: int | None, whole: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Show what one trial is worth, with its figure."""
+"""Show the result of one trial, and draw its figures."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from bench.runs.folder import short
 
 
 def show(folder: Path, trial: Trial, judged: Judged) -> None:
-    """Draw the trial's figures, and print what it is worth."""
-    shown = kinds.of(judged.kind)
+    """Draw the trial's figures, and print its result."""
+    shown = kinds.report_of(judged.kind)
     files = [(name, short(Path(path)), why) for name, path, why in shown.files(folder, trial.index, judged.of_kind)]
     rows = [("log", short(folder / trial.log), ""), *files]
-    if not KINDS[judged.kind].has_referee:
+    if not KINDS[judged.kind].has_official_rules:
         rows.insert(0, ("as planned", "no" if judged.differences else "yes", "; ".join(judged.differences)))
     for table in shown.tables(ShownTrial(trial.log, judged), more=rows):
         sheet.show(table)

@@ -1,4 +1,4 @@
-"""Files of a run: JSON and folders replaced in one step, and checksums. Standard library only: ranks use it."""
+"""Atomic writes of JSON files and folders, and checksums. Standard library only: ranks import it."""
 
 import errno
 import hashlib
@@ -13,14 +13,14 @@ from typing import IO, Any
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file in one step: a reader, or a crash, never meets half of it.
+    """Replace a JSON file atomically: readers never see a partial file, even after a crash.
 
     Raises:
-        OSError: it could not be written in full, and the file is as it was.
+        OSError: writing failed; the file is unchanged.
     """
     part = path.with_suffix(f".part{os.getpid()}")
     try:
-        with _opened_anew(part) as file:
+        with _open_new(part) as file:
             file.write(text(content))
             file.flush()
             os.fsync(file.fileno())
@@ -30,8 +30,8 @@ def write(path: Path, content: Any) -> None:
         raise
 
 
-def _opened_anew(path: Path) -> IO[str]:
-    """Return a file that was not there: no link is followed. What a dead process left there is removed."""
+def _open_new(path: Path) -> IO[str]:
+    """Create a file without following links; a file left by a dead process is removed first."""
     try:
         return path.open("x")
     except FileExistsError:
@@ -41,98 +41,98 @@ def _opened_anew(path: Path) -> IO[str]:
 
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Put the file that is there now, or none, back if the block fails.
+    """Restore a file, or its absence, if the block fails.
 
-    This takes no room, for the disk may be full by then.
+    The backup is a hard link, which needs no space on a full disk.
     """
-    aside, is_there = path.with_suffix(".before"), path.exists()
-    aside.unlink(missing_ok=True)
-    if is_there:
-        _give_second_name(path, aside)
+    backup, exists = path.with_suffix(".before"), path.exists()
+    backup.unlink(missing_ok=True)
+    if exists:
+        _link(path, backup)
     try:
         yield
     except BaseException:
-        if is_there:
-            aside.replace(path)
-            aside.unlink(missing_ok=True)  # two names of one file: replace leaves both
+        if exists:
+            backup.replace(path)
+            backup.unlink(missing_ok=True)  # replace does nothing if both are links to one file
         else:
             path.unlink(missing_ok=True)
         raise
     with suppress(OSError):
-        aside.unlink(missing_ok=True)
+        backup.unlink(missing_ok=True)
 
 
-def _give_second_name(path: Path, aside: Path) -> None:
+def _link(path: Path, backup: Path) -> None:
     """Link a file, or copy it where the file system has no links."""
     try:
-        os.link(path, aside)
+        os.link(path, backup)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         try:
-            shutil.copy2(path, aside)
+            shutil.copy2(path, backup)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            backup.unlink(missing_ok=True)
             raise
 
 
 def text(content: Any) -> str:
-    """Return what `write` writes."""
+    """Return the text that `write` writes."""
     return json.dumps(content, indent=1) + "\n"
 
 
 def read(path: Path) -> Any:
-    """Return what a JSON file of ours holds; None if it is missing or damaged."""
+    """Return the content of a JSON file; None if it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text())
     return None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
-    found = read(path)
-    return found if isinstance(found, dict) else {}
+    """Return the JSON object in a file; empty if it is missing or damaged."""
+    content = read(path)
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a file holds."""
+    """Size and checksum of a file."""
 
     bytes: int
     sha256: str
 
 
-def of(path: Path) -> Content:
-    """Return what a file holds."""
+def checksum(path: Path) -> Content:
+    """Return the size and the SHA-256 of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Content(bytes=file.tell(), sha256=digest)
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of what a file holds, in hexadecimal."""
-    return of(path).sha256
+    """Return the SHA-256 of a file in hexadecimal."""
+    return checksum(path).sha256
 
 
 @contextmanager
 def existing(folder: Path) -> Iterator[None]:
-    """Make a folder and its parents unless they are there; if the block fails, those that were made are gone again."""
+    """Create a folder and its missing parents; if the block fails, remove those that it created."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for path in missing:
-            with suppress(OSError):  # somebody has put something there
+            with suppress(OSError):  # not empty: another process uses it
                 path.rmdir()
         raise
 
 
 @contextmanager
-def appearing(folder: Path, *, part: Path | None = None) -> Iterator[Path]:
-    """Yield a folder that takes its name when the block is done; if the block fails, nothing is left of it.
+def atomic_folder(folder: Path, *, part: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `folder` at the end of the block, and removed if the block fails.
 
-    `part` is what it is called meanwhile; what lies there already is of a process that was killed, and is removed.
+    `part` is the temporary name; a folder of that name, left by a killed process, is removed first.
     """
     part = part or folder.with_name(f"{folder.name}.part")
     with existing(part.parent):

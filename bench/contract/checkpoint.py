@@ -1,4 +1,4 @@
-"""What converted weights say about themselves, and where they lie. Ranks read it too: the standard library only."""
+"""Folders and manifests of converted checkpoints. Standard library only: ranks import it."""
 
 import json
 from enum import Enum
@@ -13,7 +13,7 @@ from bench.errors import ConfigError
 
 
 class Stored(Enum):
-    """How a checkpoint holds the linears of the layers."""
+    """How a checkpoint stores the linears of the layers."""
 
     plain = "plain"
     fp8 = "fp8"
@@ -22,14 +22,14 @@ class Stored(Enum):
 
 CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", "megatron_core_nf4"
 FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
-"""The folders inside a Hugging Face folder that its conversions go to, unless another one is named."""
+"""Default subfolders for conversions inside a Hugging Face folder."""
 MANIFEST = "manifest.json"
 SOURCE, METADATA = "config.json", "metadata.json"
-"""What a Hugging Face folder has, and a checkpoint of megatron-core."""
+"""Files that identify a Hugging Face folder, and a megatron-core checkpoint."""
 STEP = "step_"
-"""What stands before the number of the step in a checkpoint's name; one that is not there as a whole ends otherwise."""
-KEPT = 2
-"""The checkpoints of a trial that are kept; while the next one is written there is one more."""
+"""Prefix of a checkpoint's name before the step number; names of incomplete checkpoints have a suffix."""
+NUM_KEPT = 2
+"""Checkpoints kept per trial; there is one more while the next one is written."""
 MODEL_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -42,11 +42,11 @@ MODEL_FIELDS = (
     "rope_scaling_factor",
     "tied_embeddings",
 )
-"""What makes a Llama compute something else, and what shapes alone would not always tell."""
+"""Fields that must match between a checkpoint and the model; shapes alone do not show all differences."""
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of a trial's checkpoints that are there as a whole, the newest first."""
+    """Return the steps of a trial's complete checkpoints, newest first."""
     numbers = (path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*"))
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
@@ -57,12 +57,12 @@ def newest(run: Path, trial: int) -> int | None:
 
 
 def state_bytes(num_weights: int, moments: MomentPrecision) -> int:
-    """Return the size of a training state: master weights in FP32 and two moments, of each weight that is trained."""
+    """Return the size of a training state: FP32 master weights and two moments per trained weight."""
     return num_weights * (4 + 2 * (4 if moments is MomentPrecision.fp32 else 2))
 
 
-def wanted(config: Config) -> Stored:
-    """Return how the engine holds the linears, which is the smallest way to store them."""
+def preferred(config: Config) -> Stored:
+    """Return the storage of the linears that the engine uses in memory; it is also the smallest file format."""
     if config.task.generation is not None and config.task.generation.nf4:
         return Stored.nf4
     if config.task.generation is not None:
@@ -74,30 +74,30 @@ def wanted(config: Config) -> Stored:
 
 
 def is_source(folder: Path) -> bool:
-    """Return whether this is a Hugging Face folder; conversions may lie in it."""
+    """Return whether this is a Hugging Face folder, which may contain conversions."""
     return (folder / SOURCE).exists() and not (folder / METADATA).exists()
 
 
 def located(folder: Path, config: Config) -> Path:
     """Return the folder of the checkpoint: this one or, for a Hugging Face folder, its default conversion.
 
-    If there are several conversions, this is the one in the type that the engine computes from. engine=huggingface
-    reads the Hugging Face folder itself.
+    Among several conversions this is the one in the engine's precision. engine=huggingface reads the Hugging Face
+    folder itself.
     """
     if not is_source(folder) or config.huggingface is not None:
         return folder
-    own = folder / FOLDERS[wanted(config)]
+    own = folder / FOLDERS[preferred(config)]
     return own if own.exists() else folder / CONVERTED
 
 
 def first_file(folder: Path, config: Config) -> Path:
-    """Return the file that says what the checkpoint is, wherever it lies."""
-    there = located(folder, config)
-    return there / (SOURCE if is_source(there) else METADATA)
+    """Return the checkpoint's config.json or metadata.json."""
+    place = located(folder, config)
+    return place / (SOURCE if is_source(place) else METADATA)
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """Return what a conversion says of itself; nothing where there is no manifest of ours."""
+    """Return the manifest of a conversion; empty if there is none."""
     try:
         record = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -106,38 +106,38 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def stored(folder: Path) -> Stored:
-    """Return how a checkpoint holds the linears, by its manifest."""
+    """Return how a checkpoint stores the linears, by its manifest."""
     precision = manifest(folder).get("precision")
     return next((kind for kind in Stored if kind.name == precision), Stored.plain)
 
 
 def require(folder: Path, config: Config) -> None:
-    """Raise an error unless a checkpoint fits this model and precision; without a manifest nothing is checked.
+    """Refuse a checkpoint for another model or precision; a folder without a manifest is not checked.
 
     Raises:
-        ConfigError: it was converted for another model, or to FP8 or NF4 and the run does not take that.
+        ConfigError: it was converted for another model, or to FP8 or NF4, which this run cannot use.
     """
     require_model(folder, config.model)
-    found = stored(folder)
-    if found is Stored.plain or found is wanted(config):
+    precision = stored(folder)
+    if precision is Stored.plain or precision is preferred(config):
         return
     if config.task.generation is not None:
-        takes = "precision=fp8" if found is Stored.fp8 else "task.generation.nf4=true"
+        takes = "precision=fp8" if precision is Stored.fp8 else "task.generation.nf4=true"
         raise ConfigError(
-            f"the weights are in {found.name.upper()}, and the task wants {wanted(config).name.upper()}",
+            f"the weights are in {precision.name.upper()}, but the task needs {preferred(config).name.upper()}",
             where=str(folder),
-            fix=f"set {takes}, or point MODEL at a conversion that was made without --{found.name}",
+            fix=f"set {takes}, or set MODEL to a conversion without --{precision.name}",
         )
     trains = config.training.trains
-    what = f"precision is {config.precision.name}" if found is Stored.fp8 else f"trains is {trains.name}"
-    if found is Stored.fp8 and trains is Trains.qlora:
-        what = "4-bit weights are not made of FP8"
-    elif found is Stored.fp8 and trains is Trains.all:
-        what = "trains is all: only frozen weights may be in FP8"
+    what = f"precision is {config.precision.name}" if precision is Stored.fp8 else f"trains is {trains.name}"
+    if precision is Stored.fp8 and trains is Trains.qlora:
+        what = "4-bit weights cannot be converted from FP8"
+    elif precision is Stored.fp8 and trains is Trains.all:
+        what = "trains is all (only frozen weights may be in FP8)"
     raise ConfigError(
-        f"the weights are in {found.name.upper()}, and {what}",
+        f"the weights are in {precision.name.upper()}, but {what}",
         where=str(folder),
-        fix=f"set {_TAKES[found]}, or point MODEL at a conversion that was made without --{found.name}",
+        fix=f"set {_TAKES[precision]}, or set MODEL to a conversion without --{precision.name}",
     )
 
 
@@ -145,28 +145,28 @@ _TAKES = {Stored.fp8: "precision=fp8 with task.training.trains=lora", Stored.nf4
 
 
 def model_of(model: Model) -> dict[str, Any]:
-    """Return what a manifest says of a model."""
+    """Return a model's fields for a manifest."""
     return {name: getattr(model, name) for name in MODEL_FIELDS}
 
 
 def require_model(folder: Path, model: Model) -> None:
-    """Do nothing if a checkpoint was converted for this model, or is one that has no manifest of ours.
+    """Refuse a checkpoint that was converted for another model; one without a manifest is accepted.
 
     Raises:
-        ConfigError: it was converted for another one.
+        ConfigError: the model differs.
     """
     try:
         converted = manifest(folder)["model"]
         wrong = [
-            f"{name} {converted[name]} instead of {want}"
-            for name, want in model_of(model).items()
-            if converted[name] != want
+            f"{name} {converted[name]} instead of {expected}"
+            for name, expected in model_of(model).items()
+            if converted[name] != expected
         ]
     except (KeyError, TypeError):
         return
     if wrong:
         raise ConfigError(
-            f"these are not the weights of {model.name}: {', '.join(wrong)}",
+            f"the weights do not match model {model.name}: {', '.join(wrong)}",
             where=str(folder),
-            fix="choose the model= that they were converted for, or convert other weights",
+            fix="choose the model= for which they were converted, or convert the weights of this model",
         )

@@ -1,4 +1,4 @@
-"""Where a run happens: GPUs, hosts, Slurm, Kubernetes and Ray."""
+"""Settings of a cluster: GPUs, hosts, Slurm, Kubernetes and Ray."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from bench.errors import ConfigError
 
 
 class GpuRequest(Enum):
-    """How this site's Slurm is asked for GPUs."""
+    """How jobs request GPUs from this site's Slurm."""
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
@@ -18,12 +18,12 @@ class GpuRequest(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Slurm:
-    """Settings of the site, which go into the script, and of one user, which go only onto sbatch's command line."""
+    """Settings of the site, which are written to the script, and of the user, which are passed as sbatch arguments."""
 
     partition: str | None = None
     gpu_request: GpuRequest = GpuRequest.gpus_per_node
     gpu_type: str | None = None
-    """As `scontrol show node` has it (Gres=gpu:h100:8); for gpu_request=gres_typed."""
+    """As shown by `scontrol show node` (Gres=gpu:h100:8); for gpu_request=gres_typed."""
     exclusive: bool = True
     """Whole nodes, with all of their memory."""
     cpus_per_rank: int | None = None
@@ -32,13 +32,13 @@ class Slurm:
     qos: str | None = None
     reservation: str | None = None
     arguments: list[str] = field(default_factory=list)
-    """More for sbatch, such as --exclude=dgx-7 or --time=20."""
+    """Further arguments of sbatch, such as --exclude=dgx-7 or --time=20."""
 
 
 class RayCode(Enum):
-    """Where the nodes get this program from.
+    """How the nodes get this package.
 
-    uploaded: from whoever submits, with the job (py_modules), so that every node has the same.
+    uploaded: the submitting machine sends it with the job (py_modules), so all nodes have the same version.
     installed: it is part of the nodes' image or environment.
     """
 
@@ -47,7 +47,7 @@ class RayCode(Enum):
 
 
 class RaySubmission(Enum):
-    """How KubeRay hands a RayJob's entrypoint to the Ray cluster that it has made."""
+    """KubeRay's submissionMode: how a RayJob's entrypoint is submitted to its Ray cluster."""
 
     sidecar = "SidecarMode"
     k8s_job = "K8sJobMode"
@@ -55,7 +55,7 @@ class RaySubmission(Enum):
 
 
 class RayObject(Enum):
-    """What a manifest makes: a run with a cluster of its own, or a cluster that stays, for runs that are sent to it."""
+    """What a manifest creates: a RayJob with its own cluster, or a persistent RayCluster for later runs."""
 
     rayjob = "rayjob"
     raycluster = "raycluster"
@@ -63,56 +63,56 @@ class RayObject(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class KubeRay:
-    """The Ray cluster that KubeRay makes from a manifest; cluster.kubernetes says what its pods are."""
+    """The Ray cluster that KubeRay creates from a manifest; cluster.kubernetes configures its pods."""
 
     object: RayObject = RayObject.rayjob
     submission: RaySubmission = RaySubmission.sidecar
     head_works: bool = False
-    """The head's pod is one of the run's nodes; else it has no GPU, and every node is a worker's pod."""
+    """True: the head pod is one of the run's nodes. False: it has no GPU, and all nodes are worker pods."""
     head_resources: dict[str, str] = field(default_factory=lambda: {"cpu": "4", "memory": "16Gi"})
-    """Of the head's pod where it does not work."""
+    """Resources of the head pod if head_works is false."""
     keep_s: int = 60
-    """How long the cluster of a run stays once that has ended, with all that it holds."""
+    """How long a run's cluster and its objects are kept after the run (ttlSecondsAfterFinished)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ray:
-    """A Ray cluster that is there, by its address, or one that KubeRay makes."""
+    """An existing Ray cluster, given by its address, or one that KubeRay creates."""
 
     address: str | None = None
-    """Of the dashboard, which takes jobs: http://HEAD:8265."""
+    """Address of the dashboard, which accepts jobs: http://HEAD:8265."""
     cpus_per_node: int = 1
-    """What the ranks of a node reserve of its CPUs. Their GPUs are reserved by cluster.ranks_per_node."""
+    """CPUs reserved per node. GPUs are reserved by cluster.ranks_per_node."""
     resources: dict[str, float] = field(default_factory=dict)
-    """More that each node must have, such as accelerator_type:H100: 0.001."""
+    """Further resources that each node must have, such as accelerator_type:H100: 0.001."""
     environment: list[str] = field(default_factory=list)
-    """Names of variables that the job gets from whoever submits it; whoever reads the dashboard sees their values."""
+    """Names of variables passed from the submitting process to the job. The dashboard shows their values."""
     code: RayCode = RayCode.uploaded
     placement_timeout_min: int = 30
-    """How long a job waits for all of its nodes at once."""
+    """How long a job waits until all of its nodes are available."""
     version: str = "2.60.0"
-    """Ray's, of the pods that KubeRay makes; a cluster that is there says its own."""
+    """Ray version of KubeRay's pods; an existing cluster reports its own."""
     kuberay: KubeRay | None = None
 
 
 class ObjectKind(Enum):
-    """The kind of object that becomes the pods; all but `job` need their operator in the cluster."""
+    """The kind of object that creates the pods; all but `job` need their operator in the cluster."""
 
     job = "job"
-    """batch/v1: an Indexed Job, or one Job a node where the API server is older than Kubernetes 1.24."""
+    """batch/v1: an Indexed Job, or one Job per node if the API server is older than Kubernetes 1.24."""
     jobset = "jobset"
     """jobset.x-k8s.io/v1alpha2."""
     pytorchjob = "pytorchjob"
     """kubeflow.org/v1, of Kubeflow's training operator."""
     trainjob = "trainjob"
-    """trainer.kubeflow.org/v1alpha1, of Kubeflow Trainer, with a TrainingRuntime of the run's own."""
+    """trainer.kubeflow.org/v1alpha1, of Kubeflow Trainer, with a TrainingRuntime for each run."""
 
 
 class Discovery(Enum):
-    """How pods find the first one of them.
+    """How pods find the first pod.
 
-    service: by its name in the cluster's DNS, which a headless Service gives it.
-    file: by the address that it writes into the run folder, where the cluster has no DNS.
+    service: by its DNS name, from a headless Service.
+    file: by the address that it writes to the run folder, for clusters without DNS.
     """
 
     service = "service"
@@ -121,75 +121,75 @@ class Discovery(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Volume:
-    """Where a folder of pods lies: in a PersistentVolumeClaim, or in a folder that every node has. One of the two."""
+    """A volume of the pods: either a PersistentVolumeClaim, or a folder that exists on every node."""
 
     claim: str | None = None
     host_path: str | None = None
     sub_path: str | None = None
-    """A folder in the claim."""
+    """A subfolder of the claim."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Toleration:
-    """A taint of nodes that pods put up with; without a value every taint of the key."""
+    """A node taint that pods tolerate; without a value, all taints with this key."""
 
     taint: str
-    """Its key."""
+    """The taint's key."""
     value: str | None = None
     effect: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Kubernetes:
-    """Settings of the cluster, which all go into the manifest, and the context, which is the client's."""
+    """Settings of the cluster, which are written to the manifest; `context` is for the client only."""
 
     context: str | None = None
-    """Of the kubeconfig; None: its current one."""
+    """Context of the kubeconfig; None: the current context."""
     namespace: str = "default"
     version: str = "1.31"
-    """What the API server is, at least: newer fields are left out of the manifest."""
+    """Minimum version of the API server: the manifest uses no newer fields."""
     object: ObjectKind = ObjectKind.job
     image: str | None = None
-    """By its digest (name@sha256:…), so that it is the same image tomorrow."""
+    """With a digest (name@sha256:…), so that the image cannot change."""
     image_pull_secrets: list[str] = field(default_factory=list)
-    """The names of Secrets with the registry's credentials."""
+    """Names of Secrets with the registry's credentials."""
     env_from_secrets: list[str] = field(default_factory=list)
-    """The names of Secrets whose keys become variables of the ranks, such as HF_TOKEN."""
+    """Names of Secrets whose keys become environment variables of the ranks, such as HF_TOKEN."""
     gpu_resource: str | None = "nvidia.com/gpu"
-    """What a GPU is called among the resources of nodes; amd.com/gpu for AMD's."""
+    """Resource name of a GPU; amd.com/gpu for AMD."""
     resources: dict[str, str] = field(default_factory=dict)
-    """More that each pod gets, such as cpu, memory, or the RDMA devices rdma/rdma_shared_device_a."""
+    """Further resources of each pod, such as cpu, memory, or RDMA devices (rdma/rdma_shared_device_a)."""
     capabilities: list[str] = field(default_factory=list)
-    """Of Linux, that are added for the container; RDMA wants IPC_LOCK."""
+    """Linux capabilities added to the container; RDMA needs IPC_LOCK."""
     networks: list[str] = field(default_factory=list)
-    """Of Multus, beside the pod's own: names of NetworkAttachmentDefinitions."""
+    """Additional networks (Multus): names of NetworkAttachmentDefinitions."""
     node_selector: dict[str, str] = field(default_factory=dict)
     exclude_nodes: list[str] = field(default_factory=list)
     tolerations: list[Toleration] = field(default_factory=list)
     priority_class: str | None = None
     queue: str | None = None
-    """The LocalQueue of Kueue that admits the run."""
+    """The Kueue LocalQueue that admits the run."""
     service_account: str | None = None
     run_as_user: int = 1000
     run_as_group: int | None = None
-    """None: as the user."""
+    """None: the same id as the user."""
     shm_gib: int = 64
-    """Of /dev/shm, in the memory of the pod: NCCL and data loaders take it."""
+    """Size of /dev/shm, which NCCL and data loaders use; it counts as memory of the pod."""
     data: Volume | None = None
-    """Mounted at cluster.paths.data; read-only, unless the run makes its rows."""
+    """Mounted at cluster.paths.data; read-only, unless the run prepares its rows."""
     model: Volume | None = None
-    """Mounted at cluster.paths.model; read-only, unless the run makes its base checkpoint."""
+    """Mounted at cluster.paths.model; read-only, unless the run trains its base checkpoint."""
     results: Volume | None = None
     """Mounted at cluster.paths.logs; all pods of a run write there."""
     host_network: bool = False
-    """Pods have the network of their nodes, with its RDMA devices and none of the cluster's DNS policy."""
+    """Use the network of the node, with its RDMA devices and without the cluster's DNS policy."""
     discovery: Discovery = Discovery.service
     port: int = 29400
-    """Where the first pod listens for the others."""
+    """Port on which the first pod listens for the others."""
     grace_s: int = 60
-    """How long a pod has to write its last words when it is told to end."""
+    """Time for a pod to write its final status after SIGTERM (terminationGracePeriodSeconds)."""
     keep_h: int = 168
-    """How long the cluster keeps a run's objects once it has ended."""
+    """Hours for which the cluster keeps the objects of a finished run (ttlSecondsAfterFinished)."""
 
 
 _HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?\w[\w.-]*)(?::(?P<groups>[1-9]\d{0,3})x(?P<size>[1-9]\d{0,3}))?", re.ASCII)
@@ -197,17 +197,17 @@ _HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?\w[\w.-]*)(?::(?P<groups>[1-9]\d{0,3}
 
 @dataclass(slots=True, kw_only=True)
 class Ssh:
-    """How hosts are reached, by the system's ssh."""
+    """How the system's ssh reaches the hosts."""
 
     python: str | None = None
-    """The interpreter on every host that has this package; None: the one that starts the run, at the same path."""
+    """The Python interpreter with this package on every host; None: the same path as on this machine."""
     options: list[str] = field(default_factory=list)
-    """More for ssh, such as -F FILE."""
+    """Further arguments of ssh, such as -F FILE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host, and the GPUs that it gives: so many groups, each of so many. Without groups all ranks are alike."""
+    """One host, with its number of groups and GPUs per group, if given."""
 
     name: str
     groups: int | None = None
@@ -215,51 +215,53 @@ class Host:
 
     @property
     def num_ranks(self) -> int | None:
-        """One rank for each GPU of each group; None where the cluster says how many."""
+        """One rank per GPU; None if cluster.ranks_per_node decides."""
         return self.groups * self.group_size if self.groups and self.group_size else None
 
 
 def parsed(text: str) -> Host:
-    """Return a host as users write it: rig0, me@rig0.site, or rig0:2x4 for two groups of four GPUs.
+    """Parse a host: rig0, me@rig0.site, or rig0:2x4 for two groups of four GPUs.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a host.
     """
-    found = _HOST.fullmatch(text)
-    if found is None:
+    match = _HOST.fullmatch(text)
+    if match is None:
         raise ConfigError(
             f"{text!r} is not a host",
             where="cluster.hosts",
-            fix="write NAME, USER@NAME, or NAME:GROUPSxGPUS such as rig0:2x4",
+            fix="use NAME, USER@NAME, or NAME:GROUPSxGPUS such as rig0:2x4",
         )
-    groups, size = found["groups"], found["size"]
-    return Host(found["name"], int(groups) if groups else None, int(size) if size else None)
+    groups, size = match["groups"], match["size"]
+    return Host(match["name"], int(groups) if groups else None, int(size) if size else None)
 
 
 def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> None:
-    """Raise ConfigError unless these are as many hosts as the cluster has nodes, each once, with its ranks per node."""
+    """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
     every = [parsed(text) for text in hosts]
     names = [host.name for host in every]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{', '.join(names)}: a host twice", where="cluster.hosts", fix="name each host once")
+        raise ConfigError(f"duplicate host in {', '.join(names)}", where="cluster.hosts", fix="list each host once")
     if len(every) != num_nodes:
-        what = f"{len(every)} hosts, and cluster.num_nodes is {num_nodes}"
-        raise ConfigError(what, where="cluster.hosts", fix=f"set cluster.num_nodes={len(every)}, or name as many hosts")
+        what = f"{len(every)} hosts are listed, but cluster.num_nodes is {num_nodes}"
+        raise ConfigError(
+            what, where="cluster.hosts", fix=f"set cluster.num_nodes={len(every)}, or list {num_nodes} hosts"
+        )
     for host in every:
         if host.num_ranks is not None and host.num_ranks != ranks_per_node:
             counts = {other.num_ranks for other in every}
             same = f"set cluster.ranks_per_node={host.num_ranks}"
-            fix = same if len(counts) == 1 else "give every host as many GPUs: all nodes of a plan are alike"
-            what = f"{host.name} gives {host.groups} x {host.group_size} GPUs, and a node has {ranks_per_node} ranks"
+            fix = same if len(counts) == 1 else "give every host the same number of GPUs"
+            what = f"{host.name} has {host.groups} x {host.group_size} GPUs, but a node has {ranks_per_node} ranks"
             raise ConfigError(what, where="cluster.hosts", fix=fix)
 
 
 @dataclass(slots=True, kw_only=True)
 class Rates:
-    """Measured rates of an accelerator, to estimate the step time. Sizes rise; rates between them are interpolated.
+    """Measured rates of an accelerator, to estimate the step time. Sizes ascend; rates between them are interpolated.
 
-    A rate measured inside a step, with a hot GPU and cold caches, is better than that of a kernel alone; `source` says
-    which one it is.
+    A rate measured inside a step, with a hot GPU and cold caches, is better than that of a kernel alone; `source` gives
+    the kind.
     """
 
     source: str
@@ -269,7 +271,7 @@ class Rates:
     fp8_tflops: list[float]
     attention_forward_tflops: float
     attention_backward_tflops: float
-    """Of causal attention in BF16 in rows of 8192 tokens; masked scores are not counted as work."""
+    """Causal attention in BF16 with rows of 8192 tokens; masked scores are not counted as work."""
     copy_gbs: float
     """Device memory, bytes read plus bytes written."""
     busbw_mib: list[float]
@@ -278,14 +280,14 @@ class Rates:
     launch_us: float
     """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
     host_gbs: float | None = None
-    """Between host and device memory, one way; both ways go on at once. None: not measured."""
+    """Between host and device memory, one way; both ways run at the same time. None: not measured."""
     fp8_weight_gradient_tflops: float | None = None
-    """Of the GEMMs that add FP8 weight gradients to FP32 ones. None: not measured, and fp8_tflops is taken."""
+    """GEMMs that add FP8 weight gradients to FP32 ones. None: not measured; fp8_tflops is used."""
     attention_forward_4096_tflops: float | None = None
     attention_backward_4096_tflops: float | None = None
-    """In rows of 4096 tokens; shorter rows are extrapolated. None: not measured, and the rates at 8192 are taken."""
+    """Rows of 4096 tokens; shorter rows are extrapolated. None: not measured; the rates at 8192 are used."""
     elementwise_gbs: float | None = None
-    """Device memory in the element-wise kernels of a step. None: not measured, and copy_gbs is taken."""
+    """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,7 +298,7 @@ class Gpu:
     memory_gib: float
     peak_bf16_tflops: float
     peak_fp8_tflops: float | None = None
-    """None: it does not multiply in FP8, and precision=fp8 is refused."""
+    """None: no FP8 support; precision=fp8 is refused."""
     source: str
     rates: Rates | None = None
-    """None: nothing was measured, and no step time is estimated."""
+    """None: not measured; no step time is estimated."""

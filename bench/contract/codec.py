@@ -1,4 +1,4 @@
-"""Dataclasses to what JSON holds, and back with every field's type checked. Standard library only: ranks use it."""
+"""Convert dataclasses to JSON data and back, checking every field's type. Standard library only: ranks import it."""
 
 import dataclasses
 import types
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OMIT_DEFAULT = {"json": "omit the default"}
-"""The metadata of a field that JSON holds only where it differs from its default."""
+"""Metadata of a field that is written to JSON only if it differs from its default."""
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses, enums, tuples and lists as what JSON holds."""
+    """Convert dataclasses, enums, tuples and lists to JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         values = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {f.name: plain(v) for f, v in values if f.metadata != OMIT_DEFAULT or v != _default(f)}
@@ -29,7 +29,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def typed(kind: type[T], value: Any) -> T:
-    """Return JSON data as the type it was written from.
+    """Convert JSON data to this type.
 
     Raises:
         ValueError, TypeError, KeyError: an unknown, missing or mistyped field.
@@ -59,7 +59,7 @@ def _typed(kind: Any, value: Any) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise ValueError(f"a number of {value.bit_length()} bits where float was expected") from error
+            raise ValueError(f"expected float, got a number of {value.bit_length()} bits") from error
     if origin is None and kind in (int, str, bool, float) and type(value) is not kind:
-        raise TypeError(f"{value!r} where {kind.__name__} was expected")
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value

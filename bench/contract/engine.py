@@ -1,26 +1,26 @@
-"""What trains or generates, and its settings."""
+"""Settings of the engine that trains or generates."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Strategy(Enum):
-    """How weights, gradients and optimizer states lie on the ranks."""
+    """How weights, gradients and optimizer states are distributed over the ranks."""
 
     ddp = "ddp"
-    """Each rank holds all of them; gradients are summed by torch's DistributedDataParallel."""
+    """Replicated on each rank; torch's DistributedDataParallel reduces the gradients."""
     fsdp2 = "fsdp2"
-    """Sharded over all ranks by torch's fully_shard; a layer's weights are gathered when it is at work."""
+    """Sharded over all ranks by torch's fully_shard; a layer's weights are gathered while it runs."""
     fsdp2_hybrid = "fsdp2_hybrid"
-    """Sharded over the ranks of a node; the nodes hold copies."""
+    """Sharded over the ranks of a node, replicated over nodes."""
     deepspeed = "deepspeed"
-    """DeepSpeed's ZeRO, of stage zero_stage."""
+    """DeepSpeed ZeRO with stage zero_stage."""
     balanced = "balanced"
-    """One process whose layers lie on all of a node's GPUs, one after the other: device_map="balanced"."""
+    """One process with the layers distributed over the node's GPUs: device_map="balanced"."""
 
 
 class Attention(Enum):
-    """transformers' attn_implementation. Which kernel sdpa then takes is in the log."""
+    """transformers' attn_implementation. The log shows which kernel sdpa uses."""
 
     eager = "eager"
     sdpa = "sdpa"
@@ -28,12 +28,12 @@ class Attention(Enum):
 
 
 class Bf16(Enum):
-    """What precision=bf16 means; adapters' frozen base is in BF16 in each of them."""
+    """The meaning of precision=bf16; the frozen base of adapters is always in BF16."""
 
     deepspeed = "deepspeed"
     """Weights and gradients in BF16; the optimizer holds FP32 master weights and moments."""
     autocast = "autocast"
-    """Weights, gradients and moments in FP32; products in BF16 under autocast, or from FSDP2's gathered BF16 copies."""
+    """Weights, gradients and moments in FP32; GEMMs in BF16 under autocast, or from FSDP2's gathered BF16 copies."""
     pure = "pure"
     """Weights, gradients and moments in BF16, without master weights."""
 
@@ -45,7 +45,7 @@ BF16_OF = {
     Strategy.deepspeed: Bf16.deepspeed,
     Strategy.balanced: Bf16.pure,
 }
-"""What each strategy does unless it is told otherwise: Accelerate's and DeepSpeed's own ways."""
+"""The default of each strategy, as in Accelerate and DeepSpeed."""
 MOST_ZERO_STAGE = 3
 
 
@@ -57,42 +57,42 @@ class HuggingFace:
     zero_stage: int = 0
     """With strategy=deepspeed: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
     num_gpus: int = 1
-    """With strategy=balanced: over how many GPUs of the node the one process lays the layers."""
+    """With strategy=balanced: the number of GPUs for the layers."""
     offload_optimizer: bool = False
-    """Master weights and moments in host memory, where the CPU updates them."""
+    """Keep master weights and moments in host memory; the CPU updates them."""
     offload_parameters: bool = False
-    """Weights in host memory until a layer needs them; with fsdp2 gradients and optimizer states too."""
+    """Keep weights in host memory until a layer needs them; with fsdp2 also gradients and optimizer states."""
     offload_activations: bool = False
-    """What is stored for the backward pass lies in host memory until then."""
+    """Keep activations in host memory until the backward pass."""
     attention: Attention = Attention.sdpa
     activation_checkpointing: bool | None = None
-    """Compute each layer again in the backward pass. None: as recipe.recompute says; plan.recompute.full has it."""
+    """Recompute each layer in the backward pass. None: follow recipe.recompute. plan.recompute.full has the result."""
     compile: bool = False
-    """torch.compile, in the warm-up."""
+    """Use torch.compile; compilation happens in the warm-up."""
     bf16: Bf16 | None = None
-    """None: as the strategy does by itself, see `bf16_mode`."""
+    """None: the strategy's default, see `bf16_mode`."""
     deepspeed_json: str | None = None
-    """A DeepSpeed file, or the name of one in conf/deepspeed. plan.deepspeed holds what DeepSpeed gets."""
+    """A DeepSpeed file, or the name of one in conf/deepspeed. plan.deepspeed has the final settings."""
 
     @property
     def bf16_mode(self) -> Bf16:
-        """What precision=bf16 means here."""
+        """The BF16 mode, with the strategy's default."""
         return self.bf16 or BF16_OF[self.strategy]
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a rank holds only a shard of the weights."""
+        """Whether each rank has only a shard of the weights."""
         is_zero_3 = self.strategy is Strategy.deepspeed and self.zero_stage == MOST_ZERO_STAGE
         return is_zero_3 or self.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid)
 
 
 NEMO, VERSION = "nemo-toolkit", "2.7.3"
-"""The last NeMo with `nemo.collections.llm`, whose recipes are used."""
+"""The last NeMo with `nemo.collections.llm`, whose recipes the engine uses."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Nemo:
-    """The environment in which NeMo's recipe trains; what NeMo requires does not go with the rest of this project."""
+    """The Python environment of NeMo, which is separate because its requirements conflict with this project's."""
 
     python: str
-    """The interpreter of the trials: the path of one, or `python`, that of the ranks: in an image that has NeMo."""
+    """The interpreter of the trials: an absolute path, or `python` in an image with NeMo."""

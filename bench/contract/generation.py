@@ -1,4 +1,4 @@
-"""What a generation task asks for: prompts, lengths and sampling, and the requests that a plan makes of them."""
+"""Settings of a generation task (prompts, lengths, sampling), and the requests in its plan."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,17 +7,17 @@ from bench.contract.codec import OMIT_DEFAULT
 
 
 class Order(Enum):
-    """How a replica answers its requests: one after the other, or as many at a time as its batch holds."""
+    """Whether a replica runs its requests one at a time, or in batches."""
 
     one_by_one = "one_by_one"
     side_by_side = "side_by_side"
 
 
 class Batching(Enum):
-    """What becomes of a batch whose shortest answer is done.
+    """How a batch is refilled.
 
-    static: it goes on until its longest answer is done, and then the next one starts.
-    continuous: the next request takes the place at once.
+    static: the next batch starts when the longest answer of this batch is done.
+    continuous: a waiting request replaces a finished one at once.
     """
 
     static = "static"
@@ -25,8 +25,8 @@ class Batching(Enum):
 
 
 class WeightPrecision(Enum):
-    """How the linears' weights lie in memory; nf4 are 4 bits, as QLoRA stores a base. Products are of BF16 numbers with
-    bf16, fp8 (E4M3, a scale for each row) and nf4."""
+    """The format of the linears' weights in memory; nf4 has 4 bits, as in QLoRA. GEMMs compute in BF16 with bf16, fp8
+    (E4M3, one scale per row) and nf4."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -36,60 +36,60 @@ class WeightPrecision(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn; with temperature 0 it is the most probable one."""
+    """How the next token is sampled; temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_k: int | None = None
-    """Only from so many most probable tokens. None: from all."""
+    """Sample only from the k most probable tokens. None: from all."""
     top_p: float | None = None
-    """Only from the most probable tokens that together have this probability. None: from all."""
+    """Sample only from the most probable tokens with this total probability. None: from all."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """What is generated. An answer ends at exactly the length asked for, whatever token comes before."""
+    """What is generated. Every answer has exactly the requested length; end-of-sequence tokens are ignored."""
 
     question: str
-    """The prompt of every answer, where no file of prompts is given."""
+    """The prompt of every request, if no file of prompts is given."""
     prompts: str | None = None
-    """A file of one JSON object a line: {"prompt": "…", "length": 200}; lines without a length take those below."""
+    """A file with one JSON object per line: {"prompt": "…", "length": 200}; lines without a length use `lengths`."""
     lengths: list[int]
-    """New tokens of each answer, in the order in which they are asked for."""
+    """New tokens of each answer, in the order of the requests."""
     order: Order
     batching: Batching = Batching.static
     max_batch: int | None = None
-    """How many answers one replica works on side by side. None: all of its share."""
+    """Maximum number of concurrent requests of a replica. None: all of its share."""
     prompt_tokens: int
-    """Of a prompt that is drawn at random, with model.weights=random."""
+    """Tokens of a random prompt, with model.weights=random."""
     warmup_tokens: int = 8
-    """New tokens of the untimed answers before run_start."""
+    """New tokens of the warm-up answers before run_start, which are not timed."""
     sampling: Sampling = field(default_factory=Sampling)
     nf4: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """Store the linears' weights in 4 bits, with precision=bf16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One answer that the plan asks a replica for."""
+class GenerationRequest:
+    """One request, assigned to a replica."""
 
     index: int
-    """Its place in the order of the task."""
+    """Its position in the order of the task."""
     replica: int
     prompt: str | None
-    """None: so many token ids, drawn at random."""
+    """None: random token ids."""
     prompt_tokens: int
-    """Of a random prompt; of a text, the most that its UTF-8 bytes and a first token can come to."""
+    """Length of a random prompt; for a text an upper bound: its UTF-8 bytes plus the first token."""
     length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationMemory:
-    """What the fullest GPU needs while it generates, with all replicas on it, and has; None where there is no GPU."""
+    """Estimated memory of the fullest GPU, with all replicas on it, and its capacity; None without a GPU."""
 
     weights_gib: float
-    """Of the model as it lies in memory."""
+    """The model in its memory format."""
     kv_cache_gib: float
-    """Keys and values of all answers that are worked on at one time, at their full length."""
+    """KV cache of all concurrent requests at full length."""
     workspace_gib: float
     total_gib: float
     capacity_gib: float | None
@@ -98,10 +98,10 @@ class GenerationMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """What the memory bandwidth alone says of one token of one answer, where nothing else takes time: an estimate."""
+    """Estimated time of one token of one request from memory bandwidth alone."""
 
     bytes_per_token: float
-    """Read by each GPU: weights, and keys and values of the prompt and of half of the mean answer."""
+    """Read by each GPU: weights, and the KV cache of the prompt and half of the average answer."""
     bandwidth_gbs: float
-    """Of one GPU, as copies were measured on one."""
+    """Of one GPU, from measured copies."""
     token_s: float

@@ -1,4 +1,4 @@
-"""What a plan is for one of the groups of ranks that train apart: a whole layout, and its share of each batch."""
+"""The plan of one local SGD group: a layout of its own, and its share of each batch."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from bench.contract.plan_kinds import TrainingPlan
 
 
 def of_group(plan: TrainingPlan) -> TrainingPlan:
-    """Return the plan as one of its groups sees it, which trains on its share of each batch; without groups, as it is.
+    """Return the plan of one group, which trains on its share of each batch; a plan without groups is unchanged.
 
-    The groups' ranks lie on as many nodes, or shares of one, as there are groups.
+    A group has whole nodes, or an equal share of the ranks of one node.
     """
     groups = plan.world.groups
     if groups is None:
@@ -23,7 +23,7 @@ def of_group(plan: TrainingPlan) -> TrainingPlan:
 
 
 def restarts(plan: Plan, command: Command) -> list[range]:
-    """Return the ranks of each group of a trial that may be started again, once for each time that it may be."""
+    """Return the ranks of each group of a trial that may be restarted, once for each restart that is allowed."""
     groups, recipe = plan.world.groups, plan.config.recipe
     local_sgd = recipe.averaging if recipe else None
     if not groups or local_sgd is None or not local_sgd.restarts or command not in plans.trial_commands(plan):
@@ -33,9 +33,9 @@ def restarts(plan: Plan, command: Command) -> list[range]:
 
 
 def needed_ranks(plan: Plan, command: Command) -> range:
-    """Return the ranks without which a command has failed: all of them, but those of group 0 in a trial of groups.
+    """Return the ranks that must succeed: all ranks of a command, but only those of group 0 in a trial of local SGD.
 
-    Group 0 keeps the log. The log says which of the others have left, and when.
+    Group 0 keeps the log, which records when another group left.
     """
     groups = plan.world.groups if command in plans.trial_commands(plan) else None
     return range(plan.world.num_ranks // (groups or 1))

@@ -1,11 +1,11 @@
-"""What a kernels task measures: settings for each family of kernels, and the points that a plan makes of them."""
+"""Settings of a kernels task by kernel family, and the measured points of its plan."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 
 class GemmPrecision(Enum):
-    """The numbers that are multiplied; fp8 is E4M3 with one scale a row, and its product is BF16."""
+    """The precision of the operands; fp8 is E4M3 with one scale per row and a BF16 result."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -13,7 +13,7 @@ class GemmPrecision(Enum):
 
 
 class Copy(Enum):
-    """Between which memories bytes are copied; peer: to the next GPU of the node."""
+    """Source and target memory of a copy; peer: to the next GPU of the node."""
 
     host_to_device = "host_to_device"
     device_to_host = "device_to_host"
@@ -22,7 +22,7 @@ class Copy(Enum):
 
 
 class Collective(Enum):
-    """What a group of ranks does together, by NCCL's names."""
+    """Collective operations, by NCCL's names."""
 
     all_reduce = "all_reduce"
     all_gather = "all_gather"
@@ -32,7 +32,7 @@ class Collective(Enum):
 
 
 class AttentionBackend(Enum):
-    """The kernels that torch's scaled_dot_product_attention has; math is the one without flash."""
+    """The backends of torch's scaled_dot_product_attention; math is the unfused one."""
 
     math = "math"
     efficient = "efficient"
@@ -42,23 +42,23 @@ class AttentionBackend(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Gemms:
-    """Matrix products of M x K and K x N numbers."""
+    """GEMMs of M x K and K x N matrices."""
 
     shapes: list[list[int]]
     """M, N and K of each."""
-    of_model: bool
-    """Those of a layer of the model besides, as a micro-batch has them on a rank of parallel.tp."""
+    from_model: bool
+    """Also measure the GEMMs of a layer of the model, for one micro-batch on a rank of parallel.tp."""
     model_tokens: int
-    """Tokens of that micro-batch: its rows times their length."""
+    """Tokens of that micro-batch (rows x row length)."""
     precisions: list[GemmPrecision] | None = None
-    """None: all that the device has (BF16 and FP8 on a GPU, FP32 and BF16 on a CPU)."""
+    """None: all that the device supports (BF16 and FP8 on a GPU, FP32 and BF16 on a CPU)."""
     sustained: list[list[int]] = field(default_factory=list)
-    """Shapes that are measured without a pause, too."""
+    """Shapes that are also measured under sustained load."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Copies:
-    """Memory copies of one rank, one way at a time; between host and device from pinned memory and from other."""
+    """Memory copies of one rank, one direction at a time; host-device copies with pinned and with pageable memory."""
 
     sizes_bytes: list[int]
 
@@ -69,10 +69,9 @@ class Collectives:
 
     operations: list[Collective]
     sizes_bytes: list[int]
-    """Of a rank's whole buffer, as nccl-tests count it: for all_gather the gathered, for reduce_scatter the scattered
-    tensor."""
+    """Size of a rank's whole buffer, as in nccl-tests: for all_gather the output, for reduce_scatter the input."""
     ranks: list[int] | None = None
-    """How many ranks take part. None: 2, 4, 8, … and all."""
+    """Numbers of participating ranks. None: 2, 4, 8, … and all."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,17 +79,17 @@ class Attentions:
     """Causal attention with the heads of the model on a rank of parallel.tp, forward and backward."""
 
     tokens: int
-    """Of one call: rows of seq_lengths[i] tokens, as many as make up so many tokens."""
+    """Tokens of one call: rows of seq_lengths[i] tokens with this total."""
     seq_lengths: list[int]
     backends: list[AttentionBackend] | None = None
-    """None: all that the device has."""
-    math_up_to: int
-    """The longest rows for `math`, which stores a score for every pair of tokens."""
+    """None: all that the device supports."""
+    math_max_seq_length: int
+    """Maximum row length for `math`, which stores a score for every pair of tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """The best rates known of a GPU's kernels and links, each by itself; None where none is known."""
+    """The best known rates of a GPU's kernels and links, each measured separately; None: unknown."""
 
     gpu: str
     """cluster.gpu.name."""
@@ -101,13 +100,13 @@ class Limits:
     attention_backward_tflops: float | None = None
     host_to_device_gbs: float | None = None
     device_to_host_gbs: float | None = None
-    """From pinned memory, while no other GPU of the node copies."""
+    """With pinned memory, while no other GPU of the node copies."""
     device_gbs: float | None = None
     """Bytes read plus bytes written."""
     peer_gbs: float | None = None
-    """One way."""
+    """One direction."""
     ranks: int | None = None
-    """Of how many ranks of one node the bus bandwidths below are."""
+    """Number of ranks on one node for the bus bandwidths below."""
     all_reduce_gbs: float | None = None
     all_gather_gbs: float | None = None
     reduce_scatter_gbs: float | None = None
@@ -122,40 +121,40 @@ class Kernels:
     collectives: Collectives | None = None
     attention: Attentions | None = None
     repeats: int
-    """Short runs of each point, with a pause before each GEMM and each attention, so that the device stays cool."""
+    """Short runs per point; a pause before each GEMM and attention keeps the device cool."""
     point_s: float
-    """A point that would take longer has fewer runs, three at least."""
+    """Time limit of a point in seconds: a slower point has fewer runs, at least three."""
     sustained_s: float
-    """How long a sustained point goes on, after a quarter of that for the device to get hot."""
+    """Duration of a sustained point, after a quarter of it as warm-up."""
     limits: list[Limits] = field(default_factory=list)
     tolerance: float | None = None
-    """The share of its limit by which the best point of a kernel may miss it. None: rates decide nothing."""
+    """How far below its limit the best point of a kernel may be, as a share. None: rates are not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One thing to measure."""
+    """One measurement: a kernel with sizes."""
 
     name: str
-    """Of all of it, unique in the plan: `gemm bf16 4096 x 11008 x 4096`."""
+    """Unique in the plan: `gemm bf16 4096 x 11008 x 4096`."""
     kernel: str
-    """What points have in common that are held against one limit: `gemm bf16`."""
+    """The common name of points with the same limit: `gemm bf16`."""
     family: str
     """gemm, memcpy, collectives or attention."""
     operation: str
     """gemm; a Copy; a Collective; forward or backward."""
     variant: str
-    """The precision of a GEMM; pinned or pageable; what a collective sends; the backend of attention."""
+    """The precision of a GEMM; pinned or pageable; the dtype of a collective; the backend of attention."""
     sizes: list[int]
     """M, N, K; bytes; bytes; batch, heads, key and value heads, tokens of a row, size of a head."""
     ranks: int
-    """How many take part together. GEMMs, copies and attention are measured by every rank for itself at one time."""
+    """Participating ranks. GEMMs, copies and attention are measured by all ranks at the same time, each alone."""
     is_sustained: bool
     work: float
     """Floating-point operations, or bytes, of one call on one rank."""
     unit: str
-    """Of its rate: TFLOP/s or GB/s, both in powers of ten."""
+    """Unit of the rate: TFLOP/s or GB/s, both in powers of ten."""
     peak: float | None
-    """The peak rate by the data sheet."""
+    """Peak rate of the data sheet."""
     limit: float | None
-    """The best rate known, which the best point of this kernel is held against."""
+    """The best known rate, with which the best point of this kernel is compared."""

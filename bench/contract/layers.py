@@ -1,4 +1,4 @@
-"""Which transformer layer computes a config: the planner counts its bytes and kernels, and the engine builds it."""
+"""Choose the transformer layer of a config: the planner estimates it, and the engine builds it."""
 
 from enum import Enum
 
@@ -11,15 +11,15 @@ class Layer(Enum):
     """The layers of the megatron engine, and of NeMo."""
 
     megatron = "megatron"
-    """megatron-core's own, with adapters beside its linears; NeMo has no others."""
+    """megatron-core's own layer, with adapters next to its linears; NeMo always uses it."""
     frozen = "frozen"
-    """Hand-written, for Llama under adapters: the base is frozen, in FP8, BF16 or 4 bits."""
+    """Our layer for Llama with adapters: the base is frozen, in FP8, BF16 or 4 bits."""
     trained = "trained"
-    """Hand-written, for whole-model training; weight gradients are added to the FP32 buffers by the GEMMs."""
+    """Our layer for full training; the GEMMs add weight gradients to the FP32 buffers."""
 
 
 def layer_of(config: Config) -> Layer:
-    """Return the layer that a config is computed with."""
+    """Return the layer that the engine uses for a config."""
     if config.nemo is not None:
         return Layer.megatron
     if config.training.trains is Trains.all:
@@ -29,10 +29,10 @@ def layer_of(config: Config) -> Layer:
 
 
 FP8_HEAD_VOCABULARY = 100_000
-"""Entries of a vocabulary from which on a frozen head is computed in FP8: with 128,256 it takes 8 % of an 8B step in
-BF16. Llama-2's 32,000 stay in BF16, and with them the steps of MLPerf's LoRA benchmark as they are."""
+"""Minimum vocabulary size for a frozen head in FP8: in BF16, a head of 128,256 takes 8 % of an 8B step. Llama-2's
+32,000 stay in BF16, so that MLPerf's LoRA benchmark is unchanged."""
 FP8_HEAD_MULTIPLE = 128
-"""FP8 GEMMs take multiples of 16, on each of up to 8 TP ranks."""
+"""FP8 GEMMs need multiples of 16 on each of up to 8 TP ranks."""
 
 
 def has_fp8_head(config: Config) -> bool:
@@ -43,10 +43,10 @@ def has_fp8_head(config: Config) -> bool:
 
 
 LLAMA = {"norm": Norm.RMSNorm, "activation": Activation.swiglu, "position": Position.rope, "bias": False}
-"""Of a model: what the frozen layer computes."""
+"""The model settings that the frozen layer supports."""
 
 
 def differs_from_llama(model: Model) -> dict[str, str]:
-    """Return the keys, and their values, in which a model differs from the Llama that the frozen layer computes."""
+    """Return the settings, by key, that the frozen layer (Llama only) does not support."""
     unmet = {key: getattr(model, key) for key, value in LLAMA.items() if getattr(model, key) != value}
     return {f"model.{key}": value.name if isinstance(value, Enum) else str(value) for key, value in unmet.items()}

@@ -1,4 +1,4 @@
-"""Compare a Llama's config.json with the model of a plan, with the standard library only."""
+"""Compare a Llama's config.json with the model of a plan. Standard library only: ranks import it."""
 
 from typing import Any
 
@@ -12,33 +12,33 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 
 
 def check(config: dict[str, Any], model: Model, *, where: str) -> None:
-    """Do nothing if config.json describes the plan's model; the context length is not compared, since RoPE has none.
+    """Refuse a config.json that does not match the plan's model. The context length is not compared: RoPE has none.
 
     Raises:
-        ConfigError: they differ, or the engine cannot run this kind of Llama.
+        ConfigError: they differ, or the engine does not support this kind of Llama.
     """
     if config.get("model_type") not in FAMILIES or config.get("quantization_config"):
         kind = "quantised weights" if config.get("quantization_config") else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"{kind} cannot be read, and {model.name} is a Llama",
+            f"{kind} is not supported: {model.name} is a Llama model",
             where=where,
             fix="use the unquantised weights of a Llama (model_type llama)",
         )
     if wrong := differences(config, model):
         raise ConfigError(
-            f"this is not {model.name}: {'; '.join(wrong)}",
+            f"config.json does not match {model.name}: {'; '.join(wrong)}",
             where=where,
-            fix=f"choose the model= whose file in conf/model/ says the same, or correct {model.name}.yaml",
+            fix=f"choose the model= that matches (conf/model/), or correct {model.name}.yaml",
         )
 
 
 def differences(config: dict[str, Any], model: Model) -> list[str]:
-    """Return the differences between config.json and the model, with the names that both use."""
+    """Return the differences between config.json and the model, with the names on both sides."""
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = hidden // heads if hidden and heads else None
     is_llama = (model.norm, model.activation, model.position) == (Norm.RMSNorm, Activation.swiglu, Position.rope)
     compared = [
-        ("model_type", "llama", "norm, activation and position", "llama" if is_llama else "not a Llama's"),
+        ("model_type", "llama", "norm, activation and position", "llama" if is_llama else "not llama"),
         ("num_hidden_layers", config.get("num_hidden_layers"), "num_layers", model.num_layers),
         ("hidden_size", hidden, "hidden_size", model.hidden_size),
         ("intermediate_size", config.get("intermediate_size"), "ffn_hidden_size", model.ffn_hidden_size),
@@ -53,22 +53,26 @@ def differences(config: dict[str, Any], model: Model) -> list[str]:
         ("mlp_bias", config.get("mlp_bias", False), "bias", model.bias),
         *_rope(config, model),
     ]
-    return [f"{theirs} is {got}, and {ours} {want}" for theirs, got, ours, want in compared if got != want]
+    return [
+        f"{theirs} is {actual}, but {ours} is {expected}"
+        for theirs, actual, ours, expected in compared
+        if actual != expected
+    ]
 
 
 def _rope(config: dict[str, Any], model: Model) -> list[tuple[str, Any, str, Any]]:
-    """Return RoPE's settings, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes them."""
+    """Compare the RoPE settings of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = config.get("rope_theta") or rope.get("rope_theta") or 10000
-    found: list[tuple[str, Any, str, Any]] = [("rope_theta", float(theta), "rope_base", float(model.rope_base))]
+    compared: list[tuple[str, Any, str, Any]] = [("rope_theta", float(theta), "rope_base", float(model.rope_base))]
     if kind == "default":
-        return [*found, ("rope scaling factor", 1.0, "rope_scaling_factor", model.rope_scaling_factor)]
+        return [*compared, ("rope scaling factor", 1.0, "rope_scaling_factor", model.rope_scaling_factor)]
     if kind != "llama3":
-        return [*found, ("rope_type", kind, "what the engine has is", "default or llama3")]
-    fixed = [(name, rope.get(name), "megatron-core's", want) for name, want in LLAMA3_ROPE.items()]
+        return [*compared, ("rope_type", kind, "the supported type", "default or llama3")]
+    fixed = [(name, rope.get(name), "megatron-core's value", value) for name, value in LLAMA3_ROPE.items()]
     return [
-        *found,
+        *compared,
         ("rope scaling factor", rope.get("factor"), "rope_scaling_factor", model.rope_scaling_factor),
         *fixed,
     ]

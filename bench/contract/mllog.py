@@ -1,7 +1,7 @@
-"""MLPerf's log lines: their keys, and how they are written.
+"""MLPerf log lines: their keys, and the writer.
 
-A line is `:::MLLOG {json}`. Writing is strict: one file per trial, one record per line, only what JSON can
-hold. Reading, in `bench.mlperf.reader`, accepts more. Ranks import this module: it needs the standard library only.
+A line is `:::MLLOG {json}`. The writer is strict: one file per trial, one record per line, valid JSON only. The reader
+(`bench.mlperf.reader`) accepts more. Standard library only: ranks import it.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from bench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """One attempt of one trial."""
+    """The attempt of a trial to which a log belongs."""
 
     nonce: str
     trial: int
@@ -33,14 +33,14 @@ class Binding:
 
 
 def save(folder: Path, binding: Binding) -> None:
-    """Write the binding where rank 0 looks for it."""
+    """Write the binding to the file that rank 0 reads."""
     path = folder / run_files.binding(binding.trial)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, asdict(binding))
 
 
 def load(folder: Path, trial: int) -> Binding | None:
-    """Return what a trial's log is bound to; None where nobody has opened an attempt, as for ranks started by hand."""
+    """Return the binding of a trial's log; None without an attempt, as for ranks started by hand."""
     with suppress(TypeError):
         return Binding(**atomic_files.read_object(folder / run_files.binding(trial)))
     return None
@@ -73,87 +73,95 @@ CONTEXT_PARALLELISM, EXPERT_PARALLELISM = "context_parallelism", "expert_paralle
 CONFIG_FILENAME = "config_filename"
 
 INITIAL_WEIGHTS, DATA_SOURCE, RANDOM = "initial_weights", "data_source", "random"
-"""Our own keys start here. These say that weights or rows are random; metadata.shape_of names a benchmark as large."""
+"""Our own keys start here. These mark random weights or rows; metadata.shape_of: the benchmark of the same sizes."""
 MODEL_TFLOP_PER_SAMPLE, ACCELERATOR_PEAK_TFLOPS = "model_tflop_per_sample", "accelerator_peak_tflops"
 PEAK_MEMORY = "peak_memory_gib"
-"""Of the fullest rank from run_start to run_stop: {allocated, reserved}, and what the plan {estimated}."""
+"""Peak of the fullest rank from run_start to run_stop: {allocated, reserved}, and the value {estimated} by the plan."""
 GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
-"""Of each {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or in their
-place the reason why they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
+"""Per {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or the reason why
+they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
 MODULE_TIMES = "module_times"
-"""Where the time of the profiled warm-up steps of rank 0 goes: `bench.contract.modules.ModuleTimes`."""
+"""Time breakdown of the profiled warm-up steps of rank 0: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"
 """In tracked_stats: seconds of each step since the last such record, and the tokens of these steps without padding."""
 MONOTONIC_MS = "monotonic_ms"
-"""In the metadata of each record of ours: the time since the machine booted, which nobody can set."""
+"""Metadata of each of our records: the time since boot, which no process can change."""
 
 RUN_ATTEMPT = "run_attempt"
 """The first record: the nonce of the attempt, with its trial and number, and the inode and owner of the file."""
 LOG_SHA256 = "log_sha256"
-"""Behind run_stop, and behind each record after it: the SHA-256 of all {bytes} of the file before this record."""
+"""After run_stop, and after each later record: the SHA-256 of the first {bytes} of the file, up to this record."""
 RESUMED = "resumed"
-"""Behind run_start: the step after which this attempt goes on from a checkpoint, with {samples_count, step}."""
+"""After run_start: the step from which this attempt resumed from a checkpoint, with {samples_count, step}."""
 DAMAGED_CHECKPOINT = "damaged_checkpoint"
 """A checkpoint that was not used, with the {reason}."""
 CHECKPOINT = "checkpoint"
-"""The training state after {step} was copied, and is written while training goes on: the seconds without training."""
+"""The training state after {step} was copied and is written in the background. Value: seconds without training."""
 LOCAL_SGD = "local_sgd"
-"""How many groups train apart, and how: `bench.contract.local_sgd.LocalSgd`. train_loss is then that of {group} 0."""
+"""The number of local SGD groups, and the settings (`bench.contract.local_sgd`). train_loss is of {group} 0."""
 OUTER_STEP = "outer_step"
-"""The number of a merge: after which {merge_step}, of which {groups}, with the last {losses} of their training and the
-mean {step_times_s} of their inner steps since the merge before; the {rank_bytes} that rank 0 sent in {exchange_s}, for
-how long it {waited_for_groups_s}, and for how long {training_stopped_s}."""
+"""The number of a weight averaging. {merge_step}: the step whose weights are averaged; {groups}: the groups that took
+part, with their last training {losses} and the mean {step_times_s} of their inner steps since the averaging before;
+{rank_bytes}: sent by rank 0; and the times {exchange_s}, {waited_for_groups_s} and {training_stopped_s}."""
 GROUP_LEFT = "group_left"
-"""A group that was not at a merge within its time limit: the others go on without it, and share its rows."""
+"""A group that missed a weight averaging by its time limit: the others continue without it, and share its rows."""
 GROUP_JOINED = "group_joined"
-"""A group that was started again and trains from {step} on, as a copy of group 0, whose rank 0 sent it {rank_bytes} in
-{seconds}; 0 bytes if that broke off."""
+"""A restarted group that trains again after {step}, from the state of group 0, whose rank 0 sent {rank_bytes} in
+{seconds}; 0 bytes if the transfer failed."""
 ATTACHED_FILE = "attached_file"
-"""A file that another program wrote: its path from the log's folder, {bytes} and {sha256}."""
+"""A file that another program wrote: its path relative to the log's folder, {bytes} and {sha256}."""
 
 STRATEGY = "strategy"
-"""Of a peer of this project's engine: how it placed the model, with the {engine} and its settings, and {rank_bytes}, of
-each rank the weights that it holds while no layer is at work."""
+"""engine=huggingface: how the model is distributed, with the {engine} and its settings, and {rank_bytes}: the bytes of
+weights on each rank while no layer runs."""
 ATTENTION_BACKEND = "attention_backend"
-"""The kernel that attention took (flash, efficient, cudnn, math, eager, flash_attention_2), with what was {asked}."""
+"""The kernel of attention (flash, efficient, cudnn, math, eager, flash_attention_2), with the {requested} one."""
 BF16_MODE = "bf16_mode"
-"""What BF16 means (deepspeed, autocast, pure), with the types of {weights}, {gradients}, {master} and {moments}."""
+"""The BF16 mode (deepspeed, autocast, pure), with the types of {weights}, {gradients}, {master} and {moments}."""
 COMPILE_TIME = "compile_time_s"
-"""What compiling took before run_start."""
+"""Compile time before run_start."""
 NCCL_TRANSPORT = "nccl_transport"
-"""How NCCL's own log says that ranks of different nodes are joined (IB, Socket; none where all share a node), how those
-of one node are, {local} (P2P, SHM), the {lines} that say so, and the {interfaces} that it found."""
+"""The transport between nodes by NCCL's own log (IB, Socket; none on a single node), the one within a node, {local}
+(P2P, SHM), the {lines} of that log, and the {interfaces} that it lists."""
 NUM_GPUS = "num_gpus"
-"""Of all ranks, where a rank has several."""
+"""GPUs of all ranks, if a rank has several."""
 
-KERNELS_ASKED = "kernels_asked"
-"""The names of all points that the plan measures, with the {tolerance} by which the best may miss their limits."""
+KERNELS_REQUESTED = "kernels_requested"
+"""The names of all points of the plan, with the {tolerance} for rates below their limits."""
 KERNEL_MEASURED = "kernel_measured"
-"""A point's name, with all that the plan says of it, and {n, median_us, p10_us, p90_us} of the slowest {rank}; {ran} is
-what computed it."""
+"""A point's name, with its fields in the plan, {n, median_us, p10_us, p90_us} of the slowest {rank}, and the
+{implementation}."""
 KERNEL_FAILED = "kernel_failed"
-"""The name of a point that could not be measured, with the {reason}."""
+"""The name of a point that failed, with the {reason}."""
 
-ANSWERS_ASKED = "answers_asked"
-"""The number of new tokens of each answer that the plan asks for, in order, with {replicas, tp, order, batching,
-max_batch, prompts, weights} and {temperature, top_k, top_p}; and where the plan estimates it, what a GPU reads for one
-token of one answer, {bytes_per_token}, and {bandwidth_gbs}, at which rate."""
+ANSWERS_REQUESTED = "answers_requested"
+"""The number of new tokens of each requested answer, in order, with {replicas, tp, order, batching, max_batch, prompts,
+weights} and {temperature, top_k, top_p}; and, if estimated, the {bytes_per_token} that a GPU reads for one token of one
+answer, and its {bandwidth_gbs}."""
 ANSWERS = "answers"
-"""Of each answer that was given, behind run_stop: its index, its replica, the tokens of its prompt, its new tokens,
-when its batch was handed in, since the replica's clock started, and since then its first and its last token."""
+"""After run_stop, per answer: its index, its replica, prompt tokens, new tokens, the time at which its batch was
+submitted (since the replica's start), and the times of its first and last token since then."""
 SERVER = "server"
-"""The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the seconds until it was {healthy_s}."""
-LOADS_ASKED = "loads_asked"
-"""The names of all loads that the plan has, with the {limits} of a good request and {max_client_delay}."""
+"""The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the start-up time {healthy_s}."""
+LOADS_REQUESTED = "loads_requested"
+"""The names of all loads of the plan, with the latency {limits} and {max_client_delay}."""
 LOAD_MEASURED = "load_measured"
-"""A load's name, with all that the plan says of it and, in the order of arrival, {latency_s, ttft_s, tpot_s,
-tokens_in, tokens_out} and the {status} of each request, null for what a request has not; {together} is the share of
-chunks that arrived with the one before, {client} what the client delayed, {loadgen} what loadgen says of the load."""
+"""A load's name, with its fields in the plan and, per request in order of arrival, {latency_s, ttft_s, tpot_s,
+tokens_in, tokens_out} and {status}, or null; {together}: share of chunks that arrived together with the one before;
+{client}: client overhead; {loadgen}: loadgen's results."""
 SERVER_MEMORY = "server_memory_gib"
-"""Of the fullest GPU: {before} the server was started, and the {peak} under load; or why it was {not_measured}."""
+"""The fullest GPU: memory {before} the server started, and its {peak} under load; or the reason {not_measured}."""
+
+OLD_KEYS = {"kernels_asked": KERNELS_REQUESTED, "answers_asked": ANSWERS_REQUESTED, "loads_asked": LOADS_REQUESTED}
+OLD_METADATA = {
+    ATTENTION_BACKEND: {"asked": "requested"},
+    KERNEL_MEASURED: {"ran": "implementation"},
+    LOAD_MEASURED: {"bunched": "batched_tokens"},
+}
+"""Names in logs of earlier versions; `bench.mlperf.reader` returns the new names."""
 
 SUCCESS, ABORTED = "success", "aborted"
-"""What run_stop's metadata.status may say."""
+"""The values of run_stop's metadata.status."""
 
 _MOMENTS = (RUN_START, BLOCK_START, BLOCK_STOP, RUN_STOP)
 _TOKEN = b":::MLLOG"
@@ -161,18 +169,18 @@ _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 
 
 Clocks = Callable[[], tuple[int, int]]
-"""Returns the wall clock and the monotonic clock in milliseconds, for logs that are made up."""
+"""Returns the wall clock and the monotonic clock in milliseconds; tests write logs with other clocks."""
 
 
 class Writer:
-    """The log of one trial; safe to use from several threads and from signal handlers. None, for a rank that does not
-    write the log, takes everything and writes nothing.
+    """The log of one trial; safe to use from several threads and from signal handlers. With path None (ranks
+    that do not log) it discards everything.
 
-    A log that is bound to an attempt begins with that attempt's nonce. From run_stop on, its last record is always the
-    checksum of everything before it, so that a changed or shortened log shows that it is one.
+    A log that is bound to an attempt starts with that attempt's nonce. From run_stop on, the last record is always the
+    checksum of everything before it, which reveals a changed or truncated log.
 
     Raises:
-        ConfigError: the file exists, or is a link: a trial that is started twice never adds to the log of the first.
+        ConfigError: the file exists, or is a link: a second start never appends to an existing log.
     """
 
     def __init__(self, path: Path | None, binding: Binding | None = None, clocks: Clocks | None = None) -> None:
@@ -181,9 +189,9 @@ class Writer:
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
-                "this trial has a log already, and a second start never adds to it",
+                "this trial already has a log, and a second start must not append to it",
                 where=str(path),
-                fix="start in a new folder, or move the old log away",
+                fix="start in a new run folder, or move the old log away",
                 rule="CFG-05",
             ) from error
         self._lock = threading.RLock()
@@ -192,42 +200,42 @@ class Writer:
         self._binding = None if path is None else binding
         self._sha256, self._bytes = hashlib.sha256(), 0
         self.moments: list[tuple[str, int]] = []
-        """When the run and each of its blocks started and stopped, by key, in milliseconds of the monotonic clock."""
+        """Start and stop times of the run and its blocks, by key, in milliseconds of the monotonic clock."""
         if binding and self._binding:
             file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
             self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
 
     def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
-        """Write that something is so at this moment.
+        """Write a POINT_IN_TIME record.
 
         Raises:
-            ValueError: JSON cannot hold the value (NaN, infinity, a tensor); nothing was written.
-            OSError: the line could not be written, as on a full disk.
+            ValueError: JSON cannot represent the value (NaN, infinity, a tensor); nothing was written.
+            OSError: writing failed, for example on a full disk.
         """
         self._write("POINT_IN_TIME", key, value, metadata)
 
     def start(self, key: str, value: Any = None, /, **metadata: Any) -> None:
-        """Write that something begins; raises like `event`."""
+        """Write an INTERVAL_START record; raises like `event`."""
         self._write("INTERVAL_START", key, value, metadata)
 
     def stop(self, key: str, value: Any = None, /, **metadata: Any) -> None:
-        """Write that something ends; raises like `event`. For run_stop there is `finish`."""
+        """Write an INTERVAL_END record; raises like `event`. Use `finish` for run_stop."""
         self._write("INTERVAL_END", key, value, metadata)
 
     def attach(self, file: Path) -> None:
-        """Write the checksum of a file in the log's folder that another program has finished; raises like `event`."""
+        """Write the checksum of a complete file of another program in the log's folder; raises like `event`."""
         if self._folder is None:
             return
-        attached = atomic_files.of(file)
+        attached = atomic_files.checksum(file)
         name = file.relative_to(self._folder).as_posix()
         self.event(ATTACHED_FILE, name, bytes=attached.bytes, sha256=attached.sha256)
 
     def finish(self, status: str, **metadata: Any) -> bool:
-        """Return whether this call wrote run_stop: only the first one after run_start does, and none after `close`."""
+        """Write run_stop, but only once, after run_start and before `close`. Return whether this call wrote it."""
         with self._lock:
             if not self._started or self._stopped or self._file.closed:
                 return False
-            self._stopped = True  # before the write: a signal handler may come in between
+            self._stopped = True  # before the write: a signal handler may run in between
             try:
                 self._append("INTERVAL_END", RUN_STOP, None, metadata | {"status": status})
             except BaseException:
@@ -236,7 +244,7 @@ class Writer:
             return True
 
     def abort(self) -> None:
-        """Write run_stop as aborted, unless it stands there, and nothing from then on: other threads may still work."""
+        """Write run_stop as aborted, unless it was written, and discard later records of threads that still run."""
         with self._lock:
             try:
                 self.finish(ABORTED)
@@ -271,7 +279,7 @@ class Writer:
             whole.update(lines)
             size = {"bytes": self._bytes + len(lines)}
             lines += self._line("POINT_IN_TIME", LOG_SHA256, whole.hexdigest(), size)
-        while lines:  # a disk that fills up takes part of a line, then raises
+        while lines:  # a full disk accepts part of a line, then raises
             written = self._file.write(lines)
             self._sha256.update(lines[:written])
             self._bytes += written
@@ -299,8 +307,8 @@ def clocks_ms() -> tuple[int, int]:
     """Return the wall clock and the monotonic clock, read at one moment: the tightest of three readings.
 
     The monotonic clock is CLOCK_BOOTTIME: CLOCK_MONOTONIC stops while a laptop is suspended and the wall clock does
-    not, so that the wall clock would seem to have been set. Where there is no CLOCK_BOOTTIME (macOS), CLOCK_MONOTONIC
-    counts such time too. NTP's slewing changes the rate of both clocks alike; only a step sets them apart.
+    not, so that the wall clock would appear to have been set. Without CLOCK_BOOTTIME (macOS), CLOCK_MONOTONIC
+    includes that time. NTP's slewing changes the rate of both clocks equally; only a step changes their difference.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     readings = []
@@ -313,7 +321,7 @@ def clocks_ms() -> tuple[int, int]:
 
 
 def _caller() -> dict[str, Any]:
-    """Return where the log was called from: file, relative to the folder that holds `bench/`, and line."""
+    """Return the caller's file, relative to the folder of `bench/`, and line."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back:
         frame = frame.f_back

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Weights(Enum):
-    """The user's switch: start as the task says, or use random weights and rows to measure speed without files."""
+    """checkpoint: start as configured in the task. random: random weights and rows, to measure speed without files."""
 
     checkpoint = "checkpoint"
     random = "random"
@@ -19,7 +19,7 @@ class Norm(Enum):
 
 
 class Activation(Enum):
-    """Of the MLP; swiglu has a gate, so its first projection is twice as wide."""
+    """Activation of the MLP; swiglu has a gate, so its first projection is twice as wide."""
 
     swiglu = "swiglu"
     gelu = "gelu"

@@ -1,4 +1,4 @@
-"""Where a step's time goes: the phases of a step and the parts of a model, and the table that a profile fills."""
+"""Types of the step time breakdown by phase and module, which a profile fills in."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,18 +8,18 @@ from bench.contract import codec
 
 
 class Phase(StrEnum):
-    """When in a step."""
+    """Phase of a step."""
 
     forward = "forward"
     backward = "backward"
-    """With what is recomputed, and the reduction of gradients over replicas."""
+    """Includes recomputation, and the reduction of gradients over replicas."""
     optimizer = "optimizer"
     other = "other"
-    """Between the three."""
+    """Time between the three phases."""
 
 
 class Part(StrEnum):
-    """What a time is spent on: a module of the model, a part of the update, or one of the last four."""
+    """A module of the model, a part of the optimizer step, or one of the last four rows."""
 
     input = "input"
     embedding = "embedding"
@@ -64,64 +64,64 @@ TITLES = {
     Part.fc2: "MLP: second linear",
     Part.adapters: "adapters",
     Part.residual: "residuals",
-    Part.weights: "weights: transposed, dequantised or quantised",
+    Part.weights: "weights: transpose, dequantize or quantize",
     Part.head: "head",
     Part.loss: "loss",
     Part.zero_gradients: "gradients set to zero",
     Part.gradient_norm: "norm of the gradients",
     Part.adamw: "AdamW",
-    Part.unnamed: "kernels in no range",
+    Part.unnamed: "kernels outside of named ranges",
     Part.communication: "communication, not overlapped",
     Part.copies: "copies between host and device, not overlapped",
-    Part.gap: "nothing runs: the host is waited for",
+    Part.gap: "idle: waiting for the host",
 }
-"""How a table names them."""
+"""Row labels of a table."""
 ATTENTION = (Part.attention, Part.scores, Part.softmax, Part.values)
-"""The first one where a kernel does all of it, the others where it is not fused."""
+"""The first one if attention is fused, the others if not."""
 MLP = (Part.fc1, Part.activation, Part.fc2)
 NOT_COMPUTED = (Part.communication, Part.copies, Part.gap)
-"""Rows that are not kernels which compute."""
+"""Rows that are not compute kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
-    """A part in a phase, in milliseconds a step."""
+    """Time of a part in a phase, in milliseconds per step."""
 
     phase: Phase
     part: Part
     time_ms: float
-    """Of the step: the rows of a table add up to it. What runs at the same time is counted once."""
+    """Share of the step time: all rows add up to the step. Concurrent kernels are counted once."""
     gemm_ms: float
-    """Of time_ms, in matrix products; those inside fused attention are not counted."""
+    """Part of time_ms in GEMMs, without those inside fused attention."""
     busy_ms: float
-    """In which any of its kernels runs, on whatever stream and hidden or not."""
+    """Time during which any kernel of this part runs on any stream, overlapped or not."""
     launches: float
-    """Kernels; on a CPU, operations."""
+    """Kernel launches; on a CPU, operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
-    """The mean of some profiled steps of one rank."""
+    """Average of the profiled steps of one rank."""
 
     device: str
     """cuda or cpu."""
     num_steps: int
     step_ms: float
     is_eager: bool
-    """Whether the host launched every kernel although the run replays a CUDA graph, whose kernels have no names."""
+    """True if the profiled steps ran without the CUDA graph of the run, because graph kernels have no names."""
     rows: list[TimeRow]
 
 
 def plain(times: ModuleTimes) -> dict[str, Any]:
-    """Return what JSON holds; numbers are rounded to a nanosecond."""
+    """Return the JSON data; times are rounded to a nanosecond."""
     raw: dict[str, Any] = codec.plain(times)
     for row in (raw, *raw["rows"]):
         row.update({name: round(value, 6) for name, value in row.items() if isinstance(value, float)})
     return raw
 
 
-def found(raw: Any) -> ModuleTimes | None:
-    """Return the table that `plain` was made of; None where there is none, or a damaged one."""
+def parsed(raw: Any) -> ModuleTimes | None:
+    """Return the table from `plain`; None if it is missing or damaged."""
     try:
         times = codec.typed(ModuleTimes, raw)
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""The types of facts/rank_*.json (what a rank finds on its node) and health.json (what is measured there).
+"""The types of facts/rank_*.json (the software and hardware of a rank's node) and health.json (measured rates).
 
 `jobs.node_checks` builds and writes them, and `bench.preflight.nodes` reads them by these types. Ranks import this
 module: it needs the standard library only. None means that a value could not be read.
@@ -13,7 +13,7 @@ from bench.contract import codec
 T = TypeVar("T")
 
 VERSION = 1
-"""The version of both formats; every file says it."""
+"""The version of both formats, written to every file."""
 HEALTHY, BELOW_FLOOR, NOT_JUDGED = "healthy", "below a floor", "not judged: no floors"
 """The verdicts of health.json."""
 
@@ -23,7 +23,7 @@ class Software:
     """The software that a rank runs in."""
 
     image: str | None
-    """The text of the image's own description, /etc/runstop-image.json; only our images have one."""
+    """The content of /etc/runstop-image.json, which only our images have."""
     in_enroot: bool
     system: str | None
     """Name and version of the Linux distribution."""
@@ -74,7 +74,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class FileTime:
-    """The time that a file got in the run folder, and the node's clock before and after it was written."""
+    """The mtime of a file in the run folder, and the node's clock before and after the write."""
 
     before_ms: int
     file_ms: int
@@ -83,18 +83,18 @@ class FileTime:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The run folder, as a node sees it; refused is why a file cannot be written there."""
+    """The run folder as seen from a node; `refused` is the reason why a file cannot be written there."""
 
     path: str
     free_mib: int
     refused: str | None
     clock: FileTime | None = None
-    """None where nothing could be written, and in older facts."""
+    """None if nothing could be written, and in older facts."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeededPath:
-    """A path that the run reads or mounts; one that is not required may still be created by the prepare command."""
+    """A path that the run reads or mounts; if not required, the prepare command may create it."""
 
     what: str
     path: str | None
@@ -104,7 +104,7 @@ class NeededPath:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware of a node, and the paths that it can reach."""
+    """The hardware of a node, and the paths that are accessible from it."""
 
     cpu: str | None
     num_cpus: int | None
@@ -121,7 +121,7 @@ class Machine:
     infiniband_devices: bool
     gpus: tuple[GpuFacts, ...] | None
     gpus_refused: str | None
-    """Why the GPUs are not known."""
+    """The reason why the GPUs are unknown."""
     gpu_links: str | None
     """The table that `nvidia-smi topo -m` prints."""
     results: Results
@@ -146,9 +146,9 @@ class RankFacts:
     memlock_bytes: int
     """The limit of locked memory; -1 is unlimited."""
     environment: tuple[str, ...]
-    """Names of the environment variables that steer a job, without their values."""
+    """Names of environment variables that affect a job, without values."""
     not_as_planned: tuple[str, ...]
-    """Names of the plan's variables that have another value here."""
+    """Names of the plan's variables that have a different value on this rank."""
     machine: Machine | None
 
 
@@ -183,7 +183,7 @@ class PairRate:
 
 @dataclass(frozen=True, slots=True)
 class HealthNode:
-    """A node, the rates within it, and the bounds between which its clock is ahead of rank 0's."""
+    """A node, its rates, and lower and upper bounds of its clock offset to rank 0."""
 
     node: str
     ranks: tuple[int, ...]
@@ -193,7 +193,7 @@ class HealthNode:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The lowest rates of a healthy cluster, from cluster.health; None: not judged."""
+    """The minimum rates of a healthy cluster, from cluster.health; None: not checked."""
 
     busbw_gbs: float | None
     node_busbw_gbs: float | None
@@ -230,14 +230,14 @@ class Health:
     verdict: str = NOT_JUDGED
     findings: tuple[HealthFinding, ...] = ()
     slow_nodes: tuple[str, ...] = ()
-    """The nodes to leave out of the next job."""
+    """The nodes to exclude from the next job."""
 
 
 def loads(text: str, kind: type[T]) -> T:
-    """Return what `dumps` wrote.
+    """Parse the text from `dumps`.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: it is not such a text.
+        ValueError, TypeError, KeyError, AttributeError: the text is not valid.
     """
     content = dict(json.loads(text))
     del content["version"]

@@ -1,33 +1,63 @@
-"""Plans of earlier versions, read as this version writes them: old run folders stay readable."""
+"""Convert plans and configs of earlier versions to this version, so that old run folders can still be read."""
 
 from typing import Any
 
 MOVED = {"jobs.prepare": "jobs.tasks.prepare", "jobs.train": "jobs.tasks.train"}
-"""Modules that a plan of version 2 starts, and what they are called now."""
+"""Modules that plans of version 2 start, and their current names."""
+CONFIG_KEYS = {
+    "task.serving.server.bunches_chunks": "task.serving.server.batches_tokens",
+    "task.serving.server.healthy_within_s": "task.serving.server.startup_timeout_s",
+    "task.kernels.gemm.of_model": "task.kernels.gemm.from_model",
+    "task.kernels.attention.math_up_to": "task.kernels.attention.math_max_seq_length",
+}
+"""Config keys of version 4 that were renamed; `bench.planning.compose` accepts the old ones in overrides."""
+PLAN_KEYS = {"apart": "local_sgd", "asked": "requests"}
+"""Keys of plans of version 4."""
+PREDICTION_KEYS = {
+    "num_merges": "num_averagings",
+    "even_with_one_group": "break_even_one_group",
+    "even_with_synchronous": "break_even_synchronous",
+}
+"""Keys of `local_sgd` in plans of version 4."""
 
 
 def upgraded(raw: Any, *, to: int) -> Any:
-    """Return a plan's JSON as this version writes it.
+    """Convert a plan's JSON to this version.
 
-    Version 2 called commands steps and backends schedulers, and knew one kind of task and one engine. It did not hold
-    what looks at the nodes before the first trial, which its batch script started by itself: that stays missing.
+    Version 2 had one kind of task and one engine; commands were called steps, and backends schedulers. Its batch script
+    started the node checks itself, so they are not among its commands. Versions 3 and 4 had other names for some keys.
 
     Raises:
-        ValueError: a version that cannot be read.
+        ValueError: the version cannot be read.
     """
     if raw is None:
         return None
     if raw["version"] == to:
         return raw
-    if raw["version"] == 3:
+    if raw["version"] in (3, 4):
         changed = {"config": upgraded_config(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
-        return raw | {"version": to} | {key: value for key, value in changed.items() if key in raw}
+        return _renamed(raw) | {"version": to} | {key: value for key, value in changed.items() if key in raw}
     if raw["version"] != 2:
-        raise ValueError(f"version {raw['version']}, and this is version {to}")
+        raise ValueError(f"the plan has version {raw['version']}, which version {to} cannot read")
     new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}
-    new["commands"] = [step | {"argv": [MOVED.get(word, word) for word in step["argv"]]} for step in new.pop("steps")]
+    new["commands"] = [
+        step | {"argv": [MOVED.get(argument, argument) for argument in step["argv"]]} for step in new.pop("steps")
+    ]
     new["max_steps"] = raw["config"]["recipe"]["max_steps"]
     new["config"] = _config(raw["config"], has_checkpoint=raw["base_dir"] is not None)
+    return new
+
+
+def _renamed(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan of version 3 or 4 with the current names of its own keys."""
+    new = {PLAN_KEYS.get(key, key): value for key, value in raw.items()}
+    if isinstance(new.get("local_sgd"), dict):
+        new["local_sgd"] = {PREDICTION_KEYS.get(key, key): value for key, value in new["local_sgd"].items()}
+    if isinstance(new.get("loads"), list):
+        new["loads"] = [
+            {"batched_tokens" if key == "bunched" else key: value for key, value in load.items()}
+            for load in new["loads"]
+        ]
     return new
 
 
@@ -51,13 +81,14 @@ def _config(old: dict[str, Any], *, has_checkpoint: bool) -> Any:
 
 
 def upgraded_config(config: Any) -> Any:
-    """Return a config of version 3 as this version writes it; another one is returned as it is.
+    """Convert a config of version 3 or 4; a current config is returned unchanged.
 
-    launch.profile was a switch while there was one kind of profile, recipe.local_sgd was null where there was none, and
-    tasks that train nothing had rows and a recipe.
+    In version 3, launch.profile was a boolean, recipe.local_sgd could be null, and tasks that do not train had rows and
+    a recipe.
     """
     if not isinstance(config, dict):
         return config
+    config = _with_new_keys(config)
     new = dict(config)
     launch, recipe, task = config.get("launch"), config.get("recipe"), config.get("task")
     if isinstance(launch, dict) and isinstance(launch.get("profile"), bool):
@@ -71,3 +102,18 @@ def upgraded_config(config: Any) -> Any:
             tokens = (recipe["micro_batch_size"] or 1) * config["data"]["seq_length"]
             new["task"] = task | {"kernels": task["kernels"] | {"gemm": gemm | {"model_tokens": tokens}}}
     return new
+
+
+def _with_new_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with the keys of CONFIG_KEYS renamed; other keys keep their order."""
+    for old, new in CONFIG_KEYS.items():
+        config = _with_new_key(config, old.split("."), new.rpartition(".")[2])
+    return config
+
+
+def _with_new_key(block: dict[str, Any], path: list[str], new: str) -> dict[str, Any]:
+    head, *rest = path
+    if not rest:
+        return {new if key == head else key: value for key, value in block.items()}
+    inner = block.get(head)
+    return block | {head: _with_new_key(inner, rest, new)} if isinstance(inner, dict) else block

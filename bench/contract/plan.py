@@ -1,4 +1,4 @@
-"""The plan: everything worked out before anything runs. As JSON it is the only thing that a job reads."""
+"""The plan of a run: everything that is decided before the run starts. Jobs read only this, as JSON."""
 
 import hashlib
 import json
@@ -34,10 +34,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What the log says about itself. Closed is derived, never claimed: any deviation makes it open."""
+    """The submission fields of the log. The division is derived: any deviation from the rules makes it open."""
 
     benchmark: str | None
-    """None where there are no official rules, and for a run without a target."""
+    """None without official rules, and for a run without a target."""
     shape_of: str | None
     """Without a target: the benchmark whose model, LoRA and rows have these sizes, so that speeds can be compared."""
     division: str
@@ -58,22 +58,22 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What every rank runs, in the run folder. It is the only authority on that: every backend runs this argv.
+    """A command that every rank runs in the run folder. Every backend runs exactly this argv.
 
-    A first word `python` stands for the interpreter that the backend runs ranks with.
+    If argv[0] is `python`, the backend replaces it with the interpreter of the ranks.
     """
 
     name: str
     argv: list[str]
     log: str | None
-    """The MLLOG lines that it writes, where it writes any."""
+    """The file of its MLLOG lines, if it writes any."""
     limit_min: int | None
-    """None for no limit, as for preparing, which nobody times."""
+    """Time limit in minutes; None: no limit, as for `prepare`, which is not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How the ranks are split: num_ranks = dp * tp * pp * cp, and times groups where groups train apart."""
+    """How the ranks are split: num_ranks = dp * tp * pp * cp, times the number of local SGD groups."""
 
     num_nodes: int
     ranks_per_node: int
@@ -85,7 +85,7 @@ class World:
     vpp: int
     sp: bool
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
-    """How many groups of consecutive ranks train apart, each split in this way; None: all ranks train together."""
+    """Number of local SGD groups of consecutive ranks, each split in this way; None: no local SGD."""
 
     @property
     def sequence_tp(self) -> int:
@@ -95,39 +95,39 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of one optimizer step on the slowest pipeline stage, and what they go into."""
+    """Estimated seconds of one optimizer step on the slowest pipeline stage, by kind of work."""
 
     gemm_s: float
     attention_s: float
     elementwise_s: float
     communication_s: float
-    """With what ranks wait in it for each other."""
+    """Includes the wait for other ranks."""
     recompute_s: float
-    """All of what is computed again, its communication included."""
+    """All recomputation, including its communication."""
     bubble_s: float
-    """A pipeline filling and draining."""
+    """Pipeline fill and drain."""
     host_s: float
-    """What the GPU waits for the host, where that needs longer to launch kernels than they run. Counted in FP8 only."""
+    """The GPU's wait for the host, if launching kernels takes longer than running them. Counted in FP8 only."""
     step_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """What the backward pass of every rank recomputes: whole layers, or the outputs of qkv or fc1 in some layers."""
+    """Activation recomputation of every rank: whole layers, or the outputs of qkv or fc1 in some layers."""
 
     full: bool
     qkv_layers: int
     fc1_layers: int
     offloaded_layers: int = 0
-    """How many layers of a rank keep what they save for the backward pass in the host's memory."""
+    """Number of layers per rank whose activations are offloaded to host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What one GPU of the fullest pipeline stage needs and has; None where there is no GPU."""
+    """Estimated memory of one GPU of the fullest pipeline stage, and its capacity; None without a GPU."""
 
     base_weights_gib: float
-    """The model itself, which LoRA freezes."""
+    """The weights of the model, which LoRA freezes."""
     adapter_weights_gib: float
     gradients_gib: float
     optimizer_gib: float
@@ -137,39 +137,39 @@ class Memory:
     capacity_gib: float | None
     fits: bool | None
     parameters: int
-    """Of the whole model with its adapters, each counted once."""
+    """Of the whole model and its adapters, each counted once."""
     trainable_parameters: int
     rank_parameters: int
     rank_trainable_parameters: int
 
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 NODE_FACTS, NODE_CHECK, PREPARE = "node facts", "node check", "prepare"
 """The names of commands that are not trials."""
 NOT_A_SUBMISSION = "not a submission"
-"""What org and platform say in the log of a tiny or shortened task."""
+"""Suffix of org and platform in the log of a tiny or shortened task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The folders that a run reads, as its plan names them: symbolic or not. None: it reads none."""
+    """The input folders of a run, as in its plan ($DATADIR is not expanded). None: no such input."""
 
     rows: str | None = None
-    rows_are_made: bool = False
-    """Whether the prepare command makes them."""
+    rows_are_prepared: bool = False
+    """Whether the prepare command creates them."""
     checkpoint: str | None = None
-    checkpoint_is_made: bool = False
+    checkpoint_is_created: bool = False
     """Whether the prepare command trains it."""
 
 
 class Plan:
-    """What the plans of all kinds have. Each is a frozen dataclass in `bench.contract.plan_kinds`."""
+    """The common fields of all plans. Each kind has a frozen dataclass in `bench.contract.plan_kinds`."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]  # for type checkers: dataclasses.replace takes every plan
 
     replicas_reduce: ClassVar[bool] = True
-    """Whether the replicas reduce over all ranks. Those that do not may share a GPU, which NCCL refuses."""
+    """Whether replicas communicate over NCCL. If not, they may share a GPU, which NCCL does not support."""
 
     version: int
     name: str
@@ -177,13 +177,13 @@ class Plan:
     world: World
     trials: list[Trial]
     walltime_min: int | None
-    """Of the whole job."""
+    """Time limit of the whole job."""
     environment: dict[str, str]
-    """What is set for every rank: ours, then cluster.environment. Secrets are passed by name, by the site."""
+    """Environment variables of every rank: ours, then cluster.environment. Secrets are passed by name only."""
     commands: list[Command]
-    """In their order; the trials come last."""
+    """In order; the trials are last."""
     files: list[str]
-    """What the run writes, relative to its folder."""
+    """Output files, relative to the run folder."""
 
     @property
     def kind(self) -> Kind:
@@ -191,60 +191,61 @@ class Plan:
 
     @property
     def inputs(self) -> Inputs:
-        """The folders that it reads."""
         return Inputs()
 
     @property
     def work(self) -> tuple[Any, ...]:
-        """What differs between plans that measure different work, besides their config and their split."""
+        """Fields that identify the measured work, in addition to the config and the split."""
         return ()
 
     @property
     def max_samples(self) -> int | None:
-        """How many samples a trial trains on at most; None for the kinds that train nothing."""
+        """Maximum number of training samples of a trial; None for kinds that do not train."""
         return None
 
     @property
     def checkpoint_every_steps(self) -> int | None:
-        """After how many steps a trial saves its training state; None: it saves none."""
+        """Steps between two saved training states of a trial; None: nothing is saved."""
         return None
 
 
 def gpus_per_rank(config: Config) -> int:
-    """Return how many GPUs one rank computes on: several only where one process lays a model over those of a node."""
+    """Return the GPUs per rank: more than one only with strategy=balanced."""
     return config.huggingface.num_gpus if config.huggingface else 1
 
 
 def gpus_per_node(plan: Plan) -> int:
-    """Return how many GPUs of a node the ranks compute on, as far as they compute on GPUs."""
+    """Return the GPUs per node, assuming that ranks use GPUs."""
     return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
 
 
 def keeps_adapters(config: Config) -> bool:
-    """Return whether a trial keeps the adapters that it trained; on random weights they are worth nothing."""
+    """Return whether a trial saves its trained adapters; adapters of random weights are useless."""
     training = config.training
     return training.lora is not None and training.starts_from is not StartsFrom.random
 
 
 def trial_commands(plan: Plan) -> list[Command]:
-    """Return the commands that are trials, in their order."""
+    """Return the commands of the trials, in order."""
     return plan.commands[len(plan.commands) - len(plan.trials) :]
 
 
 def within(plan: Plan, trial_min: int) -> Plan:
-    """Return the plan with another time limit for each of its trials, in minutes."""
+    """Return the plan with a time limit of `trial_min` minutes for each trial."""
     before = plan.commands[: len(plan.commands) - len(plan.trials)]
     return replace(plan, commands=[*before, *(replace(c, limit_min=trial_min) for c in trial_commands(plan))])
 
 
 def trial(plan: Plan, index: int) -> Trial:
-    """Return a trial by its number.
+    """Return a trial by its index.
 
     Raises:
         ConfigError: the plan has no such trial.
     """
     if not 0 <= index < len(plan.trials):
-        raise ConfigError(f"no trial {index}", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}")
+        raise ConfigError(
+            f"trial {index} does not exist", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}"
+        )
     return plan.trials[index]
 
 
@@ -254,7 +255,7 @@ def command(plan: Plan, name: str) -> Command | None:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Return 12 hex digits that differ whenever one of the parts does, their descriptions aside."""
+    """Return a hash of 12 hex digits of the parts, without their summaries and sources."""
     described = [codec.plain(part) for part in parts]
     for part in described:
         if isinstance(part, dict):

@@ -1,4 +1,4 @@
-"""The plan of each kind of task, and its JSON: the kind of its task says which one a plan.json is."""
+"""The plan class of each kind of task, and reading and writing plan.json."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from bench.contract import codec, old_plans, run_files
 from bench.contract.data import Data
-from bench.contract.generation import Asked, GenerationMemory, TokenCost, WeightPrecision
+from bench.contract.generation import GenerationMemory, GenerationRequest, TokenCost, WeightPrecision
 from bench.contract.kernels import Point
 from bench.contract.local_sgd import Prediction
 from bench.contract.plan import (
@@ -34,7 +34,7 @@ from bench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan(Plan):
-    """A run that trains, worked out. Paths in `files` are relative to the run folder."""
+    """The plan of a training run."""
 
     version: int
     name: str
@@ -43,31 +43,31 @@ class TrainingPlan(Plan):
     batch: Batch
     evaluation: Evaluation
     max_steps: int
-    """Optimizer steps at most: what the task says, or what its epochs come to."""
+    """Maximum number of optimizer steps, from task.training.max_steps or epochs."""
     submission: Submission
     trials: list[Trial]
     recompute: Recomputed
-    """Of every rank, as recipe.recompute says or, for `fit`, as memory allows."""
+    """Recomputation of every rank, by recipe.recompute or, for `fit`, by memory."""
     memory: Memory
     cost: Cost | None
-    """None where rates of the GPU are not known. Of groups that train apart: of an inner step."""
-    apart: Prediction | None = field(default=None, metadata=codec.OMIT_DEFAULT)
-    """None where all ranks train together."""
+    """None if the rates of the GPU are unknown. With local SGD: of an inner step."""
+    local_sgd: Prediction | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """None without local SGD."""
     deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.OMIT_DEFAULT)
-    """What DeepSpeed is given, complete: nothing in it is "auto". None with other engines and strategies."""
+    """DeepSpeed's complete settings, without "auto". None with other engines and strategies."""
     cuda_graph: bool = False
-    """Whether one CUDA graph launches the kernels of a micro-batch, captured once, instead of the host."""
+    """Whether a CUDA graph launches the kernels of a micro-batch."""
     tflop_per_sample: float
     """Of the model, forward and backward."""
     peak_tflops: float | None
-    """Of one GPU in the precision of the layers; None where the cluster names none."""
+    """Of one GPU in the precision of the layers; None if the cluster gives none."""
     walltime_min: int | None
     data_dir: str | None
-    """Rows, made or checked by the prepare command."""
+    """Folder of the rows, which the prepare command creates or checks."""
     base_dir: str | None
-    """Checkpoint that training starts from; None starts from random numbers."""
+    """Folder of the checkpoint from which training starts; None: random weights."""
     base: "TrainingPlan | None"
-    """The run that makes base_dir; None: the site provides it."""
+    """The plan that trains base_dir; None: the site provides it."""
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
@@ -84,9 +84,9 @@ class TrainingPlan(Plan):
     def inputs(self) -> Inputs:
         return Inputs(
             rows=self.data_dir,
-            rows_are_made=self.data.source.is_made,
+            rows_are_prepared=self.data.source.needs_preparation,
             checkpoint=self.base_dir,
-            checkpoint_is_made=self.base is not None,
+            checkpoint_is_created=self.base is not None,
         )
 
     @property
@@ -104,16 +104,16 @@ class TrainingPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelsPlan(Plan):
-    """A run that measures kernels and links, worked out. It reads no rows and starts from no checkpoint."""
+    """The plan of a kernels run, which measures kernels and links."""
 
     version: int
     name: str
     config: Config
     world: World
-    """All ranks are equal: tp of the shapes that are measured is parallel.tp."""
+    """All ranks do the same; the tp of measured shapes is parallel.tp."""
     trials: list[Trial]
     points: list[Point]
-    """What is measured, in this order."""
+    """The measurements, in order."""
     walltime_min: int | None
     environment: dict[str, str]
     commands: list[Command]
@@ -126,7 +126,7 @@ class KernelsPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan(Plan):
-    """A run that generates, worked out. It reads no rows."""
+    """The plan of a generation run."""
 
     replicas_reduce = False
 
@@ -134,25 +134,23 @@ class GenerationPlan(Plan):
     name: str
     config: Config
     world: World
-    """A replica is tp consecutive ranks, and dp counts them. ranks_per_node is above cluster.ranks_per_node where
-    replicas share GPUs."""
+    """dp replicas of tp consecutive ranks. ranks_per_node exceeds cluster.ranks_per_node if replicas share GPUs."""
     weights: WeightPrecision
-    asked: list[Asked]
-    """Every answer that is asked for."""
+    requests: list[GenerationRequest]
     memory: GenerationMemory
     cost: TokenCost | None
-    """None where the GPU's memory bandwidth is not known."""
+    """None if the GPU's memory bandwidth is unknown."""
     trials: list[Trial]
     walltime_min: int | None
     base_dir: str | None
-    """The checkpoint, with its tokenizer; None: random weights and random prompts."""
+    """Folder of the checkpoint and its tokenizer; None: random weights and random prompts."""
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
 
     @property
     def work(self) -> tuple[Any, ...]:
-        return (self.asked,)
+        return (self.requests,)
 
     @property
     def inputs(self) -> Inputs:
@@ -161,19 +159,19 @@ class GenerationPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPlan(Plan):
-    """A run that loads a server, worked out. Rank 0 starts the server and loads it; the other ranks end at once."""
+    """The plan of a serving run. Rank 0 starts the server and sends the loads; the other ranks exit at once."""
 
     version: int
     name: str
     config: Config
     world: World
-    """tp is the server's; it takes the first tp GPUs of its node."""
+    """tp is the server's, which uses the first tp GPUs of its node."""
     trials: list[Trial]
     loads: list[Load]
-    """In this order."""
+    """The loads, in order."""
     walltime_min: int | None
     base_dir: str | None
-    """The model's folder; None: it is made on the spot, or the server runs elsewhere."""
+    """Folder of the model; None: the run creates it, or the server runs elsewhere."""
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
@@ -194,27 +192,27 @@ PLANS: dict[Kind, type[Plan]] = {
     Kind.serve: ServingPlan,
     Kind.kernels: KernelsPlan,
 }
-"""The class of each kind's plans."""
+"""The plan class of each kind."""
 
 
-def required(plan: Plan, of: type[P]) -> P:
-    """Return the plan as one of this class.
+def required(plan: Plan, kind: type[P]) -> P:
+    """Return the plan as an instance of this class.
 
     Raises:
         ConfigError: its task is of another kind.
     """
-    if isinstance(plan, of):
+    if isinstance(plan, kind):
         return plan
-    raise not_of_kind(plan.config.task, next(kind for kind, each in PLANS.items() if each is of))
+    raise not_of_kind(plan.config.task, next(name for name, plan_class in PLANS.items() if plan_class is kind))
 
 
 def training_plan(plan: Plan) -> TrainingPlan | None:
-    """Return the plan as that of a run that trains; None for the other kinds."""
+    """Return the plan if it is a training plan, otherwise None."""
     return plan if isinstance(plan, TrainingPlan) else None
 
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Return the learning rate of the update that ends step `step` (from 1): linear warm-up, then a cosine to 0."""
+    """Return the learning rate of step `step` (from 1): linear warm-up, then cosine decay to 0."""
     recipe, done = plan.recipe, step - 1
     if done < recipe.lr_warmup_steps:
         return recipe.lr * (done + 1) / recipe.lr_warmup_steps
@@ -223,7 +221,7 @@ def learning_rate(plan: TrainingPlan, step: int) -> float:
 
 
 def samples(plan: TrainingPlan, step: int) -> int:
-    """Return the rows trained on after `step` steps."""
+    """Return the number of training rows after `step` steps."""
     return step * plan.batch.global_batch_size
 
 
@@ -233,7 +231,7 @@ def dumps(plan: Plan) -> str:
 
 
 def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
-    """Return the plan that `dumps` wrote, or that an earlier version did.
+    """Parse a plan.json of this version or of an earlier one.
 
     Raises:
         ConfigError: not JSON, another version, or a missing, unknown or mistyped field.
@@ -243,9 +241,9 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         return codec.typed(PLANS[Kind[raw["config"]["task"]["kind"]]], raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"not a plan that can be read: {error!r}",
+            f"the plan cannot be read: {error!r}",
             where=where,
-            fix="write it again with `python -m bench plan … --json`",
+            fix="write it again with `runstop plan … --json`",
         ) from error
 
 
@@ -254,7 +252,7 @@ def load(path: Path) -> Plan:
     try:
         return loads(path.read_text(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(
-            f"the plan cannot be read: {reason}", where=str(path), fix="name the plan.json of a run folder"
+            f"the plan cannot be read: {reason}", where=str(path), fix="give the plan.json of a run folder"
         ) from error

@@ -1,4 +1,4 @@
-"""The paths that a plan names, which may be symbolic, and what they are on this machine."""
+"""The paths of a plan, which may contain variables such as $DATADIR, and their expansion on this machine."""
 
 import os
 from pathlib import Path
@@ -10,17 +10,16 @@ from bench.contract.training import StartsFrom
 
 
 def expanded(text: str | None) -> str | None:
-    """Return a path of the plan as this environment has it; None if a variable in it is not set.
+    """Expand the variables of a path; None if one of them is not set.
 
-    A Slurm cluster's paths are symbolic ($DATADIR, $MODEL, $LOGDIR, $CONT): the job's own shell fills them in, so that
-    one script serves every user.
+    On Slurm clusters the job's shell expands $DATADIR, $MODEL, $LOGDIR and $CONT, so that one script serves all users.
     """
     full = os.path.expandvars(text or "")
     return None if not full or "$" in full else full
 
 
 def named_paths(config: Config) -> dict[str, str | None]:
-    """Return what a run reads and writes, by the variable that usually names it."""
+    """Return the paths that a run reads and writes, by their usual variable."""
     named, data, task = {"LOGDIR": config.cluster.paths.logs}, config.data, config.task
     if data is not None and data.source is not DataSource.random:
         named = {"DATADIR": config.cluster.paths.data} | named
@@ -37,15 +36,15 @@ def named_paths(config: Config) -> dict[str, str | None]:
 
 
 def to_prepare(plan: plans.Plan) -> list[str]:
-    """Return the folders that the prepare command makes."""
+    """Return the folders that the prepare command creates."""
     if plans.command(plan, plans.PREPARE) is None:
         return []
     inputs = plan.inputs
-    rows = inputs.rows if inputs.rows_are_made else None
-    checkpoint = inputs.checkpoint if inputs.checkpoint_is_made else None
+    rows = inputs.rows if inputs.rows_are_prepared else None
+    checkpoint = inputs.checkpoint if inputs.checkpoint_is_created else None
     return [path for path in (rows, checkpoint) if path is not None]
 
 
 def is_prepared(plan: plans.Plan) -> bool:
-    """Return whether the prepare command would find nothing to do, or there is none."""
+    """Return whether the prepare command has nothing to do, or the plan has none."""
     return all(Path(path).is_dir() for path in to_prepare(plan))

@@ -1,7 +1,7 @@
-"""The names of all files in a run folder, each written down once.
+"""The names of all files in a run folder.
 
-`bench` and `jobs` take them from here, and the batch script gets those that it needs among its settings. Elements of a
-job array share one run folder, so what every element writes carries its number: `facts_3`, `health_3.json`.
+`bench` and `jobs` take them from here, and the batch script gets those that it needs among its settings. The tasks of a
+job array share one run folder, so the files that every task writes carry its number: `facts_3`, `health_3.json`.
 """
 
 import os
@@ -14,43 +14,45 @@ PLAN = "plan.json"
 LEDGER = "ledger.json"
 STATUS = "status.json"
 MANIFEST = "manifest.json"
-"""The checksums of all files that make up the result, written after everything else."""
+"""The checksums of all files of the result, written last."""
 JOB = "job.json"
-"""What was handed to the backend, and every job that worked on the run."""
+"""What was submitted to the backend, and all jobs of the run."""
 SCRIPT = "job.sbatch"
 KUBERNETES_MANIFEST = "kubernetes.yaml"
 RANK_LOGS = "rank_logs"
 ATTEMPTS = "attempts"
-"""Folder of what was cut short: attempts/2.1/ is the first attempt of trial 2."""
+"""Folder of interrupted attempts: attempts/2.1/ is the first attempt of trial 2."""
 FACTS = "facts"
 HEALTH = "health.json"
 PREPARE_LOG = "prepare.txt"
 LEDGER_LOCK = ".ledger.lock"
 RUN_LOCK = ".run.lock"
-"""Locked by the process that drives a run on its own machine, for as long as it does."""
+"""Locked while a process on this machine drives the run."""
 OWNER = ".owner"
-"""The id of the job that works in the folder."""
+"""The id of the job that uses the folder."""
 SUBMISSION = ".submission"
-"""Written before a run is handed to a queue, and removed once the queue's answer stands in job.json. Where the answer
-is lost it stays, and says that the queue may have a job of this run that nobody has noted."""
-RESERVE = ".reserve"
-"""Space kept for the last word on a disk that fills up."""
+"""Written before a run is submitted to a queue, and removed when the job id is in job.json. If it still exists, the
+submission was interrupted, and the queue may have an unrecorded job of this run."""
+DISK_RESERVE = ".reserve"
+"""Reserved space for the final status on a full disk."""
 RUNNER_OUTPUT = f"{RANK_LOGS}/runner.out"
-"""What the process printed that led a run without srun."""
+"""Output of the process that drives a run without srun."""
 RESULTS = "result_*.txt"
 JOB_OUTPUTS = "slurm-*.out"
-JOB_OUTPUT, ELEMENT_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
-"""In sbatch's spelling: the output of a job, and of an element of an array."""
+JOB_OUTPUT, ARRAY_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
+"""In sbatch's spelling: the output of a job, and of an array task."""
 RAY_JOB = "ray_job.json"
-"""What was asked of a Ray cluster: the body of its POST /api/jobs/."""
+"""The request to the Ray cluster: the body of POST /api/jobs/."""
 RAY_OUTPUT = "ray.out"
-"""What the drivers of its Ray jobs say: which nodes they took, and why they lost them."""
+"""Output of the drivers of its Ray jobs: which nodes they got, and why they lost them."""
 NODE_VARIABLE = "RUNSTOP_NODE"
-"""Set by whoever starts the processes of a node without Slurm: the name that users know it by."""
-LIFE_VARIABLE = "RUNSTOP_LIFE"
+"""The node's name for users. Set for the processes of a node by backends other than Slurm."""
+RESTART_VARIABLE = "RUNSTOP_RESTART"
 """Set for ranks that were started again within an attempt at a trial: how often."""
-ELEMENT_VARIABLE = "BENCH_ELEMENT"
-"""Set by the batch script for its ranks: _3 in element 3 of a job array."""
+ARRAY_TASK_VARIABLE = "RUNSTOP_ARRAY_TASK"
+"""Set by the batch script for its ranks: _3 in task 3 of a job array."""
+_OLD_ARRAY_TASK_VARIABLE = "BENCH_ELEMENT"
+"""Its name in scripts of earlier versions, which `runstop resume` submits again."""
 
 OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.local: (),
@@ -59,27 +61,27 @@ OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.ray: (RAY_JOB, JOB, RAY_OUTPUT),
     BackendName.kubernetes: (KUBERNETES_MANIFEST, JOB),
 }
-"""What only the runs of one backend have."""
+"""Files of the runs of each backend."""
 
 
-def element(env: Mapping[str, str] = os.environ) -> str:
-    """Return `_3` in element 3 of a job array; elsewhere nothing."""
-    return env.get(ELEMENT_VARIABLE, "")
+def array_task(env: Mapping[str, str] = os.environ) -> str:
+    """Return `_3` in task 3 of a job array, and an empty text outside of an array."""
+    return env.get(ARRAY_TASK_VARIABLE) or env.get(_OLD_ARRAY_TASK_VARIABLE, "")
 
 
-def facts(element: str = "") -> str:
-    """Return the folder of what ranks found on their nodes."""
-    return f"{FACTS}{element}"
+def facts(array_task: str = "") -> str:
+    """Return the folder of the node facts."""
+    return f"{FACTS}{array_task}"
 
 
-def health(element: str = "") -> str:
-    """Return the file of what was measured on the nodes."""
-    return f"health{element}.json"
+def health(array_task: str = "") -> str:
+    """Return the file of the node measurements."""
+    return f"health{array_task}.json"
 
 
-def prepare_log(element: str = "") -> str:
-    """Return the log of preparing rows and base checkpoint."""
-    return f"prepare{element}.txt"
+def prepare_log(array_task: str = "") -> str:
+    """Return the log of the preparation of rows and base checkpoint."""
+    return f"prepare{array_task}.txt"
 
 
 def result(trial: int | str) -> str:
@@ -88,12 +90,12 @@ def result(trial: int | str) -> str:
 
 
 def adapters(trial: int | str) -> str:
-    """Return the folder of the adapters that a trial trained."""
+    """Return the folder of a trial's trained adapters."""
     return f"adapters_{trial}"
 
 
 def checkpoints(trial: int | str) -> str:
-    """Return the folder of the checkpoints from which the next attempt of a trial goes on."""
+    """Return the folder of a trial's checkpoints, from which its next attempt resumes."""
     return f"checkpoints/trial_{trial}"
 
 
@@ -102,43 +104,43 @@ def loss_figure(trial: int | str) -> str:
     return f"loss_{trial}.png"
 
 
-def interrupted(element: str = "") -> str:
-    """Return where the batch script says why it ended before its work was done."""
-    return f"interrupted{element}.txt"
+def interrupted(array_task: str = "") -> str:
+    """Return the file with the reason why the batch script was interrupted."""
+    return f"interrupted{array_task}.txt"
 
 
 def label(command: str) -> str:
-    """Return the name of a command as part of a file's or a variable's: trial_0."""
+    """Return a command's name for use in names of files and variables: trial_0."""
     return command.replace(" ", "_")
 
 
 def rank_error(command: str, rank: int | str) -> str:
-    """Return where a rank of a command says why it failed; `*` for every rank."""
+    """Return the file with the error of a rank; `*` for all ranks."""
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.error"
 
 
 def stack(command: str, rank: int | str) -> str:
-    """Return where a rank of a command that has stalled says where it stands; `*` for every rank."""
+    """Return the file with the stack trace of a stalled rank; `*` for all ranks."""
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.stack"
 
 
 def output(command: str) -> str:
-    """Return where the ranks of a command print to, on backends that do not keep a file for each rank."""
+    """Return the output file of a command, on backends with one file for all ranks."""
     return f"{RANK_LOGS}/{label(command)}.out"
 
 
 def rank_output(command: str, rank: int | str) -> str:
-    """Return where one rank of a command prints to, on backends that keep a file for each; `*` for every rank."""
+    """Return the output file of a rank, on backends with one file per rank; `*` for all ranks."""
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.out"
 
 
 def host_errors(host: str) -> str:
-    """Return where the process that starts ranks on a host says what went wrong."""
+    """Return the error output of the process that starts the ranks of a host."""
     return f"{RANK_LOGS}/host_{host}.err"
 
 
 def caches(trial: int | str) -> str:
-    """Return where each node says what it did with its page cache before a trial."""
+    """Return the file in which each node records how it cleared its page cache before a trial."""
     return f"{RANK_LOGS}/trial_{trial}.caches"
 
 
@@ -148,60 +150,60 @@ def profile(trial: int) -> str:
 
 
 def telemetry(trial: int | str, node: str) -> str:
-    """Return the samples of a node's GPUs while a trial ran; `*` for every node."""
+    """Return the GPU telemetry of a node during a trial; `*` for all nodes."""
     return f"{RANK_LOGS}/trial_{trial}.gpus_{node}.csv"
 
 
 def module_times(trial: int) -> str:
-    """Return where the time of a trial's profiled warm-up steps goes."""
+    """Return the time breakdown of a trial's profiled warm-up steps."""
     return f"{RANK_LOGS}/trial_{trial}.modules.json"
 
 
 def trace(trial: int) -> str:
-    """Return the trace of the same steps, in Chrome's format; Perfetto shows it."""
+    """Return the trace of the same steps in Chrome's format, for Perfetto."""
     return f"{RANK_LOGS}/trial_{trial}.trace.json.gz"
 
 
 def answers(trial: int | str) -> str:
-    """Return what a trial has generated: one row for each answer, with its times and tokens."""
+    """Return the answers of a trial: one row per answer, with its times and tokens."""
     return f"{RANK_LOGS}/trial_{trial}.answers.csv"
 
 
 def server_output(trial: int | str) -> str:
-    """Return what the server of a trial prints."""
+    """Return the output of a trial's server."""
     return f"{RANK_LOGS}/trial_{trial}.server.out"
 
 
 def server_model(trial: int | str) -> str:
-    """Return the folder that the server of a trial loads, where it is made for it."""
+    """Return the model folder that a run creates for a trial's server."""
     return f"{RANK_LOGS}/trial_{trial}.model"
 
 
 def server_models_set_aside(trial: int | str) -> str:
-    """Return the pattern of such folders that attempts left behind when they were killed."""
+    """Return the glob of such folders from killed attempts."""
     return f"{ATTEMPTS}/{trial}.*/trial_{trial}.model"
 
 
 def requests(trial: int | str, load: str) -> str:
-    """Return the rows of a load, one for each request."""
+    """Return the requests of a load, one row per request."""
     return f"{RANK_LOGS}/trial_{trial}.{load}.requests.csv"
 
 
 def loadgen(trial: int | str, load: str) -> str:
-    """Return what MLPerf's loadgen logs of a load."""
+    """Return the folder of loadgen's logs of a load."""
     return f"{RANK_LOGS}/trial_{trial}.{load}.loadgen"
 
 
 def binding(trial: int | str) -> str:
-    """Return the file in which rank 0 finds what to bind a trial's log to."""
+    """Return the file with the binding of a trial's log, which rank 0 reads."""
     return f"{RANK_LOGS}/trial_{trial}.attempt"
 
 
 def of_attempt(trial: int) -> tuple[str, ...]:
-    """Return what one attempt of a trial writes, as patterns: all of it is set aside before the next one."""
+    """Return the globs of an attempt's files, which are moved away before the next attempt."""
     return result(trial), f"{RANK_LOGS}/trial_{trial}_*", f"{RANK_LOGS}/trial_{trial}.*"
 
 
 def attempt(trial: int, number: int) -> str:
-    """Return where attempt `number` (from 1) of a trial is set aside."""
+    """Return the folder to which attempt `number` (from 1) of a trial is moved."""
     return f"{ATTEMPTS}/{trial}.{number}"

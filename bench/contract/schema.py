@@ -1,7 +1,7 @@
-"""The nouns: what a run is made of.
+"""The config schema.
 
-Plain typed dataclasses; `bench.launch` registers `Config` with Hydra, whose types then check every file in `conf/` and
-every override. Slots make an unknown key an error instead of a stray attribute.
+`bench.planning.compose` registers `Config` with Hydra, which checks the types of every file in `conf/` and of every
+override. Slots make an unknown key an error.
 """
 
 from dataclasses import dataclass, field
@@ -22,24 +22,24 @@ from bench.contract.training import Recipe, Training
 from bench.errors import ConfigError
 
 PORTS = range(61000, 65536)
-"""Where ranks meet unless they are told: above Linux' ephemeral ports, so that no other program takes one by chance.
+"""Default ports for rendezvous: above Linux' ephemeral ports, so that no other program takes one by chance.
 
 Source: Enroot's PyTorch hook does the same.
 """
 
 
 class Device(Enum):
-    """What a rank computes on."""
+    """The device of a rank."""
 
     cpu = "cpu"
     cuda = "cuda"
 
 
 class Precision(Enum):
-    """Weights and activations; gradients are summed, and optimizer states kept, in FP32.
+    """Precision of weights and activations; gradients are reduced, and optimizer states stored, in FP32.
 
-    fp8: frozen linears multiply in FP8 (E4M3), their weights with one scale, activations and gradients with one a row;
-    adapters, attention, embedding and head stay as in bf16.
+    fp8: frozen linears compute in FP8 (E4M3) with one scale per weight, and one per row of activations and gradients;
+    adapters, attention, embedding and head are as with bf16.
     """
 
     fp32 = "fp32"
@@ -48,7 +48,7 @@ class Precision(Enum):
 
 
 class EngineName(Enum):
-    """What trains: ours on megatron-core, Hugging Face's libraries, or NeMo by its own loop."""
+    """The engines: ours on megatron-core, Hugging Face's libraries, or NeMo with its own loop."""
 
     megatron = "megatron"
     huggingface = "huggingface"
@@ -56,7 +56,7 @@ class EngineName(Enum):
 
 
 class BackendName(Enum):
-    """Who starts the ranks."""
+    """The backends that start the ranks."""
 
     local = "local"
     ssh = "ssh"
@@ -66,17 +66,17 @@ class BackendName(Enum):
 
     @property
     def has_queue(self) -> bool:
-        """Whether jobs wait for nodes that somebody else hands out; they need a time limit."""
+        """Whether a scheduler assigns nodes to queued jobs, which need a time limit."""
         return self not in (BackendName.local, BackendName.ssh)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether ranks run on other machines than this one, whose nodes are looked at before the first trial."""
+        """Whether ranks run on other machines, whose nodes are checked before the first trial."""
         return self is not BackendName.local
 
 
 class Runtime(Enum):
-    """What a rank runs in."""
+    """The container runtime of the ranks."""
 
     none = "none"
     pyxis = "pyxis"
@@ -85,17 +85,17 @@ class Runtime(Enum):
 
 
 class ContainerFlags(Enum):
-    """How Pyxis gets boolean options: as flags of srun, or as PYXIS_CONTAINER_* if Slurm aborts on them (PYX-01)."""
+    """How boolean options are passed to Pyxis: as srun flags, or as PYXIS_CONTAINER_* if srun rejects them (PYX-01)."""
 
     arguments = "arguments"
     environment = "environment"
 
 
 class ProfileKind(Enum):
-    """What rank 0 profiles of the warm-up; no timed step is traced.
+    """The profile of warm-up steps on rank 0; timed steps are not profiled.
 
     kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
-    modules: where the time of two more steps goes, in rank_logs/trial_K.modules.json, and their trace.
+    modules: the time breakdown of two more steps, in rank_logs/trial_K.modules.json, and their trace.
     """
 
     none = "none"
@@ -104,7 +104,7 @@ class ProfileKind(Enum):
 
 
 class Tracker(Enum):
-    """An experiment tracker that the curves of a log are written for."""
+    """An experiment tracker to which the curves of a log are written."""
 
     tensorboard = "tensorboard"
     mlflow = "mlflow"
@@ -113,17 +113,17 @@ class Tracker(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """What trains the model."""
+    """The engine, and its settings."""
 
     name: EngineName
     huggingface: HuggingFace | None = field(default=None, metadata=OMIT_DEFAULT)
     nemo: Nemo | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Settings of the engine of this name, and of no other."""
+    """Only the block of the chosen engine is set."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Parallel:
-    """How one replica of the model is split over ranks; what is left over is data parallel. None: the plan chooses."""
+    """How one replica of the model is split over ranks; the rest is data parallel. None: the plan chooses."""
 
     tp: int | None
     pp: int | None
@@ -134,14 +134,14 @@ class Parallel:
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
-    """How many whole layouts work beside each other, each on its share of the ranks. None: one."""
+    """Number of local SGD groups, or of replicas that generate, each with its share of the ranks. None: one."""
     share_gpu: bool | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of a generation task: several replicas may compute on one GPU. None: no."""
+    """Generation tasks: allow several replicas on one GPU. None: no."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """Lowest rates of a healthy job; below one of them the job ends before the first trial. None: not checked."""
+    """Minimum rates of a healthy job; if one is missed, the job ends before the first trial. None: not checked."""
 
     source: str
     min_mib: int = 62
@@ -150,7 +150,7 @@ class Health:
     busbw_gbs: float | None = None
     """Bus bandwidth of the best size over all ranks, in 1e9 bytes/s: 2 (n - 1) / n * bytes / seconds."""
     node_busbw_gbs: float | None = None
-    """The same, among the ranks of one node."""
+    """The same within one node."""
     gemm_tflops: float | None = None
     """BF16 GEMM of the slowest rank (FP32 on a CPU)."""
     copy_gbs: float | None = None
@@ -159,7 +159,7 @@ class Health:
 
 @dataclass(slots=True, kw_only=True)
 class Paths:
-    """Where things lie on the machine that runs the job; None until its environment variable is set."""
+    """Paths on the machine that runs the job; None until the environment variable is set."""
 
     data: str | None
     model: str | None
@@ -168,7 +168,7 @@ class Paths:
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """Where a run happens."""
+    """The machines of a run, and the backend that uses them."""
 
     name: str
     summary: str
@@ -180,78 +180,78 @@ class Cluster:
     device: Device
     num_nodes: int
     ranks_per_node: int
-    """One rank per GPU, unless parallel.share_gpu; on a machine without GPUs, one per CPU process."""
+    """One rank per GPU, unless parallel.share_gpu; without GPUs, the number of CPU processes."""
     paths: Paths
     gpu: Gpu | None = None
     network_gbs: float | None = None
-    """What one GPU can send to another node, in 1e9 bytes/s, for estimates of the step time."""
+    """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
     slurm: Slurm | None = None
     ray: Ray | None = field(default=None, metadata=OMIT_DEFAULT)
     kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)
     health: Health | None = None
     hosts: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of backend ssh, in the order of their ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
+    """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
     ssh: Ssh | None = field(default=None, metadata=OMIT_DEFAULT)
     drop_caches: str | None = None
-    """Command that empties a node's page cache before each trial; None: caches stay, and the log says so."""
+    """Command that clears a node's page cache before each trial; None: not cleared, which the log records."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Set for every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
+    """Environment variables of every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Where rank 0 listens. None: one of PORTS, a free one here; on Slurm one derived from the job id, so that jobs on
-    a shared node differ."""
+    """Port on which rank 0 listens. None: a free one of PORTS; on Slurm one derived from the job id, so that jobs on a
+    shared node differ."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Container:
-    """The image that ranks run in. Data, model and results are mounted at the paths they have outside."""
+    """The container image of the ranks. Data, model and results are mounted at the same paths as on the host."""
 
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file, or a registry reference for Pyxis; for docker and podman what their `run` takes."""
+    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name."""
     mounts: list[str] = field(default_factory=list)
-    """More than those, as SRC[:DST[:FLAG+FLAG]]."""
+    """Additional mounts, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
     arguments: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """More for `docker run` or `podman run`, such as --shm-size=16g."""
+    """Further arguments of `docker run` or `podman run`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """What to do with the plan."""
+    """How to launch the plan."""
 
     dry_run: bool = False
     folder: str | None = None
-    """Of this run; None: a new one under cluster.paths.logs."""
+    """The run folder; None: a new one in cluster.paths.logs."""
     wait: bool = False
-    """Follow the Slurm job until it ends, and return what came of it."""
+    """Follow the job until it ends, and return its result."""
     array: bool = False
-    """One Slurm array element per trial, so that trials run at the same time where there is room."""
+    """One Slurm array task per trial, so that trials can run at the same time."""
     force: bool = False
-    """Start in spite of what preflight found; the run folder keeps that."""
+    """Start despite preflight errors, which are saved in the run folder."""
     health: bool = True
-    """Measure the nodes before the first trial, where the cluster says what is healthy."""
+    """Measure the nodes before the first trial, if cluster.health is set."""
     telemetry: bool = True
-    """One process a node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
+    """One process per node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none
     attempts: int = 3
-    """How often one trial may be started, when a node, a time limit or another job ends it."""
+    """Maximum number of attempts of a trial after a node failure, a time limit or preemption."""
     stall: Stall | None = field(default_factory=Stall)
-    """None: no rank looks for stalls."""
+    """None: stalls are not detected."""
     trackers: list[Tracker] = field(default_factory=list)
-    """Who gets the curves of each log besides, from whoever watches the run; ranks write the log alone."""
+    """Experiment trackers for the curves of each log. The process that follows the run writes them, not the ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """Everything a user can say about a run."""
+    """All settings of a run."""
 
     task: Task
     model: Model
     data: Data | None = field(default=None, metadata=OMIT_DEFAULT)
-    """The rows of a training task; None for the other kinds, which read none."""
+    """The rows of a training task; None for other kinds."""
     recipe: Recipe | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of a training task; None for the other kinds, which train nothing."""
+    """The recipe of a training task; None for other kinds."""
     parallel: Parallel
     engine: Engine
     cluster: Cluster
@@ -261,24 +261,24 @@ class Config:
     seed_base: int
     precision: Precision
     walltime: int | None
-    """Minutes one trial may take; None: no limit on a laptop, and required by Slurm."""
+    """Time limit of one trial in minutes; None: no limit. Required by backends with a queue."""
 
     @property
     def huggingface(self) -> HuggingFace | None:
-        """Return the settings of engine=huggingface; None with another engine."""
+        """The settings of engine=huggingface; None with another engine."""
         return self.engine.huggingface if self.engine.name is EngineName.huggingface else None
 
     @property
     def nemo(self) -> Nemo | None:
-        """Return the settings of engine=nemo; None with another engine."""
+        """The settings of engine=nemo; None with another engine."""
         return self.engine.nemo if self.engine.name is EngineName.nemo else None
 
     @property
     def training(self) -> Training:
-        """Return what the task trains.
+        """The training block of the task.
 
         Raises:
-            ConfigError: it is of another kind, and trains nothing.
+            ConfigError: the task is of another kind.
         """
         if self.task.training is None:
             raise not_of_kind(self.task, Kind.train)
@@ -286,23 +286,23 @@ class Config:
 
     @property
     def training_data(self) -> Data:
-        """Return the rows of a training task; raises as `training`."""
+        """The rows of a training task; raises as `training`."""
         if self.data is None:
             raise not_of_kind(self.task, Kind.train)
         return self.data
 
     @property
     def training_recipe(self) -> Recipe:
-        """Return the recipe of a training task; raises as `training`."""
+        """The recipe of a training task; raises as `training`."""
         if self.recipe is None:
             raise not_of_kind(self.task, Kind.train)
         return self.recipe
 
 
 def not_of_kind(task: Task, kind: Kind) -> ConfigError:
-    """Return the error of asking a task for what only tasks of another kind have."""
+    """Return the error for a task of the wrong kind."""
     return ConfigError(
-        f"task {task.name} is of kind {task.kind.name}, and this is for tasks of kind {kind.name}",
+        f"task {task.name} is of kind {task.kind.name}, but this needs a task of kind {kind.name}",
         where="task.kind",
-        fix=f"name a task of kind {kind.name}, or the run of one",
+        fix=f"give a task of kind {kind.name}, or a run of such a task",
     )

@@ -1,4 +1,4 @@
-"""What a serving task measures: somebody's server, the loads that it gets, and the limits its answers should keep."""
+"""Settings of a serving task: the server, its loads, and the latency limits."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -8,7 +8,7 @@ from bench.contract.codec import OMIT_DEFAULT
 
 
 class ServerName(Enum):
-    """A server of the OpenAI API."""
+    """A server with the OpenAI API."""
 
     transformers = "transformers"
     vllm = "vllm"
@@ -19,7 +19,7 @@ class ServerName(Enum):
 
 
 class Arrivals(Enum):
-    """When requests arrive: all at once, as a Poisson process at a rate, or each when the one before is answered."""
+    """When requests arrive: all at once, as a Poisson process, or each after the answer to the one before."""
 
     burst = "burst"
     poisson = "poisson"
@@ -27,84 +27,84 @@ class Arrivals(Enum):
 
     @property
     def scenario(self) -> str:
-        """Return what MLPerf's loadgen calls it."""
+        """The scenario of MLPerf's loadgen."""
         return {"burst": "Offline", "poisson": "Server", "one_by_one": "SingleStream"}[self.name]
 
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """A server, and how it is started; parallel.tp is its tensor parallelism, and precision its precision."""
+    """A server and its command line; parallel.tp and precision apply to the server."""
 
     name: ServerName
     source: str
-    """Of the image and of the command line."""
+    """Source of the image and of the command line."""
     argv: list[str]
-    """Starts it. {python}, {model}, {host}, {port}, {tp}, {device} and {total} (tokens of the longest request) are
-    filled in; {python} is the interpreter of the ranks."""
+    """The command line, with the placeholders {python} (the interpreter of the ranks), {model}, {host}, {port}, {tp},
+    {device} and {total} (tokens of the longest request)."""
     precisions: dict[str, list[str]]
-    """What is added to argv for each precision; one that is missing cannot be asked for."""
+    """Arguments added to argv per precision; precisions that are not listed are not supported."""
     cpu_options: list[str] = field(default_factory=list)
-    """Added to argv on CPUs, where a server would take the memory of the whole machine."""
+    """Arguments added to argv on CPUs, where a server would use the memory of the whole machine."""
     options: list[str] = field(default_factory=list)
-    """Added to argv at its end."""
+    """Arguments added at the end of argv."""
     request: dict[str, Any] = field(default_factory=dict)
-    """More fields of each request, such as ignore_eos."""
+    """Additional fields of each request, such as ignore_eos."""
     removes_eos: bool = False
-    """Let it load a copy of the model's folder (of links) that names no token at which answers end: for servers that
-    know no ignore_eos."""
+    """Serve a copy of the model folder (of symbolic links) without an EOS token, for servers without ignore_eos."""
     image: str | None = None
-    """What the ranks, and the server as their child, run in where container names a runtime and no image."""
-    bunches_chunks: bool = False
-    """It is known to send tokens together: no time of a single token is stated, whatever one run happens to show."""
+    """The image of the ranks and the server, if container sets a runtime but no image."""
+    batches_tokens: bool = False
+    """The server is known to send several tokens together, so no time per token is reported."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Set for the server alone."""
+    """Environment variables of the server only."""
     health: str = "/health"
-    """The path that answers 200 once the server is ready."""
+    """The path that returns 200 when the server is ready."""
     port: int | None = None
     """None: a free one."""
-    healthy_within_s: float = 600
+    startup_timeout_s: float = 600
+    """How long to wait until `health` returns 200."""
     model: str | None = None
-    """A folder of Hugging Face's format. None: cluster.paths.model, or with model.weights=random one made on the spot.
-    With url: what that server calls its model."""
+    """A folder in Hugging Face format. None: cluster.paths.model, or with model.weights=random a generated one.
+    With url: the model's name on that server."""
     url: str | None = None
-    """Of a server that runs elsewhere, such as http://node7:8000; nothing is started then."""
+    """URL of a running server, such as http://node7:8000; no server is started."""
     tokenizer: str | None = None
-    """The folder of tokenizer.json, where it is not that of the model."""
+    """The folder of tokenizer.json, if it is not the model folder."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LatencyLimits:
-    """What a request must keep to count as good, in seconds; None: no limit."""
+    """Latency limits of a good request, in seconds; None: no limit."""
 
     ttft_s: float | None = None
     """Time to the first token."""
     tpot_s: float | None = None
     """Time per output token after the first."""
     latency_s: float | None = None
-    """From arrival to the last token. Loadgen holds the 99th percentile of a Poisson load against it."""
+    """From arrival to the last token. Loadgen compares it with the 99th percentile of a Poisson load."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Serving:
-    """Which server gets which loads."""
+    """A server and its loads."""
 
     server: Server
     arrivals: list[Arrivals]
-    """One load after the other; of poisson one for each rate."""
+    """The loads, in order; poisson has one load per rate."""
     rates: list[float]
-    """Requests per second of Poisson loads, in rising order. Several find the knee."""
+    """Requests per second of Poisson loads, ascending. Use several to find the saturation point."""
     requests: int
-    """Of each load."""
+    """Requests per load."""
     tokens_in: int
-    """Of each prompt, exactly, by the server's own tokenizer."""
+    """Tokens of each prompt, exactly, by the server's tokenizer."""
     tokens_out: int
-    """Of each answer, exactly."""
+    """Tokens of each answer, exactly."""
     warm_up: int
-    """Requests at one time before the clock starts."""
+    """Concurrent warm-up requests before run_start, which are not timed."""
     limits: LatencyLimits
     request_timeout_s: float
     max_client_delay: float
-    """The largest share of a median latency that the client's own delay may be."""
+    """Maximum client overhead, as a share of the median latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,25 +112,25 @@ class Load:
     """One load of the plan."""
 
     name: str
-    """burst, poisson 2/s, one by one."""
+    """For example: burst, poisson 2/s, one by one."""
     arrivals: Arrivals
     requests: int
     rate: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Requests per second, of a Poisson load."""
-    bunched: bool | None = field(default=None, metadata=OMIT_DEFAULT)
-    """True where the server is known to send tokens together."""
+    """Requests per second of a Poisson load."""
+    batched_tokens: bool | None = field(default=None, metadata=OMIT_DEFAULT)
+    """True if the server is known to send several tokens together."""
 
     @property
     def label(self) -> str:
-        """The name as part of a file's."""
+        """The name for use in file names."""
         return self.name.replace(" ", "_").replace("/s", "")
 
 
 def command(server: Server, *, precision: str, is_cpu: bool) -> list[str]:
-    """Return what starts a server, with the words that something is filled in for."""
+    """Return the command line of a server, with placeholders."""
     return [*server.argv, *server.precisions[precision], *(server.cpu_options if is_cpu else ()), *server.options]
 
 
 def total_tokens(serving: Serving) -> int:
-    """Return the tokens of a request and its answer."""
+    """Return the tokens of a prompt and its answer."""
     return serving.tokens_in + serving.tokens_out

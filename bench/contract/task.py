@@ -1,4 +1,4 @@
-"""What is measured: one task, with the block of its kind. `bench.contract.schema` puts it into a config."""
+"""The task settings: what is measured, with one block per kind."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,7 +11,7 @@ from bench.contract.training import Training
 
 
 class Kind(Enum):
-    """What a task measures. The value is the key of the task's settings; the name chooses the program of the ranks."""
+    """The kinds of tasks. The value is the key of the block in the task; the name is the program in jobs/tasks."""
 
     train = "training"
     generate = "generation"
@@ -21,15 +21,15 @@ class Kind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """What is measured, and when it is done. A task has the block of its kind, and no other."""
+    """What is measured. Only the block of the task's kind is set."""
 
     name: str
     summary: str
     kind: Kind
     benchmark: str | None
-    """MLPerf's name, which decides the official rules; None where there are none."""
+    """MLPerf's name of the benchmark, which selects the official rules; None: no official rules."""
     submittable: bool
-    """False for smoke runs and tiny models: org and platform in the log then say so."""
+    """False for smoke tests and tiny models; org and platform in the log then show it."""
     training: Training | None = field(default=None, metadata=OMIT_DEFAULT)
     generation: Generation | None = field(default=None, metadata=OMIT_DEFAULT)
     serving: Serving | None = field(default=None, metadata=OMIT_DEFAULT)

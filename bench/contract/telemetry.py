@@ -1,7 +1,7 @@
-"""What NVML said of a node's GPUs while a trial ran: a CSV file with a line for each GPU and second.
+"""GPU telemetry of a node during a trial, from NVML: a CSV file with one line per GPU and second.
 
-One process a node writes it, the ranks summarise it into the log, and `watch` reads its end. A number that a driver
-does not give is left blank. Standard library only: ranks use it.
+One process per node writes it, the ranks write a summary to the log, and `watch` reads the latest lines. Values that
+the driver does not report are empty. Standard library only: ranks import it.
 """
 
 import csv
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 EVERY_S = 1.0
-"""Between two samples."""
+"""Interval between two samples."""
 REASONS = {
     0x1: "idle",
     0x2: "clocks setting",
@@ -26,24 +26,24 @@ REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-"""Why clocks are not at their highest, by NVML's bits. Source: nvml.h, nvmlClocksEventReason*."""
+"""Reasons for reduced clocks, by NVML's bits. Source: nvml.h, nvmlClocksEventReason*."""
 NO_REASON = "none"
 _BETWEEN = "; "
 _TAIL_BYTES = 8192
-"""More than the samples of one moment take: a line has some 80 bytes."""
+"""More than the samples of one moment need: a line has about 80 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One GPU at one moment; None is what its driver does not give. The fields are the columns of the file."""
+    """One GPU at one moment; None: not reported by the driver. The fields are the columns of the file."""
 
     time_ms: int
     monotonic_ms: int
-    """By the clock of the log's monotonic_ms."""
+    """The same clock as monotonic_ms in the log."""
     gpu: int
-    """As nvidia-smi counts the GPUs of the node."""
+    """Index by nvidia-smi."""
     power_w: float | None = None
-    """Of the whole board; NVML's mean over the last second on A100, H100 and later."""
+    """Power of the whole board; NVML averages over the last second on A100, H100 and later."""
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None
@@ -52,7 +52,7 @@ class Sample:
     energy_j: float | None = None
     """Since the driver was loaded."""
     throttle: tuple[str, ...] | None = None
-    """Why the clocks are not at their highest; empty where they are."""
+    """Reasons for reduced clocks; empty if there are none."""
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
@@ -61,7 +61,7 @@ NUMBERS = tuple(name for name in COLUMNS if name not in (*WHOLE, "throttle"))
 
 
 def reasons(bits: int) -> tuple[str, ...]:
-    """Return NVML's bits as words; a bit that is not known stays a number."""
+    """Return the names of NVML's bits; unknown bits are shown in hexadecimal."""
     known = tuple(name for bit, name in REASONS.items() if bits & bit)
     rest = bits & ~sum(REASONS)
     return (*known, hex(rest)) if rest else known
@@ -82,32 +82,32 @@ def lines(samples: Iterable[Sample]) -> str:
 
 
 def read(path: Path) -> Iterator[Sample]:
-    """Yield the samples of a file in their order; a line that was cut short is left out.
+    """Yield the samples of a file in order; truncated lines are skipped.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open(newline="", errors="replace") as file:
         yield from _parsed(file)
 
 
 def newest(path: Path) -> list[Sample]:
-    """Return the latest sample of each GPU, from the end of a file that may still be written; empty if there is none.
+    """Return the latest sample of each GPU, from the end of a file that may still grow; empty if there is none.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         tail = file.read().decode(errors="replace").splitlines(keepends=True)
-    latest = {sample.gpu: sample for sample in _parsed(tail[1:])}  # the first line is the header, or cut short
+    latest = {sample.gpu: sample for sample in _parsed(tail[1:])}  # the first line is the header, or truncated
     return [sample for _, sample in sorted(latest.items())]
 
 
 def _parsed(text: Iterable[str]) -> Iterator[Sample]:
     for cells in csv.reader(line for line in text if line.endswith("\n")):
         if len(cells) == len(COLUMNS) and cells[0] != COLUMNS[0]:
-            with suppress(ValueError):  # something else has written to the file
+            with suppress(ValueError):  # another program has written to the file
                 yield _sample(dict(zip(COLUMNS, cells, strict=True)))
 
 

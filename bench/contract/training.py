@@ -1,4 +1,4 @@
-"""What a task trains, from where, until when, and by which recipe."""
+"""Settings of training: the trained weights, the start, the end, and the recipe."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,11 +7,11 @@ from bench.contract.codec import OMIT_DEFAULT
 from bench.contract.local_sgd import LocalSgd
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
-"""The projections that the engine can put adapters on, by megatron-core's names."""
+"""The projections that support adapters, by megatron-core's names."""
 
 
 class Recompute(Enum):
-    """Activations recomputed in the backward pass: none, every layer from its input, or as few as the plan needs."""
+    """Activation recomputation: none, full (every layer from its input), or fit (as little as memory allows)."""
 
     none = "none"
     full = "full"
@@ -19,7 +19,7 @@ class Recompute(Enum):
 
 
 class MomentPrecision(Enum):
-    """How Adam's moments are stored; in bf16 they are rounded stochastically, so that small changes are not lost."""
+    """Storage of Adam's moments; bf16 uses stochastic rounding, so that small changes are not lost."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -34,7 +34,7 @@ class Trains(Enum):
 
 
 class StartsFrom(Enum):
-    """Where the first weights come from: a checkpoint of the site, what another task trains, or random numbers."""
+    """The initial weights: a checkpoint of the site, the result of another task, or random."""
 
     checkpoint = "checkpoint"
     task = "task"
@@ -43,7 +43,7 @@ class StartsFrom(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Lora:
-    """Low-rank adapters beside frozen projections: y = W x + alpha / rank * B A dropout(x)."""
+    """Low-rank adapters on frozen projections: y = W x + alpha / rank * B A dropout(x)."""
 
     rank: int
     alpha: int
@@ -53,39 +53,39 @@ class Lora:
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """What a task trains, from where, and when it stops: at the target or after max_steps or epochs."""
+    """The trained weights, their start, and the end of training: the target, max_steps or epochs."""
 
     trains: Trains
     starts_from: StartsFrom
     base: str | None = None
-    """For starts_from=task: the task whose checkpoint is fine-tuned."""
+    """For starts_from=task: the task that trains the initial checkpoint."""
     lora: Lora | None = None
-    """The adapters, where adapters are trained."""
+    """The adapters, for trains=lora and qlora."""
     target_eval_loss: float | None = None
-    """Mean cross-entropy (nats per token) at or below which the run stops; None: it trains for all of its steps."""
+    """Mean cross-entropy (nats per token) at or below which the run stops; None: no target, all steps are trained."""
     max_steps: int | None = None
     epochs: int | None = None
-    """Passes over the training rows, each without its incomplete last batch. Either this or max_steps is given."""
+    """Passes over the training rows, each without its incomplete last batch. Set either this or max_steps."""
     checkpoint_every_steps: int | None = None
-    """Save the training state after so many steps, and after the last one; an attempt that is cut short goes on from
-    the newest checkpoint. None: nothing is saved. Not for a benchmark, whose rules know no resuming."""
+    """Save the training state after so many steps, and after the last one; an interrupted trial resumes from the
+    newest checkpoint. None: nothing is saved. Not for benchmarks, whose rules do not allow resuming."""
 
     @property
     def has_target(self) -> bool:
         return self.target_eval_loss is not None
 
     def is_reached_by(self, eval_loss: float) -> bool:
-        """Return whether an evaluation's mean cross-entropy (nats per token) ends the run; False without a target."""
+        """Return whether an evaluation loss (mean cross-entropy, nats per token) reaches the target."""
         return self.target_eval_loss is not None and eval_loss <= self.target_eval_loss
 
 
 @dataclass(slots=True, kw_only=True)
 class Recipe:
-    """How the model is trained. AdamW; the learning rate follows a cosine from lr to 0 at the last step."""
+    """The training recipe. AdamW; after the warm-up, the learning rate decays by a cosine to 0 at the last step."""
 
     global_batch_size: int
     micro_batch_size: int | None
-    """Samples of one forward pass. None: the plan chooses what is fastest and fits a GPU; on CPUs a replica's whole
+    """Samples of one forward pass. None: the plan chooses the fastest that fits the GPU; on CPUs a replica's whole
     share of the global batch."""
     lr: float
     lr_warmup_steps: int
@@ -96,25 +96,25 @@ class Recipe:
     adam_eps: float
     eval_every_samples: int
     eval_skip: int | None = None
-    """Evaluations left out at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
+    """Evaluations skipped at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
     warmup_iterations: int = 2
-    """Steps and evaluations on synthetic data before run_start; they leave no trace in the weights."""
+    """Steps and evaluations on synthetic data before run_start; they do not change the weights."""
     log_every_steps: int = 10
     recompute: Recompute = Recompute.none
     moments: MomentPrecision = MomentPrecision.fp32
     offload_moments: bool = False
-    """Keep Adam's moments in host memory; each step copies them to the GPU and back, which costs time."""
+    """Keep Adam's moments in host memory; each step copies them to the GPU and back."""
     offload_activations: bool = False
-    """Keep the activations of some layers in host memory until the backward pass, instead of recomputing them: as few
-    layers as memory needs with recompute=fit, and all of them with recompute=none."""
+    """Keep activations in host memory until the backward pass instead of recomputing them: of as few layers as possible
+    with recompute=fit, of all layers with recompute=none."""
     local_sgd: LocalSgd = field(default_factory=LocalSgd, metadata=OMIT_DEFAULT)
     """How the groups of parallel.groups average their weights."""
 
     @property
     def averaging(self) -> LocalSgd | None:
-        """The settings of local SGD; None where every step sums the gradients of all ranks."""
+        """The settings of local SGD; None without local SGD."""
         return None if self.local_sgd.every_steps is None else self.local_sgd
 
     def micro_batch(self, dp: int) -> int:
-        """Return the samples of one forward pass when dp replicas share the global batch; without a size, all."""
+        """Return the samples of one forward pass with dp replicas; by default the whole share of a replica."""
         return self.micro_batch_size or max(1, self.global_batch_size // dp)

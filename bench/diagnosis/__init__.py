@@ -1,7 +1,7 @@
-"""Explain a run that failed, was stopped or is stuck: the rule, the line that shows it, and what to do.
+"""Diagnose a run that failed, was stopped or hangs: the broken rule, the log line that shows it, and the fix.
 
-The reports of our own ranks, the signs in all logs and the MLPerf records become clues. The clue that explains most
-wins: a cause beats what follows from it. A failure that no clue explains stays unknown.
+Clues come from the reports of our own ranks, the signs in all logs and the MLPerf records. The clue that explains most
+wins: a cause wins over its consequences. A failure without a clue is unknown.
 """
 
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.backends.protocol import Printed
+from bench.backends.protocol import KeepsOutput
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
 from bench.diagnosis import fixes, log_scan, run_reports, trial_state
@@ -36,38 +36,38 @@ _NAMED = re.compile(r"([\w.-]+\.(?:txt|out|err)): (.*)", re.DOTALL)
 
 @contextmanager
 def printed_files(folder: Path) -> Iterator[list[Path]]:
-    """Yield what a run's job has printed, where its backend keeps that and can be asked; else nothing."""
+    """Yield the output of a run's job as files, if its backend keeps it and answers; else an empty list."""
     texts: dict[str, list[str]] = defaultdict(list)
     with suppress(BenchError):
         run = run_folders.find(folder)
         backend = backends.get(run.backend)
-        if run.jobs and isinstance(backend, Printed):
-            for process, text in backend.printed(run.id).items():
+        if run.jobs and isinstance(backend, KeepsOutput):
+            for process, text in backend.output(run.id).items():
                 for line in text.splitlines(keepends=True):
                     named = _NAMED.match(line)
                     texts[named[1] if named else f"{process}.out"].append(named[2] if named else line)
     with tempfile.TemporaryDirectory(prefix="runstop-printed-") as scratch:
-        found = [Path(scratch, name) for name in sorted(texts)]
-        for path in found:
+        paths = [Path(scratch, name) for name in sorted(texts)]
+        for path in paths:
             path.write_text("".join(texts[path.name]))
-        yield found
+        yield paths
 
 
 UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
 _VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
-"""Rules that leave the reason open: what else the logs say is shown with them."""
+"""Rules that do not name the cause: the last lines of the logs are shown with them."""
 _ENDINGS = ("RUN-07", "LOG-05")
-"""Rules that say no more than that a run ended: nothing to show beside another one."""
-_TOO_OFTEN = re.compile(r"was started \d+ times and cut short each time")
-"""How a job ends whose trial `bench.runs.ledger` does not let begin again."""
+"""Rules that only report that a run ended; they are not listed together with another rule."""
+_TOO_OFTEN = re.compile(r"was started \d+ times and (?:interrupted|cut short) each time")
+"""The last message of a job whose trial `bench.runs.ledger` does not restart."""
 _MAX_LINES = 12
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why one run failed, was stopped or is stuck."""
+    """Why one run failed, was stopped or hangs."""
 
     run: str
     rule: str | None
@@ -77,15 +77,15 @@ class Explanation:
     file: str | None = None
     line: int | None = None
     detail: str | None = None
-    """What the MLPerf records add to the explanation."""
+    """How far the trial got, by its MLPerf records."""
     fix: str | None = None
     also: tuple[Clue, ...] = ()
-    """Other rules that were recognised, mostly consequences."""
+    """Other rules that match, mostly consequences."""
     lines: tuple[str, ...] = ()
-    """The lines that say most, if the rule is unknown."""
+    """The most informative log lines, if the rule does not name the cause."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON holds them."""
+        """Return the fields as strict JSON values."""
         also = [
             {"rule": c.rule, "title": RULES[c.rule].title, "evidence": c.text, "file": c.file, "line": c.line}
             for c in self.also
@@ -95,55 +95,55 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """One file: the signs in it, and what its MLPerf records prove if it has any."""
+    """One file: its signs, and its result if it has MLPerf records."""
 
     scan: Scan
     events: Sequence[Event] = ()
     result: Result | None = None
     is_running: bool = False
-    unproven: Sequence[Clue] = ()
-    """What was asked of kernels, generation or serving, and not done, of a log that says that it succeeded."""
+    problems: Sequence[Clue] = ()
+    """Requested work of kernels, generation or serving that is missing from a log with status success."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether the log holds one trial that was completed, did what was asked for and reached its target."""
+        """Whether the log has exactly one trial, which succeeded, did all requested work and reached its target."""
         r = self.result
         if r is None or r.status != mllog.SUCCESS or len(r.trials) != 1:
             return False
-        return not self.unproven and (r.target is None or r.converged)
+        return not self.problems and (r.target is None or r.converged)
 
     def judged(self) -> Iterable[Clue]:
-        """Return what the records say of how it went."""
-        if self.result is None or self.unproven:
-            return self.unproven
+        """Return the problems that the MLPerf records show."""
+        if self.result is None or self.problems:
+            return self.problems
         return trial_state.judge(self.result, self.events, is_running=self.is_running)
 
     def errors(self) -> Iterable[Clue]:
-        """Return what is wrong with the log itself."""
-        found = self.result.findings if self.result else ()
+        """Return the errors of the log itself."""
+        problems = self.result.findings if self.result else ()
         file = self.result.file if self.result else ""
-        return (Clue(f.rule, Weight.OUTCOME, file, f.line or 1, f.what) for f in findings.errors(found))
+        return (Clue(f.rule, Weight.OUTCOME, file, f.line or 1, f.what) for f in findings.errors(problems))
 
 
 def runs(paths: Sequence[Path]) -> list[list[Path]]:
-    """Return what belongs together: each folder is a run, and all files are one.
+    """Group paths by run: each folder is one run, and all files together are one run.
 
     Raises:
-        ConfigError: there is no such file, or a folder without logs.
+        ConfigError: a file does not exist, or a folder has no logs.
     """
     for path in paths:
         if not path.is_dir() and not path.is_file():
-            raise ConfigError("no such file", where=str(path), fix="name a run folder, or the logs of one run")
+            raise ConfigError("file not found", where=str(path), fix="give a run folder, or the logs of one run")
         if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
-            raise ConfigError("no logs in this folder", where=str(path), fix=f"name one with {', '.join(LOGS)}")
+            raise ConfigError("no logs in this folder", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
     files = [path for path in paths if not path.is_dir()]
     return [*([path] for path in paths if path.is_dir()), *([files] if files else [])]
 
 
 def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
-    """Return what is the matter with the run that left these files, or this one folder, behind.
+    """Diagnose the run that wrote these files, or this one folder.
 
-    With `ask` the backend of the run's job is asked, too: some know why a job waits, or has failed.
+    With `ask`, also query the backend of the run's job: some know why a job waits or has failed.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -151,48 +151,48 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     folder = paths[0] if paths[0].is_dir() else None
     name = str(folder) if folder else ", ".join(map(str, paths))
     status, plan = (run_reports.status(folder), plan_in(folder)) if folder else ({}, None)
-    reported = [_Log(scan) for scan in run_reports.all_of(folder)] if folder else []
-    reported += [_Log(scan) for scan in _of_queue(folder)] if folder and ask else []
+    reported = [_Log(scan) for scan in run_reports.all_reports(folder)] if folder else []
+    reported += [_Log(scan) for scan in _queue_report(folder)] if folder and ask else []
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     seen_here = _files(folder) if folder else paths
     with printed_files(folder) if folder and ask and not seen_here else nullcontext(seen_here) as paths:
         logs = [_read(path, is_over=is_over) for path in paths]
-    if status.get("outcome") in ("proven", "fine") or not (reported or status) and _all_fine(logs, plan):
-        return _nothing(name, logs, "nothing failed: the logs say that the run succeeded")
+    if status.get("outcome") in ("valid", "passed") or not (reported or status) and _all_fine(logs, plan):
+        return _nothing(name, logs, "no failure: the run succeeded")
     bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]
-    found = [clue for log in bad for clue in (*log.scan.clues[:1], *log.judged())]
-    if folder and status.get("outcome") == "not proven":
-        found += [clue for log in logs for clue in log.errors()]
-        found += run_reports.not_proven(folder)
-    found = [fixes.without_image(clue, plan) for clue in found]
-    best = max(found, key=lambda clue: clue.weight, default=None)  # of equals the first
+    clues = [clue for log in bad for clue in (*log.scan.clues[:1], *log.judged())]
+    if folder and status.get("outcome") == "invalid":
+        clues += [clue for log in logs for clue in log.errors()]
+        clues += run_reports.invalid_trials(folder)
+    clues = [fixes.without_image(clue, plan) for clue in clues]
+    best = max(clues, key=lambda clue: clue.weight, default=None)  # the first of equal weights
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
-        return _nothing(name, bad, "nothing failed: the run is going on")
-    seen = [*found, *(clue for log in bad for clue in log.scan.clues[1:])]
+        return _nothing(name, bad, "no failure: the run is still running")
+    seen = [*clues, *(clue for log in bad for clue in log.scan.clues[1:])]
     if best is not None:
         best, seen = _first_cause(best, seen, bad)
-        best = _with_its_line(best, seen)
-    return _with_resuming(_explanation(name, best, seen, bad, plan), folder)
+        best = _cite_log_line(best, seen)
+    return _with_resume_hint(_explanation(name, best, seen, bad, plan), folder)
 
 
-def _with_resuming(found: Explanation, folder: Path | None) -> Explanation:
-    """Return the explanation of a failure; for a run with checkpoints it says how to go on from them."""
-    words = fixes.going_on(folder) if folder else None
-    if words is None or "bench resume" in (found.fix or ""):
-        return found
-    return replace(found, fix=f"{found.fix}; {words}")
+def _with_resume_hint(explanation: Explanation, folder: Path | None) -> Explanation:
+    """Add to the fix how to resume from the last checkpoint, if the run has one."""
+    hint = fixes.resume_hint(folder) if folder else None
+    if hint is None or "runstop resume" in (explanation.fix or ""):
+        return explanation
+    return replace(explanation, fix=f"{explanation.fix}; {hint}")
 
 
 def _first_cause(best: Clue, seen: list[Clue], logs: Iterable[_Log]) -> tuple[Clue, list[Clue]]:
-    """Return the best clue and all clues; of a job that was cut short too often, what cut it short the first time."""
+    """Return the best clue and all clues; for a job that was cut short too often, the cause of the first time."""
     earlier = [clue for log in logs for clue in log.scan.earlier if clue.weight > Weight.HINT]
     if not _TOO_OFTEN.search(best.text) or not earlier:
         return best, seen
     return replace(earlier[0], fix=best.fix), [*earlier, *seen]
 
 
-def _with_its_line(best: Clue, seen: Iterable[Clue]) -> Clue:
-    """Return the best clue; what only status.json says is cited from the log that shows the same rule, if one does."""
+def _cite_log_line(best: Clue, seen: Iterable[Clue]) -> Clue:
+    """Return the best clue; instead of status.json, cite a log line that shows the same rule, if there is one."""
     if Path(best.file).name != run_files.STATUS:
         return best
     shown = next((clue for clue in seen if clue.rule == best.rule and Path(clue.file).name != run_files.STATUS), best)
@@ -206,12 +206,12 @@ def _explanation(
     trials = [log for log in bad if log.result and log.result.trials]
     trial = trials[-1] if trials else None
     if best is None:
-        title = "nothing here matches a known failure, and nothing says that the run succeeded"
-        fix = "read the lines below, and what stands around them"
+        title = "unknown failure: no log line matches a known problem"
+        fix = "read the lines below, and the lines around them in the logs"
         if not lines and not any(log.scan.has_records for log in bad):
-            title = "the log is empty: whatever ran has written nothing there"
-            fix = "see whether it started at all: its standard error, the batch job's output, "
-            fix += "and under Slurm `sacct -j JOB`"
+            title = "the log is empty: the program wrote nothing to it"
+            fix = "check whether the program started: read its standard error and the output of the batch job, "
+            fix += "and under Slurm run `sacct -j JOB`"
         return Explanation(run=name, rule=UNKNOWN, title=title, detail=_detail(trial), fix=fix, lines=lines)
     return Explanation(
         run=name,
@@ -235,7 +235,7 @@ def _nothing(name: str, logs: Sequence[_Log], title: str) -> Explanation:
 
 
 def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:
-    """Return the first clue of each rule but one."""
+    """Return the first clue of each rule except `rule`."""
     first: dict[str, Clue] = {}
     for clue in seen:
         first.setdefault(clue.rule, clue)
@@ -243,13 +243,13 @@ def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:
 
 
 def _detail(log: _Log | None) -> str | None:
-    if log is None or log.result is None or log.unproven:
+    if log is None or log.result is None or log.problems:
         return None
     return fixes.how_far(fixes.reached(log.events, log.result), log.result)
 
 
 def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
-    """Return what to do, with numbers where plan and records give some."""
+    """Return the fix, with numbers if the plan and the records have them."""
     if best.rule == "SLU-07" and trial and (hung := fixes.hung(trial.events, best.text, plan)):
         return hung
     if best.fix:
@@ -259,11 +259,11 @@ def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
         better = fixes.less_memory(plan)
     if best.rule == "SLU-07" and trial and trial.result:
         better = fixes.enough_time(fixes.reached(trial.events, trial.result), trial.result, plan)
-    return f"{better}; else {RULES[best.rule].fix}" if better else RULES[best.rule].fix
+    return f"{better}. Otherwise: {RULES[best.rule].fix}" if better else RULES[best.rule].fix
 
 
 def _all_fine(logs: Sequence[_Log], plan: Plan | None) -> bool:
-    """Return whether there are trials, all of them succeeded, and none that was planned is missing."""
+    """Return whether every planned trial has a log and every trial succeeded."""
     trials = [log.result for log in logs if log.result and log.result.trials]
     planned = {trial.log for trial in plan.trials} if plan else set()
     complete = planned <= {Path(result.file).name for result in trials}
@@ -280,43 +280,45 @@ def _read(path: Path, *, is_over: bool) -> _Log:
         is_running = not is_over and result.run_stop_ms is None and trial_state.is_fresh(path, log.events)
     except (OSError, LogError) as error:
         raise ConfigError(
-            f"the log cannot be read: {error}", where=str(path), fix="make it readable, or leave it out"
+            f"the log cannot be read: {error}", where=str(path), fix="make the file readable, or do not list it"
         ) from error
     problems = kind.of_log(log, result).of_kind.problems if result.status == mllog.SUCCESS else ()
-    unproven = tuple(trial_state.unproven(problems, str(path)))
-    return _Log(scan, log.events, result, is_running, unproven)
+    problem_clues = tuple(trial_state.problem_clues(problems, str(path)))
+    return _Log(scan, log.events, result, is_running, problem_clues)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the logs of a run folder, those that are judged first."""
-    found = [
+    """Return the logs of a run folder, the trials' logs first."""
+    logs = [
         path for place in (folder, folder / run_files.RANK_LOGS) for name in LOGS for path in sorted(place.glob(name))
     ]
-    notes = set(folder.glob(run_files.interrupted("*")))  # the batch script's for the ledger: its output says more
-    return [path for path in found if path.is_file() and path not in notes]
+    notes = set(
+        folder.glob(run_files.interrupted("*"))
+    )  # written by the batch script for the ledger; its output has more
+    return [path for path in logs if path.is_file() and path not in notes]
 
 
 def _moment(log: _Log) -> str:
-    """Return when the first clue says that it happened; those that do not say come last."""
-    found = _STAMP.search(log.scan.clues[0].text) if log.scan.clues else None
-    return found[0].replace(" ", "T") if found else "~"
+    """Return the time stamp of the first clue as a sort key; logs without one come last."""
+    stamp = _STAMP.search(log.scan.clues[0].text) if log.scan.clues else None
+    return stamp[0].replace(" ", "T") if stamp else "~"
 
 
 def _was_submitted(folder: Path) -> bool:
     return (folder / run_files.JOB).exists()
 
 
-def _of_queue(folder: Path) -> list[Scan]:
-    """Return what the backend of a run's job says of it, where it can be asked."""
+def _queue_report(folder: Path) -> list[Scan]:
+    """Return the state of a run's job as its backend reports it; nothing if the backend does not answer."""
     if not _was_submitted(folder):
         return []
     with suppress(BenchError):
-        return run_reports.of_queue(run_folders.find(folder).state, str(folder / run_files.JOB))
+        return run_reports.queue_report(run_folders.find(folder).state, str(folder / run_files.JOB))
     return []
 
 
 def _is_gone(folder: Path) -> bool:
-    """Return whether the queue no longer has the job of a run that left no last word, however fresh its log is."""
+    """Return whether the job of a run without a final status has left the queue, even if its log is new."""
     with suppress(BenchError):
         return run_folders.find(folder).has_died
     return False

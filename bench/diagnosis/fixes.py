@@ -1,4 +1,4 @@
-"""Fixes worked out from the plan and the records of a run: splits that need less memory, a sufficient time limit."""
+"""Fixes computed from the plan and the log of a run: settings that need less memory, a sufficient time limit."""
 
 import copy
 import math
@@ -22,25 +22,27 @@ from bench.runs import ledger
 from bench.runs.folder import short
 
 MARGIN_MIN = 5
-"""What starting and stopping take, as in the walltime of a job."""
+"""Minutes for starting and stopping, as in the walltime of a job."""
 _SILENT_MIN = 0.5
 _SILENT_GAPS = 10
-"""A run hung if it logged nothing for so long before its end, and for so many times its longest pause before that."""
+"""A run hung if it logged nothing for this many minutes before its end, and this many times its longest pause."""
 _ENDED_AT = re.compile(r"CANCELLED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-_START_AGAIN = "so it hung: start it again, and when it stops logging `py-spy dump --pid PID` on every rank shows where"
+_START_AGAIN = (
+    "so it hung: start it again; when it stops logging, run `py-spy dump --pid PID` on every rank to see where"
+)
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
 
 
 def without_image(clue: Clue, plan: Plan | None) -> Clue:
-    """Return the clue; a module that is missing where no image was asked for is missing from the environment."""
+    """Change PYX-03 to RUN-08 for a run without a container: the module is missing from the Python environment."""
     if clue.rule != "PYX-03" or plan is None or plan.config.container.runtime is not Runtime.none:
         return clue
-    fix = "`pip install 'runstop[engine]'` in the environment that starts the ranks brings torch and megatron-core"
+    fix = "run `pip install 'runstop[engine]'` in the environment of the ranks: it installs torch and megatron-core"
     return replace(clue, rule="RUN-08", fix=fix)
 
 
 def less_memory(plan: Plan) -> str | None:
-    """Return the smallest legal changes that need less memory than the plan and fit by its own estimate, or None."""
+    """Return the smallest valid changes whose estimated memory is below the plan's and fits the GPU, or None."""
     trained = training_plan(plan)
     if trained is None:
         return None
@@ -55,11 +57,11 @@ def less_memory(plan: Plan) -> str | None:
     best = {key.split("=")[0]: f"{key} ({gib:.1f} GiB)" for key, gib in reversed(fitting)}  # the smallest of each key
     if not best:
         return None
-    return f"one of {', '.join(reversed(best.values()))}, estimated per GPU, where the plan has {now:.1f}"
+    return f"set one of {', '.join(reversed(best.values()))}; estimates per GPU, the plan needs {now:.1f} GiB"
 
 
 def _changes(plan: TrainingPlan) -> Iterator[tuple[str, Config]]:
-    """Yield what could need less memory, the mildest of each kind first."""
+    """Yield changes that could need less memory, the smallest of each key first."""
     config, ranks = plan.config, plan.world.num_ranks
     for name in ("tp", "cp"):
         for size in range(getattr(plan.world, name) + 1, ranks + 1):
@@ -79,10 +81,10 @@ def _changes(plan: TrainingPlan) -> Iterator[tuple[str, Config]]:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a trial has come."""
+    """How far a trial got."""
 
     samples: float
-    """The samples trained on at the last record that counts them."""
+    """The samples trained on at the last record with a samples_count."""
     pace_samples_min: float | None
     """The pace from run_start to that record, evaluations and pauses included; None if no time has passed."""
     minutes: float
@@ -92,7 +94,7 @@ class Reached:
 
 
 def reached(events: Sequence[Event], result: Result) -> Reached | None:
-    """Return how far the records say that a trial got; None if they do not say."""
+    """Return how far a trial got by its records; None if no record counts samples."""
     counted = [
         (samples, event.time_ms)
         for event in events
@@ -112,55 +114,55 @@ def reached(events: Sequence[Event], result: Result) -> Reached | None:
 
 
 def how_far(reached: Reached | None, result: Result) -> str:
-    """Return samples, last evaluation and target in words."""
-    parts = ["no training step is logged with its samples" if reached is None else f"{reached.samples:,.0f} samples"]
+    """Return samples, last evaluation and target as one line."""
+    parts = ["samples not in the log" if reached is None else f"{reached.samples:,.0f} samples"]
     if reached and (total := total_samples(result)):
         parts[0] += f" of at most {total:,.0f}"
     if reached and reached.pace_samples_min:
         parts.append(f"{reached.pace_samples_min:,.1f} samples/min")
     last = result.evaluations[-1] if result.evaluations else None
-    parts.append(f"last evaluation {last.value:.5g}" if last else "nothing evaluated")
+    parts.append(f"last evaluation {last.value:.5g}" if last else "no evaluation")
     if result.target is not None:
         parts.append(f"target {result.target:g}")
     return ", ".join(parts)
 
 
-def going_on(folder: Path) -> str | None:
-    """Return how a run goes on that has checkpoints of trials without a result; None for one that has none."""
-    unfinished = [entry.trial for entry in ledger.found(folder) if not entry.outcome.is_result]
+def resume_hint(folder: Path) -> str | None:
+    """Return the command that resumes a run from its checkpoints; None if no unfinished trial has one."""
+    unfinished = [entry.trial for entry in ledger.entries(folder) if not entry.outcome.is_result]
     if all(checkpoint.newest(folder, trial) is None for trial in unfinished):
         return None
-    return f"to go on from the last checkpoint: python -m bench resume {short(folder)}"
+    return f"to resume from the last checkpoint: runstop resume {short(folder)}"
 
 
 def total_samples(result: Result) -> float | None:
-    """Return how many samples the run would train on if its target were never reached."""
+    """Return the samples of all planned steps; a run that reaches its target trains on fewer."""
     steps = result.hyperparameters.get(mllog.OPT_LEARNING_RATE_TRAINING_STEPS)
     return steps * result.global_batch_size if is_number(steps) and steps > 0 and result.global_batch_size else None
 
 
 def enough_time(reached: Reached | None, result: Result, plan: Plan | None) -> str | None:
-    """Return which time limit would have let the run train to its last step; None if the log does not say."""
+    """Return the time limit that the run needs to its last step; None if the log does not show it."""
     total = total_samples(result)
     if reached is None or not reached.pace_samples_min or total is None or total < reached.samples:
         return None
     minutes = reached.before_min + total / reached.pace_samples_min + MARGIN_MIN
     had_min = plan.config.walltime if plan else None
     if had_min is not None and minutes <= had_min:
-        return f"at its pace the run needed {math.ceil(minutes)} of its {had_min} min, {_START_AGAIN}"
+        return f"at its pace the run needs {math.ceil(minutes)} min and had {had_min} min, {_START_AGAIN}"
     return (
-        f"at this pace walltime={math.ceil(minutes)} (minutes per trial) reaches the last step, {total:,.0f} samples; "
-        f"the records of this run span {reached.minutes:.0f} min. A target reached earlier needs less"
+        f"set walltime={math.ceil(minutes)} (minutes per trial) to reach the last step ({total:,.0f} samples) at this "
+        f"pace; the log of this run covers {reached.minutes:.0f} min. A run that reaches its target earlier needs less"
     )
 
 
 def hung(events: Sequence[Event], evidence: str, plan: Plan | None) -> str | None:
-    """Return that a run had stopped logging long before its time was up, and what to do; None if it had not."""
+    """Return what to do if a run stopped logging long before its time limit; None if it did not."""
     ended = _ENDED_AT.search(evidence)
     if plan is None or plan.config.walltime is None or ended is None or len(events) < 3:
         return None
     times = [event.time_ms for event in events]
-    # A trial is given its walltime and no more; the clock of whoever reads this may be in another time zone.
+    # Two estimates: from the walltime of a trial, and from the clock, which may be in another time zone here.
     by_walltime = plan.config.walltime - (times[-1] - times[0]) / 60_000
     by_clock = datetime.fromisoformat(ended[1]).timestamp() / 60 - times[-1] / 60_000
     silent_min = min(by_walltime, by_clock)
@@ -168,6 +170,6 @@ def hung(events: Sequence[Event], evidence: str, plan: Plan | None) -> str | Non
     if silent_min < max(_SILENT_MIN, _SILENT_GAPS * longest_min):
         return None
     return (
-        f"the run logged nothing in its last {60 * silent_min:,.0f} s, and before that something every "
-        f"{max(1, 60 * longest_min):,.0f} s at least, {_START_AGAIN}; more time would not have helped"
+        f"the run logged nothing in its last {60 * silent_min:,.0f} s; before that its longest pause was "
+        f"{max(1, 60 * longest_min):,.0f} s, {_START_AGAIN}. A longer time limit does not help"
     )

@@ -1,4 +1,4 @@
-"""How a trial went by its records: still running, stuck, not converging, appended to, or with a loss of NaN."""
+"""The state of a trial by its records: running, hung, not converging, appended to, or with a NaN loss."""
 
 import math
 import time
@@ -15,18 +15,18 @@ from bench.rules.finding import Finding
 from bench.rules.signs import Weight
 
 QUIET_MIN = 10
-"""How long a log must stand still, at least, before its run no longer counts as running."""
+"""Minutes without a new record, at least, after which a run no longer counts as running."""
 QUIET_GAPS = 10
-"""And how many times the longest pause between its records so far."""
+"""And this many times the longest pause between its records so far."""
 WINDOW = 4
-"""So many evaluations without a lower loss are no noise: no published run that reached its target has them."""
+"""Evaluations without a lower loss that mean no convergence: no published run with a reached target has so many."""
 _TRAINED_OUT = 0.95
-"""Share of the last step's samples from which on a run had its chance to converge."""
+"""A run that trained at least this share of its planned samples counts as complete."""
 _LOSSES = (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY)
 
 
 def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Iterator[Clue]:
-    """Yield what the records prove to be wrong with a trial that did not succeed."""
+    """Yield the problems that the records show in a trial that did not succeed."""
     by_rule = {finding.rule: finding for finding in reversed(result.findings)}
     if len(result.trials) > 1:
         weight = Weight.CAUSE if result.trials[-1].status == mllog.SUCCESS else Weight.OUTCOME
@@ -43,12 +43,12 @@ def judge(result: Result, events: Sequence[Event], *, is_running: bool) -> Itera
         yield _clue("LOG-05", Weight.OUTCOME, result, by_rule.get("LOG-05"))
     elif not is_running:
         last = events[-1]
-        text = f"the last record is {last.key}, {_words(quiet_min(Path(result.file), events))} ago"
+        text = f"the last record is {last.key}, {_duration(quiet_min(Path(result.file), events))} ago"
         yield Clue("RUN-07", Weight.OUTCOME, result.file, last.line, printable(text))
 
 
-def unproven(problems: Sequence[str], file: str) -> Iterator[Clue]:
-    """Yield what keeps a log from proving that its task was done: the rule that a problem names, else RUN-12."""
+def problem_clues(problems: Sequence[str], file: str) -> Iterator[Clue]:
+    """Yield a clue for each problem of a log: the rule that the problem names, else RUN-12."""
     for problem in problems:
         rule = problem.partition(": ")[0]
         yield Clue(rule if rule in RULES else "RUN-12", Weight.OUTCOME, file, 1, printable(problem))
@@ -59,7 +59,7 @@ def _is_not_finite(value: object) -> bool:
 
 
 def is_fresh(path: Path, events: Sequence[Event]) -> bool:
-    """Return whether a log without an end was written to so lately that its run may well be alive."""
+    """Return whether a log without an end is so new that its run may still be running."""
     if not events:
         return False
     times = [event.time_ms for event in events]
@@ -68,19 +68,19 @@ def is_fresh(path: Path, events: Sequence[Event]) -> bool:
 
 
 def quiet_min(path: Path, events: Sequence[Event]) -> float:
-    """Return the minutes since the log last grew: by its own clock, or by the file's, whichever is longer ago."""
+    """Return the minutes since the last record, by its time or by the file's, whichever is longer ago."""
     return max(0.0, time.time() - min(path.stat().st_mtime, events[-1].time_ms / 1000)) / 60
 
 
 def is_flat(result: Result) -> bool:
-    """Return whether the last evaluations of a loss brought nothing lower; accuracies and error rates fluctuate."""
+    """Return whether the last evaluations did not lower the loss; False for accuracies and error rates."""
     losses = [evaluation.value for evaluation in result.evaluations]
     is_loss = not result.higher_is_better and result.benchmark != "rnnt"
     return is_loss and len(losses) > WINDOW and min(losses[-WINDOW:]) >= min(losses[:-WINDOW])
 
 
 def _is_not_converging(result: Result, *, is_running: bool) -> bool:
-    """Return whether the target is missed for good: trained out, or evaluations that stand still."""
+    """Return whether the trial cannot reach its target: all steps trained, or evaluations no longer improve."""
     if result.target is None or result.converged or not result.evaluations:
         return False
     if is_flat(result):
@@ -96,5 +96,5 @@ def _clue(rule: str, weight: Weight, result: Result, finding: Finding | None) ->
     return Clue(rule, weight, result.file, line, finding.what if finding else "")
 
 
-def _words(minutes: float) -> str:
+def _duration(minutes: float) -> str:
     return f"{minutes:,.0f} min" if minutes < 2 * 24 * 60 else f"{minutes / 1440:,.0f} days"

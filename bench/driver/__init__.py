@@ -1,1 +1,1 @@
-"""What drives a run where there is no srun: one driver in Python, and what a batch script asks between its commands."""
+"""The driver of runs without srun, and the steps between commands that Slurm's batch script shares with it."""

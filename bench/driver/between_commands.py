@@ -1,8 +1,8 @@
-"""What a run does between its commands: open it, check its nodes, begin and judge each trial, close it.
+"""Steps between the commands of a run: open the run, check its nodes, begin and judge each trial, close the run.
 
-The driver calls these functions. A batch script, which has no driver, asks by the command line, on one rank and in the
-image where there is one: `python -m bench.driver.between_commands RUN open|check|begin|judge|close`. Exit codes: 0 go
-on, 1 or 2 end the job, 3 (begin) the trial is done.
+The driver calls these functions. Slurm's batch script uses the command line, on one rank and in the container if there
+is one: `python -m bench.driver.between_commands RUN open|check|begin|judge|close`. Exit codes: 0 continue, 1 or 2 end
+the job, 3 (begin only) the trial already has its result.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
 from bench.contract import atomic_files, plan_kinds
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, element
+from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, array_task
 from bench.errors import BenchError
 from bench.preflight import nodes
 from bench.results.kind import Judged
@@ -27,37 +27,37 @@ from bench.runs import trial as trials
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 
-DONE = 3
-ALL_PROVEN = "every trial did what was asked"
+TRIAL_DONE = 3
+ALL_VALID = "every trial completed the requested work"
 
 
 def open_run(run: Path, plan: Plan, *, job: str | None) -> None:
-    """Create the ledger if there is none, note the job in job.json, and let a run that had ended go on.
+    """Create the ledger if there is none, record the job in job.json, and reopen a run that had ended.
 
-    `job` is the id by which a backend knows it; None where no backend does.
+    `job` is the backend's id of the job; None without a backend.
     """
     ledger.create(run, plan)
     if (run / STATUS).exists():
         ledger.reopen(run)
     if job is None:
         return
-    with ledger.alone(run):
+    with ledger.locked(run):
         content = atomic_files.read_object(run / JOB)
         known = content.get("jobs", [])
         if job not in [entry["id"] for entry in known]:
             new = {"id": job, "submitted": time.time()}
             name = {"backend": plan.config.cluster.backend.name}
             masked_json.write(run / JOB, name | content | {"jobs": [*known, new]})
-        (run / SUBMISSION).unlink(missing_ok=True)  # the job is noted now, whatever became of sbatch's answer
+        (run / SUBMISSION).unlink(missing_ok=True)  # the job is recorded now, even if sbatch's answer was lost
 
 
 def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None]) -> None:
-    """Judge what every rank found on its node, and in what it runs; what is found is said.
+    """Judge the facts that every rank collected on its node, and print the findings.
 
     Raises:
-        BenchError: an error among the findings ends the job before it costs anything, unless launch.force is set.
+        BenchError: there is an error among the findings and launch.force is not set.
     """
-    findings = nodes.judge(plan, nodes.load(run, element=element()))
+    findings = nodes.judge(plan, nodes.load(run, array_task=array_task()))
     for finding in findings:
         say(str(finding))
     if not plan.config.launch.force:
@@ -65,22 +65,22 @@ def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None]) -> None:
 
 
 def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str) -> bool:
-    """Open the next attempt of a trial; return False if it is done.
+    """Open the next attempt of a trial; return False if the trial already has its result.
 
-    A trial that ended well, and whose job was cut short before it was judged, gets its result now.
+    A trial that succeeded, but whose job was interrupted before judging it, gets its result now.
 
     Raises:
-        SubmitError: this job has started it as often as launch.attempts allows.
+        SubmitError: this job has started the trial launch.attempts times.
     """
     trials.settle(run, plan, trial)
     return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes)
 
 
 def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
-    """Judge a trial that has ended well, by us and by the official checker, and enter it in the ledger.
+    """Judge a trial that exited with 0, with the official checker too, and record its result in the ledger.
 
     Raises:
-        LogError: it left no log, or there is one that it did not write.
+        LogError: the log is missing, or another run wrote it.
     """
     judged = trials.close(run, plan, trial, failed=False)
     assert judged is not None
@@ -88,42 +88,43 @@ def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
 
 
 def abort_trials(run: Path, plan: Plan, of_job: Collection[int]) -> None:
-    """Enter in the ledger that the trials which this job began, and has not ended, are aborted.
+    """Record in the ledger that the unfinished trials of this job are aborted.
 
     Raises:
-        OSError, LogError: the ledger cannot be written, or its log is another run's.
+        OSError, LogError: the ledger cannot be written, or another run wrote the log.
     """
-    for entry in ledger.found(run):
+    for entry in ledger.entries(run):
         if entry.trial in of_job and entry.outcome is Outcome.running:
             trials.close(run, plan, plan.trials[entry.trial], failed=True)
 
 
 def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Collection[int]) -> int:
-    """Write status.json and the manifest, once nothing is left to be done; return 0 if this job's trials are proven.
+    """Write status.json and the manifest if no trial is left; return 0 if this job's trials are valid.
 
-    A trial that this job began and could not finish is aborted; so is that of an array element that came to no trial.
+    Unfinished trials of this job are aborted; so is the trial of an array task that failed before starting it.
 
     Raises:
         OSError: status.json cannot be written.
     """
     array = plan.config.launch.array
     abort_trials(run, plan, of_job)
-    for entry in ledger.found(run):
+    for entry in ledger.entries(run):
         if entry.trial in of_job and array and exit_code and entry.outcome.is_open:
             ledger.end(run, entry.trial, Outcome.aborted)
-    outcomes = {entry.trial: entry.outcome for entry in ledger.found(run)}
-    if of_job and not outcomes:  # whatever the ranks did, nothing says so
-        exit_code, what = exit_code or 1, f"{what}, and the ledger cannot be read"
-    if not (array and any(outcome.is_open for outcome in outcomes.values())):  # else other elements go on
-        with ledger.alone(run):
+    outcomes = {entry.trial: entry.outcome for entry in ledger.entries(run)}
+    if of_job and not outcomes:  # nothing shows what the ranks did
+        exit_code, what = exit_code or 1, f"{what}; the ledger cannot be read"
+    others_run = array and any(outcome.is_open for outcome in outcomes.values())
+    if not others_run:  # the last array task writes the status
+        with ledger.locked(run):
             _write_status(run, list(outcomes.values()), exit_code=exit_code, what=what)
-            with suppress(OSError):  # the run has its final status; `verify` will say that nothing vouches for it
+            with suppress(OSError):  # the run has its final status; `verify` reports the missing manifest
                 manifest.write(run)
-    return 1 if exit_code or any(outcomes.get(trial) is not Outcome.proven for trial in of_job) else 0
+    return 1 if exit_code or any(outcomes.get(trial) is not Outcome.valid for trial in of_job) else 0
 
 
 def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, what: str) -> None:
-    """Write what happened, and the rule that explains it, which is looked for beside what is known already."""
+    """Write the final status, with the rule that explains a failure if diagnosis finds one."""
     from bench.rules import RULES
 
     status = _known(outcomes, exit_code=exit_code)
@@ -131,46 +132,46 @@ def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, wha
         statuses.write(run, status)
         return
     rule, _, seen = what.partition(": ")
-    if rule in RULES:  # the driver, or the batch script, has seen what no log says
+    if rule in RULES:  # the driver or batch script names the rule
         status = replace(status, rule=rule, what=seen)
     statuses.write(run, status)
     statuses.write(run, _explained(run, status, what))
 
 
 def _known(outcomes: Sequence[Outcome], *, exit_code: int) -> Status:
-    """Return what the ledger and the exit code say."""
+    """Return the status that follows from the ledger and the exit code."""
     if not outcomes and exit_code == 0:
-        return Status(outcome=Ending.fine, exit_code=0, what="the nodes are fine; there was nothing to train")
-    if all(outcome is Outcome.proven for outcome in outcomes) and exit_code == 0:
-        return Status(outcome=Ending.proven, exit_code=0, what=ALL_PROVEN)
+        return Status(outcome=Ending.passed, exit_code=0, what="all node checks passed; the plan has no trials")
+    if all(outcome is Outcome.valid for outcome in outcomes) and exit_code == 0:
+        return Status(outcome=Ending.valid, exit_code=0, what=ALL_VALID)
     is_judged = bool(outcomes) and all(outcome.is_result for outcome in outcomes)
-    return Status(outcome=Ending.not_proven if is_judged else Ending.failed, exit_code=exit_code or 1)
+    return Status(outcome=Ending.invalid if is_judged else Ending.failed, exit_code=exit_code or 1)
 
 
 def _explained(run: Path, status: Status, what: str) -> Status:
     from bench import diagnosis
 
-    found = diagnosis.explain([run])
-    if found.rule in (None, diagnosis.UNKNOWN):
-        return replace(status, what=what, during=what, fix=f"python -m bench why {run.resolve()}")
-    explained = replace(status, what=found.title, during=what, rule=found.rule, fix=found.fix)
-    return replace(explained, evidence=found.evidence, file=found.file, line=found.line)
+    cause = diagnosis.explain([run])
+    if cause.rule in (None, diagnosis.UNKNOWN):
+        return replace(status, what=what, during=what, fix=f"runstop why {run.resolve()}")
+    explained = replace(status, what=cause.title, during=what, rule=cause.rule, fix=cause.fix)
+    return replace(explained, evidence=cause.evidence, file=cause.file, line=cause.line)
 
 
 def main() -> None:
-    """Answer one question of a batch script."""
+    """Run one step for a batch script."""
     args = _parser().parse_args()
     try:
         plan = plan_kinds.load(args.run / PLAN)
-        sys.exit(_answer(args, plan))
+        sys.exit(_step(args, plan))
     except BenchError as error:
         print(masking.masked(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def _answer(args: argparse.Namespace, plan: Plan) -> int:
+def _step(args: argparse.Namespace, plan: Plan) -> int:
     run: Path = args.run
-    match args.question:
+    match args.step:
         case "open":
             open_run(run, plan, job=args.job)
         case "check":
@@ -178,37 +179,37 @@ def _answer(args: argparse.Namespace, plan: Plan) -> int:
         case "begin":
             trial = plan.trials[args.trial]
             is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes)
-            what = "begins" if is_open else "was finished before"
+            what = "starts" if is_open else "already finished"
             print(f"trial {trial.index}, seed {trial.seed}: {what}", flush=True)
-            return 0 if is_open else DONE
+            return 0 if is_open else TRIAL_DONE
         case "judge":
             trial = plan.trials[args.trial]
             judged = judge_trial(run, plan, trial)
             trial_tables.show(run, trial, judged)
             return 0 if judged.valid else 1
         case "close":
-            mine = {int(word) for word in args.trials.split()}
+            mine = {int(trial) for trial in args.trials.split()}
             return close_run(run, plan, exit_code=args.exit_code, what=args.what, of_job=mine)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.driver.between_commands", description=__doc__)
-    parser.add_argument("run", type=Path, help="the run folder")
-    questions = parser.add_subparsers(required=True, metavar="QUESTION", dest="question")
-    opened = questions.add_parser("open", help="the job starts, or starts again")
+    parser.add_argument("run", type=Path, help="run folder")
+    steps = parser.add_subparsers(required=True, metavar="STEP", dest="step")
+    opened = steps.add_parser("open", help="record that the job has started or restarted")
     opened.add_argument("--job", required=True)
-    questions.add_parser("check", help="judge facts/")
-    begun = questions.add_parser("begin", help="open the next attempt of a trial")
+    steps.add_parser("check", help="judge the facts of the nodes (facts/)")
+    begun = steps.add_parser("begin", help="open the next attempt of a trial")
     begun.add_argument("trial", type=int)
     begun.add_argument("--job", required=True)
     begun.add_argument("--nodes", required=True)
-    judged = questions.add_parser("judge", help="judge a trial that ended well")
+    judged = steps.add_parser("judge", help="judge a trial that exited with 0")
     judged.add_argument("trial", type=int)
-    closed = questions.add_parser("close", help="write status.json")
+    closed = steps.add_parser("close", help="write status.json")
     closed.add_argument("--exit-code", type=int, required=True)
     closed.add_argument("--what", required=True)
-    closed.add_argument("--trials", default="", help="those of this job")
+    closed.add_argument("--trials", default="", help="numbers of this job's trials")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Node 0: open the run folder, wait for the other nodes, and drive the plan over all of them."""
+"""The lead node: open the run folder, wait for the other nodes, and drive the plan on all of them."""
 
 import argparse
 import io
@@ -27,7 +27,7 @@ from bench.runs import folder as folders
 
 
 class Tee(io.TextIOBase):
-    """What a runner prints, also kept in the run folder, where `why` looks for it."""
+    """Write output to the terminal and to a file in the run folder, which `why` reads."""
 
     def __init__(self, screen: TextIO, file: TextIO) -> None:
         self._screen, self._file = screen, file
@@ -47,7 +47,7 @@ class Tee(io.TextIOBase):
 
 
 class Lines:
-    """The progress of a run as lines of output."""
+    """Print the progress of a run as lines."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class Lines:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Drive a run from node 0, by the arguments of `python -m bench.driver`; return its exit code."""
+    """Drive a run from node 0 with the arguments of `python -m bench.driver`; return its exit code."""
     folder: Path = args.run.absolute()
     interruption = Interruption(limit_s=None if args.limit_min is None else time.monotonic() + 60 * args.limit_min)
     interruption.listen()
@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
                 plan=plan,
                 progress=Lines(folder),
                 job=job,
-                noted_job=job,
+                backend_job_id=job,
                 check=interruption.check,
                 restarts=args.restarts,
             )
             code = drive(driven, connect)
-            nodes.bye(code)
+            nodes.shutdown(code)
             return code
 
 
@@ -105,13 +105,13 @@ _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 
 @contextmanager
 def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
-    """Yield the plan of a run folder, which nobody else works in meanwhile; a new one gets its plan from a file.
+    """Lock a run folder and yield its plan; a new folder gets its plan from a file.
 
     Raises:
-        ConfigError: another process works in it, it is not this user's, or it has no plan.
+        ConfigError: another process uses the folder, it belongs to another user, or it has no plan.
     """
     if plan_file is None:
-        plan_kinds.load(run / run_files.PLAN)  # or nothing is made
+        plan_kinds.load(run / run_files.PLAN)  # without a plan no folder is created
     with written(run):
         run.mkdir(mode=folders.NOT_OTHERS, parents=True, exist_ok=True)
         folders.require_ours(run)
@@ -124,10 +124,10 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
 
 
 def filled_in(plan_file: Path) -> str:
-    """Return a plan's text with this environment's values in place of $DATADIR and the like, as job.sh writes it.
+    """Return a plan's JSON with $DATADIR and the like replaced by their values, as job.sh does.
 
     Raises:
-        ConfigError: one of them is not set.
+        ConfigError: a variable is not set, or its value contains a forbidden character.
     """
     plan = plan_kinds.load(plan_file)
     text = plan_kinds.dumps(plan)
@@ -136,14 +136,16 @@ def filled_in(plan_file: Path) -> str:
     for name in sorted(names, key=len, reverse=True):
         value = os.environ.get(name, "")
         if not value or re.search(r'["\\$`\x00-\x1f]', value):
-            fix = "set it, without quotes, backslashes, dollar signs and control characters"
-            raise ConfigError(f"{name} is {value!r}", where="the environment", fix=fix, rule="CFG-06")
+            fix = f"set {name} to a path without quotes, backslashes, dollar signs and control characters"
+            raise ConfigError(
+                f"{name} is {value!r}, which is not a valid path", where="environment variables", fix=fix, rule="CFG-06"
+            )
         text = text.replace(f"${name}", value)
     return text
 
 
 @contextmanager
 def output(run: Path) -> Iterator[TextIO]:
-    """Yield the file in which a runner keeps what it prints."""
+    """Open the file for the driver's output."""
     with (run / run_files.RUNNER_OUTPUT).open("a") as file:
         yield file

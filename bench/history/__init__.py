@@ -1,5 +1,6 @@
-"""What finished runs measured, on what, and how two sets of them compare: read from their logs, kept in one store.
+"""Read the measurements of finished runs, compare two sets of runs, and detect regressions.
 
-`proven` reads a run folder, `facts` says on what it ran, `sides` compares two sets of runs, `store` keeps what all runs
-below a folder measured, and `regressions` compares a task's newest runs with its past.
+`measured_trials` reads a run folder, `facts` lists hardware, software and settings of a trial, `compare` compares two
+sets of runs, `store` caches the measurements of all runs below a folder, and `regression` compares the newest runs of a
+task with earlier ones.
 """

@@ -1,4 +1,4 @@
-"""What a trial ran on and with: hardware, software and settings, as its log, its plan and its nodes say."""
+"""Hardware, software and settings of a trial, from its log, its plan and the facts of its nodes."""
 
 import hashlib
 import re
@@ -18,15 +18,15 @@ from bench.results.measurement import hardware_facts
 from bench.runs import manifest
 
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
-"""Keys of a log that say what ran and where; all others are settings."""
+"""Keys of a log for hardware and software; all others are settings."""
 _NODES = "number of nodes"
-_ASKED = (mllog.ANSWERS_ASKED, mllog.KERNELS_ASKED, mllog.LOADS_ASKED, mllog.SERVER, mllog.STRATEGY)
+_REQUESTS = (mllog.ANSWERS_REQUESTED, mllog.KERNELS_REQUESTED, mllog.LOADS_REQUESTED, mllog.SERVER, mllog.STRATEGY)
 """Records of a log whose lists and metadata are settings."""
-_NOT_ASKED = (
+_NOT_SETTINGS_OF_REQUESTS = (
     *("file", "lineno", mllog.MONOTONIC_MS, "healthy_s"),
     *("bytes_per_token", "bandwidth_gbs", "bytes_per_step", "rank_bytes"),
 )
-"""Metadata of these records that is measured or estimated."""
+"""Metadata of these records that are measured or estimated, and so are no settings."""
 _OF_A_LOAD = ("arrivals", "rate", "requests", "tokens_in", "tokens_out")
 _PORT = re.compile(r"(--port[ =])\d+")
 _LONGEST = 60
@@ -34,12 +34,12 @@ _NOT_SETTINGS = (
     *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
     *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
 )
-"""Beginnings of keys that do not change what is measured."""
+"""Prefixes of keys that do not affect the measurements."""
 _TEXTS = ("summary", "source", "description")
 
 
 def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
-    """Return the hardware and the software of a trial by name; what is not known is left out."""
+    """Return the hardware and software of a trial by name; unknown values are left out."""
     logged = result.hyperparameters
     known = {
         "accelerator": logged.get("accelerator"),
@@ -58,7 +58,7 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
 
 
 def hardware(facts: Mapping[str, str]) -> str:
-    """Return what a machine must have in common with another one for their speeds to be one history."""
+    """Return the hardware as a text; only runs on equal hardware are compared with each other."""
     if "GPUs" in facts:
         text = f"{facts['GPUs']} × {facts.get('accelerator', 'GPU')}"
     else:
@@ -69,32 +69,32 @@ def hardware(facts: Mapping[str, str]) -> str:
 
 
 def _of_nodes(folder: Path, trial: int) -> Iterator[tuple[str, str]]:
-    """Yield what the ranks found on their nodes, where they looked."""
-    element = "" if (folder / run_files.facts()).is_dir() else f"_{trial}"
+    """Yield the facts that the ranks collected on their nodes, if they did."""
+    array_task = "" if (folder / run_files.facts()).is_dir() else f"_{trial}"
     with suppress(LogError):
-        found = load(folder, element=element)
-        if found.ranks:
-            yield _NODES, str(len({rank.node for rank in found.ranks}))
-            yield "nodes", _all(rank.node for rank in found.ranks)
-            yield from found.ranks[0].software.packages.items()
-        yield from _of_gpus([gpu for machine in found.machines.values() for gpu in machine.gpus or ()])
-        yield from _of_health(found)
+        facts = load(folder, array_task=array_task)
+        if facts.ranks:
+            yield _NODES, str(len({rank.node for rank in facts.ranks}))
+            yield "nodes", _all(rank.node for rank in facts.ranks)
+            yield from facts.ranks[0].software.packages.items()
+        yield from _of_gpus([gpu for machine in facts.machines.values() for gpu in machine.gpus or ()])
+        yield from _of_health(facts)
 
 
 def _of_gpus(gpus: list[GpuFacts]) -> Iterator[tuple[str, str]]:
-    """Yield what tells GPUs of one name apart."""
+    """Yield facts in which GPUs of the same name can differ."""
     yield "driver", _all(gpu.driver for gpu in gpus)
     yield "highest SM clock (MHz)", _all(gpu.max_sm_clock_mhz for gpu in gpus)
     yield "throttled before the run", _all(gpu.throttle for gpu in gpus)
 
 
-def _of_health(found: Facts) -> Iterator[tuple[str, str]]:
-    if found.health is not None and "nccl" in found.health.software:
-        yield "NCCL", found.health.software["nccl"]
+def _of_health(facts: Facts) -> Iterator[tuple[str, str]]:
+    if facts.health is not None and "nccl" in facts.health.software:
+        yield "NCCL", facts.health.software["nccl"]
 
 
 def _all(values: Iterable[Any]) -> str:
-    """Return the different values, sorted, without those that are not known."""
+    """Return the different known values, sorted and joined."""
     return ", ".join(sorted({str(value) for value in values if value is not None}))
 
 
@@ -106,21 +106,21 @@ def _of_image(folder: Path) -> dict[str, Any]:
 
 
 def logged_settings(log: Log, result: Result) -> dict[str, str]:
-    """Return the settings that a log names: those of one value, and what was asked of answers, kernels and servers."""
+    """Return the settings in a log: single values, and the requests to engines, kernels and servers."""
     no_settings = (*_OF_THE_MACHINE, mllog.COMPILE_TIME)
-    found = {key: str(value) for key, value in result.hyperparameters.items() if key not in no_settings}
-    return found | dict(_asked(log)) | dict(_of_loads(log))
+    settings = {key: str(value) for key, value in result.hyperparameters.items() if key not in no_settings}
+    return settings | dict(_of_requests(log)) | dict(_of_loads(log))
 
 
-def _asked(log: Log) -> Iterator[tuple[str, str]]:
-    for key in _ASKED:
+def _of_requests(log: Log) -> Iterator[tuple[str, str]]:
+    for key in _REQUESTS:
         event = log.single(key)
         if event is None:
             continue
         if isinstance(event.value, list):
             yield key, _listed(event.value)
         for name, value in _flat(event.metadata):
-            if name not in _NOT_ASKED:
+            if name not in _NOT_SETTINGS_OF_REQUESTS:
                 yield f"{key}.{name}", _anywhere(value)
 
 
@@ -134,28 +134,28 @@ def _of_loads(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """Return a list as text; of a long one its beginning, with a checksum by which it differs from others."""
+    """Return a list as text; a long list is cut and gets a checksum."""
     text = ", ".join(map(str, values))
     checksum = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(values)}, checksum {checksum})"
 
 
 def _anywhere(value: Any) -> str:
-    """Return a value without what differs from run to run: the folder that a file lies in, and a free port."""
-    words = value if isinstance(value, list) else [value]
-    return _PORT.sub(r"\1…", " ".join(_name(str(word)) for word in words))
+    """Return a value without the parts that differ from run to run: folders of files, and port numbers."""
+    parts = value if isinstance(value, list) else [value]
+    return _PORT.sub(r"\1…", " ".join(_name(str(part)) for part in parts))
 
 
-def _name(word: str) -> str:
-    """Return a word; of an absolute path the last part, and of a file that the run made itself its type."""
-    path = Path(word)
+def _name(text: str) -> str:
+    """Return a text; of an absolute path the last part, and of a file that the run itself wrote the suffix."""
+    path = Path(text)
     if not path.is_absolute():
-        return word
+        return text
     return f"…{path.suffix}" if path.parent.name == run_files.RANK_LOGS else path.name
 
 
 def planned_settings(plan: Plan | None) -> dict[str, str]:
-    """Return what a plan says of what is measured: what was asked for, and how the ranks were split."""
+    """Return the settings in a plan that affect the measurements, with the resolved parallelism."""
     if plan is None:
         return {}
     split = {f"parallel.{name}": getattr(plan.world, name) for name in ("tp", "pp", "cp", "sp")}

@@ -1,4 +1,4 @@
-"""Proven trials, as a run folder holds them: what each measured, when, and on what."""
+"""Read the valid trials of a run folder: measurements, start time, hardware, software and settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,35 +18,35 @@ from bench.runs.ledger import Entry, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenTrial:
-    """One trial whose log proves that it did what its task asks."""
+class ValidTrial:
+    """One valid trial."""
 
     folder: Path
     trial: int
     log_sha256: str
     began_ms: int
-    """When its clock started, since 1970."""
+    """Time of run_start, in milliseconds since 1970."""
     task: str
     measurements: Mapping[str, Measurement]
     facts: Mapping[str, str]
     logged: Mapping[str, str]
-    """The settings that the log names."""
+    """The settings in the log."""
     planned: Mapping[str, str]
-    """All settings; empty where there is no plan."""
+    """The settings in the plan; empty without a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The proven trials of some runs, and what was left out."""
+    """The valid trials of some runs, and the reasons why others are left out."""
 
-    trials: tuple[ProvenTrial, ...]
+    trials: tuple[ValidTrial, ...]
     left_out: tuple[str, ...]
-    """Trials that prove nothing, each with the reason."""
+    """Trials that are not valid, each with the reason."""
 
 
 def in_folder(folder: Path) -> Runs:
-    """Return what is proven in a run folder, or in a folder of logs without a ledger."""
-    trials: list[ProvenTrial] = []
+    """Return the valid trials of a run folder, or of a folder of logs without a ledger."""
+    trials: list[ValidTrial] = []
     left_out: list[str] = []
     plan = plan_in(folder)
     for number, (log, entry) in sorted(_logs(folder, plan, left_out).items()):
@@ -58,7 +58,7 @@ def in_folder(folder: Path) -> Runs:
 
 
 def in_log(log: Path) -> Runs:
-    """Return what a single log proves."""
+    """Return the trial of a single log."""
     try:
         return Runs(trials=(_trial(log, 0, plan_in(log.parent), entry=None),), left_out=())
     except LogError as error:
@@ -66,38 +66,38 @@ def in_log(log: Path) -> Runs:
 
 
 def _logs(folder: Path, plan: Plan | None, left_out: list[str]) -> dict[int, tuple[Path, Entry | None]]:
-    """Return the log of each trial that counts, with what the ledger says of it."""
+    """Return the log of each valid trial, with its entry in the ledger."""
     if not (folder / LEDGER).exists():
         return {number: (log, None) for number, log in enumerate(sorted(folder.glob(RESULTS)))}
     names = {trial.index: trial.log for trial in plan.trials} if plan else {}
-    found: dict[int, tuple[Path, Entry | None]] = {}
+    logs: dict[int, tuple[Path, Entry | None]] = {}
     for entry in ledger.read(folder):
-        if entry.outcome is Outcome.proven:
+        if entry.outcome is Outcome.valid:
             name = names.get(entry.trial, run_files.result(entry.trial))
-            found[entry.trial] = (folder / name, entry)
+            logs[entry.trial] = (folder / name, entry)
         else:
             left_out.append(f"{folder.name}: trial {entry.trial} is {entry.outcome}")
-    return found
+    return logs
 
 
-def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) -> ProvenTrial:
-    """Return a trial that its ledger calls proven; without a ledger, one that is valid.
+def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) -> ValidTrial:
+    """Return a trial that is valid by its ledger or, without a ledger, by its log.
 
     Raises:
-        LogError: it proves nothing, or has changed since it was proven.
+        LogError: the trial is not valid, or its log has changed since it was judged.
     """
     content = read(log)
-    result, found = content.result, checksum(log, entry)
+    result, sha256 = content.result, checksum(log, entry)
     if entry is None and not content.of_kind.valid:
         first = next(iter(content.of_kind.problems), "")
         what = f"not a valid trial: {first}" if first else "not a valid trial"
-        raise LogError(what, where=str(log), fix=f"python -m bench parse {log}")
+        raise LogError(what, where=str(log), fix=f"runstop parse {log}")
     if result.run_start_ms is None:
-        raise LogError("no run_start", where=str(log), fix=f"python -m bench parse {log}")
-    return ProvenTrial(
+        raise LogError("the log has no run_start", where=str(log), fix=f"runstop parse {log}")
+    return ValidTrial(
         folder=log.parent,
         trial=number,
-        log_sha256=found,
+        log_sha256=sha256,
         began_ms=result.run_start_ms,
         task=_task(result, plan),
         measurements={one.name: one for one in content.of_kind.measurements},
@@ -111,12 +111,13 @@ def checksum(log: Path, entry: Entry | None) -> str:
     """Return the checksum of a log.
 
     Raises:
-        LogError: it is not the one that the ledger has of the log.
+        LogError: it differs from the checksum in the ledger.
     """
-    found = atomic_files.sha256(log)
-    if entry is not None and entry.log_sha256 not in (None, found):
-        raise LogError("the log has changed since its trial ended", where=str(log), fix="restore it", rule="LOG-18")
-    return found
+    sha256 = atomic_files.sha256(log)
+    if entry is not None and entry.log_sha256 not in (None, sha256):
+        fix = "restore the original log"
+        raise LogError("the log has changed since its trial ended", where=str(log), fix=fix, rule="LOG-18")
+    return sha256
 
 
 def _task(result: Result, plan: Plan | None) -> str:

@@ -1,4 +1,4 @@
-"""A task's past: its runs on the same hardware with the same settings, and whether the newest ones are worse."""
+"""Detect regressions: compare the newest runs of a task with earlier runs on the same hardware and settings."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from statistics import fmean
 from bench.contract.plan import fingerprint
 from bench.errors import ConfigError
 from bench.history import facts
-from bench.history.measured_trials import ProvenTrial
+from bench.history.measured_trials import ValidTrial
 from bench.results.comparison import Pairing, compare
 from bench.results.measurement import Measurement, higher_is_better, main
 
@@ -18,30 +18,30 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastRun:
+class HistoryRun:
     """One run of a task."""
 
     folder: Path
-    trials: tuple[ProvenTrial, ...]
+    trials: tuple[ValidTrial, ...]
 
     @property
     def began_ms(self) -> int:
         return self.trials[0].began_ms
 
     def values(self, name: str) -> list[float]:
-        """Return a measurement of each trial that has it."""
+        """Return the values of a measurement, one for each trial that has it."""
         return [trial.measurements[name].value for trial in self.trials if name in trial.measurements]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class TaskHistory:
     """The runs of one task on the same hardware with the same settings, the oldest first."""
 
     task: str
     hardware: str
     settings: str
-    """A checksum of all settings, by which two pasts of a task are told apart."""
-    runs: tuple[PastRun, ...]
+    """A checksum of all settings."""
+    runs: tuple[HistoryRun, ...]
 
     @property
     def settings_by_name(self) -> Mapping[str, str]:
@@ -49,13 +49,13 @@ class Past:
         return newest.planned or newest.logged
 
     def measurements(self, name: str | None = None) -> list[Measurement]:
-        """Return what the newest run has of this name, or what it is judged by."""
+        """Return the measurement of this name in the newest run; without a name its main measurements."""
         newest = self.runs[-1].trials[-1].measurements
         return [one for each, one in newest.items() if each == name] if name else main(newest)
 
 
 class Change(StrEnum):
-    """What became of a task."""
+    """The verdict on the newest runs of a task."""
 
     regression = "regression"
     none = "no regression"
@@ -65,105 +65,122 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Whether the newest runs are worse than those before."""
+    """Whether the newest runs are worse than earlier runs."""
 
-    past: Past
+    task_history: TaskHistory
     measurement: str
     change: Change
     text: str
 
 
-def pasts(trials: Iterable[ProvenTrial]) -> list[Past]:
-    """Return the pasts of all tasks, by task, then the one that was run last."""
-    found: dict[tuple[str, str, str], dict[Path, list[ProvenTrial]]] = {}
+def histories(trials: Iterable[ValidTrial]) -> list[TaskHistory]:
+    """Return the histories of all tasks, ordered by task; the one with the newest run comes first."""
+    groups: dict[tuple[str, str, str], dict[Path, list[ValidTrial]]] = {}
     for trial in trials:
         settings = fingerprint(dict(trial.planned or trial.logged))[:8]
         key = (trial.task, facts.hardware(trial.facts), settings)
-        found.setdefault(key, {}).setdefault(trial.folder, []).append(trial)
+        groups.setdefault(key, {}).setdefault(trial.folder, []).append(trial)
     every = [
-        Past(
+        TaskHistory(
             task=task,
             hardware=hardware,
             settings=settings,
-            runs=tuple(PastRun(folder=folder, trials=tuple(group)) for folder, group in runs.items()),
+            runs=tuple(HistoryRun(folder=folder, trials=tuple(group)) for folder, group in runs.items()),
         )
-        for (task, hardware, settings), runs in found.items()
+        for (task, hardware, settings), runs in groups.items()
     ]
-    return sorted(every, key=lambda past: (past.task, -past.runs[-1].began_ms))
+    return sorted(every, key=lambda task_history: (task_history.task, -task_history.runs[-1].began_ms))
 
 
-def apart(past: Past, others: Iterable[Past]) -> str:
-    """Return the settings that tell a past from others of its task on any hardware; empty where there are none."""
-    same = [other.settings_by_name for other in others if other.task == past.task]
-    own = past.settings_by_name
-    found = [f"{name}={value}" for name, value in own.items() if any(value != other.get(name, value) for other in same)]
-    return " ".join(found[:_MOST]) + (f" and {len(found) - _MOST} more" if found[_MOST:] else "")
+def distinguishing_settings(task_history: TaskHistory, others: Iterable[TaskHistory]) -> str:
+    """Return the settings in which a history differs from others of its task on any hardware; may be empty."""
+    same = [other.settings_by_name for other in others if other.task == task_history.task]
+    own = task_history.settings_by_name
+    differing = [
+        f"{name}={value}" for name, value in own.items() if any(value != other.get(name, value) for other in same)
+    ]
+    return " ".join(differing[:_MOST]) + (f" and {len(differing) - _MOST} more" if differing[_MOST:] else "")
 
 
 _MOST = 4
 
 
-def of_task(every: Sequence[Past], task: str | None, *, where: Path) -> list[Past]:
-    """Return the pasts of one task, or all of them.
+def of_task(every: Sequence[TaskHistory], task: str | None, *, where: Path) -> list[TaskHistory]:
+    """Return the histories of one task, or all of them.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
     """
-    known = ", ".join(dict.fromkeys(past.task for past in every))
-    found = [past for past in every if task in (None, past.task)]
-    if not found:
-        what = f"no proven run of {task}" if task else "no proven run"
+    known = ", ".join(dict.fromkeys(task_history.task for task_history in every))
+    selected = [task_history for task_history in every if task in (None, task_history.task)]
+    if not selected:
+        what = f"no valid run of {task}" if task else "no valid run"
         raise ConfigError(
-            what, where=str(where), fix=f"there are runs of {known}" if known else "set LOGDIR, or run one"
+            what, where=str(where), fix=f"tasks with valid runs: {known}" if known else "set LOGDIR, or launch a run"
         )
-    return found
+    return selected
 
 
-def check_measured(pasts: Sequence[Past], name: str | None) -> None:
-    """Raise ConfigError if no run has measured what is asked for."""
-    known = dict.fromkeys(each for past in pasts for run in past.runs for t in run.trials for each in t.measurements)
+def check_measured(histories: Sequence[TaskHistory], name: str | None) -> None:
+    """Raise ConfigError if no run has the requested measurement."""
+    known = dict.fromkeys(
+        each for task_history in histories for run in task_history.runs for t in run.trials for each in t.measurements
+    )
     if name not in (None, *known):
-        raise ConfigError(f"{name} was not measured", where="--measurement", fix=f"name one of {', '.join(known)}")
+        raise ConfigError(
+            f"no run has the measurement {name}", where="--measurement", fix=f"use one of {', '.join(known)}"
+        )
 
 
 def judge_all(
-    pasts: Iterable[Past], name: str | None, *, tolerance: float, newest: int = 1, earlier: int = 10
+    histories: Iterable[TaskHistory], name: str | None, *, tolerance: float, newest: int = 1, earlier: int = 10
 ) -> list[Judgement]:
-    """Return the judgements of each past by a measurement, or by all that it is judged by; at least one of each."""
-    found: list[Judgement] = []
-    for past in pasts:
-        by = past.measurements(name)
-        found += [judge(past, one, tolerance=tolerance, newest=newest, earlier=earlier) for one in by]
+    """Judge each history by a measurement or by its main measurements; return at least one judgement of each."""
+    judgements: list[Judgement] = []
+    for task_history in histories:
+        by = task_history.measurements(name)
+        judgements += [judge(task_history, one, tolerance=tolerance, newest=newest, earlier=earlier) for one in by]
         if not by:
-            text = "not measured by the newest run" if name else "no main measurement: name one with --measurement"
-            found.append(Judgement(past=past, measurement=name or "", change=Change.not_judged, text=text))
-    return found
+            text = (
+                "the newest run does not have this measurement"
+                if name
+                else "the newest run has no main measurement: name one with --measurement"
+            )
+            judgements.append(
+                Judgement(task_history=task_history, measurement=name or "", change=Change.not_judged, text=text)
+            )
+    return judgements
 
 
-def judge(past: Past, measurement: Measurement, *, tolerance: float, newest: int = 1, earlier: int = 10) -> Judgement:
-    """Return whether the newest runs are worse than the ones before them, by more than a tolerance (a share).
+def judge(
+    task_history: TaskHistory, measurement: Measurement, *, tolerance: float, newest: int = 1, earlier: int = 10
+) -> Judgement:
+    """Return whether the newest runs are worse than earlier runs by more than a tolerance (a share).
 
-    A run is one value, the mean of its trials: trials of one run share nodes and hour. Several newest runs are compared
-    by Welch's t-test, a single one with the prediction interval of the earlier ones.
+    The value of a run is the mean of its trials, which share nodes and time. Several newest runs are compared by
+    Welch's t-test, a single one with the prediction interval of the earlier runs.
     """
-    values = [fmean(found) for run in past.runs if (found := run.values(measurement.name))]
+    values = [fmean(of_run) for run in task_history.runs if (of_run := run.values(measurement.name))]
     new, old = values[-newest:], values[:-newest][-earlier:]
     change, text = _judged(new, old, measurement, tolerance=tolerance)
-    return Judgement(past=past, measurement=measurement.name, change=change, text=text)
+    return Judgement(task_history=task_history, measurement=measurement.name, change=change, text=text)
 
 
 def _judged(
     new: Sequence[float], old: Sequence[float], measurement: Measurement, *, tolerance: float
 ) -> tuple[Change, str]:
-    """Return the change and what it stands on: the change of the measurement in percent, with its 95 % interval."""
+    """Return the verdict, and the change of the measurement in percent with its 95 % interval."""
     if not new or len(old) < _FEWEST:
-        return Change.not_judged, f"{len(old)} earlier run(s): it takes {_FEWEST} to know how far runs lie apart"
+        return (
+            Change.not_judged,
+            f"{len(old)} earlier run(s): at least {_FEWEST} are needed to estimate the run-to-run variation",
+        )
     if not all(0 < value < math.inf for value in (*new, *old)):
-        return Change.not_judged, "a change in percent takes positive numbers"
+        return Change.not_judged, "a change in percent needs positive finite numbers"
     ratio, low, high = _against(new, old, measurement)
     sign = -1 if higher_is_better(measurement) else 1
     worse, ends = sign * (ratio - 1), sorted((sign * (low - 1), sign * (high - 1)))
-    runs = f"{len(new)} run{'s' if new[1:] else ''} against {len(old)} earlier ones"
+    runs = f"{len(new)} run{'s' if new[1:] else ''} compared with {len(old)} earlier runs"
     text = f"{100 * (ratio - 1):+.1f} % ({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %), {runs}"
     if ends[0] > 0 and worse > tolerance:
         return Change.regression, text
@@ -176,11 +193,11 @@ _FEWEST = 2
 def _against(new: Sequence[float], old: Sequence[float], measurement: Measurement) -> tuple[float, float, float]:
     """Return the ratio of new to old, and its 95 % interval."""
     if len(new) == 1:
-        from bench.results import comparison
+        from bench.results.comparison import of_one
 
-        change, half_width = comparison.of_one(math.log(new[0]), [math.log(value) for value in old], CONFIDENCE)
+        change, half_width = of_one(math.log(new[0]), [math.log(value) for value in old], CONFIDENCE)
         return math.exp(change), math.exp(change - half_width), math.exp(change + half_width)
-    found = compare(
+    comparison = compare(
         new,
         old,
         names=("new", "old"),
@@ -189,5 +206,5 @@ def _against(new: Sequence[float], old: Sequence[float], measurement: Measuremen
         confidence=CONFIDENCE,
         pairing=Pairing.none,
     )
-    assert found.ratio is not None and found.low is not None and found.high is not None
-    return found.ratio, found.low, found.high
+    assert comparison.ratio is not None and comparison.low is not None and comparison.high is not None
+    return comparison.ratio, comparison.low, comparison.high

@@ -1,8 +1,8 @@
-"""What all proven trials below a folder measured, in one SQLite file beside the runs: LOGDIR/history.sqlite.
+"""Cache the measurements of all valid trials below a folder in a SQLite file next to the runs: LOGDIR/history.sqlite.
 
-The logs stay the truth. The file is brought up to date when somebody asks for it, not by runs as they end: so runs that
-were copied here are in it, no job waits for a lock of a shared file system, and nothing is lost with it. It is replaced
-as a whole, so that several may do so at once, and a file that is damaged or of other code is made anew.
+The logs are the source. `runstop history` updates the cache; runs do not write to it. So copied runs are in it, no job
+waits for a lock on a shared file system, and the file can be deleted. It is replaced atomically, so that several
+processes may write it at once. A damaged cache, or one of another version of the code, is rebuilt from the logs.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from pathlib import Path
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError, ConfigError
 from bench.history import measured_trials
-from bench.history.measured_trials import ProvenTrial, Runs
+from bench.history.measured_trials import Runs, ValidTrial
 from bench.results.measurement import Measurement
 
 STORE = "history.sqlite"
 _RUNS = (f"*/{LEDGER}", f"studies/*/*/{LEDGER}")
 _CODE = ("contract", "history", "mlperf", "results")
-"""The packages that decide what stands in the store."""
+"""The packages that determine the content of the cache."""
 _TABLES = """
-CREATE TABLE made (code TEXT NOT NULL);
+CREATE TABLE version (code TEXT NOT NULL);
 CREATE TABLE runs (folder TEXT PRIMARY KEY, stamp TEXT NOT NULL, left_out TEXT NOT NULL);
 CREATE TABLE trials (
     folder TEXT NOT NULL REFERENCES runs, trial INTEGER NOT NULL, log_sha256 TEXT NOT NULL, began_ms INTEGER NOT NULL,
@@ -41,14 +41,14 @@ CREATE TABLE measurements (
 _MODE = 0o644
 _log = logging.getLogger(__name__)
 Known = dict[str, tuple[str, Runs]]
-"""By run folder, from the root: by which files it was read, and what it proves."""
+"""By run folder, relative to the root: the stamp of the files that were read, and the valid trials."""
 
 
-def trials(root: Path, *, rebuild: bool = False) -> tuple[ProvenTrial, ...]:
-    """Return every proven trial below a folder, the oldest first; a trial that was copied counts once.
+def trials(root: Path, *, rebuild: bool = False) -> tuple[ValidTrial, ...]:
+    """Return every valid trial below a folder, the oldest first; a trial that was copied counts once.
 
     Raises:
-        ConfigError: no such folder.
+        ConfigError: the folder does not exist.
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
@@ -74,19 +74,19 @@ def _runs(folder: Path) -> Runs:
 
 
 def _stamp(folder: Path) -> str:
-    """Return what changes with any file that a run is read from."""
+    """Return modification times and sizes of the files that a run is read from."""
     files = [folder / LEDGER, folder / PLAN, folder / MANIFEST, *sorted(folder.glob(RESULTS))]
-    found = []
+    stamps = []
     for file in files:
         with suppress(OSError):
             state = file.stat()
-            found.append(f"{file.name} {state.st_mtime_ns} {state.st_size}")
-    return "; ".join(found)
+            stamps.append(f"{file.name} {state.st_mtime_ns} {state.st_size}")
+    return "; ".join(stamps)
 
 
 @cache
 def _code() -> str:
-    """Return the checksum of the code that decides what stands in the store: another version makes it anew."""
+    """Return the checksum of the code that determines the content of the cache."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256(_TABLES.encode())
     for file in sorted(path for package in _CODE for path in (root / package).rglob("*.py")):
@@ -95,19 +95,19 @@ def _code() -> str:
 
 
 def _read(root: Path) -> Known:
-    """Return what the store holds; nothing where there is none, or none that is of this code and whole."""
+    """Return the content of the cache; empty if there is none, or if it is damaged or of another version."""
     path = root / STORE
     if not path.exists():
         return {}
     try:
-        # It is never changed in place, so that no lock is needed, which shared file systems do not always have.
+        # The file is never changed in place, so no lock is needed; shared file systems may not have locks.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as store:
-            if store.execute("SELECT code FROM made").fetchall() != [(_code(),)]:
-                _log.info("%s is of another version, and is made anew from the logs", path)
+            if store.execute("SELECT code FROM version").fetchall() != [(_code(),)]:
+                _log.info("%s is of another version, and is rebuilt from the logs", path)
                 return {}
             return _known(store, root)
     except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
-        _log.warning("%s is made anew from the logs: %s", path, error)
+        _log.warning("%s cannot be read, and is rebuilt from the logs: %s", path, error)
         return {}
 
 
@@ -117,12 +117,12 @@ def _known(store: sqlite3.Connection, root: Path) -> Known:
     for folder, trial, *values in store.execute(f"SELECT folder, trial, {', '.join(names)} FROM measurements"):
         one = Measurement(**dict(zip(names, values, strict=True)))
         measured.setdefault((folder, trial), {})[one.name] = one
-    of_run: dict[str, list[ProvenTrial]] = {}
+    of_run: dict[str, list[ValidTrial]] = {}
     columns = "folder, trial, log_sha256, began_ms, task, facts, logged, planned"
     for folder, trial, sha256, began_ms, task, *texts in store.execute(f"SELECT {columns} FROM trials ORDER BY trial"):
         facts, logged, planned = map(json.loads, texts)
         of_run.setdefault(folder, []).append(
-            ProvenTrial(
+            ValidTrial(
                 folder=root / os.fsdecode(folder),
                 trial=trial,
                 log_sha256=sha256,
@@ -141,7 +141,7 @@ def _known(store: sqlite3.Connection, root: Path) -> Known:
 
 
 def _write(root: Path, known: Known) -> None:
-    """Replace the store in one step; where this user may not write, there is none."""
+    """Replace the cache atomically; if this user may not write there, only log a warning."""
     part = None
     try:
         with tempfile.NamedTemporaryFile(dir=root, prefix=f".{STORE}.", delete=False) as file:
@@ -149,22 +149,27 @@ def _write(root: Path, known: Known) -> None:
         part.chmod(_MODE)
         with closing(sqlite3.connect(part)) as store, store:
             store.executescript(_TABLES)
-            store.execute("INSERT INTO made VALUES (?)", (_code(),))
+            store.execute("INSERT INTO version VALUES (?)", (_code(),))
             for folder, (stamp, runs) in known.items():
                 name = _name(folder)
                 store.execute("INSERT INTO runs VALUES (?, ?, ?)", (name, stamp, json.dumps(runs.left_out)))
                 for trial in runs.trials:
                     _insert(store, name, trial)
         part.replace(root / STORE)
-    except (OSError, sqlite3.Error, ValueError, OverflowError) as error:  # a log may say what SQLite cannot hold
-        _log.warning("%s cannot be written, and will be made anew the next time: %s", root / STORE, error)
+    except (
+        OSError,
+        sqlite3.Error,
+        ValueError,
+        OverflowError,
+    ) as error:  # a log may hold values that SQLite cannot store
+        _log.warning("%s cannot be written, and will be rebuilt the next time: %s", root / STORE, error)
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
 
 
 def _name(folder: str) -> str | bytes:
-    """Return the name of a folder as SQLite can hold it: the bytes of one that is not UTF-8."""
+    """Return the name of a folder as SQLite can store it: as bytes if it is not UTF-8."""
     raw = os.fsencode(folder)
     try:
         return raw.decode()
@@ -172,7 +177,7 @@ def _name(folder: str) -> str | bytes:
         return raw
 
 
-def _insert(store: sqlite3.Connection, folder: str | bytes, trial: ProvenTrial) -> None:
+def _insert(store: sqlite3.Connection, folder: str | bytes, trial: ValidTrial) -> None:
     texts = (json.dumps(dict(each)) for each in (trial.facts, trial.logged, trial.planned))
     values = (folder, trial.trial, trial.log_sha256, trial.began_ms, trial.task, *texts)
     store.execute("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)

@@ -1,4 +1,4 @@
-"""The digest of an image's file, and what a run keeps of the image that it ran in."""
+"""Compute and cache the sha256 digest of an image file."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from bench.contract import atomic_files
 
 
 def since_change(image: Path) -> str:
-    """Return the digest of an image's file as it was read last, or read it if it has changed since, or never was."""
+    """Return the digest of an image file from the cache; compute it if the file is new or has changed."""
     state = _state(image)
     for note in _notes(image):
         known = atomic_files.read_object(note)
@@ -23,7 +23,7 @@ def since_change(image: Path) -> str:
 
 
 def remember(image: Path, digest: str) -> None:
-    """Note the digest that an image's file has now; where nobody lets us, it is read again the next time."""
+    """Write the digest of an image file to the cache; if no cache is writable, it is computed again next time."""
     for note in _notes(image):
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def remember(image: Path, digest: str) -> None:
 
 
 def _state(image: Path) -> dict[str, int]:
-    """Return what changes whenever somebody writes to a file, or puts another one in its place."""
+    """Return the file attributes that change when the file is modified or replaced."""
     stat = image.stat()
     return {"inode": stat.st_ino, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
 

@@ -1,4 +1,4 @@
-"""What stands in the way of an import, seen before it starts: programs, folders, room, credentials."""
+"""Checks before an import starts: programs, folders, disk space, credentials."""
 
 import os
 import re
@@ -12,21 +12,21 @@ from bench.images.reference import HUB, InDaemon, Reference
 from bench.rules.finding import Finding, broken
 
 TYPICAL_GIB = 20
-"""The unpacked size of nvcr.io/nvidia/pytorch:25.11-py3; Enroot needs it in its temporary folder and for the image."""
+"""The unpacked size of nvcr.io/nvidia/pytorch:25.11-py3. Enroot needs it in its temporary folder and for the image."""
 MARGIN_BYTES = 64 << 20
 HOSTS = {"nvcr.io": ("nvcr.io", "authn.nvidia.com"), HUB: (HUB, "auth.docker.io")}
-"""Which machines must stand in Enroot's credentials file: the registry, and who gives out its tokens."""
+"""The machines that Enroot's credentials file needs for a registry: the registry and its token server."""
 
 
-def require(wanted: Reference | InDaemon | Path, folder: Path) -> None:
-    """Refuse what cannot succeed."""
+def require(image: Reference | InDaemon | Path, folder: Path) -> None:
+    """Raise ConfigError if the import cannot succeed."""
     tools.require("unsquashfs")
-    if isinstance(wanted, Path):
-        _check_file(wanted, folder)
+    if isinstance(image, Path):
+        _check_file(image, folder)
         return
     tools.require("mksquashfs", "enroot")
-    if isinstance(wanted, InDaemon):
-        tools.require(wanted.program)
+    if isinstance(image, InDaemon):
+        tools.require(image.program)
     for name, path in _enroot_folders().items():
         if not os.access(_existing(path), os.W_OK | os.X_OK):
             raise ConfigError(
@@ -37,54 +37,54 @@ def require(wanted: Reference | InDaemon | Path, folder: Path) -> None:
 def _check_file(path: Path, folder: Path) -> None:
     if not path.is_file():
         raise ConfigError(
-            "no such file", where=str(path), fix="correct the path; an image is one file, .sqsh", rule="ENR-07"
+            "file not found", where=str(path), fix="correct the path; an image is a single .sqsh file", rule="ENR-07"
         )
     if not os.access(path, os.R_OK):
-        raise ConfigError("not readable", where=str(path), fix="see that this user may read it", rule="CFG-08")
+        raise ConfigError("not readable", where=str(path), fix="give this user read permission", rule="CFG-08")
     if (what := squashfs.quick_damage(path)) is not None:
         raise ConfigError(what, where=str(path), fix="copy or import the file again from its source", rule="ENR-08")
     needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(_existing(folder)).free
     if free < needed:
         raise ConfigError(
-            f"{free / 2**30:.2f} GiB free, and the image takes {needed / 2**30:.2f}",
+            f"{free / 2**30:.2f} GiB free, but the image needs {needed / 2**30:.2f} GiB",
             where=str(folder),
-            fix="make room, or choose another --dir",
+            fix="free disk space, or choose another --dir",
             rule="ENR-03",
         )
 
 
-def warnings(wanted: Reference | InDaemon | Path, folder: Path) -> list[Finding]:
-    """Return what may go wrong with an import: credentials that are not there, room for a large image."""
-    if isinstance(wanted, Path):
+def warnings(image: Reference | InDaemon | Path, folder: Path) -> list[Finding]:
+    """Return warnings about an import: missing credentials, little disk space."""
+    if isinstance(image, Path):
         return []
-    found = _credential_warnings(wanted.registry) if isinstance(wanted, Reference) else []
+    problems = _credential_warnings(image.registry) if isinstance(image, Reference) else []
     for name, path in {**_enroot_folders(), "--dir": folder}.items():
         free_gib = shutil.disk_usage(_existing(path)).free / 2**30
         if free_gib < TYPICAL_GIB:
-            what = f"{free_gib:.1f} GiB free in {name} ({path}); a large image takes {TYPICAL_GIB}"
-            found.append(broken("ENR-03", what, str(path), severity="warning"))
-    return found
+            what = f"{free_gib:.1f} GiB free in {name} ({path}); a large image needs {TYPICAL_GIB} GiB"
+            problems.append(broken("ENR-03", what, str(path), severity="warning"))
+    return problems
 
 
 def _credential_warnings(registry: str) -> list[Finding]:
-    """Return what Enroot's credentials file lacks for a registry. Only the names of machines are taken from it."""
+    """Return problems with Enroot's credentials file for a registry. Only the machine names are read from it."""
     host = registry.partition(":")[0]
     path = _enroot_path("ENROOT_CONFIG_PATH", "XDG_CONFIG_HOME", "~/.config")
     known: set[str] = set()
-    found: list[Finding] = []
+    problems: list[Finding] = []
     if path is not None and (file := path / ".credentials").is_file() and os.access(file, os.R_OK):
         known = set(re.findall(r"^\s*machine\s+(\S+)", file.read_text(errors="replace"), re.M))
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            what, fix = f"others may read {file}: chmod 600 {file}", f"chmod 600 {file}"
-            found.append(broken("ENR-01", what, str(file), fix=fix, severity="warning"))
+            what, fix = f"other users may read {file}: chmod 600 {file}", f"chmod 600 {file}"
+            problems.append(broken("ENR-01", what, str(file), fix=fix, severity="warning"))
     if path is not None and (missing := [name for name in HOSTS.get(host, (host,)) if name not in known]):
-        what = f"no credentials for {', '.join(missing)} in {path}/.credentials; only public images come without"
-        found.append(broken("ENR-01", what, f"{path}/.credentials", severity="warning"))
-    return found
+        what = f"no credentials for {', '.join(missing)} in {path}/.credentials; only public images need none"
+        problems.append(broken("ENR-01", what, f"{path}/.credentials", severity="warning"))
+    return problems
 
 
 def _enroot_folders() -> dict[str, Path]:
-    """Return where Enroot keeps layers and unpacks them, as far as it can be known from here."""
+    """Return Enroot's cache and temporary folders, as far as this machine's configuration shows them."""
     paths = {
         "ENROOT_CACHE_PATH": _enroot_path("ENROOT_CACHE_PATH", "XDG_CACHE_HOME", "~/.cache"),
         "ENROOT_TEMP_PATH": _enroot_path("ENROOT_TEMP_PATH", "TMPDIR", "/tmp"),
@@ -93,7 +93,7 @@ def _enroot_folders() -> dict[str, Path]:
 
 
 def _enroot_path(name: str, base: str, default: str) -> Path | None:
-    """Return a folder of Enroot's by its variable, by enroot.conf, or the default; None if only bash can expand it."""
+    """Return an Enroot folder from its variable, enroot.conf or the default; None if only bash can expand it."""
     value = os.environ.get(name)
     conf = Path(os.environ.get("ENROOT_SYSCONF_PATH", "/etc/enroot")) / "enroot.conf"
     if not value and conf.is_file():

@@ -1,4 +1,4 @@
-"""Import an image into a folder: checked first, one import at a time, under its final name only when it is whole."""
+"""Import an image into a folder. Only one import runs at a time; the image gets its final name when it is complete."""
 
 import errno
 import functools
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An image in the folder."""
+    """An imported image; `is_new` is False if it was imported before."""
 
     path: Path
     record: Record
@@ -41,7 +41,7 @@ class Imported:
 
 
 class Progress(Protocol):
-    """Shows a sign of life while a file is written."""
+    """Shows progress while a file is written."""
 
     def __call__(self, part: Path, *, say: Say) -> AbstractContextManager[None]: ...
 
@@ -51,140 +51,141 @@ def _silent(part: Path, *, say: Say) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """What to do besides."""
+class ImportOptions:
+    """Options of an import."""
 
     architecture: str | None = None
-    """As `uname -m` says it on the nodes; None: as this machine."""
-    again: bool = False
-    """Import what is there already: a tag may name another image by now."""
+    """The nodes' architecture as `uname -m` prints it; None: this machine's."""
+    reimport: bool = False
+    """Import the image even if it is there: a tag may name another image now."""
     progress: Progress = _silent
-    """Shows how the import of a file proceeds while the block runs."""
+    """Shows the progress of an import while the block runs."""
 
 
-def bring(source: str, folder: Path, *, how: How, say: Say) -> Imported:
-    """Return the image that SOURCE names, imported into the folder unless it is there; `say` gets progress lines.
+def import_image(source: str, folder: Path, *, options: ImportOptions, say: Say) -> Imported:
+    """Import the image that SOURCE names into the folder, unless it is there; `say` gets progress lines.
 
     Raises:
-        ConfigError: nothing was started.
-        BenchError: the import failed, and left nothing.
+        ConfigError: the import was not started.
+        BenchError: the import failed; no file of it is left.
     """
-    wanted = read(source)
+    image = read(source)
     folder = folder.absolute()
-    import_checks.require(wanted, folder)
+    import_checks.require(image, folder)
     store.make(folder)
-    for warning in import_checks.warnings(wanted, folder):
+    for warning in import_checks.warnings(image, folder):
         say(warning.titled)
     with locked(folder, say=say) as lock:
-        present = None if how.again else _already_imported(wanted, folder, how)
+        present = None if options.reimport else _already_imported(image, folder, options)
         if present is not None:
             return present
         part = folder / f".import-{socket.gethostname()}-{os.getpid()}.part"
         try:
-            with how.progress(part, say=say):
-                if isinstance(wanted, Path):
-                    return _copied(wanted, part, how)
-                return _with_enroot(wanted, part, how, say=say, lock=lock)
+            with options.progress(part, say=say):
+                if isinstance(image, Path):
+                    return _copy(image, part, options)
+                return _with_enroot(image, part, options, say=say, lock=lock)
         except KeyboardInterrupt:
-            say("stopped: nothing was imported, nothing is left of it")
+            say("interrupted: no image was imported, and the partial file was removed")
             raise
         except OSError as error:
             raise _not_written(error, folder) from error
         finally:
-            with suppress(OSError):  # `list` names what cannot be removed
+            with suppress(OSError):  # `runstop image list` shows files that cannot be removed
                 part.unlink(missing_ok=True)
 
 
-def _already_imported(wanted: Reference | InDaemon | Path, folder: Path, how: How) -> Imported | None:
-    """Return the image if it was imported before, is whole, and made for the nodes."""
-    if isinstance(wanted, Path):
-        path: Path | None = folder / store.file_name(_label(wanted), atomic_files.sha256(wanted))
+def _already_imported(image: Reference | InDaemon | Path, folder: Path, options: ImportOptions) -> Imported | None:
+    """Return the image if it was imported before, is intact, and has the nodes' architecture."""
+    if isinstance(image, Path):
+        path: Path | None = folder / store.file_name(_label(image), atomic_files.sha256(image))
     else:
-        path = store.newest(folder, wanted.source, architecture=_machine(how))
-    if path is None or not path.is_file() or store.faults(path, architecture=_machine(how)):
+        path = store.newest(folder, image.source, architecture=_machine(options))
+    if path is None or not path.is_file() or store.faults(path, architecture=_machine(options)):
         return None
     record = store.recorded(path)
     return Imported(path, record, is_new=False) if record else None
 
 
-def _machine(how: How) -> str:
-    return how.architecture or platform.machine()
+def _machine(options: ImportOptions) -> str:
+    return options.architecture or platform.machine()
 
 
 def _label(path: Path) -> str:
     return path.name.removesuffix(path.suffix)
 
 
-def _copied(path: Path, part: Path, how: How) -> Imported:
+def _copy(path: Path, part: Path, options: ImportOptions) -> Imported:
     with path.open("rb") as source, part.open("wb") as copy:
         shutil.copyfileobj(source, copy, BLOCK_BYTES)
     if (what := store.misnamed(path, atomic_files.sha256(part))) is not None:
-        fix = "copy it again from where it came; if it is meant to be another image, give it a name without a digest"
+        fix = "copy it again from its source; if it is a different image, give it a name without a digest"
         raise BenchError(what, where=str(path), fix=fix, rule="ENR-08")
-    return _admitted(part, _label(path), f"file://{path.resolve()}", "copy", how)
+    return _store(part, _label(path), f"file://{path.resolve()}", "copy", options)
 
 
-def _with_enroot(wanted: Reference | InDaemon, part: Path, how: How, *, say: Say, lock: int) -> Imported:
+def _with_enroot(image: Reference | InDaemon, part: Path, options: ImportOptions, *, say: Say, lock: int) -> Imported:
     importer = f"enroot {tools.version('enroot') or 'of unknown version'}"
-    say(f"importing {wanted.source} with {importer}")
-    architecture = ["--arch", how.architecture] if how.architecture else []
-    argv = ["enroot", "import", *architecture, "--output", str(part), "--", wanted.uri]
-    listen = functools.partial(_say_progress, say=say)
-    ended = tools.run(argv, listen=listen, keep_open=[lock])  # if we are killed, the next import waits for Enroot's end
+    say(f"importing {image.source} with {importer}")
+    architecture = ["--arch", options.architecture] if options.architecture else []
+    argv = ["enroot", "import", *architecture, "--output", str(part), "--", image.uri]
+    listen = functools.partial(_forward_progress, say=say)
+    ended = tools.run(argv, listen=listen, keep_open=[lock])  # Enroot keeps the lock even if this process is killed
     if ended.exit_code or not part.is_file():
-        raise _refused(wanted, ended)
-    return _admitted(part, wanted.label, wanted.source, importer, how)
+        raise _enroot_error(image, ended)
+    return _store(part, image.label, image.source, importer, options)
 
 
-def _say_progress(line: str, *, say: Say) -> None:
-    """Pass on what Enroot says of itself, and not the statistics of mksquashfs."""
+def _forward_progress(line: str, *, say: Say) -> None:
+    """Forward Enroot's own messages, but not the statistics of mksquashfs."""
     if line.startswith("["):
         say(line)
 
 
-def _refused(wanted: Reference | InDaemon, ended: tools.Ended) -> BenchError:
-    """Return why Enroot failed: the rule whose sign it shows, and its own words."""
-    source = wanted.source
+def _enroot_error(image: Reference | InDaemon, ended: tools.Ended) -> BenchError:
+    """Return why Enroot failed: the rule that its output matches, and the matching or last line."""
+    source = image.source
     signs = [(rule, sign) for id, rule in RULES.items() if id.startswith(("ENR", "PYX")) for sign in rule.signs]
     for line in ended.lines:
         for rule, sign in signs:
             if re.search(sign.pattern, line.encode()):
                 return BenchError(f"{rule.title}: {line.strip()}", where=source, fix=rule.fix, rule=rule.id)
-    last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "it said nothing")
+    last = next((line.strip() for line in reversed(ended.lines) if line.strip()), "no output")
     rule = RULES["ENR-10"]
     what = f"{rule.title}: exit code {ended.exit_code}, {last}"
-    return BenchError(what, where=source, fix=_fix(wanted, ended.exit_code), rule=rule.id)
+    return BenchError(what, where=source, fix=_fix(image, ended.exit_code), rule=rule.id)
 
 
-def _fix(wanted: Reference | InDaemon, exit_code: int) -> str:
-    """Return what to do about an Enroot that has failed and shows no known sign."""
+def _fix(image: Reference | InDaemon, exit_code: int) -> str:
+    """Return what to do after Enroot failed without a known error message."""
     if exit_code < 0 or exit_code > 128:
-        return "find out what ended Enroot, such as memory or a time limit (`dmesg -T`), and import the image again"
-    if isinstance(wanted, InDaemon):
-        return f"`{wanted.program} image inspect {wanted.name}` must show the image here: start the daemon, or build it"
-    return f"see that {wanted.registry} has this name and tag; `enroot import -- {quote(wanted.uri)}` says more"
+        return "find what killed Enroot (OOM killer, time limit; see `dmesg -T`), then import the image again"
+    if isinstance(image, InDaemon):
+        return f"start the daemon or build the image: `{image.program} image inspect {image.name}` must show it"
+    return f"check that {image.registry} has this name and tag; for details: enroot import -- {quote(image.uri)}"
 
 
 def _not_written(error: OSError, folder: Path) -> BenchError:
-    """Return an error of the file system in our words."""
+    """Convert an error of the file system."""
     what, where = error.strerror or str(error), str(error.filename or folder)
     if error.errno in NO_ROOM:
-        return BenchError(what, where=where, fix="make room, or choose another --dir", rule="ENR-03")
-    return BenchError(what, where=where, fix="see that this user may read the image and write to --dir", rule="CFG-08")
+        return BenchError(what, where=where, fix="free disk space, or choose another --dir", rule="ENR-03")
+    fix = "check that this user may read the image and write to --dir"
+    return BenchError(what, where=where, fix=fix, rule="CFG-08")
 
 
-def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> Imported:
-    """Give a whole image its name, after its record: whoever sees the image can know what it is."""
+def _store(part: Path, label: str, source: str, importer: str, options: ImportOptions) -> Imported:
+    """Check a complete image, write its record, and then rename the image to its final name."""
     if (what := squashfs.damage(part)) is not None:
         raise BenchError(
-            what, where=source, fix="import it again; if it fails again, its source is damaged", rule="ENR-08"
+            what, where=source, fix="import it again; if this fails too, the source is damaged", rule="ENR-08"
         )
-    inside = squashfs.contents(part)
-    if inside.architecture not in (None, _machine(how)):
+    contents = squashfs.contents(part)
+    if contents.architecture not in (None, _machine(options)):
         raise BenchError(
-            f"it is made for {inside.architecture}, and the nodes are {_machine(how)}",
+            f"the image is for {contents.architecture}, but the nodes are {_machine(options)}",
             where=source,
-            fix=f"add --arch {inside.architecture} if the nodes are; else choose an image that is made for them",
+            fix=f"add --arch {contents.architecture} if that is the nodes' architecture; else choose another image",
             rule="ENR-07",
         )
     digest = atomic_files.sha256(part)
@@ -197,11 +198,11 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
         size_bytes=part.stat().st_size,
         imported=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         importer=importer,
-        architecture=inside.architecture,
-        os_release=inside.os_release,
-        marker=inside.marker,
+        architecture=contents.architecture,
+        os_release=contents.os_release,
+        marker=contents.marker,
     )
-    _make_lasting(part)
+    _sync_and_protect(part)
     with kept(store.record_path(image)):
         store.save(image, record)
         part.replace(image)
@@ -209,8 +210,8 @@ def _admitted(part: Path, label: str, source: str, importer: str, how: How) -> I
     return Imported(image, record, is_new=True)
 
 
-def _make_lasting(part: Path) -> None:
-    """Have it on disk before it gets its name, and let nobody write to it: its name is its content."""
+def _sync_and_protect(part: Path) -> None:
+    """Flush the file to disk and make it read-only, before it gets the name that contains its digest."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.chmod(part.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))

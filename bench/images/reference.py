@@ -1,4 +1,4 @@
-"""How an image is named: by a registry, by a Docker or Podman daemon, or by a file. Text only, nothing is looked up."""
+"""Parse image names: images in a registry, in a Docker or Podman daemon, or in a file. Nothing is looked up."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.errors import ConfigError
 
 HUB = "registry-1.docker.io"
-"""Docker Hub, as Enroot and its credentials file call it."""
+"""Docker Hub's name in Enroot and its credentials file."""
 HUB_ALIASES = ("docker.io", "index.docker.io", HUB)
 DAEMONS = ("dockerd", "podman")
 SUFFIXES = (".sqsh", ".squashfs", ".sqfs")
@@ -28,66 +28,66 @@ class Reference:
     tag: str | None = None
     digest: str | None = None
     user: str | None = None
-    """Whose credentials Enroot takes; None: the first ones that its file has for the registry."""
+    """The user whose credentials Enroot uses; None: the first entry for the registry in its file."""
 
     @property
     def source(self) -> str:
-        """Name it in full, without the user."""
+        """The full name, without the user."""
         tag = f":{self.tag}" if self.tag else ""
         digest = f"@{self.digest}" if self.digest else ""
         return f"docker://{self.registry}#{self.name}{tag}{digest}"
 
     @property
     def uri(self) -> str:
-        """The URI in a form that every Enroot reads: a digest as a tag, because only 4.0 and later take it after @."""
+        """The URI for all versions of Enroot: the digest is written as a tag, since only 4.0 and later accept @."""
         user = f"{self.user}@" if self.user else ""
         return f"docker://{user}{self.registry}#{self.name}:{self.digest or self.tag or 'latest'}"
 
     @property
     def label(self) -> str:
-        """Return what the imported file's name begins with."""
+        """The first part of the imported file's name."""
         tag = self.tag or ("" if self.digest else "latest")
         return "-".join(filter(None, (self.name.rsplit("/", 1)[-1], tag)))
 
 
 @dataclass(frozen=True, slots=True)
 class InDaemon:
-    """An image that a Docker or Podman of this machine has."""
+    """An image in this machine's Docker or Podman daemon."""
 
     engine: str
     name: str
 
     @property
     def source(self) -> str:
-        """Name it in full."""
+        """The full name."""
         return f"{self.engine}://{self.name}"
 
     uri = source
 
     @property
     def program(self) -> str:
-        """The program that talks to the daemon, which Enroot starts."""
+        """The daemon's command-line program, which Enroot starts."""
         return {"dockerd": "docker"}.get(self.engine, self.engine)
 
     @property
     def label(self) -> str:
-        """Return what the imported file's name begins with."""
+        """The first part of the imported file's name."""
         return self.name.rsplit("/", 1)[-1].replace(":", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A name that Pyxis reads otherwise than it is meant."""
+    """An image name that Pyxis would misread, and its correction."""
 
     what: str
     corrected: str
 
 
 def read(source: str) -> Reference | InDaemon | Path:
-    """Return what SOURCE of an import names; a file is one that exists, or whose name looks like one.
+    """Parse the SOURCE of an import; it is a file if that file exists or the name looks like a path.
 
     Raises:
-        ConfigError: it names nothing, or holds a password.
+        ConfigError: it is not a valid image name, or contains a password.
     """
     scheme, _, rest = source.rpartition("://")
     if not scheme and (_looks_like_file(source) or Path(source).is_file()):
@@ -97,7 +97,7 @@ def read(source: str) -> Reference | InDaemon | Path:
     reference = _in_registry(rest) if scheme in ("", "docker") else None
     if reference is None:
         raise ConfigError(
-            f"{source!r} does not name an image",
+            f"{source!r} is not a valid image name",
             where="SOURCE",
             fix="write nvcr.io/nvidia/pytorch:TAG, docker://REGISTRY#IMAGE:TAG, dockerd://IMAGE:TAG or /PATH/FILE.sqsh",
             rule="ENR-10",
@@ -106,16 +106,16 @@ def read(source: str) -> Reference | InDaemon | Path:
 
 
 def misspelled(image: str) -> Spelling | None:
-    """Return how container.image should be spelled for Pyxis to read it as it is meant; None: as it is (rule PYX-06).
+    """Return the spelling of container.image that Pyxis reads correctly; None if it is correct already (rule PYX-06).
 
-    Pyxis takes for a file only what begins with . or /; Enroot before 4.0 knows a registry only by the # behind it.
+    Pyxis reads a name as a file only if it begins with . or /. Enroot before 4.0 needs # after the registry.
     """
     if image.startswith(("/", ".")) or image.partition("://")[0] in DAEMONS:
         return None
     if _looks_like_file(image) or image.startswith("file://"):
         path = str(Path(image.removeprefix("file://")).expanduser())
         corrected = path if path.startswith(("/", ".")) else f"./{path}"
-        return Spelling(f"{image} is read as the name of an image on Docker Hub, not as a file", corrected)
+        return Spelling(f"Pyxis reads {image} as an image on Docker Hub, not as a file", corrected)
     bare = re.sub(r"^(https?|docker)://", "", image)
     scheme = "docker://" if image.startswith("docker://") else ""
     user, registry, name = _parts(bare)
@@ -124,7 +124,7 @@ def misspelled(image: str) -> Spelling | None:
     corrected = f"{scheme}{f'{user}@' if user else ''}{HUB if registry in HUB_ALIASES else registry}#{name}"
     if corrected == image:
         return None
-    return Spelling(f"{registry} is read as a part of an image's name on Docker Hub, not as a registry", corrected)
+    return Spelling(f"Pyxis reads {registry} as part of an image name on Docker Hub, not as a registry", corrected)
 
 
 def _looks_like_file(text: str) -> bool:
@@ -132,13 +132,13 @@ def _looks_like_file(text: str) -> bool:
 
 
 def _in_registry(text: str) -> Reference | None:
-    """Return [USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], where the # may be a / as Docker has it; None: it is not that."""
+    """Parse [USER@][REGISTRY#]IMAGE[:TAG][@DIGEST], with # or, as in Docker, /; None if it does not match."""
     user, registry, rest = _parts(text)
     if user and ":" in user:
         raise ConfigError(
-            "a password stands in the image's name",
+            "the image name contains a password",
             where="SOURCE",
-            fix="revoke it, and write the new one to Enroot's .credentials file only",
+            fix="revoke the password, and put the new one into Enroot's .credentials file only",
             rule="CFG-07",
         )
     rest, _, digest = rest.partition("@")
@@ -153,7 +153,7 @@ def _in_registry(text: str) -> Reference | None:
 
 
 def _parts(text: str) -> tuple[str | None, str | None, str]:
-    """Return user, registry, and the rest; a registry is known by # behind it, or by a dot or a port in it."""
+    """Return user, registry and the rest; a registry is followed by #, or contains a dot or a port."""
     before, at, after = text.partition("@")
     user, text = (before, after) if at and not after.startswith("sha256:") else (None, text)
     if "#" in text:

@@ -1,4 +1,4 @@
-"""What lies in an image's file, and whether it is whole: its superblock, its listing, and a few files of it."""
+"""Read and check squashfs images: the superblock, the file list, and a few files of the image."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from bench.errors import BenchError
 from bench.images import tools
 
 MARKER = "/etc/runstop-image.json"
-"""What the images of containers/ say of themselves."""
+"""The file with a description of an image that was built from containers/."""
 
 _SUPERBLOCK = struct.Struct("<4s24xHH8xQ48x")
 """Magic, major and minor version, bytes used. Source: Linux, fs/squashfs/squashfs_fs.h, struct squashfs_super_block."""
@@ -20,15 +20,15 @@ _MAGIC = b"hsqs"
 _OS_RELEASE = ("usr/lib/os-release", "etc/os-release")
 _PROGRAMS = tuple(f"{d}/{p}" for p in ("bash", "dash", "busybox", "env") for d in ("usr/bin", "bin"))
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64"}
-"""e_machine of ELF, and what `uname -m` says there."""
+"""ELF's e_machine, and the architecture as `uname -m` prints it."""
 _MAX_BYTES = 1 << 16
 FATAL = 1
-"""unsquashfs could not go on; 2 is a file that it could not create exactly as it is."""
+"""unsquashfs's exit code for a fatal error; 2 means that some file could not be created exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an image says of itself; None: it does not say."""
+    """The description of an image; None for what the image does not contain."""
 
     architecture: str | None
     os_release: dict[str, str] | None
@@ -36,48 +36,48 @@ class Contents:
 
 
 def quick_damage(path: Path) -> str | None:
-    """Return what is wrong with the file by its superblock and length alone, or None."""
+    """Check superblock and length only; return the error or None."""
     with path.open("rb") as file:
         head = file.read(_SUPERBLOCK.size)
         size = os.fstat(file.fileno()).st_size
     if len(head) < _SUPERBLOCK.size or not head.startswith(_MAGIC):
-        return f"it has no squashfs superblock, which is written last ({size:,} bytes)"
+        return f"no squashfs superblock ({size:,} bytes): the file is incomplete or not a squashfs image"
     _, major, _, used = _SUPERBLOCK.unpack(head)
     if major != 4:
-        return f"it is of squashfs version {major}, and Linux mounts version 4"
+        return f"squashfs version {major}; Linux can only mount version 4"
     if used > size:
-        return f"it is cut short: {size:,} of {used:,} bytes"
+        return f"the file is truncated: {size:,} of {used:,} bytes"
     return None
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the file by its superblock, length and a listing of all that is in it, or None."""
-    if (found := quick_damage(path)) is not None:
-        return found
+    """Check superblock, length and the full file list; return the error or None."""
+    if (error := quick_damage(path)) is not None:
+        return error
     for option in ("-s", "-l"):
         ended = tools.run(["unsquashfs", option, str(path)])
         if ended.exit_code:
             last = next((line for line in reversed(ended.lines) if line), "no reason given")
-            return f"unsquashfs {option} refuses it: {last}"
+            return f"unsquashfs {option} cannot read the file: {last}"
     return None
 
 
 def contents(path: Path) -> Contents:
-    """Return what an undamaged image says of itself.
+    """Return the description of an undamaged image.
 
-    Extracts to a temporary folder, because -cat needs unsquashfs 4.5, and reads regular files only:
-    a link in an image may point anywhere on this machine.
+    Extracts to a temporary folder, because -cat needs unsquashfs 4.5. Reads regular files only, because a symbolic
+    link in an image may point to a file of this machine.
 
     Raises:
         BenchError: nothing could be extracted.
     """
-    wanted = (MARKER.lstrip("/"), *_OS_RELEASE, *_PROGRAMS)
+    names = (MARKER.lstrip("/"), *_OS_RELEASE, *_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="bench-image-") as folder:
         root = Path(folder).resolve() / "root"
-        ended = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *wanted])
+        ended = tools.run(["unsquashfs", "-n", "-no-xattrs", "-d", str(root), str(path), *names])
         if ended.exit_code == FATAL:
             raise _cannot_extract(path, ended)
-        read = {name: _regular(root, name) for name in wanted}
+        read = {name: _regular(root, name) for name in names}
     machines = (_machine(read[name]) for name in _PROGRAMS)
     releases = (read[name] for name in _OS_RELEASE if read[name])
     return Contents(
@@ -88,10 +88,10 @@ def contents(path: Path) -> Contents:
 
 
 def _cannot_extract(path: Path, ended: tools.Ended) -> BenchError:
-    what = f"unsquashfs cannot extract from it: {ended.lines[-1] if ended.lines else 'no reason given'}"
+    what = f"unsquashfs cannot extract files: {ended.lines[-1] if ended.lines else 'no reason given'}"
     if any("uncompress" in line for line in ended.lines):
         return BenchError(what, where=str(path), fix="copy or import it again from its source", rule="ENR-08")
-    fix = f"see that {tempfile.gettempdir()} has room (TMPDIR names another folder)"
+    fix = f"check that {tempfile.gettempdir()} has free space, or set TMPDIR to another folder"
     return BenchError(what, where=str(path), fix=fix)
 
 

@@ -1,4 +1,4 @@
-"""The programs that images need: Enroot and squashfs-tools, run so that none of them outlives its caller."""
+"""Run Enroot and squashfs-tools; the programs are stopped when the caller ends."""
 
 import contextlib
 import os
@@ -13,34 +13,34 @@ from bench.errors import ConfigError
 from bench.mlperf.reader import printable
 
 GRACE_S = 120.0
-"""How long a program may tidy up once it is told to end: Enroot removes what it has unpacked, 20 GB of small files."""
+"""How long a program may take to exit after SIGTERM: Enroot first removes about 20 GB of unpacked small files."""
 PACKAGES = {
     "enroot": "install Enroot (https://github.com/NVIDIA/enroot), or import on a node that has it",
     "unsquashfs": "install squashfs-tools (Debian, Ubuntu, RHEL: package squashfs-tools)",
     "mksquashfs": "install squashfs-tools (Debian, Ubuntu, RHEL: package squashfs-tools)",
-    "docker": "import where Docker is, or push the image to a registry and import it from there",
-    "podman": "import where Podman is, or push the image to a registry and import it from there",
+    "docker": "import on a machine with Docker, or push the image to a registry and import it from there",
+    "podman": "import on a machine with Podman, or push the image to a registry and import it from there",
 }
 
 
 class Ended(NamedTuple):
-    """How a program ended, and the last lines that it wrote to stderr."""
+    """The exit code of a program and the last lines of its stderr."""
 
     exit_code: int
     lines: list[str]
 
 
 def require(*programs: str) -> None:
-    """Raise ConfigError on the first program that is not on PATH."""
+    """Raise ConfigError for the first program that is not on PATH."""
     for program in programs:
         if shutil.which(program) is None:
             raise ConfigError(f"{program} is not on PATH", where="this machine", fix=PACKAGES[program])
 
 
 def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, keep_open: Sequence[int] = ()) -> Ended:
-    """Return how a program ended; its stdout is dropped, each line of its stderr goes to `listen` as it comes.
+    """Run a program; its stdout is dropped, and each line of its stderr is passed to `listen` immediately.
 
-    Left early, by Ctrl-C or an error, it ends the program and everything that it started.
+    On Ctrl-C or an error, the program and all its children are stopped.
     """
     lines: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, kee
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the program in order
+        start_new_session=True,  # Ctrl-C reaches only this process, which then stops the program
         pass_fds=keep_open,
     )
     try:
@@ -65,7 +65,7 @@ def run(argv: Sequence[str], *, listen: Callable[[str], None] | None = None, kee
 
 
 def version(program: str) -> str | None:
-    """Return what `PROGRAM version` prints, or None."""
+    """Return the output of `PROGRAM version`, or None."""
     try:
         done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

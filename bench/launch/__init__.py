@@ -1,1 +1,1 @@
-"""From a command line to a judged run."""
+"""Launch, resume and cancel runs."""

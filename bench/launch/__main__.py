@@ -1,4 +1,4 @@
-"""From a command line to a judged run: `python -m bench.launch task=… cluster=…`."""
+"""The command `runstop launch task=… cluster=…`: plan a run, check it, run it and judge it."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ import bench
 from bench import masking, preflight
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
-from bench.planning.compose import CONF, compose, plan_of, register, typed
+from bench.planning.compose import CONF, compose, plan_of, register, typed, with_new_options
 from bench.planning.compose_errors import explained
 from bench.runs.summary import summary, with_overrides
 
@@ -22,24 +22,46 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run as a Hydra application, and exit with the worst outcome of its runs."""
-    _tell_version(sys.argv[1:])
+    """Plan the runs with Hydra, run them, and exit with the highest exit code of all runs."""
+    _print_version(sys.argv[1:])
     codes: list[int] = []
-    made: list[Path] = []
+    created: list[Path] = []
     with exit_code_of_signals():
         planned = _planned(codes)
-        for plan, config, overrides in planned:  # outside of Hydra: errors here are no fault of the command line
+        if _fit_arrays([plan for plan, _, _ in planned]):
             with _shown(codes):
-                codes.append(run(plan, config, overrides, made))
-        left = [folder for folder in made if folder.exists()]  # what a queue refuses leaves no folder
+                codes += _run_several(planned, created)
+            planned = []
+        for plan, config, overrides in planned:  # outside of Hydra, which would blame the command line
+            with _shown(codes):
+                codes.append(run(plan, config, overrides, created))
+        left = [folder for folder in created if folder.exists()]  # runs that a queue refused have no folder
         if left[1:]:
             with _shown(codes):
                 _show_sweep(left)
         sys.exit(max(codes, default=0))
 
 
+def _fit_arrays(plans: Sequence[Plan]) -> bool:
+    """Return whether the runs of a sweep are submitted together."""
+    from bench import backends
+    from bench.backends.protocol import SubmitsArrays
+
+    is_dry = any(plan.config.launch.dry_run for plan in plans)
+    return len(plans) > 1 and not is_dry and all(isinstance(backends.for_plan(p), SubmitsArrays) for p in plans)
+
+
+def _run_several(planned: "Sequence[tuple[Plan, DictConfig, list[str]]]", created: list[Path]) -> list[int]:
+    from omegaconf import OmegaConf
+
+    from bench.launch import start
+
+    texts = [(plan, with_overrides(OmegaConf.to_yaml(config), overrides)) for plan, config, overrides in planned]
+    return start.run_several(texts, created)
+
+
 def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
-    """Return the runs that the command line asks for, each with its configuration and overrides, planned by Hydra."""
+    """Return the plans that the command line requests, each with its config and overrides, composed by Hydra."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -51,9 +73,10 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
             planned.append((plan_of(typed(config), overrides), config, overrides))
 
     register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach us as exceptions, to be explained in our own words
+    sys.argv[1:] = with_new_options(sys.argv[1:])
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, so that runstop prints them
     with _shown(codes), TemporaryDirectory(prefix="bench-") as sweep_dir:
-        os.environ["BENCH_SWEEP_DIR"] = sweep_dir  # Hydra wants a folder for every --multirun; nobody reads it
+        os.environ["RUNSTOP_SWEEP_DIR"] = sweep_dir  # --multirun needs a folder; it is not used
         _check_shown(sys.argv[1:])
         with explained():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
@@ -62,7 +85,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
 
 @contextmanager
 def _shown(codes: list[int]) -> Iterator[None]:
-    """Print an error of the block, and keep its exit code."""
+    """Print an error of the block and collect its exit code."""
     try:
         with output_is_written():
             yield
@@ -71,8 +94,8 @@ def _shown(codes: list[int]) -> Iterator[None]:
         codes.append(error.exit_code)
 
 
-def _tell_version(argv: Sequence[str]) -> None:
-    """Print runstop's version where it is asked for, and exit: Hydra would print its own."""
+def _print_version(argv: Sequence[str]) -> None:
+    """Handle --version before Hydra does, which would print its own version."""
     if "--version" in argv:
         print(f"runstop {bench.__version__}")
         sys.exit(0)
@@ -86,20 +109,22 @@ def _show_sweep(folders: Sequence[Path]) -> None:
 
 
 def _check_shown(argv: list[str]) -> None:
-    """Refuse with --cfg, which composes but never gets to `launch`, what a run would refuse."""
+    """Compose with --cfg as a run would, so that it reports the same errors; Hydra does not call `launch` then."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cfg", "-c")
     parser.add_argument("--config-dir", "-cd", type=Path)
     known, rest = parser.parse_known_args(argv)
     if known.cfg:
-        compose([word for word in rest if "=" in word or word.startswith("~")], config_dir=known.config_dir)
+        compose(
+            [argument for argument in rest if "=" in argument or argument.startswith("~")], config_dir=known.config_dir
+        )
 
 
-def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], made: list[Path]) -> int:
-    """Return 0 when every log proves that its trial did what the task asks; a dry run shows the plan, touching nothing.
+def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: list[Path]) -> int:
+    """Return 0 if every trial is valid; a dry run only shows the plan.
 
-    The run's folder is entered into `made`, whatever comes of it.
-    Where jobs wait in a queue, 0 means that this one is queued, unless launch.wait asks for its end.
+    The run's folder is appended to `created`, also if the run fails. With a queue, 0 means that the job is queued;
+    with launch.wait it means that every trial is valid.
     """
     from omegaconf import OmegaConf
 
@@ -109,7 +134,7 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], made: list[P
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan))
         return 0
-    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), made)
+    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), created)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""End a run, or go on with one that has ended, whatever runs it."""
+"""Cancel a run, or resume a run that has ended, on any backend."""
 
 import fcntl
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from bench import backends
 from bench.backends.protocol import JobState, Queue
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
-from bench.contract.run_files import LEDGER, PLAN, RESERVE, RUN_LOCK, STATUS
+from bench.contract.run_files import DISK_RESERVE, LEDGER, PLAN, RUN_LOCK, STATUS
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
 from bench.runs import run as runs
@@ -20,73 +20,74 @@ from bench.runs.status import Ending, Status
 
 
 def cancel(folder: Path) -> str:
-    """Return the id of the job that is cancelled; what it finished is kept.
+    """Cancel the job of a run and return its id; finished trials are kept.
 
     Raises:
-        ConfigError: the run has no job that could be cancelled.
-        SubmitError: its backend refuses.
+        ConfigError: the run has no active job.
+        SubmitError: the backend refuses.
     """
     run = runs.find(folder)
     if not run.is_active:
         raise ConfigError(
-            f"nothing to cancel: the run is {run.word}",
+            f"nothing to cancel: the run has ended ({run.state_name})",
             where=str(folder),
-            fix="python -m bench runs lists what goes on",
+            fix="runstop runs lists active runs",
         )
     backends.get(run.backend).cancel(run.id)
-    if all(job.state is JobState.queued for job in run.states):  # it has not started, so its script cannot say so
+    has_started = any(job.state is not JobState.queued for job in run.states)
+    if not has_started:  # so no script writes the status
         status = Status(
             outcome=Ending.interrupted,
             exit_code=143,
             rule="SLU-08",
             what="the job was cancelled before it started",
-            fix=f"python -m bench resume {short(folder)}",
+            fix=f"to continue: runstop resume {short(folder)}",
         )
         try:
             statuses.write(folder, status)
         except OSError as error:
-            what = f"job {run.id} is cancelled, and that cannot be written down: {error.strerror}"
-            fix = "make room; `python -m bench runs` shows what the queue says of the job"
+            what = f"job {run.id} was cancelled, but its status could not be written: {error.strerror}"
+            fix = "free disk space; `runstop runs` shows the job's state in the queue"
             raise BenchError(what, where=str(folder / STATUS), fix=fix, rule="CFG-08") from error
     return run.id
 
 
 def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> int:
-    """Go on with a run: trials that are done stay, the others get another attempt; return the exit code.
+    """Resume a run: finished trials are kept, the others get another attempt; return the exit code.
 
-    `walltime_min` is what each of these may take from now on; `arguments` are more for the backend's command, such as
-    --exclude=dgx-7 for sbatch. Where there is no queue the run goes on here and now.
+    `walltime_min` is the new time limit of each trial; `arguments` are added to the backend's command, such as
+    --exclude=dgx-7 to sbatch. Without a queue the run continues in this process.
 
     Raises:
-        ConfigError: it still has a job, or nothing is left to do.
-        SubmitError: the backend refuses the job; the folder is then as it was.
+        ConfigError: the run is still active, or all trials have finished.
+        SubmitError: the backend refuses the job; the folder is then unchanged.
     """
     run = runs.find(folder)
     require_ours(folder.resolve())
     _check_ended(run)
     match backends.get(run.backend):
         case Queue() as queue:
-            with written(folder), _alone(folder):
+            with written(folder), _resume_lock(folder):
                 job = _queued(queue, folder, walltime_min=walltime_min, arguments=arguments)
-            print(f"job {job} goes on with {folder}")
+            print(f"job {job} resumes {folder}")
             return 0
         case _:
             with written(folder):
-                return _here(run, walltime_min=walltime_min, arguments=arguments)
+                return _resume_here(run, walltime_min=walltime_min, arguments=arguments)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep out whoever resumes the same run at the same time, where the file system has locks.
+def _resume_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run, so that no other process resumes it; without effect if the file system has no locks.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process holds the lock.
     """
     with (folder / RUN_LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            what, fix = "another process resumes this run", f"python -m bench runs {folder.parent} shows its job"
+            what, fix = "another process is resuming this run", f"to see its job: runstop runs {folder.parent}"
             raise ConfigError(what, where=str(folder), fix=fix, rule="CFG-05") from error
         except OSError:
             pass
@@ -94,9 +95,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _queued(queue: Queue, folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> str:
-    """Return the id of the job that goes on with a run; where there is none, the folder is as it was."""
+    """Submit a job that continues a run, and return its id; after an error the folder is unchanged."""
     run = runs.find(folder)
-    _check_ended(run)  # once more: another process may have resumed it since
+    _check_ended(run)  # again, under the lock: another process may have resumed it
     left = 1 if run.elements else sum(not outcome.is_result for outcome in run.outcomes) or 1
     with ledger.reopened(folder), without_reserve(folder):
         return queue.resume(folder, trials_left=left, walltime_min=walltime_min, arguments=arguments)
@@ -104,8 +105,8 @@ def _queued(queue: Queue, folder: Path, *, walltime_min: int | None = None, argu
 
 @contextmanager
 def without_reserve(folder: Path) -> Iterator[None]:
-    """Set aside the reserve of a batch script that was killed; it goes for good once the block has succeeded."""
-    reserve, aside = folder / RESERVE, folder / f"{RESERVE}.old"
+    """Move away the reserve file of a killed batch script; delete it once the block has succeeded, else restore it."""
+    reserve, aside = folder / DISK_RESERVE, folder / f"{DISK_RESERVE}.old"
     is_left = reserve.exists()
     if is_left:
         reserve.rename(aside)
@@ -122,25 +123,25 @@ def without_reserve(folder: Path) -> Iterator[None]:
 def _check_ended(run: Run) -> None:
     if run.is_active:
         raise ConfigError(
-            f"job {run.id} is {run.word}",
+            f"job {run.id} is {run.state_name}",
             where=str(run.folder),
-            fix=f"wait for it, or python -m bench cancel {run.folder}",
+            fix=f"wait until it has ended, or cancel it: runstop cancel {run.folder}",
         )
     if run.outcomes and all(outcome.is_result for outcome in run.outcomes):
         raise ConfigError(
-            "every trial has its result, good or bad: there is nothing to go on with",
+            "all trials have finished; there is nothing to resume",
             where=str(run.folder / LEDGER),
-            fix=f"python -m bench score {run.folder}",
+            fix=f"to see the results: runstop score {run.folder}",
         )
 
 
-def _here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> int:
-    """Drive the same plan again on this machine."""
+def _resume_here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]) -> int:
+    """Continue a run in this process."""
     from bench.launch import run_here
 
     if arguments:
         raise ConfigError(
-            f"{' '.join(arguments)} is for a queue, and backend {run.backend.name} has none",
+            f"{' '.join(arguments)} is an option for a queue; backend {run.backend.name} has no queue",
             where="--sbatch",
             fix="leave it out",
         )

@@ -1,4 +1,4 @@
-"""Run a plan from this process, on this machine or on hosts, and show how it goes."""
+"""Run a plan from this process, on this machine or on ssh hosts, and show its progress."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench import backends, masking
 from bench.backends import run_lock
 from bench.backends.nodes.lead import Nodes
-from bench.backends.protocol import Here
+from bench.backends.protocol import InProcess
 from bench.console import sheet
 from bench.console import trial as trial_tables
 from bench.contract import checkpoint
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """The progress of a run on the terminal of whoever launched it."""
+    """Show the progress of a run on the user's terminal."""
 
     folder: Path
     console: "Messages"
@@ -44,7 +44,7 @@ class Screen:
         print(masking.masked(str(error)), file=sys.stderr)
 
     def follow(self, nodes: Nodes, command: Command, is_running: Callable[[], bool]) -> None:
-        """Show how far the command's log has come; of a command without a log there is nothing to show."""
+        """Show a command's progress from its log; commands without a log show none."""
         if command.log is None:
             while is_running():
                 pass
@@ -61,23 +61,23 @@ class Screen:
 
 
 def run(plan: Plan, folder: Path) -> int:
-    """Return 0 when every trial's log proves that it did what was asked, 1 or 2 when one does not.
+    """Return 0 if every trial is valid, else 1 or 2.
 
-    A run that goes on keeps what it has proven; its other trials get another attempt.
+    A resumed run keeps its valid trials; its other trials get another attempt.
 
     Raises:
-        ConfigError: another process drives the run.
+        ConfigError: another process is driving the run.
         Stopped: a signal ends this process; finished trials are kept.
     """
     console = sheet.to_stderr()
     console.print(
         f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
     )
-    backend = backends.of(plan)
-    assert isinstance(backend, Here), backend
+    backend = backends.for_plan(plan)
+    assert isinstance(backend, InProcess), backend
     with run_lock.driving(folder):
         with written(folder), ledger.reopened(folder):
-            pass  # all of it, or nothing; a new run has nothing to reopen
+            pass  # all or nothing; a new run has nothing to reopen
         driven = Drive(
             folder=folder,
             plan=plan,
@@ -87,19 +87,19 @@ def run(plan: Plan, folder: Path) -> int:
         try:
             code = drive(driven, lambda: backend.nodes(plan, folder))
         except Stopped as stop:
-            console.print(f"stopped; what was finished is in {short(folder)}")
-            console.print(_next(plan, folder, stop.exit_code))
+            console.print(f"stopped; finished trials are in {short(folder)}")
+            console.print(_next_commands(plan, folder, stop.exit_code))
             raise
-    if words := _next(plan, folder, code):
-        console.print(words)
+    if hints := _next_commands(plan, folder, code):
+        console.print(hints)
     return code
 
 
-def _next(plan: Plan, folder: Path, exit_code: int) -> str:
-    """Return what one would type next; nothing for one trial, whose result is on the screen."""
+def _next_commands(plan: Plan, folder: Path, exit_code: int) -> str:
+    """Return suggested next commands; empty for a single valid trial, whose result is already shown."""
     if not exit_code:
-        return kinds.of(plan.kind).next_step(plan, short(folder))
-    words = f"to have it explained: python -m bench why {short(folder)}"
+        return kinds.report_of(plan.kind).next_step(plan, short(folder))
+    hints = f"to see why: runstop why {short(folder)}"
     if any(checkpoint.newest(folder, trial.index) for trial in plan.trials):
-        words += f"\nto go on from the last checkpoint: python -m bench resume {short(folder)}"
-    return words
+        hints += f"\nto continue from the last checkpoint: runstop resume {short(folder)}"
+    return hints

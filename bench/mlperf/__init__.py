@@ -1,1 +1,1 @@
-"""Everything that MLPerf's rules say."""
+"""The rules of MLPerf Training: logs, results, compliance, scores, forecasts and submission packages."""

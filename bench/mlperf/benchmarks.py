@@ -16,12 +16,12 @@ Value = float | str
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an evaluation must reach to end the run."""
+    """The target value of an evaluation; reaching it ends the run."""
 
     value: float
     higher_is_better: bool = False
     metric: str | None = None
-    """Where a benchmark has several."""
+    """The metric, if a benchmark has several."""
 
     def __str__(self) -> str:
         return f"{self.metric + ' ' if self.metric else ''}{'≥' if self.higher_is_better else '≤'} {self.value:g}"
@@ -57,24 +57,25 @@ class Relation:
     """A value that the closed division derives from another logged value."""
 
     key: str
-    of: str
+    base: str
     formula: Callable[[float], float]
-    words: str
+    expected: str
+    """The formula in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """One benchmark's rules; those without `once` are known by their target only."""
+    """The rules of one benchmark. A benchmark without `once` has only a target here."""
 
     goals: tuple[Goal, ...]
     sequence_length: int | None = None
-    """Tokens of a sample, where all samples have the same number."""
+    """Tokens of a sample, if all samples have the same number."""
     evaluates_afterwards: bool = False
-    """Checkpoints are evaluated after run_stop; their records may stand anywhere."""
+    """Checkpoints are evaluated after run_stop; these records may be anywhere in the log."""
     epoch_num_is_samples: bool = False
     """The evaluations' epoch_num counts samples."""
     once: tuple[str, ...] = ()
-    """Keys that a log of the closed division holds exactly once."""
+    """Keys that a log of the closed division has exactly once."""
     fixed: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
     """Values that the closed division fixes, for keys that are logged."""
     relations: tuple[Relation, ...] = ()
@@ -138,12 +139,14 @@ LLAMA31_8B = Benchmark(
         "max_steps": 1_200_000,
     },
     relations=(
-        Relation("opt_end_learning_rate", "opt_base_learning_rate", lambda lr: 0.1 * lr, "a tenth of the base rate"),
+        Relation(
+            "opt_end_learning_rate", "opt_base_learning_rate", lambda lr: 0.1 * lr, "0.1 x opt_base_learning_rate"
+        ),
         Relation(
             "opt_learning_rate_decay_steps",
             "opt_learning_rate_warmup_steps",
             lambda steps: 1_200_000 - steps,
-            "1200000 less the warm-up steps",
+            "1200000 minus the warm-up steps",
         ),
     ),
     order=(("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"),),
@@ -182,7 +185,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         goals=(Goal(90.0, metric="FID"), Goal(0.15, higher_is_better=True, metric="CLIP")), evaluates_afterwards=True
     ),
 }
-"""By the name that a log gives as submission_benchmark."""
+"""By submission_benchmark."""
 
 
 def goals(known: Benchmark | None, logged: float | None) -> tuple[Goal, ...]:

@@ -1,7 +1,7 @@
-"""Judge the clock of a log: times and counts that go back, and a wall clock that disagrees with the monotonic one.
+"""Check the clock of a log: times and counts that decrease, and a wall clock that disagrees with the monotonic clock.
 
-Each record of ours has a monotonic time beside time_ms, so that a clock that was set is always seen. A log of somebody
-else has time_ms only, and several processes may have written it: only what no published log shows is an error there.
+Each of our own records has a monotonic time next to time_ms, so a changed system clock is always detected. Other logs
+have time_ms only, and several processes may have written them. There, only what no published log shows is an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from bench.mlperf.reader import Event
 from bench.rules.finding import Finding, Severity
 
 SLEWED = 500e-6
-"""The most by which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). Linux slews the monotonic clock with it,
-other systems need not. A clock that is set jumps instead."""
-APART_MS = 1000
-"""How far the wall clock may move besides: a leap second is one second."""
+"""The fastest rate at which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). Linux slews the monotonic clock
+too, other systems may not. A clock that is set jumps instead."""
+MAX_DRIFT_MS = 1000
+"""How far the wall clock may move in addition to slewing: a leap second is one second."""
 FALL_MS = 1000
-"""How far time_ms may fall in a log of somebody else. The largest fall in 74 published logs is 51 ms, while the records
-of several nodes are merged, and 0 ms after run_start, where one process writes."""
+"""How far time_ms may decrease in a log that is not ours. The largest decrease in 74 published logs is 51 ms, where the
+records of several nodes are merged, and 0 ms after run_start, where one process writes."""
 
 
 class Moment(NamedTuple):
@@ -32,14 +32,14 @@ class Moment(NamedTuple):
 
     @property
     def ahead_ms(self) -> float:
-        """How far the wall clock is ahead of the monotonic one; only changes of it mean something."""
+        """Wall clock minus monotonic clock; only changes of it have a meaning."""
         return self.time_ms - self.monotonic_ms
 
 
 def _until_run_stop(log: Log, key: str | None = None) -> Sequence[Event]:
-    """Return the records up to run_stop from the first one of a key, or from the first one of all.
+    """Return the records up to run_stop, from the first record of a key, or from the first record.
 
-    Empty for a log of several trials, which LOG-03 names: nothing is known of the time between two trials.
+    Empty for a log of several trials (LOG-03): the time between two trials is unknown.
     """
     keys = [event.key for event in log.events]
     if len(log.all(mllog.RUN_START)) > 1:
@@ -50,58 +50,60 @@ def _until_run_stop(log: Log, key: str | None = None) -> Sequence[Event]:
 
 
 def _check_clock(log: Log) -> Iterator[Finding]:
-    """Yield where the clock moved in a log of ours: against the monotonic clock, else by falling times."""
+    """Yield where the clock of our own log jumped: compared with the monotonic clock, else by decreasing times."""
     if not log.is_ours:
         return
     timed = [event for event in _until_run_stop(log) if mllog.MONOTONIC_MS in event.metadata]
-    found = list(_moves(log, timed)) if timed else []
-    yield from found or _falls(_until_run_stop(log, mllog.INIT_START))
+    moves = list(_moves(log, timed)) if timed else []
+    yield from moves or _falls(_until_run_stop(log, mllog.INIT_START))
 
 
 def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
     untimed = [e.line for e in _until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
     if untimed:
-        message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, and others have: they were added or changed"
+        message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, but others do: records were added or changed"
         yield finding("LOG-19", "error", untimed[0], message)
         return
     moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in timed]
     back = [(a, b) for a, b in pairwise(moments) if b.monotonic_ms < a.monotonic_ms]
     for before, after in back[:1]:
-        fell = f"{mllog.MONOTONIC_MS} falls by {seconds(before.monotonic_ms - after.monotonic_ms)}"
+        fell = f"{mllog.MONOTONIC_MS} decreases by {seconds(before.monotonic_ms - after.monotonic_ms)}"
         where = f"between lines {before.line} and {after.line}"
-        yield finding("LOG-19", "error", after.line, f"{fell} {where}, and such a clock never does: records were moved")
-    if not back and (pair := _apart(moments)):
-        yield finding("LOG-19", "error", pair[1].line, _set(*pair) + _both_times(log))
+        yield finding(
+            "LOG-19", "error", after.line, f"{fell} {where}; a monotonic clock cannot decrease: records were moved"
+        )
+    if not back and (pair := _clock_jump(moments)):
+        yield finding("LOG-19", "error", pair[1].line, _jump_text(*pair) + _both_times(log))
 
 
-def _apart(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
-    """Return the first two records between which the wall clock moved further than slewing explains.
+def _clock_jump(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
+    """Return the first two records between which the wall clock moved further than slewing can.
 
-    Slewing changes ahead_ms by at most SLEWED of the time between them. So what is left of it after slewing as fast as
-    possible, in either direction, may nowhere rise by more than APART_MS above its lowest value before.
+    Slewing changes ahead_ms by at most SLEWED of the time between them. After subtracting the fastest slew in either
+    direction, ahead_ms may not rise by more than MAX_DRIFT_MS above its lowest value so far.
     """
-    found: list[tuple[Moment, Moment]] = []
+    jumps: list[tuple[Moment, Moment]] = []
     for sign in (1, -1):
         left = [sign * moment.ahead_ms - SLEWED * moment.monotonic_ms for moment in moments]
         lowest = 0
         for n, value in enumerate(left):
             if value <= left[lowest]:
                 lowest = n
-            elif value - left[lowest] > APART_MS:
-                found.append((moments[lowest], moments[n]))
+            elif value - left[lowest] > MAX_DRIFT_MS:
+                jumps.append((moments[lowest], moments[n]))
                 break
-    return min(found, key=lambda pair: pair[1].line, default=None)
+    return min(jumps, key=lambda pair: pair[1].line, default=None)
 
 
-def _set(before: Moment, after: Moment) -> str:
+def _jump_text(before: Moment, after: Moment) -> str:
     moved_ms = after.ahead_ms - before.ahead_ms
     how = f"the wall clock was set {'forward' if moved_ms > 0 else 'back'} by {seconds(abs(moved_ms))}"
     took = seconds(after.monotonic_ms - before.monotonic_ms)
-    return f"{how} between lines {before.line} and {after.line}, {took} apart by the monotonic clock"
+    return f"{how} between lines {before.line} and {after.line} ({took} by the monotonic clock)"
 
 
 def _both_times(log: Log) -> str:
-    """Return how long the run took by each clock; empty where a clock of the run is missing."""
+    """Return the duration of the run by each clock; empty if one of them is missing."""
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if start is None or stop is None:
         return ""
@@ -109,11 +111,11 @@ def _both_times(log: Log) -> str:
     if began is None or ended is None:
         return ""
     by_time_ms = seconds(stop.time_ms - start.time_ms)
-    return f"; run_start to run_stop took {seconds(ended - began)} by it, and {by_time_ms} by time_ms"
+    return f"; run_start to run_stop took {seconds(ended - began)} by the monotonic clock and {by_time_ms} by time_ms"
 
 
 def _falls(events: Sequence[Event]) -> Iterator[Finding]:
-    """Yield the largest fall of time_ms in a log of ours, which one process wrote."""
+    """Yield the largest decrease of time_ms in our own log, which one process wrote."""
     falls = [(a, b) for a, b in pairwise(events) if b.time_ms < a.time_ms]
     if falls:
         before, after = max(falls, key=lambda pair: pair[0].time_ms - pair[1].time_ms)
@@ -121,10 +123,11 @@ def _falls(events: Sequence[Event]) -> Iterator[Finding]:
 
 
 def _check_falls(log: Log) -> Iterator[Finding]:
-    """Yield where time_ms falls within the run of somebody else's log.
+    """Yield where time_ms decreases between run_start and run_stop of a log that is not ours.
 
-    A single fall is a clock that was set back, unless one record only is earlier: that was logged late. Several falls
-    are several processes with clocks of their own. Benchmarks that evaluate when the run is over log late as a rule.
+    A single decrease means that the clock was set back, unless only one record is earlier: that record was logged late.
+    Several decreases mean several processes with different clocks. Benchmarks that evaluate after the run often log
+    late.
     """
     if log.is_ours or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
@@ -136,26 +139,26 @@ def _check_falls(log: Log) -> Iterator[Finding]:
 
 
 def _is_alone(run: Sequence[Event], place: int) -> bool:
-    """Return whether time goes on behind a record as if it were not there: only its own time is too early."""
+    """Return whether only the time of one record is too early, and the times after it continue normally."""
     if place + 1 == len(run) or run[place + 1].time_ms < run[place - 1].time_ms:
         return False
     this, following = run[place : place + 2]
     gaps = [b.time_ms - a.time_ms for a, b in pairwise(run) if (a.key, b.key) == (this.key, following.key)]
-    usual = sorted(gaps)[-2:-1]  # the longest of the others
+    usual = sorted(gaps)[-2:-1]  # the longest gap of the other pairs
     return not usual or following.time_ms - this.time_ms > 1.1 * usual[0]
 
 
 def _fell(before: Event, after: Event, num_falls: int) -> str:
-    more = f", and at {num_falls - 1} more places" if num_falls > 1 else ""
+    more = f" and at {num_falls - 1} more places" if num_falls > 1 else ""
     fell = seconds(before.time_ms - after.time_ms)
-    return f"time_ms falls by {fell} between lines {before.line} and {after.line}{more}"
+    return f"time_ms decreases by {fell} between lines {before.line} and {after.line}{more}"
 
 
 def _check_counts(log: Log) -> Iterator[Finding]:
-    """Yield samples or steps that do not rise from one evaluation, or one training record, to the next.
+    """Yield samples or steps that do not increase from one evaluation, or one training record, to the next.
 
-    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times: in a log of
-    somebody else only a count that falls is named.
+    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times. So in a log that
+    is not ours only a count that decreases is reported.
     """
     ours = log.is_ours
     if len(log.all(mllog.RUN_START)) > 1:
@@ -163,10 +166,10 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
     for key in keys:
         for unit in ("samples_count", "step"):
-            found = list(_not_rising(log.all(key), unit, may_repeat=not ours))
-            for before, after in found[:1]:
+            pairs = list(_not_rising(log.all(key), unit, may_repeat=not ours))
+            for before, after in pairs[:1]:
                 was, now = before.metadata[unit], after.metadata[unit]
-                more = f", and {len(found) - 1} more" if found[1:] else ""
+                more = f", and {len(pairs) - 1} more" if pairs[1:] else ""
                 message = f"{unit} of {key} is {now:,} after {was:,} at line {before.line}{more}"
                 yield finding("LOG-04", "error" if ours else "warning", after.line, message)
                 return
@@ -186,7 +189,7 @@ def _not_rising(events: Sequence[Event], unit: str, *, may_repeat: bool) -> Iter
 
 
 def seconds(milliseconds: float) -> str:
-    """Return a duration as findings print it."""
+    """Return a duration as text."""
     return f"{milliseconds:.0f} ms" if abs(milliseconds) < 1000 else f"{milliseconds / 1000:,.1f} s"
 
 

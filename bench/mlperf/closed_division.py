@@ -1,4 +1,4 @@
-"""Find where a config deviates from the rules of the closed division."""
+"""List the differences between a config and the rules of the closed division."""
 
 from bench.contract import mllog
 from bench.contract.model import Activation, Norm, Position
@@ -27,16 +27,16 @@ LLAMA2_70B = {
 
 
 def deviations(config: Config) -> list[str]:
-    """Return every deviation from the rules of the closed division; empty only for the benchmark itself.
+    """Return every difference from the rules of the closed division; empty only for the benchmark itself.
 
     Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
     """
     if not config.training.has_target:
-        return [f"task {config.task.name} has no target here: it measures speed, not a time to train"]
+        return [f"task {config.task.name} has no target: it measures speed, not a time to train"]
     if config.task.benchmark != NAME or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
     training, r, rules = config.training, config.training_recipe, LLAMA2_70B_LORA.fixed
-    found: list[tuple[str, object, object]] = [
+    values: list[tuple[str, object, object]] = [
         *_sizes(config),
         ("data", config.training_data.name, "gov_report"),
         ("data.source", config.training_data.source.name, "prepared"),
@@ -51,19 +51,19 @@ def deviations(config: Config) -> list[str]:
         ),
         ("recipe.eval_skip", r.eval_skip, None),
     ]
-    return [f"{key} is {got}, the rules say {want}" for key, got, want in found if got != want]
+    return [f"{key} is {got}, the rules require {required}" for key, got, required in values if got != required]
 
 
 def has_benchmark_shape(config: Config) -> bool:
     """Return whether a training step and an evaluation are the same amount of work as in llama2_70b_lora."""
-    return config.task.benchmark == NAME and all(got == want for _, got, want in _sizes(config))
+    return config.task.benchmark == NAME and all(got == required for _, got, required in _sizes(config))
 
 
 def _sizes(config: Config) -> list[tuple[str, object, object]]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
     lora, m, d, rules = config.training.lora, config.model, config.training_data, LLAMA2_70B_LORA.fixed
     return [
-        *((f"model.{key}", getattr(m, key), want) for key, want in LLAMA2_70B.items()),
+        *((f"model.{key}", getattr(m, key), required) for key, required in LLAMA2_70B.items()),
         ("data.seq_length", d.seq_length, rules["max_sequence_length"]),
         ("data.train_rows", d.train_rows, rules[mllog.TRAIN_SAMPLES]),
         ("data.eval_rows", d.eval_rows, rules[mllog.EVAL_SAMPLES]),

@@ -1,8 +1,8 @@
-"""Judge a log by the rules: everything in which it is not the log of a completed, converged trial.
+"""Check a log by the rules: report everything that a log of a completed, converged trial does not have.
 
-The official checker (`bench.mlperf.official`) stays the referee. These findings come with a line number, no input
-makes them fail, and they cover what the checker accepts: an aborted run, other values of fixed hyperparameters, other
-rows, another evaluation schedule.
+The official checker (`bench.mlperf.official`) decides. These checks add line numbers, accept any input, and cover what
+the official checker accepts: an aborted run, other values of fixed hyperparameters, other rows, another evaluation
+schedule.
 """
 
 from collections.abc import Iterator
@@ -18,40 +18,40 @@ from bench.rules.finding import Finding, Severity
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
-    (mllog.SUBMISSION_DIVISION, mllog.INIT_STOP),  # it says how long init may take
+    (mllog.SUBMISSION_DIVISION, mllog.INIT_STOP),  # it decides how long init may take
     (mllog.INIT_STOP, mllog.RUN_START),
     (mllog.INIT_START, mllog.RUN_START),
     (mllog.RUN_START, mllog.BLOCK_START),
     (mllog.RUN_START, mllog.RUN_STOP),
 )
-"""The last of the one stands before the first of the other."""
-_CLOCK = (mllog.RUN_START, mllog.RUN_STOP)
+"""The last record of the first key must be before the first record of the second key."""
+_TIMED = (mllog.RUN_START, mllog.RUN_STOP)
 _EVERYWHERE = (
     *(mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION, mllog.SUBMISSION_ORG),
     *(mllog.SUBMISSION_PLATFORM, mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES),
 )
-"""What a log of a benchmark that is judged in full says exactly once, in every division."""
+"""Keys that a log of a fully checked benchmark has exactly once, in every division."""
 _COUNTED: dict[str, tuple[str, ...]] = {
     mllog.BLOCK_START: ("samples_count", "epoch_count"),
     mllog.BLOCK_STOP: ("samples_count", "first_epoch_num"),
     **dict.fromkeys(("epoch_start", "epoch_stop", mllog.EVAL_START, mllog.EVAL_STOP), ("samples_count", "epoch_num")),
     mllog.EVAL_ACCURACY: ("samples_count", "epoch_num"),
 }
-"""Records that say in their metadata how far training is, in one of these units."""
+"""Records whose metadata count the progress of training, in one of these units."""
 _INIT_LIMIT_MIN = {False: 30, True: 240}
-"""By whether the division is open."""
+"""True: open division."""
 _MAX_SHOWN = 5
 
 
 def judge(log: Log) -> tuple[Finding, ...]:
-    """Return every finding, the clock's first; an error means that the log does not prove a valid trial."""
+    """Return every finding; an error means that the log is not a valid trial."""
     return tuple(finding for check in _CHECKS for finding in check(log))
 
 
 def minutes(log: Log) -> float | None:
-    """Return run_start to run_stop, if each stands once and in this order, by line and by clock.
+    """Return the minutes from run_start to run_stop, if each is logged once and in this order, by line and by time.
 
-    A trial that went on from a checkpoint has none: its log does not hold the attempts before.
+    A trial that was resumed from a checkpoint has none: its log does not contain the earlier attempts.
     """
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if (
@@ -66,22 +66,22 @@ def minutes(log: Log) -> float | None:
 
 
 def _is_before(log: Log, one: Event, other: Event) -> bool:
-    """Return whether one event stands before another in the file, where lines may hold several."""
+    """Return whether one event is before another in the file; a line may hold several."""
     if one.line != other.line:
         return one.line < other.line
     return next(event for event in log.events if event is one or event is other) is one
 
 
 def _check_clock(log: Log) -> Iterator[Finding]:
-    for key, rule in zip(_CLOCK, ("LOG-01", "LOG-02"), strict=True):
-        found = log.all(key)
-        if not found:
-            why = "there is no time to score" if log.events else "the file holds no MLLOG record at all"
+    for key, rule in zip(_TIMED, ("LOG-01", "LOG-02"), strict=True):
+        records = log.all(key)
+        if not records:
+            why = "the trial has no time" if log.events else "the file has no MLLOG record"
             yield finding(rule, "error", None, f"no {key}: {why}")
-        if len(found) > 1:
-            lines = ", ".join(str(event.line) for event in found[:_MAX_SHOWN])
-            message = f"{len(found)} x {key}, at lines {lines}, but a log holds one trial"
-            yield finding("LOG-03", "error", found[1].line, message)
+        if len(records) > 1:
+            lines = ", ".join(str(event.line) for event in records[:_MAX_SHOWN])
+            message = f"{len(records)} x {key}, at lines {lines}; a log must have one trial"
+            yield finding("LOG-03", "error", records[1].line, message)
     for stop in log.all(mllog.RUN_STOP):
         if (status := stop.metadata.get("status")) != mllog.SUCCESS:
             yield finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
@@ -93,10 +93,10 @@ def _check_order(log: Log) -> Iterator[Finding]:
     once = not log.all(mllog.RUN_START)[1:]
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
-        yield finding("LOG-04", "error", other.line, f"{other.key} stands before {one.key}")
+        yield finding("LOG-04", "error", other.line, f"{other.key} is before {one.key}")
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
-        yield finding("LOG-04", "error", stop.line, "by its time_ms, run_stop comes before run_start")
+        yield finding("LOG-04", "error", stop.line, "time_ms of run_stop is before run_start")
 
 
 def _check_init(log: Log) -> Iterator[Finding]:
@@ -105,34 +105,34 @@ def _check_init(log: Log) -> Iterator[Finding]:
         return
     took_min = (stop.time_ms - min(event.time_ms for event in starts)) / 60_000
     if took_min >= (limit := _INIT_LIMIT_MIN[log.is_open]):
-        yield finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, allowed are {limit}")
+        yield finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, the limit is {limit} min")
 
 
 def _check_evaluations(log: Log) -> Iterator[Finding]:
-    found = log.all(mllog.EVAL_ACCURACY)
-    if not found:
-        yield finding("LOG-06", "error" if log.goals else "warning", None, "no eval_accuracy in this log")
+    records = log.all(mllog.EVAL_ACCURACY)
+    if not records:
+        yield finding("LOG-06", "error" if log.goals else "warning", None, "the log has no eval_accuracy")
     elif log.goals and not log.converged:
         goals = " and ".join(map(str, log.goals))
-        yield finding("LOG-07", "error", found[-1].line, f"last evaluation {found[-1].value!r:.40}, target {goals}")
+        yield finding("LOG-07", "error", records[-1].line, f"last evaluation {records[-1].value!r:.40}, target {goals}")
     yield from _check_places(log)
 
 
 def _check_places(log: Log) -> Iterator[Finding]:
-    """Yield the first evaluation outside run_start to run_stop, by line or by clock, and how many there are."""
+    """Yield the first evaluation outside run_start to run_stop, by line or by time, and how many there are."""
     if not log.goals or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
     inside, outside = False, []
-    start, stop = (log.single(key) if minutes(log) is not None else None for key in _CLOCK)
+    start, stop = (log.single(key) if minutes(log) is not None else None for key in _TIMED)
     for event in log.events:
-        if event.key in _CLOCK:
+        if event.key in _TIMED:
             inside = event.key == mllog.RUN_START
         elif event.key == mllog.EVAL_ACCURACY:
             timed = start is None or stop is None or start.time_ms <= event.time_ms <= stop.time_ms
             outside += [] if inside and timed else [event]
     if outside:
         more = f", and {len(outside) - 1} more" if outside[1:] else ""
-        message = f"eval_accuracy {outside[0].value!r:.40} does not stand between run_start and run_stop{more}"
+        message = f"eval_accuracy {outside[0].value!r:.40} is not between run_start and run_stop{more}"
         yield finding("LOG-13", "error", outside[0].line, message)
 
 
@@ -143,44 +143,46 @@ def _check_target(log: Log) -> Iterator[Finding]:
     easier = goal.value < official.value if official.higher_is_better else goal.value > official.value
     if easier:
         line = log.all(mllog.TARGET_ACCURACY)[0].line
-        message = f"target_accuracy is {goal.value:g}, the official target {official.value:g}"
+        message = f"target_accuracy is {goal.value:g}, the official target is {official.value:g}"
         yield finding("LOG-12", "error", line, message)
 
 
 def _check_records(log: Log) -> Iterator[Finding]:
-    wanted = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY)
+    numeric = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY)
     for key, events in log.by_key.items():
-        bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in wanted)]
+        bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in numeric)]
         if bad:
             yield finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
     if log.garbled:
-        torn = log.garbled[0]
-        yield finding("LOG-09", "error", torn.line, f"{len(log.garbled)} garbled: {torn.reason} in {torn.text}")
+        first, count = log.garbled[0], len(log.garbled)
+        yield finding(
+            "LOG-09", "error", first.line, f"{count} malformed records; first: {first.reason} in {first.text}"
+        )
 
 
 def _check_weights(log: Log) -> Iterator[Finding]:
-    """Yield that random rows are no benchmark; a log that claims to be one all the same is not valid."""
+    """Yield that random data is not a benchmark; a log with random data that names one is not valid."""
     if not log.has_random_rows:
         return
     line = (log.all(mllog.DATA_SOURCE) or log.all(mllog.INITIAL_WEIGHTS))[0].line
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
-        yield finding("LOG-16", "error", line, f"random rows, and the log has {' and '.join(claimed)}")
+        yield finding("LOG-16", "error", line, f"random data, but the log has {' and '.join(claimed)}")
     else:
-        yield finding("LOG-16", "warning", line, "random rows: this measures speed, and nothing is learned")
+        yield finding("LOG-16", "warning", line, "random data: the log measures speed only")
 
 
 def _check_resumed(log: Log) -> Iterator[Finding]:
-    """Yield that an earlier attempt has made the first steps, so that nothing here is a time to train."""
+    """Yield that an earlier attempt trained the first steps, so the log has no time to train."""
     for event in log.all(mllog.RESUMED)[:1]:
         samples = event.metadata.get("samples_count")
         severity: Severity = "error" if log.has_target else "warning"
         what = f"resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
-        yield finding("LOG-21", severity, event.line, f"{what}: the log does not hold the whole trial")
+        yield finding("LOG-21", severity, event.line, f"{what}: the log covers only a part of the trial")
 
 
 def _check_keys(log: Log) -> Iterator[Finding]:
-    """Yield what every log must say, and what the rules of a benchmark that is judged in full want on top."""
+    """Yield missing and repeated keys, of every log and of the rules of a fully checked benchmark."""
     known = log.benchmark if log.benchmark and log.benchmark.once else None
     once = (*_EVERYWHERE, *(() if log.is_open else known.once)) if known else ()
     disclosed = DISCLOSED if known else ()
@@ -190,22 +192,22 @@ def _check_keys(log: Log) -> Iterator[Finding]:
         if not log.all(key) and not log.all(twin):
             yield finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
     if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
-        yield finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} asks for it")
+        yield finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} requires it")
     for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
-        if len(found := log.all(key)) > 1:
-            same = all(event.value == found[0].value for event in found)
-            message = f"{key} stands {len(found)} times, with {'one value' if same else 'different values'}"
-            yield finding("LOG-11", "warning" if same else "error", found[1].line, message)
+        if len(records := log.all(key)) > 1:
+            same = all(event.value == records[0].value for event in records)
+            message = f"{key} occurs {len(records)} times, with {'one value' if same else 'different values'}"
+            yield finding("LOG-11", "warning" if same else "error", records[1].line, message)
     for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
         for event in log.all(key)[:1]:
             if not isinstance(event.value, str):
-                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not a name")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not text")
             elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
                 yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
 
 
 def _is_recent(log: Log) -> bool:
-    """Return whether the newest ruleset was in force when the run was made."""
+    """Return whether the newest ruleset was in force when the run started."""
     start = log.single(mllog.RUN_START)
     return start is not None and ruleset_of(start.time_ms) == RULESETS[-1]
 
@@ -228,17 +230,17 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_seed(log: Log) -> Iterator[Finding]:
-    found = log.all(mllog.SEED)
+    seeds = log.all(mllog.SEED)
     if log.benchmark is None or log.is_open:
         return
-    if not found:
-        message = "no seed: the package checker wants one of every run"
+    if not seeds:
+        message = "no seed: the package checker needs a seed for every run"
         yield finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
-    bad = [event for event in found if not is_number(event.value) or event.value != int(event.value)]
+    bad = [event for event in seeds if not is_number(event.value) or event.value != int(event.value)]
     for event in bad[:1]:
-        yield finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not a whole number")
-    if len({repr(event.value) for event in found}) > 1:
-        yield finding("LOG-15", "warning", found[1].line, f"{len(found)} seeds are logged, so that none is the run's")
+        yield finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not an integer")
+    if len({repr(event.value) for event in seeds}) > 1:
+        yield finding("LOG-15", "warning", seeds[1].line, f"{len(seeds)} seeds with different values are logged")
 
 
 _CHECKS = (

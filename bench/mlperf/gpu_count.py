@@ -1,4 +1,4 @@
-"""Work out on how many GPUs a logged trial ran, and whether that number can be believed."""
+"""Read how many GPUs a trial used from its log, and check that number."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from bench.mlperf.reader import printable
 
 
 def num_gpus(log: Log, system: dict[str, Any]) -> int | None:
-    """Return the GPUs of the SYSJSON record, else what our own logs say; None on CPUs, or if neither is logged."""
+    """Return the GPU count of the SYSJSON record, else of our own records; None on CPUs, or if neither is logged."""
     nodes, per_node = (_as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     if nodes and per_node:
         return nodes * per_node
@@ -23,11 +23,11 @@ NO_DEVICES = "No devices were found"
 """The output of nvidia-smi without a GPU. A run script stores it as the name of the accelerator, and counts one GPU."""
 
 
-def doubt(log: Log, system: dict[str, Any]) -> str:
-    """Return why the number of GPUs in the SYSJSON record is wrong; empty if nothing contradicts it.
+def conflict(log: Log, system: dict[str, Any]) -> str:
+    """Return why the GPU count in the SYSJSON record is wrong; empty if there is no conflict.
 
-    A run script may have seen no GPU, may describe one node of many, or all GPUs of a node of which the run used a
-    part. The name of the platform then gives another number. Such names are `8xDGX`,
+    A run script may have found no GPU, may describe one node of many, or all GPUs of a node although the run used only
+    some. The name of the platform then has another number. Such names are `8xDGX`,
     `1xXE7745x4H200-NVL-141GB`, `1xSR680aV3-8xH200_SXM` and `GX2560M7_H100_SXM_80GBx4`.
     """
     nodes, per_node = (_as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
@@ -36,10 +36,10 @@ def doubt(log: Log, system: dict[str, Any]) -> str:
     if NO_DEVICES in str(system.get("accelerator_model_name")):
         return "the run script found no devices on its node"
     platform = log.text(mllog.SUBMISSION_PLATFORM) or ""
-    for pattern, counted, what in ((_NODES_OF_NAME, nodes, "nodes"), (_GPUS_OF_NAME, per_node, "GPUs a node")):
+    for pattern, counted, what in ((_NODES_OF_NAME, nodes, "nodes"), (_GPUS_OF_NAME, per_node, "GPUs per node")):
         named = pattern.search(platform)
         if named and int(next(filter(None, named.groups()))) != counted:
-            return f"the run script counted {counted} {what}, and the platform is called {printable(platform)[:60]}"
+            return f"the run script counted {counted} {what}, but the platform name is {printable(platform)[:60]}"
     return ""
 
 

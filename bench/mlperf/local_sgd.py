@@ -1,4 +1,4 @@
-"""Read from a log how groups of ranks trained apart: what their merges took, and which group left or came back."""
+"""Read local SGD from a log: the time and bytes of weight averaging, and groups that left or rejoined."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,55 +13,56 @@ from bench.rules.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """What a log says of groups that were merged at intervals. Medians are over the merges."""
+class LocalSgdResult:
+    """What a log records of local SGD. Medians are over all weight averagings."""
 
     groups: int
     """At the start."""
     every_steps: int | None
-    merges: int
+    averagings: int
+    """Number of weight averagings."""
     rank_bytes: float | None
-    """What rank 0 sent in a merge."""
+    """Sent by rank 0 in one weight averaging; median."""
     exchange_s: float | None
-    """Until the means were there."""
+    """Time of the exchange; median."""
     waited_s: float | None
-    """For groups that were behind."""
+    """Time spent waiting for slower groups; median."""
     stopped_s: float
-    """For which training stood still, over all merges."""
+    """Time without training, over all weight averagings."""
     inner_step_ms: dict[str, float]
-    """Of each group, without merges."""
+    """Of each group, without weight averaging."""
     losses: dict[str, float]
-    """The last training loss of each group; the evaluation is that of the merged model."""
+    """The last training loss of each group; evaluations use the averaged model."""
     left: dict[str, int | None]
-    """Groups that left, and after which step; of one that left again, the last time."""
+    """By group: the step after which it left; the last one if it left more than once."""
     joined: dict[str, int | None]
-    """Groups that were started again, and after which step they train again."""
+    """By restarted group: the step after which it trains again."""
 
     def efficiency(self, steps_time_s: float | None) -> float | None:
-        """Return the share of the time of all steps in which training did not stand still for a merge."""
+        """Return the share of the time of all steps that was not spent on weight averaging."""
         return 1 - self.stopped_s / steps_time_s if steps_time_s and steps_time_s > self.stopped_s else None
 
 
-def of(log: Log) -> Apart | None:
-    """Return how groups trained apart; None where all ranks trained together."""
+def read(log: Log) -> LocalSgdResult | None:
+    """Return what a log records of local SGD; None without it."""
     record = log.single(mllog.LOCAL_SGD)
     groups = log.integer(mllog.LOCAL_SGD)
     if record is None or groups is None:
         return None
-    merges = log.all(mllog.OUTER_STEP)
+    averagings = log.all(mllog.OUTER_STEP)
     step_times: dict[str, list[float]] = defaultdict(list)
     losses: dict[str, float] = {}
-    for merge in merges:
-        losses |= _numbers(merge, "losses")
-        for group, time_s in _numbers(merge, "step_times_s").items():
+    for averaging in averagings:
+        losses |= _numbers(averaging, "losses")
+        for group, time_s in _numbers(averaging, "step_times_s").items():
             step_times[group].append(1000 * time_s)
-    return Apart(
+    return LocalSgdResult(
         groups=groups,
         every_steps=_whole(record.metadata.get("every_steps")),
-        merges=len(merges),
-        rank_bytes=_median(merges, "rank_bytes"),
-        exchange_s=_median(merges, "exchange_s"),
-        waited_s=_median(merges, "waited_for_groups_s"),
+        averagings=len(averagings),
+        rank_bytes=_median(averagings, "rank_bytes"),
+        exchange_s=_median(averagings, "exchange_s"),
+        waited_s=_median(averagings, "waited_for_groups_s"),
         stopped_s=sum(stopped_s(log).values()),
         inner_step_ms={group: median(times) for group, times in step_times.items()},
         losses=losses,
@@ -71,23 +72,23 @@ def of(log: Log) -> Apart | None:
 
 
 def stopped_s(log: Log) -> dict[int, float]:
-    """Return for how long training stood still for a merge, by the step whose time holds it."""
-    found: dict[int, float] = defaultdict(float)
+    """Return the seconds without training during weight averaging, by the step whose time includes them."""
+    by_step: dict[int, float] = defaultdict(float)
     for event in log.all(mllog.OUTER_STEP):
         step, time_s = _whole(event.metadata.get("step")), number(event.metadata.get("training_stopped_s"))
         if step is not None and time_s is not None and time_s > 0:
-            found[step] += time_s
-    return dict(found)
+            by_step[step] += time_s
+    return dict(by_step)
 
 
 def check(log: Log) -> Iterator[Finding]:
-    """Yield each group that has left; what the run proves is what the others did."""
+    """Yield a warning for each group that left."""
     for event in log.all(mllog.GROUP_LEFT):
         step, limit_s = (event.metadata.get(name) for name in ("merge_step", "time_limit_s"))
-        what = f"group {event.value!r:.20} was not at the merge after step {step!r:.20} within {limit_s!r:.20} s"
+        what = f"group {event.value!r:.20} missed the weight averaging after step {step!r:.20} by {limit_s!r:.20} s"
         back = next((e for e in log.all(mllog.GROUP_JOINED) if e.value == event.value and e.line > event.line), None)
-        until = f"until it joined again after step {back.metadata.get('step')!r:.20}" if back else "from there on"
-        yield finding("RUN-19", "warning", event.line, f"{what}: the others trained on its rows {until}")
+        until = f"until it rejoined after step {back.metadata.get('step')!r:.20}" if back else "to the end"
+        yield finding("RUN-19", "warning", event.line, f"{what}; the other groups trained on its rows {until}")
 
 
 def _numbers(event: Event, name: str) -> dict[str, float]:
@@ -97,8 +98,8 @@ def _numbers(event: Event, name: str) -> dict[str, float]:
 
 
 def _median(events: Sequence[Event], name: str) -> float | None:
-    found = [value for event in events if is_number(value := event.metadata.get(name))]
-    return median(found) if found else None
+    values = [value for event in events if is_number(value := event.metadata.get(name))]
+    return median(values) if values else None
 
 
 def _whole(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The records of one log, with the look-ups that all checks share."""
+"""The records of one log, with the look-ups that all checks use."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,17 +22,17 @@ _COUNTS = {
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Training without an evaluation in between."""
+    """A period of training without an evaluation in between."""
 
     samples: float
-    """Seen since run_start, at its end."""
+    """Samples trained on since run_start, at its end."""
     trained: float
-    """Samples within it."""
+    """Samples trained on within it."""
     time_ms: float
 
 
 def stretches(events: Iterable[Event]) -> Iterator[tuple[Event, Stretch]]:
-    """Yield the training of a log, in order, each stretch with the record that ends it."""
+    """Yield the training periods of a log, in order, each with the record that ends it."""
     pace = Pace()
     for event in events:
         if stretch := pace.advance(event):
@@ -40,7 +40,7 @@ def stretches(events: Iterable[Event]) -> Iterator[tuple[Event, Stretch]]:
 
 
 class Pace:
-    """Follows a log, event by event.
+    """Measure training periods from the events of a log, one by one.
 
     Evaluations and training losses count samples from run_start on. The samples_count of a block does so in some logs
     and counts only the block in others, so it is used only if no evaluation follows the block.
@@ -52,15 +52,15 @@ class Pace:
     def _begin(self, since: int | None) -> None:
         self._samples = 0.0
         self._since = since
-        """When training began or a training record last counted; None while it rests."""
+        """When training began or a training record last counted; None outside training."""
         self._until: int | None = None
         """When the block stopped."""
         self._block: float | None = None
         self._is_evaluating = False
-        """Whether an eval_start has come, and its result has not."""
+        """Whether an eval_start was logged, but not yet its result."""
 
     def advance(self, event: Event) -> Stretch | None:
-        """Return the stretch of training that an event ends, if it ends one."""
+        """Return the training period that an event ends, if it ends one."""
         key = event.key.rstrip()
         if key not in _COUNTS:
             return None
@@ -68,7 +68,7 @@ class Pace:
         samples = counted if is_number(counted) else None
         if key in (mllog.RUN_START, mllog.RUN_STOP):
             self._begin(event.time_ms if key == mllog.RUN_START else None)
-        elif key == mllog.RESUMED:  # an earlier attempt has trained on these
+        elif key == mllog.RESUMED:  # an earlier attempt trained on these
             self._samples, self._since = samples or 0.0, event.time_ms
         elif key == mllog.BLOCK_START:
             stretch = self._reach(self._block, self._until)
@@ -83,13 +83,13 @@ class Pace:
             if samples is not None:
                 stretch = self._rest(samples, self._until)
         elif key == mllog.EVAL_ACCURACY:
-            if samples is not None:  # without eval_start, nothing says when training ended: some blocks stop behind it
+            if samples is not None:  # without eval_start the end of training is unknown: some blocks stop later
                 stretch = self._rest(samples, self._until if self._is_evaluating else None)
             self._is_evaluating = False
         return stretch
 
     def _rest(self, samples: float, time_ms: int | None) -> Stretch | None:
-        """Return the stretch of training that an evaluation ends."""
+        """Return the training period that an evaluation ends."""
         stretch = self._reach(samples, time_ms)
         self._since = self._until = None
         return stretch
@@ -104,29 +104,29 @@ class Pace:
 
 
 class Log:
-    """What a file holds, in its order. Nothing here says whether it is right; `bench.mlperf.compliance` does."""
+    """The records of a file, in order. `bench.mlperf.compliance` checks them."""
 
     def __init__(self, events: Sequence[Event], garbled: Sequence[Garbled], path: Path | None = None) -> None:
         self.events, self.garbled = events, garbled
         self.path = path
-        """The file; None for records that were not read from one, or that are a part of it."""
+        """The file; None for records that are not from a file, or that are only a part of it."""
 
     @cached_property
     def by_key(self) -> dict[str, list[Event]]:
-        found: dict[str, list[Event]] = defaultdict(list)
+        by_key: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
-            found[event.key].append(event)
-        return found
+            by_key[event.key].append(event)
+        return by_key
 
     def all(self, key: str) -> Sequence[Event]:
         return self.by_key.get(key, ())
 
     def single(self, key: str) -> Event | None:
-        found = self.all(key)
-        return found[0] if len(found) == 1 else None
+        records = self.all(key)
+        return records[0] if len(records) == 1 else None
 
     def value(self, key: str) -> Any:
-        """Return the value of a key; None if the log does not hold it, or holds different values."""
+        """Return the value of a key; None if the log does not have the key, or has different values."""
         values = [event.value for event in self.all(key)]
         return values[0] if values and all(value == values[0] for value in values) else None
 
@@ -140,27 +140,27 @@ class Log:
 
     @cached_property
     def benchmark(self) -> Benchmark | None:
-        """The rules of the benchmark that the log names; None if it names none that we know."""
+        """The rules of the benchmark that the log names; None if it names no known one."""
         return BENCHMARKS.get(self.text(mllog.SUBMISSION_BENCHMARK) or "")
 
     @property
     def has_random_rows(self) -> bool:
-        """Whether the rows were random numbers. Older logs say only that the weights were random."""
+        """Whether the data was random tokens. Older logs only record that the weights were random."""
         records = self.all(mllog.DATA_SOURCE) or self.all(mllog.INITIAL_WEIGHTS)
         return any(event.value == mllog.RANDOM for event in records)
 
     @property
     def has_target(self) -> bool:
-        """Whether something is to be reached, as far as the log has come.
+        """Whether the run has a target, by the records so far.
 
-        A log that names a benchmark has a target, known to us or not; one that says nothing yet may still name one.
+        A log that names a benchmark has a target, known here or not. A log before run_start may still name one.
         """
         named = self.goals or self.all(mllog.TARGET_ACCURACY) or self.all(mllog.SUBMISSION_BENCHMARK)
         return bool(named) or not self.all(mllog.RUN_START)
 
     @cached_property
     def is_ours(self) -> bool:
-        """Whether our own emitter wrote the log, by the keys that only we have."""
+        """Whether our own emitter wrote the log, by keys that only it writes."""
         ours = (mllog.INITIAL_WEIGHTS, mllog.DATA_SOURCE)
         return any(map(self.all, ours)) or any(mllog.MONOTONIC_MS in event.metadata for event in self.events)
 
@@ -176,7 +176,7 @@ class Log:
 
     @cached_property
     def stretches(self) -> Sequence[tuple[Event, Stretch]]:
-        """Training without an evaluation in between, in order, each stretch with the record that ends it."""
+        """The training periods, in order, each with the record that ends it."""
         return list(stretches(self.events))
 
     @property
@@ -197,7 +197,7 @@ class Log:
         return [event for event in self.all(mllog.EVAL_ACCURACY) if is_number(event.value)]
 
     def samples(self, event: Event) -> float | None:
-        """Return how many samples the model was trained on, as an evaluation or a training record counts them."""
+        """Return how many samples the model was trained on, as counted by an evaluation or a training record."""
         unit = "epoch_num" if self.benchmark and self.benchmark.epoch_num_is_samples else "samples_count"
         return number(event.metadata.get(unit))
 
@@ -216,14 +216,14 @@ class Log:
 
     @cached_property
     def converged(self) -> bool:
-        """Whether the last evaluation reaches the target; of several goals, whether any checkpoint reached them all."""
-        found = self.all(mllog.EVAL_ACCURACY)
+        """Whether the last evaluation reaches the target; with several goals, whether one checkpoint reached all."""
+        records = self.all(mllog.EVAL_ACCURACY)
         if len(self.goals) != 1:
             return self.first_reached is not None
-        return bool(found) and is_number(found[-1].value) and self.goals[0].is_reached_by(found[-1].value)
+        return bool(records) and is_number(records[-1].value) and self.goals[0].is_reached_by(records[-1].value)
 
     def trials(self) -> Iterator["Log"]:
-        """Yield the log of each trial; an appended log holds several, each with its own set-up records."""
+        """Yield the log of each trial; an appended log has several, each with its own set-up records."""
         starts = [n for n, event in enumerate(self.events) if event.key == mllog.RUN_START]
         cuts = [0, *(self._end(this, following) for this, following in pairwise(starts)), len(self.events)]
         if len(starts) == 1:
@@ -232,7 +232,7 @@ class Log:
             yield from (Log(self.events[first:end], ()) for first, end in pairwise(cuts))
 
     def _end(self, start: int, following: int) -> int:
-        """Return where the trial that starts ends: behind its run_stop, else where the following one sets up."""
+        """Return the index at which a trial ends: after its run_stop, else where the next trial begins its set-up."""
         between = range(start, following)
         stop = next((n + 1 for n in between if self.events[n].key == mllog.RUN_STOP), None)
         set_up = (mllog.CACHE_CLEAR, mllog.INIT_START, mllog.SUBMISSION_BENCHMARK)
@@ -240,7 +240,7 @@ class Log:
 
 
 def read(path: Path | str) -> Log:
-    """Return the log; raises LogError when the file cannot be opened, and on no content."""
+    """Read a log of any content; LogError if the file cannot be opened."""
     return Log(*reader.read(path), Path(path))
 
 

@@ -1,8 +1,8 @@
-"""Run MLPerf's own compliance checker, unchanged, on a log: it is the referee.
+"""Run MLPerf's own compliance checker, unchanged, on a log. Its verdict decides.
 
 The checker is not safe for logs of unknown origin: it builds paths of rule files from values in the log and runs code
-from those files. So this module compares the values with the existing files first. And its time grows with the square
-of a record's length, so a log is first asked for its long ones.
+from those files. So this module compares the values with the existing files first. The checker's time grows with the
+square of a record's length, so this module checks the length of the records first.
 """
 
 import logging
@@ -20,7 +20,7 @@ from bench.contract import mllog
 from bench.errors import ConfigError, LogError, MissingLogError
 
 RULESETS = ("5.1.0", "6.1.0")
-"""The rulesets that a new log is checked by."""
+"""The rulesets for checking new logs."""
 
 _SINCE = (
     ("2023-09-22", "4.0.0"),
@@ -34,13 +34,13 @@ _SINCE = (
 _BEFORE = "3.1.0"
 _TOKEN = ":::MLLOG "
 _MAX_SQUARES = 4e9
-"""Sum over a log's records of their squared lengths, in letters: about 7 s for the official parsers, or one record of
-63,000 letters. The published logs that were looked at have at most 1e8, and records of at most 474 letters."""
+"""Sum over a log's records of their squared lengths, in characters: about 7 s for the official parsers, or one record
+of 63,000 characters. The published logs that were examined have at most 1e8, and records of at most 474 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`passed` is None for a log that names no benchmark: MLPerf has no rules for it."""
+    """The official verdict on a log; `passed` is None if the log names no benchmark: MLPerf has no rules for it."""
 
     ruleset: str
     passed: bool | None
@@ -48,32 +48,32 @@ class Verdict:
 
 
 def ruleset_of(time_ms: int) -> str:
-    """Return the ruleset that was in force when a run was made, by its run_start; 3.1.0 for all older ones."""
+    """Return the ruleset in force at run_start; 3.1.0 for all older runs."""
     since = ((datetime.fromisoformat(f"{day}T00:00Z").timestamp() * 1000, ruleset) for day, ruleset in reversed(_SINCE))
     return next((ruleset for start_ms, ruleset in since if start_ms <= time_ms), _BEFORE)
 
 
 def ruleset_of_runs(starts_ms: Iterable[int | None]) -> str:
-    """Return the ruleset of the last of several runs by their run_start; the newest one where none has any."""
+    """Return the ruleset of the latest run_start; the newest ruleset if no run has a run_start."""
     known = [start_ms for start_ms in starts_ms if start_ms is not None]
     return ruleset_of(max(known)) if known else RULESETS[-1]
 
 
 def require_ruleset(ruleset: str) -> None:
-    """Raise ConfigError unless there are rules of this name."""
+    """Raise ConfigError if the ruleset does not exist."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     if ruleset not in (known := sorted(mlp_compliance.rule_choices())):
-        raise ConfigError(f"no ruleset {ruleset!r:.40}", where="the ruleset", fix=f"name one of {', '.join(known)}")
+        raise ConfigError(f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=f"choose one of {', '.join(known)}")
 
 
 def num_dropped(benchmark: str | None) -> int:
-    """Return how many of the fastest and of the slowest runs do not count; so many may also fail."""
+    """Return how many of the fastest and of the slowest runs do not count; as many runs may fail."""
     return 4 if benchmark == "unet3d" else 1
 
 
 def num_runs_required(benchmark: str | None, ruleset: str) -> int | None:
-    """Return how many runs a score takes; None for a benchmark that the ruleset does not have."""
+    """Return how many runs a score needs; None for a benchmark that is not in the ruleset."""
     from mlperf_logging.rcp_checker import rcp_checker
 
     numbers: dict[str | None, int] = rcp_checker.submission_runs["training"]
@@ -81,10 +81,10 @@ def num_runs_required(benchmark: str | None, ruleset: str) -> int | None:
 
 
 def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
-    """Return what the compliance checker of MLPerf Training says of a log; safe for a log of unknown origin.
+    """Run the compliance checker of MLPerf Training on a log; safe for a log of unknown origin.
 
     Raises:
-        ConfigError: there is no such ruleset.
+        ConfigError: the ruleset does not exist.
         LogError: the file cannot be opened.
     """
     from mlperf_logging.compliance_checker import mlp_parser
@@ -97,21 +97,21 @@ def official_verdict(path: Path | str, *, ruleset: str) -> Verdict:
     except OSError as error:
         kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
         raise kind(
-            f"the log cannot be read: {error.strerror}", where=str(path), fix="name the result_K.txt of a trial"
+            f"the log cannot be read: {error.strerror}", where=str(path), fix="give the result_K.txt of a trial"
         ) from error
     except Exception as error:  # noqa: BLE001 - a malformed record stops the official parser
         return Verdict(ruleset, False, (f"the official parser cannot read this log: {error!r}",))
     if refusal := _refusal(lines, ruleset):
         return Verdict(ruleset, False, (refusal,))
     if not any(line.key == mllog.SUBMISSION_BENCHMARK for line in lines):
-        return Verdict(ruleset, None, ("the log names no submission_benchmark, so no official rules apply",))
+        return Verdict(ruleset, None, ("the log has no submission_benchmark, so no official rules apply",))
     return _check(lines, errors, ruleset)
 
 
 def too_slow(path: Path | str) -> str | None:
-    """Return which record would keep the official parsers busy for longer than anybody waits, or None.
+    """Return why the official parsers would take minutes for a log; None if they do not.
 
-    They look for a second token behind the one of a line from each letter on to the end of the line.
+    From each character of a record they search the rest of the line for a second token.
 
     Raises:
         OSError: the file cannot be opened.
@@ -124,12 +124,12 @@ def too_slow(path: Path | str) -> str | None:
             if length > longest:
                 longest, where = length, number
             if squares > _MAX_SQUARES:
-                return f"the official parser would take minutes for this log: line {where} holds {longest:,} letters"
+                return f"the official parser would take minutes for this log: line {where} has {longest:,} characters"
     return None
 
 
 def _refusal(lines: list[Any], ruleset: str) -> str | None:
-    """Return which value of the log would make the checker open a file that is not a rule file of a benchmark."""
+    """Return the value of the log for which the checker would open a file that is not a rule file of a benchmark."""
     divisions, benchmarks = _rule_names(ruleset)
     for line in lines:
         for key, names in ((mllog.SUBMISSION_DIVISION, divisions), (mllog.SUBMISSION_BENCHMARK, benchmarks)):
@@ -146,7 +146,7 @@ def _rule_names(ruleset: str) -> tuple[list[str], list[str]]:
     folder = Path(compliance_checker.__file__).parent / f"training_{ruleset}"
     pairs = [file.stem.split("_", 1) for file in folder.glob("*_*.yaml")]
     divisions = {division for division, name in pairs if name == "common"}
-    benchmarks = {name for _, name in pairs} - {"common"}  # as a benchmark, common would include itself for ever
+    benchmarks = {name for _, name in pairs} - {"common"}  # as a benchmark, common would include itself without end
     return sorted(divisions), sorted(benchmarks)
 
 
@@ -160,14 +160,14 @@ def _check(lines: list[Any], errors: list[tuple[str, str]], ruleset: str) -> Ver
     with contained(mlp_compliance, enqueued_configs=[], yaml=SimpleNamespace(load=_load, BaseLoader=None)):
         try:
             checker.check_loglines(lines, f"training_{ruleset}/common.yaml")
-        except Exception as error:  # noqa: BLE001 - a value of an unforeseen type ends the checker
+        except Exception as error:  # noqa: BLE001 - a value of an unexpected type stops the checker
             checker.put_message(f"the official checker stopped: {error!r}")
     messages = (*checker.not_overwritable, *checker.overwritable.values(), *checker.warnings.values())
     return Verdict(ruleset, not checker.has_messages(), messages)
 
 
 def _load(file: Any, Loader: Any) -> Any:  # noqa: N803 - named by yaml
-    """Stand in for yaml.load, which takes most of the checker's time: it reads the same rule files for every log."""
+    """Replace yaml.load, which takes most of the checker's time, by a cache of the rule files."""
     return _rules(file.name)
 
 
@@ -181,7 +181,7 @@ def _rules(path: str) -> Any:
 
 @contextmanager
 def contained(checker_module: Any, **replaced: Any) -> Iterator[None]:
-    """Replace globals of a checker inside the block, and keep it from configuring the root logger and printing."""
+    """Replace globals of a checker inside the block, and prevent it from configuring the root logger and printing."""
     silent = logging.getLogger(f"{__name__}.checker")
     silent.disabled = True
     replaced["logging"] = silent

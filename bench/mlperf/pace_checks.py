@@ -1,6 +1,6 @@
-"""Judge the pace of somebody else's run: training or evaluations far off its own median, and time that is neither.
+"""Check the pace in logs that are not ours: training or evaluations far from the median, and time that is neither.
 
-Steps are timed between records that count samples. Many things may explain an odd pace, so that all of it is warnings.
+Steps are timed between records that count samples. An unusual pace has many possible reasons, so it is only a warning.
 """
 
 from collections import defaultdict
@@ -14,27 +14,28 @@ from bench.mlperf.reader import Event, is_number
 from bench.mlperf.step_checks import FEWEST, MANY_TIMES, Timed, evaluations, measured_s
 from bench.rules.finding import Finding
 
-GAP_S, GAP = 60.0, 0.25
-"""What is named is so much longer than usual; where it is not many times as long, this share of the run besides."""
+MIN_EXCESS_S, MIN_EXCESS = 60.0, 0.25
+"""A time is reported when it exceeds the median by this many seconds and is either MANY_TIMES the median or exceeds it
+by this share of the run."""
 FEW_TIMES, FASTER_S = 0.5, 10.0
-"""Training that takes less than this share of the usual time is named, if it saves so many seconds. In 74 published
-logs the least is 0.93."""
-APART_S, APART = 5.0, 0.05
-"""How far the time of a block may be from the one by its own throughput; 74 published logs agree within 1.3 %."""
+"""Training is reported when it takes less than this share of the median time and saves this many seconds. In 74
+published logs the smallest share is 0.93."""
+DEVIATION_S, DEVIATION = 5.0, 0.05
+"""How far the time of a block may differ from the time by its own throughput; 74 published logs agree within 1.3 %."""
 ALL_SAMPLES = 0.9
-"""The share of the samples that timed training must hold, for the rest of the run to be neither that nor evaluation."""
+"""Time outside training and evaluation is only computed if the timed training covers this share of the samples."""
 
 
-Followed = tuple[Event, Stretch | None]
-"""A record, and the stretch of training that it ends, if it ends one."""
+EventStretch = tuple[Event, Stretch | None]
+"""A record, and the training period that it ends, if it ends one."""
 
 
 def _check_pace(log: Log) -> Iterator[Finding]:
-    """Yield what is far from the pace of somebody else's run: training, evaluations, or time that is neither."""
+    """Yield times that differ much from the usual pace of a run: training, evaluations, or other time."""
     if log.is_ours or not log.run or (run_s := measured_s(log)) is None:
         return
-    ended, wanted = {id(event): stretch for event, stretch in log.stretches}, (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
-    followed = [(e, ended.get(id(e))) for e in log.run if id(e) in ended or e.key in wanted]
+    ended, keys = {id(event): stretch for event, stretch in log.stretches}, (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
+    followed = [(e, ended.get(id(e))) for e in log.run if id(e) in ended or e.key in keys]
     training, evaluated = [stretch for _, stretch in followed if stretch], evaluations(log)
     yield from _odd_training(log, training, run_s)
     yield from _contradicted(followed)
@@ -56,29 +57,29 @@ def _odd_training(log: Log, training: Sequence[Stretch], run_s: float) -> Iterat
         if _is_far_off(took_s, usual_s, run_s):
             line = next((e.line for e in log.events if e.metadata.get("samples_count") == stretch.samples), None)
             what = f"training on {stretch.trained:,.0f} samples, up to {stretch.samples:,.0f}, took {took_s:,.1f} s"
-            yield finding("LOG-20", "warning", line, f"{what}, where {usual_s:,.1f} s are usual in this log")
+            yield finding("LOG-20", "warning", line, f"{what}; the median in this log is {usual_s:,.1f} s")
             return
 
 
-def _contradicted(followed: Iterable[Followed]) -> Iterator[Finding]:
-    """Yield a block of training whose throughput, as the run itself measured it, contradicts its time_ms.
+def _contradicted(followed: Iterable[EventStretch]) -> Iterator[Finding]:
+    """Yield a block of training whose throughput, as logged by the run itself, contradicts its time_ms.
 
-    Whatever the unit of the throughput is, time and throughput of all blocks have one relation; that of the first
-    block is another one in some logs, which measure less than the whole of it.
+    Time multiplied by throughput must be the same for all blocks, in any unit. The first block is excluded: some logs
+    measure only a part of it.
     """
     blocks = list(_tracked_blocks(followed))[1:]
     if len(blocks) < FEWEST:
         return
     unit = median(took_s * rate for took_s, rate, _ in blocks)
     for took_s, rate, line in blocks:
-        if abs(took_s - unit / rate) > max(APART_S, APART * unit / rate):
+        if abs(took_s - unit / rate) > max(DEVIATION_S, DEVIATION * unit / rate):
             took = f"a block of training took {took_s:,.1f} s by time_ms"
-            message = f"{took}, and {unit / rate:,.1f} s by the throughput that it logged"
+            message = f"{took}, but {unit / rate:,.1f} s by its logged throughput"
             yield finding("LOG-20", "warning", line, message)
             return
 
 
-def _tracked_blocks(followed: Iterable[Followed]) -> Iterator[tuple[float, float, int]]:
+def _tracked_blocks(followed: Iterable[EventStretch]) -> Iterator[tuple[float, float, int]]:
     """Yield (seconds by time_ms, blocks per unit of time by its tracked throughput, line) of each block of training."""
     trained, took_ms, rate = 0.0, 0.0, None
     for event, stretch in followed:
@@ -92,7 +93,7 @@ def _tracked_blocks(followed: Iterable[Followed]) -> Iterator[tuple[float, float
 
 
 def _tracked_rate(event: Event) -> float | None:
-    """Return the throughput that a record tracks, or the inverse of the step time, in whatever unit."""
+    """Return the throughput in a record, or the inverse of the step time, in any unit."""
     value = event.value if event.key == mllog.TRACKED_STATS and isinstance(event.value, dict) else {}
     throughput, step_time = value.get("throughput"), value.get("train_step_time")
     if is_number(throughput) and throughput > 0:
@@ -107,7 +108,7 @@ def _odd_evaluations(evaluated: Sequence[Timed], run_s: float) -> Iterator[Findi
     for one in evaluated:
         if _is_far_off(one.time_s, usual_s, run_s):
             took = f"evaluation {one.number:,} took {one.time_s:,.1f} s"
-            message = f"{took}, where {usual_s:,.1f} s are usual in this log"
+            message = f"{took}; the median in this log is {usual_s:,.1f} s"
             yield finding("LOG-20", "warning", one.line, message)
             return
 
@@ -122,39 +123,41 @@ def _is_all_timed(log: Log, training: Sequence[Stretch], evaluated: Sequence[Tim
 def _neither(training: Sequence[Stretch], evaluated: Sequence[Timed], run_s: float) -> Iterator[Finding]:
     """Yield the time that is neither training nor evaluation."""
     other_s = run_s - sum(one.time_s for one in evaluated) - sum(stretch.time_ms for stretch in training) / 1000
-    if other_s > max(GAP_S, GAP * run_s):
-        message = f"{other_s:,.1f} s of the measured {run_s:,.1f} s are neither training nor evaluation"
+    if other_s > max(MIN_EXCESS_S, MIN_EXCESS * run_s):
+        message = (
+            f"{other_s:,.1f} s of {run_s:,.1f} s between run_start and run_stop are neither training nor evaluation"
+        )
         yield finding("LOG-20", "warning", None, message)
 
 
 def _odd_gaps(log: Log, run_s: float) -> Iterator[Finding]:
-    """Yield the gap between two records that is far above all others between records of these two keys.
+    """Yield a gap between two records that is much longer than all others between records of these two keys.
 
-    The first block of training is left out: by the schedules of most benchmarks it is longer than the others.
+    The first block of training is excluded: by the schedules of most benchmarks it is longer than the others.
     """
     gaps: dict[tuple[str, str], list[tuple[float, Event]]] = defaultdict(list)
     first_block = log.all(mllog.BLOCK_START)[:1] or log.all("epoch_start")[:1]
     for before, after in pairwise(log.run):
         if before not in first_block:
             gaps[before.key, after.key].append(((after.time_ms - before.time_ms) / 1000, after))
-    for found in gaps.values():
-        (longest_s, after), *others = sorted(found, key=lambda gap: -gap[0])
+    for pairs in gaps.values():
+        (longest_s, after), *others = sorted(pairs, key=lambda gap: -gap[0])
         if len(others) < FEWEST:
             continue
         usual_s = others[0][0]
-        if longest_s > MANY_TIMES * usual_s and longest_s - usual_s > max(GAP_S, GAP * run_s):
-            passed = f"{longest_s:,.1f} s pass before this {after.key:.40}"
-            message = f"{passed}, where at most {usual_s:,.1f} s are usual in this log"
+        if longest_s > MANY_TIMES * usual_s and longest_s - usual_s > max(MIN_EXCESS_S, MIN_EXCESS * run_s):
+            passed = f"{longest_s:,.1f} s passed before this {after.key:.40}"
+            message = f"{passed}; the next longest time in this log is {usual_s:,.1f} s"
             yield finding("LOG-20", "warning", after.line, message)
             return
 
 
 def _is_far_off(took_s: float, usual_s: float, run_s: float) -> bool:
-    """Return whether a time is far above the usual, by many times or by a large part of the run, or far below it."""
+    """Return whether a time is far above the median (by a factor or by a share of the run) or far below it."""
     over_s = took_s - usual_s
-    is_slow = took_s > MANY_TIMES * usual_s or (took_s > 2 * usual_s and over_s > GAP * run_s)
+    is_slow = took_s > MANY_TIMES * usual_s or (took_s > 2 * usual_s and over_s > MIN_EXCESS * run_s)
     is_fast = took_s < FEW_TIMES * usual_s and -over_s > FASTER_S
-    return is_fast or (is_slow and over_s > GAP_S)
+    return is_fast or (is_slow and over_s > MIN_EXCESS_S)
 
 
 CHECKS = (_check_pace,)

@@ -1,6 +1,6 @@
 """Published figures of MLPerf Training as data: systems with their scores, and how many samples their runs needed.
 
-All of it comes from the public result rounds and is kept in `data/` beside this file, each file with its source.
+All data is from the public result rounds and is in `data/` next to this file. Each file names its source.
 """
 
 import csv
@@ -16,7 +16,7 @@ from bench.mlperf.benchmarks import BENCHMARKS, Schedule
 
 DATA = files("bench.mlperf") / "data"
 _TAIL_STDEVS = 4
-"""How far past its mean an interpolated distribution is followed."""
+"""An interpolated distribution ends this many standard deviations above its mean."""
 
 Kind = Literal["submissions", "reference runs", "interpolated"]
 
@@ -28,20 +28,20 @@ class System:
     round: str
     submitter: str
     system: str
-    """Empty where the name of the submission is not known, as the submitter may be."""
+    """Empty if the name of the submission is not known; so may be the submitter."""
     num_gpus: int
     accelerator: str
     global_batch_size: int | None
     num_runs: int | None
-    """Runs that official_minutes is of: ten for a score; a single run is no score."""
+    """Runs in official_minutes: ten for a score; a single run is not a score."""
     num_failed: int | None
     """Runs that did not converge; one may count as the slowest."""
     olympic_minutes: float | None
     """Mean without the fastest and the slowest run."""
     rcp_factor: float | None
-    """At least 1; above 1 where the runs converged faster than the reference."""
+    """At least 1; above 1 if the runs converged faster than the reference."""
     official_minutes: float
-    """The published score, olympic_minutes * rcp_factor; of a single run its minutes as logged."""
+    """The published score, olympic_minutes * rcp_factor; for a single run its logged minutes."""
     mean_samples: float | None
     """Mean samples to target of the runs that converged."""
     step_time_s: float | None
@@ -50,8 +50,8 @@ class System:
     @property
     def name(self) -> str:
         """Round, submitter and system, as far as they are known."""
-        known = f"{self.submitter} {self.system}".strip() or "system not named"
-        return f"{self.round} {known}{'' if self.is_score else ' (one run, no score)'}"
+        known = f"{self.submitter} {self.system}".strip() or "unnamed system"
+        return f"{self.round} {known}{'' if self.is_score else ' (one run, not a score)'}"
 
     @property
     def is_score(self) -> bool:
@@ -70,7 +70,7 @@ class Convergence:
     shares: tuple[tuple[int, float], ...]
     """(samples at the evaluation that reached the target, share of the runs); the shares add up to 1."""
     num_runs: int
-    """Runs counted; where interpolated, of the two neighbouring batch sizes together."""
+    """Runs counted; if interpolated, of both neighbouring batch sizes together."""
     source: str
 
     @property
@@ -78,9 +78,9 @@ class Convergence:
         return sum(samples * share for samples, share in self.shares)
 
     def reached_by(self, samples: float) -> float:
-        """Return the share of runs that reach the target by then, also between two evaluations.
+        """Return the share of runs that reach the target within this many samples, also between two evaluations.
 
-        A run that reached it at an evaluation did so somewhere in the interval before, each point of it equally likely.
+        A run that reached it at an evaluation did so at any point of the interval before it, with equal probability.
         """
         interval = schedule(self.benchmark).interval(self.global_batch_size)
         return sum(share * min(1.0, max(0.0, 1 - (at - samples) / interval)) for at, share in self.shares)
@@ -88,7 +88,7 @@ class Convergence:
 
 @cache
 def systems(benchmark: str = "llama2_70b_lora") -> tuple[System, ...]:
-    """Return every published system, by round; empty for a benchmark of which no figures are kept."""
+    """Return every published system, by round; empty for a benchmark without data here."""
     table = DATA / f"{benchmark}.csv"
     if benchmark not in _benchmarks() or not table.is_file():
         return ()
@@ -122,8 +122,8 @@ def _number(cell: str) -> float | None:
 def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | None:
     """Return the published distribution of samples to target; None if nothing was published.
 
-    Runs of submissions where they were counted, else reference runs, else a normal distribution whose mean and standard
-    deviation lie on the line between the neighbouring batch sizes with reference runs. Never extrapolated.
+    The runs of submissions if they were counted, else reference runs, else a normal distribution whose mean and
+    standard deviation are interpolated between the neighbouring batch sizes with reference runs. Never extrapolated.
     """
     facts = _benchmarks().get(benchmark)
     if facts is None:
@@ -139,9 +139,9 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
 
 def schedule(benchmark: str) -> Schedule:
     """Return the evaluation schedule of a benchmark whose samples to target are published."""
-    found = BENCHMARKS[benchmark].schedule
-    assert found is not None, f"{benchmark} has figures, but no schedule"
-    return found
+    known = BENCHMARKS[benchmark].schedule
+    assert known is not None, f"{benchmark} has figures, but no schedule"
+    return known
 
 
 @cache
@@ -163,7 +163,9 @@ def _interpolated(benchmark: str, global_batch_size: int) -> Convergence | None:
         return None
     below, above = around[0]
     weight = (global_batch_size - below) / (above - below)
-    mean, stdev = ((1 - weight) * of(runs[below]) + weight * of(runs[above]) for of in (fmean, pstdev))
+    mean, stdev = (
+        (1 - weight) * statistic(runs[below]) + weight * statistic(runs[above]) for statistic in (fmean, pstdev)
+    )
     shares = _normal_shares(benchmark, global_batch_size, mean=mean, stdev=stdev)
     return _convergence(benchmark, global_batch_size, "interpolated", shares, len(runs[below]) + len(runs[above]))
 
@@ -171,7 +173,7 @@ def _interpolated(benchmark: str, global_batch_size: int) -> Convergence | None:
 def _normal_shares(
     benchmark: str, global_batch_size: int, *, mean: float, stdev: float
 ) -> tuple[tuple[int, float], ...]:
-    """Return a normal distribution on the evaluation grid, which finds a target half an interval late on average."""
+    """Return a normal distribution on the evaluation grid, shifted by the mean delay of half an interval."""
     due = schedule(benchmark)
     interval, first = due.interval(global_batch_size), due.first(global_batch_size)
     reached = NormalDist(mean - interval / 2, stdev).cdf

@@ -1,6 +1,6 @@
-"""Run MLPerf's own RCP checker, unchanged, on a set of logs: does the set converge as the reference does?
+"""Run MLPerf's own RCP checker, unchanged, on a set of logs: does the set converge like the reference?
 
-A reference convergence point (RCP) says how long the reference trains at one global batch size. Like the compliance
+A reference convergence point (RCP) is how long the reference trains at one global batch size. Like the compliance
 checker, the RCP checker builds paths of files from values in the logs, so this module compares them with the existing
 files first.
 """
@@ -16,16 +16,16 @@ from statistics import fmean
 from bench.mlperf.official import contained, num_dropped, require_ruleset, too_slow
 
 _REFERENCES = "pruned_rcps"
-"""The points that the package checker uses: without those that converge slower than their neighbours suggest."""
+"""The points that the package checker uses: without points that converge more slowly than their neighbours."""
 _SAMPLES_COUNT = frozenset(
     (
         *("llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"),
         *("gpt_oss_20b", "deepseekv3_671b", "qwen35_397b_grpo", "dlrmv4"),
     )
 )
-"""Benchmarks whose convergence the RCP checker reads from samples_count, as it names them."""
+"""Benchmarks whose convergence the RCP checker reads from samples_count, with its names."""
 _NEVER = 1e9
-"""What the RCP checker counts for a run that did not converge."""
+"""The RCP checker's count for a run that did not converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,19 @@ class Rcp:
     global_batch_size: int
     ruleset: str
     unit: str
-    """The metadata of eval_accuracy that is counted: samples_count, epoch_num or step_num."""
+    """The metadata of eval_accuracy that counts: samples_count, epoch_num or step_num."""
     mean: float
     """Olympic mean of the reference runs."""
     stdev: float
     min_mean: float
-    """A submission with a lower mean converges too fast to be accepted."""
+    """A submission with a lower mean converges too fast and is rejected."""
     interpolated: bool
-    """Between the points of two other batch sizes."""
+    """Interpolated between the points of two other batch sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RcpVerdict:
-    """What the RCP checker says of a set of logs. `passed` is None where it has nothing to compare them with."""
+    """The RCP checker's verdict on a set of logs. `passed` is None if there is no reference."""
 
     ruleset: str
     passed: bool | None
@@ -60,13 +60,13 @@ class RcpVerdict:
     factor: float | None = None
     """The factor of the minutes, at least 1; None unless passed."""
     record: Rcp | None = None
-    """What the counts are compared with; None also where a batch size is below that of all points."""
+    """The reference; None also if the batch size is below that of all points."""
 
 
 def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: str) -> RcpVerdict:
-    """Return what the RCP checker says of the logs of one benchmark; safe for logs of unknown origin.
+    """Run the RCP checker on the logs of one benchmark; safe for logs of unknown origin.
 
-    It takes all logs as one submission and drops the runs that converged fastest and slowest. The mean that it accepts
+    It takes all logs as one submission and drops the runs that converged fastest and slowest. Its lowest accepted mean
     assumes the number of runs that the rules require, even if there are fewer.
     """
     require_ruleset(ruleset)
@@ -74,13 +74,15 @@ def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: s
         message = f"ruleset {ruleset} has no reference for this benchmark"
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     if len(logs) <= 2 * num_dropped(benchmark):
-        message = f"takes more than {2 * num_dropped(benchmark)} runs, to drop {num_dropped(benchmark)} at each end"
+        message = (
+            f"needs more than {2 * num_dropped(benchmark)} runs, because it drops {num_dropped(benchmark)} at each end"
+        )
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     try:
         if refusal := next(filter(None, map(too_slow, logs)), None):
             return RcpVerdict(ruleset=ruleset, passed=False, message=refusal)
         return _compare(logs, known, ruleset)
-    except Exception as error:  # noqa: BLE001 - a record that lacks a field, or a value of an unforeseen type, ends it
+    except Exception as error:  # noqa: BLE001 - a record without a field, or a value of an unexpected type, stops it
         return RcpVerdict(ruleset=ruleset, passed=False, message=f"the official RCP checker stopped: {error!r:.200}")
 
 
@@ -91,17 +93,17 @@ def _compare(logs: Sequence[Path | str], known: Sequence[str], ruleset: str) -> 
         links = [Path(scratch, f"result_{number}.txt") for number in range(len(logs))]
         for link, log in zip(links, logs, strict=True):
             link.symlink_to(Path(log).absolute())
-        gbs, found, benchmark = rcp_checker.get_submission_epochs(links, ruleset, False)
-        if benchmark not in known:  # as the official reader finds it, which is not how ours does
-            message = "the logs do not name one batch size and one benchmark that has a reference"
+        gbs, epochs, benchmark = rcp_checker.get_submission_epochs(links, ruleset, False)
+        if benchmark not in known:  # the official reader finds the benchmark differently from ours
+            message = "the logs do not have one batch size and one benchmark with a reference"
             return RcpVerdict(ruleset=ruleset, passed=False, message=message)
-        # Without set_scaling it would look for the scaling.json that it then deletes in the root folder.
+        # Without set_scaling it would search for scaling.json in the root folder and delete it.
         passed, message, factor = rcp_checker.check_directory(
             scratch, "training", ruleset, False, False, rcp_pass=_REFERENCES, set_scaling=True
         )
-    counts = tuple(float(count) if count < _NEVER else None for count in found or ())
+    counts = tuple(float(count) if count < _NEVER else None for count in epochs or ())
     if len(logs) != (usual := rcp_checker.submission_runs["training"][benchmark]):
-        message += f"; what it accepts is made for {usual} runs, and here are {len(logs)}"
+        message += f"; its limit is for {usual} runs, and there are {len(logs)} logs"
     return RcpVerdict(
         ruleset=ruleset,
         passed=passed,
@@ -114,16 +116,16 @@ def _compare(logs: Sequence[Path | str], known: Sequence[str], ruleset: str) -> 
 
 
 def _olympic(counts: Sequence[float | None], dropped: int) -> float | None:
-    """Return the mean of the counts between the dropped ones, of which those that are None are the slowest."""
+    """Return the mean of the counts without the dropped ones; None counts as the slowest."""
     in_mean = sorted(math.inf if count is None else count for count in counts)[dropped:-dropped]
     return mean if in_mean and math.isfinite(mean := fmean(in_mean)) else None
 
 
 @cache
 def rcp_record(benchmark: str, global_batch_size: int, ruleset: str) -> Rcp | None:
-    """Return the reference convergence point of a batch size, as the official checker has or interpolates it.
+    """Return the reference convergence point of a batch size, from the official checker, which may interpolate it.
 
-    None below the smallest and above the largest batch size that has one, and for a benchmark without any.
+    None below the smallest and above the largest batch size with a point, and for a benchmark without points.
     """
     from mlperf_logging.rcp_checker import rcp_checker
 
@@ -140,7 +142,7 @@ def rcp_record(benchmark: str, global_batch_size: int, ruleset: str) -> Rcp | No
         if record is None:
             return None
         reference = [record["RCP Mean"]] * 9
-        checker._eval_submission_record(record, reference, scratch)  # some benchmarks get their allowance only here
+        checker._eval_submission_record(record, reference, scratch)  # some benchmarks get their tolerance only here
     return Rcp(
         benchmark=benchmark,
         global_batch_size=global_batch_size,

@@ -1,6 +1,6 @@
-"""Read MLLOG records from a log with any other output in it: a complete file, or one that still grows.
+"""Read MLLOG records from a log that may contain any other output: a complete file, or one that still grows.
 
-The token may stand anywhere in a line, several times, truncated or joined to other output; no content raises an error.
+The token may be anywhere in a line, several times, truncated or joined to other output. Any content can be read.
 """
 
 import errno
@@ -18,21 +18,22 @@ from typing import Annotated, Any, TypeGuard
 import msgspec
 
 from bench import masking
+from bench.contract import mllog
 from bench.errors import LogError, MissingLogError
 
 _TOKEN = b":::MLLOG"
 _TOKEN_BYTES = len(_TOKEN)
 _CHUNK_BYTES = 1 << 18
-"""Small enough to stay in a core's cache between the search and the count."""
+"""Small enough for a core's cache between the search and the count."""
 _USUAL_RECORD_BYTES = 1 << 12
 _MAX_RECORD_BYTES = 1 << 20
-"""Longer lines exist, as progress bars without a newline; longer records do not."""
+"""Longer lines exist, such as progress bars without a newline; longer records do not."""
 _SYSTEM_WITHIN_BYTES = 1 << 20
 _BIGGEST = 2**63 - 1
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One record, and the 1-based line of the file that it stands in."""
+    """One record, and its 1-based line in the file."""
 
     time_ms: Annotated[int, msgspec.Meta(ge=-_BIGGEST, le=_BIGGEST)]
     event_type: str
@@ -40,12 +41,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     value: Any
     metadata: dict[str, Any]
     line: int = msgspec.field(default=0, name=":::")
-    """Ours, not the record's."""
+    """Set by the reader, not a field of the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """A token that no readable record follows."""
+    """A token without a readable record after it."""
 
     line: int
     text: str
@@ -53,36 +54,36 @@ class Garbled:
 
 
 def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
-    """Return every record of a log in the order of the file; no content makes this fail.
+    """Return every record of a log, and the malformed ones, in the order of the file; any content can be read.
 
-    Text between records costs a search for the token and a count of newlines, and no memory.
+    Text between records is only searched for the token and for newlines; it uses no memory.
 
     Raises:
-        LogError: the file cannot be opened; a MissingLogError if it is not there.
+        LogError: the file cannot be opened; MissingLogError if it does not exist.
     """
-    found: list[Event | Garbled] = []
+    records: list[Event | Garbled] = []
     scanner = Scanner()
     try:
         if Path(path).is_fifo():  # system() and the official checker read it again
-            raise OSError(errno.ESPIPE, "it is a pipe, which can be read only once; save it to a file")
+            raise OSError(errno.ESPIPE, "it is a pipe and can be read only once; save it to a file")
         with FileIO(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
-                found += scanner.feed(chunk)
+                records += scanner.feed(chunk)
     except OSError as error:
         reason = error.strerror or "unreadable"
         kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
         raise kind(
-            f"the log cannot be read: {reason}", where=str(path), fix="name the result_K.txt of a trial"
+            f"the log cannot be read: {reason}", where=str(path), fix="give the result_K.txt of a trial"
         ) from error
-    found += scanner.finish()
-    return [r for r in found if isinstance(r, Event)], [r for r in found if isinstance(r, Garbled)]
+    records += scanner.finish()
+    return [r for r in records if isinstance(r, Event)], [r for r in records if isinstance(r, Garbled)]
 
 
 class Follower:
-    """Reads a log while it is written. A poll reads only what was added since the last one, and skips garbled records.
+    """Read a log while it is written. A poll reads only new text, and skips malformed records.
 
-    A file that was truncated or overwritten is read again from its start. A file that was replaced is first read to its
-    end.
+    A file that was truncated or overwritten is read again from its start. If the file was replaced, the old file is
+    first read to its end.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -91,22 +92,22 @@ class Follower:
         self._offset = 0
         self._scanner = Scanner()
         self.restarts = 0
-        """How often the log began anew."""
+        """How often the log started again from its beginning."""
 
     def poll(self) -> list[Event]:
-        """Return the events that were completed since the last poll; none while there is no file."""
+        """Return the events that were completed since the last poll; none until the file exists."""
         if self._file is None and not self._open():
             return []
-        found = self._added()
+        records = self._added()
         if self._is_replaced():
-            found += [*self._added(), *self._scanner.finish()]
+            records += [*self._added(), *self._scanner.finish()]
             self.close()
             self.restarts += 1
-            found += self._added() if self._open() else []
-        return [record for record in found if isinstance(record, Event)]
+            records += self._added() if self._open() else []
+        return [record for record in records if isinstance(record, Event)]
 
     def close(self) -> None:
-        """Let go of the file; a later poll starts from its beginning."""
+        """Close the file; a later poll starts from its beginning."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._offset, self._scanner = None, 0, Scanner()
@@ -115,13 +116,13 @@ class Follower:
         self.close()
 
     def _open(self) -> bool:
-        if self._path.is_file():  # what is no file, a pipe for one, could block for ever
-            with suppress(OSError):  # gone already, or not ours to read yet
+        if self._path.is_file():  # a pipe, for example, could block forever
+            with suppress(OSError):  # deleted already, or not readable yet
                 self._file = os.open(self._path, os.O_RDONLY)
         return self._file is not None
 
     def _is_replaced(self) -> bool:
-        """Return whether the path now names another file; while it names none, the one that is open may still grow."""
+        """Return whether the path is now another file; if the path does not exist, the open file may still grow."""
         assert self._file is not None
         with suppress(OSError):
             return not os.path.samestat(os.fstat(self._file), self._path.stat())
@@ -132,15 +133,15 @@ class Follower:
         if os.fstat(self._file).st_size < self._offset:
             self.restarts += 1
             self._offset, self._scanner = 0, Scanner()
-        found: list[Event | Garbled] = []
+        records: list[Event | Garbled] = []
         while chunk := os.pread(self._file, _CHUNK_BYTES, self._offset):
             self._offset += len(chunk)
-            found += self._scanner.feed(chunk)
-        return found
+            records += self._scanner.feed(chunk)
+        return records
 
 
 class Scanner:
-    """Finds records in a stream of bytes, however it is cut into chunks; holds no more than one unfinished record."""
+    """Find records in a stream of byte chunks; keeps at most one unfinished record in memory."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -151,11 +152,11 @@ class Scanner:
         return self._scan(self._rest + chunk if self._rest else chunk, final=False)
 
     def finish(self) -> list[Event | Garbled]:
-        """Return what the last line holds, which no newline ends."""
+        """Return the records of the last line if it has no newline."""
         return self._scan(self._rest, final=True)
 
     def _scan(self, data: bytes, *, final: bool) -> list[Event | Garbled]:
-        found: list[Event | Garbled] = []
+        records: list[Event | Garbled] = []
         size, counted, done = len(data), 0, 0
         while (at := data.find(_TOKEN, done)) >= 0:
             done = at + _TOKEN_BYTES
@@ -166,7 +167,7 @@ class Scanner:
                 stop = min(size, done + _MAX_RECORD_BYTES)
             following = data.find(_TOKEN, done, stop) if stop - done > _USUAL_RECORD_BYTES else -1
             raw = data[done : stop if following < 0 else following]
-            try:  # the record reaches to the end of the line, as far as it is there, or in a long one to the next token
+            try:  # the record ends at the end of the line, or in a long line at the next token
                 event = _DECODE(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raw = data[done:stop]
@@ -174,17 +175,17 @@ class Scanner:
                     done = at
                     break
                 record, length = _record(raw, self._line)
-                found += [record] if record else []
+                records += [record] if record else []
             else:
                 _SET(event, "line", self._line)
-                found.append(event)
+                records.append(_with_new_names(event) if event.key in _RENAMED else event)
                 length = len(raw)
             done += length
         else:
             done = max(done, size - _TOKEN_BYTES + 1)  # a token may begin in these bytes
         self._line += data.count(b"\n", counted, done)
         self._rest = data[done:]
-        return found
+        return records
 
 
 _DECODE = msgspec.json.Decoder(Event).decode
@@ -193,9 +194,9 @@ _DECODER = json.JSONDecoder()
 
 
 def _record(raw: bytes, line: int) -> tuple[Event | Garbled | None, int]:
-    """Return what follows a token up to the end of its line, whatever it is, and how many bytes it takes.
+    """Return the record after a token, up to the end of its line, and its length in bytes.
 
-    None is a token that somebody only mentions, as in `grep ':::MLLOG'`: neither blank nor brace follows it.
+    None for a token in other text, as in `grep ':::MLLOG'`: neither a blank nor a brace follows it.
     """
     body = raw.lstrip(b" \t")
     blanks = len(raw) - len(body)
@@ -205,7 +206,7 @@ def _record(raw: bytes, line: int) -> tuple[Event | Garbled | None, int]:
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        text = body.decode("latin-1")  # a byte a letter, so that lengths agree; strings are put right below
+        text = body.decode("latin-1")  # one byte per character, so that lengths agree; strings are corrected below
     try:
         record, end = _DECODER.raw_decode(text)
         length = blanks + (end if len(text) == len(body) else len(text[:end].encode()))
@@ -222,21 +223,32 @@ def _quoted(raw: bytes) -> str:
 
 
 def _event(record: Any, line: int) -> Event:
-    """Return the record as an event; ValueError says what it lacks."""
+    """Return the record as an event; ValueError names what is missing or wrong."""
     if missing := [name for name in Event.__struct_fields__[:-1] if name not in record]:
         raise ValueError(f"no {', '.join(missing)}")
     time_ms, event_type, key, value, metadata = (record[name] for name in Event.__struct_fields__[:-1])
     if not is_number(time_ms):
         raise ValueError(f"time_ms is {time_ms!r:.40}, not a number of milliseconds")
     if not isinstance(key, str) or not isinstance(event_type, str):
-        raise ValueError("key and event_type are not both text")
+        raise ValueError("key or event_type is not text")
     if not isinstance(metadata, dict):
         raise ValueError(f"metadata is {metadata!r:.40}, not an object")
-    return Event(int(time_ms), event_type, key, value, metadata, line)
+    return _with_new_names(Event(int(time_ms), event_type, key, value, metadata, line))
+
+
+_RENAMED = {*mllog.OLD_KEYS, *mllog.OLD_METADATA}
+
+
+def _with_new_names(event: Event) -> Event:
+    """Return the event with the current names of keys and metadata that earlier versions wrote."""
+    key = mllog.OLD_KEYS.get(event.key, event.key)
+    names = mllog.OLD_METADATA.get(key, {})
+    metadata = {names.get(name, name): value for name, value in event.metadata.items()}
+    return msgspec.structs.replace(event, key=key, metadata=metadata)
 
 
 def system(path: Path | str) -> dict[str, Any]:
-    """Return the SYSJSON record that MLPerf's run scripts print ahead of a trial; empty where there is none."""
+    """Return the SYSJSON record that MLPerf's run scripts print before a trial; empty if there is none."""
     with suppress(OSError), FileIO(path) as file:
         head = file.read(_SYSTEM_WITHIN_BYTES)
         for mark in re.finditer(rb":::SYSJSON\s*(\{.*)", head):
@@ -248,22 +260,22 @@ def system(path: Path | str) -> dict[str, Any]:
 
 
 def checksums(path: Path | str, sizes: Collection[int]) -> tuple[dict[int, str], bytes]:
-    """Return the SHA-256 of the first bytes of a file, by how many these are, and what follows the most of them.
+    """Return the SHA-256 of the first `size` bytes of a file, by size, and the bytes after the largest size.
 
-    Of what follows, no more is returned than a record may have. A size above the file's has no checksum.
+    At most as many bytes are returned as a record may have. A size above the file's has no checksum.
 
     Raises:
         OSError: the file cannot be read.
     """
-    found, whole, done = {}, hashlib.sha256(), 0
+    checksums, whole, done = {}, hashlib.sha256(), 0
     with FileIO(path) as file:
         for size in sorted(size for size in sizes if size >= 0):
             while done < size and (chunk := file.read(min(_CHUNK_BYTES, size - done))):
                 whole.update(chunk)
                 done += len(chunk)
             if done == size:
-                found[size] = whole.hexdigest()
-        return found, file.read(_MAX_RECORD_BYTES)
+                checksums[size] = whole.hexdigest()
+        return checksums, file.read(_MAX_RECORD_BYTES)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -272,10 +284,10 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def printable(text: str) -> str:
-    """Return text from a log without what would steer a terminal or break a line."""
+    """Return text from a log without terminal control characters and line breaks."""
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def clean(text: str) -> str:
-    """Return text from a log as it may be shown: no secrets, nothing that steers a terminal or breaks a line."""
+    """Return text from a log that is safe to show: no secrets, no terminal control characters, no line breaks."""
     return printable(masking.masked(text))

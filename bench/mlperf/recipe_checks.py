@@ -1,4 +1,4 @@
-"""Judge the recipe in a log by the rules: fixed hyperparameters, possible values, and the evaluation schedule."""
+"""Check the recipe in a log by the rules: fixed hyperparameters, valid values, and the evaluation schedule."""
 
 import math
 from collections.abc import Iterator
@@ -18,31 +18,31 @@ _WHOLE = (
 
 
 def _check_recipe(log: Log) -> Iterator[Finding]:
-    """Yield values other than those that the closed division fixes."""
+    """Yield values that differ from those that the closed division fixes."""
     if log.benchmark is None or log.is_open:
         return
-    for key, wanted in log.benchmark.fixed.items():
+    for key, required in log.benchmark.fixed.items():
         for event in log.all(key)[:1]:
-            if not _same(event.value, wanted):
+            if not _same(event.value, required):
                 rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
-                yield finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, and the rules fix {wanted}")
+                yield finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, the rules require {required}")
     for relation in log.benchmark.relations:
-        base = log.value(relation.of)
+        base = log.value(relation.base)
         for event in log.all(relation.key)[:1]:
             if not is_number(base) or not _same(event.value, relation.formula(base)):
-                message = f"{relation.key} is {event.value!r:.40}, and the rules want {relation.words}"
+                message = f"{relation.key} is {event.value!r:.40}, the rules require {relation.expected}"
                 yield finding("REC-01", "error", event.line, message)
 
 
 def _check_values(log: Log) -> Iterator[Finding]:
-    """Yield values that no run can have, in any division."""
+    """Yield values that are not possible in any division."""
     if log.benchmark is None or not log.benchmark.once:
         return
     for key in (*_WHOLE, *PRECISION_KEYS):
         for event in log.all(key)[:1]:
-            wanted = "a whole number above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
+            valid = "an integer above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
             if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
-                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {wanted}")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {valid}")
     for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
         for event in log.all(key)[:1]:
             if event.value == "" or "PLACEHOLDER" in str(event.value):
@@ -50,10 +50,10 @@ def _check_values(log: Log) -> Iterator[Finding]:
                 yield finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
 
 
-def _same(value: Any, wanted: float | str) -> bool:
-    if isinstance(wanted, str):
-        return bool(value == wanted)
-    return is_number(value) and abs(value - wanted) <= 1e-9 * abs(wanted)
+def _same(value: Any, required: float | str) -> bool:
+    if isinstance(required, str):
+        return bool(value == required)
+    return is_number(value) and abs(value - required) <= 1e-9 * abs(required)
 
 
 def _is_whole(value: Any) -> bool:
@@ -61,11 +61,11 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_schedule(log: Log) -> Iterator[Finding]:
-    """Yield where evaluations do not stand where the rules have them.
+    """Yield evaluations that are not at the samples that the rules require.
 
-    Rounding an interval down instead of up, stopping a step late, evaluating less often or more often are all common
-    in published results that have an official score: warnings. Only a target that is reached before the first
-    evaluation of the rules is an error.
+    Intervals that are rounded down instead of up, a stop that is one step late, and evaluations that are less or more
+    frequent are common in published results with an official score: these are warnings. Only a target that is reached
+    before the first evaluation of the rules is an error.
     """
     schedule, gbs = log.benchmark and log.benchmark.schedule, log.integer(mllog.GLOBAL_BATCH_SIZE)
     if not schedule or not gbs or gbs <= 0 or log.is_open or log.all(mllog.RUN_START)[1:]:
@@ -75,17 +75,17 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
     if off:
         seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
-        message = f"evaluated at {seen}, …; the rules: first at {first:,} samples, then every {every:,} (GBS {gbs})"
+        message = f"evaluated at {seen}, …; the rules require {first:,} samples, then every {every:,} (GBS {gbs})"
         yield finding("EVL-01", "warning", off[0].line, message)
     if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
         due = max(0, round((samples - first) / every))
         if abs(samples - first - due * every) > gbs * (first // every + due):
-            num_made = 1 + sum(before < samples for _, before in at)
+            num_done = 1 + sum(before < samples for _, before in at)
             num_due = max(0, math.floor((samples - first) / every) + 1)
             severity: Severity = "warning" if num_due else "error"
-            message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
-            counts = f"evaluation {num_made} of this run, and the rules have {num_due} up to there"
-            yield finding("EVL-02", severity, passed.line, f"{message}: {first:,}, then every {every:,}; {counts}")
+            message = f"the target was reached at {samples:,.0f} samples, which is not an evaluation of the rules"
+            counts = f"it is evaluation {num_done} of this run, the rules have {num_due} until then"
+            yield finding("EVL-02", severity, passed.line, f"{message} ({first:,}, then every {every:,}); {counts}")
 
 
 CHECKS = (_check_recipe, _check_values, _check_schedule)

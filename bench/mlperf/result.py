@@ -1,6 +1,6 @@
-"""Read from a log what it proves about a trial: whether it is valid, and how fast it was.
+"""Read the result of a trial from its log: whether it is valid, and how fast it was.
 
-A number that the log does not prove is None. `bench.mlperf.compliance` finds what is wrong with a log.
+A number that is not in the log is None. `bench.mlperf.compliance` checks the log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,16 @@ from bench.contract.modules import ModuleTimes
 from bench.mlperf import compliance, local_sgd, reader, settings, speed, telemetry
 from bench.mlperf import log as logs
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.local_sgd import Apart
+from bench.mlperf.local_sgd import LocalSgdResult
 from bench.mlperf.log import Log, number
 from bench.mlperf.reader import is_number
 from bench.mlperf.speed import Spread
 from bench.mlperf.telemetry import Telemetry
 from bench.rules.finding import Finding, errors
 
-NO_TARGET = "no target: this measures speed, never a time to train or a score"
+NO_TARGET = "speed only (no target set)"
 UNVERIFIED = "Unverified. Result not verified by MLCommons Association."
-"""This text stands beside every number of ours that looks like a score."""
+"""This text is shown with every number of ours that looks like a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Evaluation:
     line: int
     time_ms: int
     metric: str | None = None
-    """Which of several metrics (stable_diffusion: FID, CLIP); None where the benchmark has one."""
+    """The metric, if the benchmark has several (stable_diffusion: FID, CLIP)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The peak memory of the fullest GPU between run_start and run_stop, in GiB."""
+    """The peak memory of the GPU that used most, between run_start and run_stop, in GiB."""
 
     allocated: float
     reserved: float | None
@@ -51,7 +51,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One of the trials of a log: from its run_start (or its first record, for the first one) on."""
+    """One of the trials of a log, from its run_start; the first one from its first record."""
 
     first_line: int
     last_line: int
@@ -65,7 +65,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one log says about one trial."""
+    """The result of one trial, from its log."""
 
     file: str
     benchmark: str | None
@@ -73,17 +73,17 @@ class Result:
     org: str | None
     platform: str | None
     status: str | None
-    """As run_stop gives it: success or aborted."""
+    """The status of run_stop: success or aborted."""
     run_start_ms: int | None
     run_stop_ms: int | None
     has_target: bool
     """Whether the run has a target; without one no number of this log is a time to train."""
     has_random_rows: bool
-    """Whether the rows were random numbers; losses then mean nothing."""
+    """Whether the data was random tokens; losses then have no meaning."""
     shape_of: str | None
     """Without a target: the benchmark whose steps and evaluations are the same amount of work."""
     resumed_samples: float | None
-    """Trained on by earlier attempts, from whose checkpoint this one went on; None for a whole trial."""
+    """Samples trained by earlier attempts, from whose checkpoint this one resumed; None for a complete trial."""
     minutes: float | None
     """From run_start to run_stop; None for a part of a trial."""
     init_s: float | None
@@ -97,7 +97,7 @@ class Result:
     """Whether a value at or above the target reaches it, as for an accuracy; a loss must be at or below."""
     eval_final: float | None
     samples_to_target: float | None
-    """Of the first evaluation that reaches the target."""
+    """Samples at the first evaluation that reaches the target."""
     converged: bool
     """The last evaluation reaches the target; False without a target."""
     seed: int | None
@@ -111,81 +111,83 @@ class Result:
     eval_time_s: float | None
     """Median of eval_start to eval_stop, in seconds."""
     eval_times_s: tuple[float, ...]
-    """Of each evaluation, in order."""
+    """Time of each evaluation, in order."""
     steps_time_s: float | None
-    """Of all listed steps together: training only, without loading, checkpoints and evaluations."""
+    """Total time of all listed steps: training only, without loading, checkpoints and evaluations."""
     epoch_times_s: tuple[float, ...]
-    """The same of each complete epoch; none of random rows."""
+    """Total step time of each complete epoch; empty for random data."""
     real_token_share: float | None
-    """Tokens that are no padding over all tokens of the steps; None if the log does not count them."""
+    """Tokens without padding over all tokens of the steps; None if the log does not count them."""
     throughput_samples_s: float | None
-    """Samples trained on over the time spent training, evaluations apart."""
+    """Samples trained on over the time spent training, without evaluations."""
     num_gpus: int | None
-    """From the log's SYSJSON record or num_ranks; None if they contradict each other."""
-    gpus_in_doubt: str
-    """Why the SYSJSON record's number of GPUs is wrong; empty if nothing contradicts it, or there is no record."""
+    """From the log's SYSJSON record or num_ranks; None if they conflict."""
+    gpu_count_conflict: str
+    """Why the GPU count of the SYSJSON record is wrong; empty if there is no conflict or no record."""
     tokens_s_gpu: float | None
     """Throughput times sequence length over num_gpus."""
     tflop_per_sample: float | None
-    """Of the model, forward and backward, as the run worked it out (`bench.planning.estimates.flops`)."""
+    """Of the model, forward and backward, as computed by the run (`bench.planning.estimates.flops`)."""
     tflops_gpu: float | None
     """Throughput times tflop_per_sample over num_gpus."""
     mfu: float | None
-    """tflops_gpu over the peak that the log names: model FLOPs utilization, 0 to 1."""
+    """tflops_gpu over the peak in the log: model FLOPs utilization, 0 to 1."""
     peak_memory_gib: PeakMemory | None
     telemetry: Telemetry | None
-    """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
+    """Power, clocks and temperature of the GPUs during the run; None if not sampled, as on CPUs."""
     module_times: ModuleTimes | None
-    """Where the time of profiled warm-up steps went; None without such a profile."""
-    apart: Apart | None
-    """How groups of ranks trained apart; None where all trained together."""
+    """Time of each module in profiled warm-up steps; None without such a profile."""
+    local_sgd: LocalSgdResult | None
+    """None without local SGD."""
     system: dict[str, Any]
     """The log's SYSJSON record, which fills the system description of a submission; empty if there is none."""
     software: dict[str, str]
-    """Versions by name, as the log's `software` record has them."""
+    """Versions by name, from the log's `software` record."""
     hyperparameters: dict[str, Any]
     """The settings that the log records once, without the submission keys and the seed."""
     trials: tuple[Span, ...]
     """One for each run_start. If a log holds several, none of the numbers above belongs to a single trial."""
     findings: tuple[Finding, ...]
     valid: bool
-    """No finding is an error: the trial was completed and, where there is a target, reached it."""
+    """No finding is an error: the trial completed and, if it has a target, reached it."""
 
     @property
     def real_tokens_s_gpu(self) -> float | None:
-        """tokens_s_gpu without padding; None if the log does not say which tokens are real."""
+        """tokens_s_gpu without padding; None if the log does not count padding."""
         return self.tokens_s_gpu and self.real_token_share and self.tokens_s_gpu * self.real_token_share
 
     @property
     def train_loss(self) -> float | None:
-        """The last training loss in the log; of random rows it means nothing."""
+        """The last training loss in the log; None for random data."""
         return self.train_losses[-1][1] if self.train_losses and not self.has_random_rows else None
 
     @property
     def mfu_counts(self) -> str:
-        """What the MFU counts as work, and against which peak."""
+        """What the MFU counts as work, and which peak it uses."""
         peak, in_linear = map(self.hyperparameters.get, (mllog.ACCELERATOR_PEAK_TFLOPS, mllog.PRECISION_IN_LINEAR))
         name = {"fp8": "FP8", "bfloat16": "BF16"}.get(str(in_linear), "logged")
         of_peak = f"peak of {peak:,.0f} TFLOP/s" if is_number(peak) else "peak"
-        return f"of the dense {name} {of_peak}; attention counted as causal, nothing recomputed"
+        return f"of the dense {name} {of_peak}; attention counted as causal, recomputation not counted"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON holds them, without NaN."""
+        """Return the fields as strict JSON values, without NaN."""
         return asdict(self)
 
 
 def parse(path: Path | str) -> Result:
-    """Return what a log proves.
+    """Return the result of a log of any content.
 
     Raises:
-        LogError: the file cannot be opened; no content makes this fail.
+        LogError: the file cannot be opened.
     """
     return result(logs.read(path), str(path), reader.system(path))
 
 
 def result(log: Log, file: str, system: dict[str, Any]) -> Result:
-    """Return what the records of a log prove."""
-    trial = Log((), ()) if log.all(mllog.RUN_START)[1:] else log  # with several trials no number belongs to one
+    """Return the result from the records of a log."""
+    trial = (
+        Log((), ()) if log.all(mllog.RUN_START)[1:] else log
+    )  # in a log of several trials no number belongs to one of them
     findings = compliance.judge(log)
     return Result(
         file=file,
@@ -194,9 +196,9 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         **speed.times(log, trial),
         **speed.rates(log, trial, system),
         peak_memory_gib=_peak_memory(log),
-        telemetry=telemetry.of(log),
-        module_times=modules.found(log.value(mllog.MODULE_TIMES)),
-        apart=local_sgd.of(log),
+        telemetry=telemetry.read(log),
+        module_times=modules.parsed(log.value(mllog.MODULE_TIMES)),
+        local_sgd=local_sgd.read(log),
         system=system,
         software=settings.software(log),
         hyperparameters=settings.hyperparameters(log),
@@ -207,7 +209,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
 
 
 def _identity(log: Log) -> dict[str, Any]:
-    """Return the fields that say what was run, and by whom."""
+    """Return the fields that identify the benchmark, the system and the submitter."""
     return {
         "benchmark": log.text(mllog.SUBMISSION_BENCHMARK),
         "division": log.text(mllog.SUBMISSION_DIVISION),
@@ -222,7 +224,7 @@ def _identity(log: Log) -> dict[str, Any]:
 
 
 def _outcome(log: Log, trial: Log) -> dict[str, Any]:
-    """Return the fields that say how training went."""
+    """Return the fields about the outcome of training."""
     start, stop, reached = trial.single(mllog.RUN_START), trial.single(mllog.RUN_STOP), trial.first_reached
     return {
         "status": _text(stop.metadata.get("status")) if stop else None,
@@ -256,7 +258,7 @@ def _init_s(log: Log) -> float | None:
 def _train_losses(log: Log) -> Iterator[tuple[float | None, float]]:
     """Yield (samples, loss).
 
-    Some logs have records of the key train_loss, some of them with a blank after it; others have it in tracked_stats.
+    Some logs have records with the key train_loss, in some with a blank after it; others have it in tracked_stats.
     """
     records = log.all(mllog.TRAIN_LOSS) or log.all(f"{mllog.TRAIN_LOSS} ")
     for event in records or log.all(mllog.TRACKED_STATS):
@@ -296,7 +298,7 @@ def _span(trial: Log) -> Span:
 
 
 def with_gpus(result: Result, num_gpus: int | None) -> Result:
-    """Return a result with its rates per GPU; what the log itself says of its GPUs stands."""
+    """Return a result with its rates per GPU, unless the log itself has the number of GPUs."""
     if num_gpus is None or result.num_gpus is not None:
         return result
     per_gpu = None if result.throughput_samples_s is None else result.throughput_samples_s / num_gpus
@@ -314,5 +316,5 @@ def with_gpus(result: Result, num_gpus: int | None) -> Result:
 
 
 def differing(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """Return, as sentences, the settings whose logged value is not the planned one; pairs are (logged, planned)."""
+    """Return, as text, the settings whose logged value is not the planned one; pairs are (logged, planned)."""
     return [f"{name} is {logged}, planned {planned}" for name, (logged, planned) in pairs.items() if logged != planned]

@@ -24,11 +24,11 @@ _NUM_RESAMPLES = 40_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What the trials of a folder are worth together."""
+    """The score of the trials of a folder."""
 
     folder: str
     benchmark: str | None
-    """This and the fields down to the batch size are None if the logs differ or do not say."""
+    """This and the fields down to the batch size are None if the logs differ or do not have them."""
     division: str | None
     org: str | None
     platform: str | None
@@ -37,9 +37,9 @@ class Score:
     ruleset: str
     num_runs: int
     num_runs_required: int | None
-    """None for a benchmark that the ruleset does not have."""
+    """None for a benchmark that is not in the ruleset."""
     results: tuple[Result, ...]
-    """In the order of the numbers in their names."""
+    """In the order of the numbers in their file names."""
     dropped_fastest: str | None
     """File names, separated by commas if the benchmark drops several runs at each end."""
     dropped_slowest: str | None
@@ -47,13 +47,13 @@ class Score:
     num_failed: int
     """Runs that did not converge, or whose logs we or the official checker reject."""
     olympic_minutes: float | None
-    """Mean without the dropped runs, even of fewer runs than a score takes; None below three, or if too many failed."""
+    """Mean without the dropped runs, even of fewer runs than a score needs; None below three or if too many failed."""
     olympic_samples: float | None
     """The same mean of the samples to the target, without the runs with the fewest and the most samples."""
     rcp_mean_samples: float | None
     rcp_stdev_samples: float | None
     rcp_min_samples: float | None
-    """Lowest mean that is accepted."""
+    """The lowest accepted mean."""
     rcp_factor: float | None
     """At least 1; None unless the runs pass the reference check, and in the open division, which has none."""
     official_minutes: float | None
@@ -66,14 +66,14 @@ class Score:
     """One for each result."""
     rcp: RcpVerdict
     findings: tuple[Finding, ...]
-    """Of the set; those of a log stand in its result."""
+    """Problems of the set; the problems of a log are in its result."""
     valid: bool
-    """This is a score by the official rules."""
+    """Whether this is a score by the official rules."""
     disagreements: tuple[str, ...]
-    """Where the official checkers judge a log otherwise than we do."""
+    """Where the verdict of an official checker differs from ours."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON holds them; of each result, what the score needs."""
+        """Return the fields as strict JSON values; of each result, the fields that the score needs."""
         brief = [{name: getattr(result, name) for name in _BRIEF} for result in self.results]
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
         parts = {name: [asdict(part) for part in values[name]] for name in ("compliance", "findings")}
@@ -81,23 +81,23 @@ class Score:
 
 
 def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
-    """Return what the result_*.txt of a folder, or the files that are named, are worth.
+    """Return the score of the result_*.txt of a folder, or of the given files.
 
-    Without a ruleset the one that was in force when the last of them was run applies.
+    Without `ruleset`, the ruleset in force at the latest run applies.
 
     Raises:
-        ConfigError: there is no such folder or ruleset.
-        LogError: the folder holds no results, one cannot be read, or one is of random weights.
+        ConfigError: the folder or the ruleset does not exist.
+        LogError: the folder has no results, one cannot be read, or one has random weights.
     """
-    trials = examined(paths, ruleset=ruleset)
+    trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
-        fix = f"python -m bench report {trials.folder} shows how fast they train"
-        raise LogError(NO_TARGET, where=trials.folder, fix=fix)
-    return worth(trials)
+        fix = f"runstop report {trials.folder} shows the speed"
+        raise LogError(f"no score: {NO_TARGET}", where=trials.folder, fix=fix)
+    return score_trials(trials)
 
 
-def examined(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Trials:
-    """Return the logs as we and the compliance checker judge them; raises like `score`, and takes random weights."""
+def judged_trials(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Trials:
+    """Return the logs with our and the official verdicts; raises like `score`, but accepts random weights."""
     files = _files(paths)
     results = tuple(parse(file) for file in files)
     ruleset = ruleset or official.ruleset_of_runs(result.run_start_ms for result in results)
@@ -107,24 +107,24 @@ def examined(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Tri
 
 def _files(paths: Path | Sequence[Path]) -> list[Path]:
     """Return the logs in the order of the numbers in their names: 2 before 10."""
-    fix = "name a run folder, or another one that holds result_*.txt"
+    fix = "give a run folder, or another folder with result_*.txt"
     if isinstance(paths, Path) and not paths.is_dir():
-        raise ConfigError("this is not a folder", where=str(paths), fix=fix)
-    found = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
-    if not (files := sorted(dict.fromkeys(found), key=by_number)):
-        raise LogError("there is no result_*.txt to score", where=str(paths), fix=fix)
+        raise ConfigError("not a folder", where=str(paths), fix=fix)
+    listed = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
+    if not (files := sorted(dict.fromkeys(listed), key=by_number)):
+        raise LogError("no result_*.txt to score", where=str(paths), fix=fix)
     return files
 
 
-def worth(trials: Trials) -> Score:
-    """Return what trials are worth together; of random weights, nothing."""
+def score_trials(trials: Trials) -> Score:
+    """Return the score of trials; it is not valid for random weights."""
     converged = trials.converged
     samples = [result.samples_to_target for result in converged if result.samples_to_target is not None]
     olympic = trials.olympic([*map(minutes, converged)])
     rcp = _rcp(trials)
     point = rcp.record if is_in_samples(rcp) else None
-    found = tuple(findings(trials, rcp))
-    valid = not errors(found)
+    problems = tuple(findings(trials, rcp))
+    valid = not errors(problems)
     return Score(
         folder=trials.folder,
         **{field: trials.common(field) for field in (*ALIKE, "org", "num_gpus")},
@@ -145,16 +145,16 @@ def worth(trials: Trials) -> Score:
         samples_distribution=dict(sorted(Counter(map(int, samples)).items())),
         compliance=trials.compliance,
         rcp=rcp,
-        findings=found,
+        findings=problems,
         valid=valid,
         disagreements=tuple(disagreements(trials, rcp)),
     )
 
 
 def _rcp(trials: Trials) -> RcpVerdict:
-    """Return what the reference check says of the trials; the open division has none."""
+    """Return the verdict of the reference check; the open division has none."""
     is_open = trials.common("division") == "open"
-    if why_not := trials.why_no_rules or ("the open division has no reference to compare with" if is_open else ""):
+    if why_not := trials.why_no_rules or ("the open division has no reference" if is_open else ""):
         return RcpVerdict(ruleset=trials.ruleset, passed=None, message=why_not)
     files = [result.file for result in trials.results]
     return rcp_verdict(files, benchmark=trials.common("benchmark"), ruleset=trials.ruleset)
@@ -181,8 +181,8 @@ def _dropped(trials: Trials) -> dict[str, Any]:
 def _interval(trials: Trials, rcp: RcpVerdict) -> tuple[float, float]:
     """Return the 5th and 95th percentile of the official minutes over bootstrap resamples; the seed is fixed.
 
-    The converged runs are drawn with replacement. Minutes and samples of a run are drawn together, so that every
-    resample has a factor of its own; a failed run stays the slowest. Ten runs hold few of the rare slow ones: the true
+    The converged runs are sampled with replacement. Minutes and samples of a run are sampled together, so every
+    resample has its own factor; a failed run stays the slowest. Ten runs contain few of the rare slow ones: the true
     spread is wider.
     """
     import numpy as np
@@ -190,11 +190,11 @@ def _interval(trials: Trials, rcp: RcpVerdict) -> tuple[float, float]:
     counts = dict(zip((result.file for result in trials.results), rcp.counts, strict=False))
     samples = [counts.get(result.file) for result in trials.converged]
     factor: Any = rcp.factor or 1.0
-    drawn = np.random.default_rng(0).integers(len(samples), size=(_NUM_RESAMPLES, len(samples)))
+    sampled = np.random.default_rng(0).integers(len(samples), size=(_NUM_RESAMPLES, len(samples)))
     in_score = slice(trials.num_dropped, len(samples) + len(trials.failed) - trials.num_dropped)
 
     def olympic_means(values: list[float]) -> Any:
-        return np.sort(np.array(values)[drawn], axis=1)[:, in_score].mean(axis=1)
+        return np.sort(np.array(values)[sampled], axis=1)[:, in_score].mean(axis=1)
 
     if rcp.record and all(samples):
         factor = np.maximum(1.0, rcp.record.mean / olympic_means([count or 0.0 for count in samples]))

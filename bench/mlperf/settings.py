@@ -1,4 +1,4 @@
-"""Read from a log with which settings and versions it ran."""
+"""Read the settings and software versions of a run from its log."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _SERIES = (
     *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.ATTACHED_FILE),
     *(mllog.RESUMED, mllog.CHECKPOINT, mllog.DAMAGED_CHECKPOINT),
 )
-"""Keys, or how they begin, that are no settings."""
+"""Keys, or prefixes of keys, that are not settings."""
 
 
 def software(log: Log) -> dict[str, str]:
@@ -22,6 +22,6 @@ def software(log: Log) -> dict[str, str]:
 
 def hyperparameters(log: Log) -> dict[str, Any]:
     """Return the settings with one value in the whole log, because some logs record them after run_start."""
-    points = (key for key, found in log.by_key.items() if found[0].event_type == "POINT_IN_TIME")
+    points = (key for key, records in log.by_key.items() if records[0].event_type == "POINT_IN_TIME")
     values = {key: log.value(key) for key in points if not key.startswith(_SERIES)}
     return {key: value for key, value in values.items() if is_number(value) or isinstance(value, str | bool)}

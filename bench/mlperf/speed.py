@@ -1,4 +1,4 @@
-"""Measure from the records of a log how fast a trial was: step times, evaluation times, throughput, MFU."""
+"""Compute the speed of a trial from its log: step times, evaluation times, throughput, MFU."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from bench.mlperf.reader import Event, is_number
 
 
 def listed_s(event: Event) -> list[float]:
-    """Return the step times that a record lists; empty if it lists none, or not only numbers."""
+    """Return the step times in a record; empty if it has none, or not only numbers."""
     listed = event.value.get(mllog.STEP_TIMES) if isinstance(event.value, dict) else None
     return listed if isinstance(listed, list) and all(map(is_number, listed)) else []
 
 
 def step_times_ms(log: Log) -> list[tuple[float, float]]:
-    """Return (samples, milliseconds) of each step, as our own runs list them; empty if none are listed."""
-    found: list[tuple[float, float]] = []
+    """Return (samples, milliseconds) of each step, as listed by our own runs; empty if none are listed."""
+    step_times: list[tuple[float, float]] = []
     gbs = log.integer(mllog.GLOBAL_BATCH_SIZE)
     for event in log.all(mllog.TRACKED_STATS):
         samples, listed = number(event.metadata.get("samples_count")), listed_s(event)
         if not gbs or samples is None:
             continue
         first = samples - gbs * (len(listed) - 1)
-        found += [(first + gbs * place, 1000 * seconds) for place, seconds in enumerate(listed) if seconds > 0]
-    return found
+        step_times += [(first + gbs * place, 1000 * seconds) for place, seconds in enumerate(listed) if seconds > 0]
+    return step_times
 
 
 def evaluations(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
@@ -42,18 +42,18 @@ def evaluations(events: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
 
 
 def eval_times_s(events: Iterable[Event]) -> list[float]:
-    """Return the seconds of each evaluation by the wall clock, without those that it gives a time below zero."""
+    """Return the seconds of each evaluation by the wall clock, without negative times."""
     times = [(stop.time_ms - start.time_ms) / 1000 for start, stop in evaluations(events)]
     return [time for time in times if time >= 0]
 
 
 def steps_time_s(step_times_ms: Sequence[tuple[float, float]]) -> float | None:
-    """Return the seconds of all listed steps together, whose times are given by (samples, milliseconds)."""
+    """Return the total seconds of all listed steps, given as (samples, milliseconds)."""
     return sum(time_ms for _, time_ms in step_times_ms) / 1000 if step_times_ms else None
 
 
 def epoch_times_s(log: Log, step_times_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Return the seconds of each epoch whose steps are all listed; of random rows, which nobody calls an epoch, none.
+    """Return the seconds of each epoch whose steps are all listed; empty for random data, which has no epochs.
 
     An epoch is a pass over the training rows, without its incomplete last batch.
     """
@@ -68,7 +68,7 @@ def epoch_times_s(log: Log, step_times_ms: Sequence[tuple[float, float]]) -> tup
 
 
 def real_token_share(log: Log) -> float | None:
-    """Return which part of the tokens of all steps is no padding; None if the log does not count them."""
+    """Return the share of the tokens of all steps that is not padding; None if the log does not count it."""
     gbs, length = log.integer(mllog.GLOBAL_BATCH_SIZE), number(log.value("max_sequence_length"))
     real, steps = 0.0, 0
     for event in log.all(mllog.TRACKED_STATS):
@@ -81,7 +81,7 @@ def real_token_share(log: Log) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a measured quantity is distributed; units are those of the field that holds it."""
+    """The distribution of a measured quantity, in the unit of its field."""
 
     median: float
     p10: float
@@ -91,7 +91,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return how values are distributed; None for none."""
+    """Return the distribution of values; None without values."""
     if not values:
         return None
     tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
@@ -99,7 +99,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def times(log: Log, trial: Log) -> dict[str, Any]:
-    """Return the fields that hold the times of steps and evaluations."""
+    """Return the fields for the times of steps and evaluations."""
     gbs, eval_times = log.integer(mllog.GLOBAL_BATCH_SIZE), eval_times_s(trial.events)
     timed = [stretch for _, stretch in trial.stretches if stretch.time_ms > 0]
     between_lines = tuple((s.samples, s.time_ms * gbs / s.trained) for s in timed) if gbs and gbs > 0 else ()
@@ -118,17 +118,17 @@ def times(log: Log, trial: Log) -> dict[str, Any]:
 
 
 def rates(log: Log, trial: Log, system: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that hold throughput and what follows from it."""
+    """Return the fields for throughput and values derived from it."""
     throughput = _throughput([stretch for _, stretch in trial.stretches]) or _median(_tracked(trial, "throughput"))
-    doubt = gpu_count.doubt(log, system)
-    num_gpus = gpu_count.num_gpus(log, {} if doubt else system)
+    conflict = gpu_count.conflict(log, system)
+    num_gpus = gpu_count.num_gpus(log, {} if conflict else system)
     per_gpu = throughput / num_gpus if throughput and num_gpus else None
     tokens = sequence_length(log)
     tflop_per_sample, tflops_gpu, mfu = _flops(log, per_gpu)
     return {
         "throughput_samples_s": throughput,
         "num_gpus": num_gpus,
-        "gpus_in_doubt": doubt,
+        "gpu_count_conflict": conflict,
         "tokens_s_gpu": per_gpu * tokens if per_gpu and tokens else None,
         "tflop_per_sample": tflop_per_sample,
         "tflops_gpu": tflops_gpu,
@@ -142,7 +142,7 @@ def _throughput(training: Sequence[Stretch]) -> float | None:
 
 
 def _tracked(log: Log, name: str, *, scale: float = 1) -> list[float]:
-    """Return a statistic that the run itself tracked; used if no record counts samples."""
+    """Return a statistic from tracked_stats; used if no record counts samples."""
     stats = (event.value.get(name) for event in log.all(mllog.TRACKED_STATS) if isinstance(event.value, dict))
     return [value * scale for value in stats if is_number(value) and value > 0]
 
@@ -152,14 +152,14 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _flops(log: Log, samples_s_gpu: float | None) -> tuple[float | None, float | None, float | None]:
-    """Return the TFLOP of a sample, TFLOP/s per GPU and MFU, each None if the log does not give it."""
+    """Return the TFLOP of a sample, TFLOP/s per GPU and MFU, each None if the log does not have it."""
     work, peak = number(log.value(mllog.MODEL_TFLOP_PER_SAMPLE)), number(log.value(mllog.ACCELERATOR_PEAK_TFLOPS))
     rate = samples_s_gpu * work if samples_s_gpu and work else None
     return work, rate, rate / peak if rate and peak and peak > 0 else None
 
 
 def sequence_length(log: Log) -> float | None:
-    """Return the tokens of a sample; None if neither the log nor its benchmark says it."""
+    """Return the tokens of a sample; None if neither the log nor its benchmark has it."""
     logged = number(log.value("max_sequence_length"))
     known = log.benchmark.sequence_length if log.benchmark else None
     return logged if logged and logged > 0 else known

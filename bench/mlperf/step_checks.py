@@ -1,7 +1,7 @@
-"""Judge the steps and evaluations of a run of ours: whether they explain its time, and which took many times the usual.
+"""Check the steps and evaluations of our own runs: their sum against the run time, and steps far above the median.
 
-Our logs list the time of every step, by the device's clock. Other times are taken from the monotonic clock, where the
-log has one: `bench.mlperf.clock_checks` judges the wall clock.
+Our logs list the time of every step, by the device's clock. Other times are by the monotonic clock if the log has one.
+`bench.mlperf.clock_checks` checks the wall clock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding
 
 FEWEST = 3
-"""Times whose median says what is usual."""
+"""The smallest number of times for which the median is used."""
 MANY_TIMES = 10
-"""How many times the median a step or an evaluation must take to be named. 74 published logs reach 5.1 times (means of
-ten steps) and 6.8 times (an evaluation of 0.5 s)."""
+"""A step or an evaluation is reported when it takes more than this many times the median. 74 published logs reach 5.1
+times (means of ten steps) and 6.8 times (an evaluation of 0.5 s)."""
 STALL_S = 10.0
-"""How far above the median it must be, too. 320 steps of the tiny task on two CPUs with a load of 60 took up to 5.8 s,
-7.6 times their median."""
+"""And when it exceeds the median by this many seconds. 320 steps of the tiny task on two CPUs with a load of 60 took up
+to 5.8 s, 7.6 times their median."""
 TOO_SHORT_S, TOO_SHORT = 1.0, 0.01
-"""By how much the listed steps may take longer than the time that holds them: seconds, and a share of it."""
+"""By how much the sum of the listed steps may exceed the time of their block: seconds, and a share of it."""
 TOO_LONG_S, TOO_LONG = 10.0, 0.1
-"""The same the other way round: the host's work between steps is not part of them."""
+"""By how much the time of the blocks may exceed the sum of their steps, which excludes host work between steps."""
 
 
 class Timed(NamedTuple):
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 def _check_stalls(log: Log) -> Iterator[Finding]:
-    """Yield the steps, and the evaluations, of a run of ours that took many times their median."""
+    """Yield the steps and evaluations of our own run that took much longer than their median."""
     if not log.is_ours or not log.run:
         return
     run_s = measured_s(log)
@@ -60,17 +60,17 @@ def _check_stalls(log: Log) -> Iterator[Finding]:
 
 
 def _stalled(what: str, slow: Sequence[Timed], usual_s: float, run_s: float | None) -> tuple[int, str]:
-    """Return the line of the longest, how long it took, and which part of the run all of these are."""
+    """Return the line of the longest, its time, and the share of the run of all of them."""
     worst = max(slow, key=lambda one: one.time_s)
     took = f"{what} {worst.number:,} took {worst.time_s:,.1f} s (median {usual_s:,.3g} s)"
-    more = f", and {len(slow) - 1} more took many times the median" if slow[1:] else ""
+    more = f", and {len(slow) - 1} more took much longer than the median" if slow[1:] else ""
     total_s = sum(one.time_s for one in slow)
-    share = f": {total_s / run_s:.0%} of the measured {run_s:,.1f} s" if run_s else ""
+    share = f": {total_s / run_s:.0%} of the {run_s:,.1f} s between run_start and run_stop" if run_s else ""
     return worst.line, took + more + share
 
 
 def measured_s(log: Log) -> float | None:
-    """Return the seconds from run_start to run_stop; None if either is missing or none have passed."""
+    """Return the seconds from run_start to run_stop; None if one is missing or the time is not positive."""
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     return time_s if start and stop and (time_s := elapsed_s(start, stop)) > 0 else None
 
@@ -84,42 +84,42 @@ def elapsed_s(before: Event, after: Event) -> float:
 
 
 def _steps(log: Log) -> dict[int, Timed]:
-    """Return the steps that the log lists, by their number."""
-    found: dict[int, Timed] = {}
+    """Return the steps in the log, by number."""
+    steps: dict[int, Timed] = {}
     for event in log.all(mllog.TRACKED_STATS):
         listed, last = _listed(event), _step(log, event)
         if last is not None:
             first = last - len(listed) + 1
-            found |= {n: Timed(n, time_s, event.line) for n, time_s in enumerate(listed, first)}
-    return found
+            steps |= {n: Timed(n, time_s, event.line) for n, time_s in enumerate(listed, first)}
+    return steps
 
 
 def _steps_alone(log: Log) -> list[Timed]:
-    """Return the steps without the merges of groups that train apart, which may take as long as they like."""
+    """Return the step times without the time of weight averaging (local SGD), which has no limit here."""
     stopped_s = local_sgd.stopped_s(log)
     return [one._replace(time_s=one.time_s - stopped_s.get(one.number, 0.0)) for one in _steps(log).values()]
 
 
 def _listed(event: Event) -> list[float]:
-    """Return the step times of a record; empty if it lists none, or not only times."""
+    """Return the step times in a record; empty if it has none, or not only times."""
     listed = speed.listed_s(event)
     return listed if all(time_s >= 0 for time_s in listed) else []
 
 
 def _step(log: Log, event: Event) -> int | None:
-    """Return how many steps have been made at a record, by its samples."""
+    """Return the number of steps at a record, by its samples."""
     samples, gbs = event.metadata.get("samples_count"), log.integer(mllog.GLOBAL_BATCH_SIZE)
     return int(samples // gbs) if is_number(samples) and gbs and gbs > 0 and samples >= 0 else None
 
 
 def evaluations(log: Log) -> list[Timed]:
-    """Return the time of each evaluation of the run, from eval_start to eval_stop, at the line of the former."""
-    found = enumerate(speed.evaluations(log.run), 1)
-    return [Timed(n, elapsed_s(start, stop), start.line) for n, (start, stop) in found]
+    """Return the time of each evaluation of the run, from eval_start to eval_stop, with the line of eval_start."""
+    pairs = enumerate(speed.evaluations(log.run), 1)
+    return [Timed(n, elapsed_s(start, stop), start.line) for n, (start, stop) in pairs]
 
 
 def _check_step_sum(log: Log) -> Iterator[Finding]:
-    """Yield that the steps of a run of ours do not take as long as the blocks of training that hold them."""
+    """Yield that the sum of the steps of our own run differs from the time of its training blocks."""
     if not log.is_ours:
         return
     blocks = list(_blocks(log))
@@ -127,13 +127,13 @@ def _check_step_sum(log: Log) -> Iterator[Finding]:
     if -TOO_SHORT_S - TOO_SHORT * steps_s <= time_s - steps_s <= TOO_LONG_S + TOO_LONG * time_s:
         return
     worst = max(blocks, key=lambda block: abs(block.time_s - block.steps_s))
-    where = f"most of the difference between lines {worst.start.line} and {worst.end.line}"
-    message = f"training took {time_s:,.1f} s, and its steps add up to {steps_s:,.1f} s; {where}"
+    where = f"most of the difference is between lines {worst.start.line} and {worst.end.line}"
+    message = f"training took {time_s:,.1f} s, but its steps add up to {steps_s:,.1f} s; {where}"
     yield finding("LOG-20", "error", worst.end.line, message)
 
 
 def _blocks(log: Log) -> Iterator[Block]:
-    """Yield the blocks whose steps are all listed. Records in between have waited for the device, as evaluations do."""
+    """Yield the blocks whose steps are all listed. Records inside them wait for the device, as evaluations do."""
     steps = _steps(log)
     start: Event | None = None
     end: Event | None = None

@@ -1,6 +1,6 @@
-"""Read from a log what its GPUs did meanwhile: power, clocks, temperature, throttling, memory and energy.
+"""Read GPU telemetry from a log: power, clocks, temperature, throttling, memory and energy.
 
-The records come from `jobs.ranks.telemetry`. A log may hold anything, so a number counts only if it is one.
+The records are written by `jobs.ranks.telemetry`. A log may contain anything, so every number is checked.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTelemetry:
-    """One GPU between run_start and run_stop; None is what its driver did not say."""
+    """One GPU between run_start and run_stop; None if its driver does not report a value."""
 
     node: str
     gpu: int
@@ -37,25 +37,25 @@ class GpuTelemetry:
     power_limit_w: float | None
     max_sm_clock_mhz: float | None
     throttle: dict[str, float] | None
-    """The share of time in which each reason held the clocks down."""
+    """The share of time in which each reason reduced the clocks."""
     energy_j: float | None
     training_energy_j: float | None
-    """In blocks of training: loading, evaluations and checkpoints excluded."""
+    """In training blocks, without loading, evaluations and checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """All GPUs of a trial, or of several on the same GPUs, as far as they were sampled."""
+    """All sampled GPUs of a trial, or of several trials on the same GPUs."""
 
     gpus: tuple[GpuTelemetry, ...]
     missing: tuple[str, ...]
     """The nodes that were not sampled, each with the reason."""
     refused: dict[str, str]
-    """What a driver did not say, and why."""
+    """Values that a driver did not report, with the reason."""
     driver: str | None
     steps: float | None
     tokens: float | None
-    """Of the steps that the training energy is of."""
+    """Tokens of the steps that the training energy covers."""
     trials: int = 1
 
     @property
@@ -63,9 +63,9 @@ class Telemetry:
         return len(self.gpus) // self.trials
 
     def levels(self, name: str) -> list[Level]:
-        """Return what each GPU says of a quantity; empty unless all of them say it."""
-        found = [getattr(gpu, name) for gpu in self.gpus]
-        return [] if None in found else found
+        """Return a quantity of each GPU; empty unless all GPUs have it."""
+        levels = [getattr(gpu, name) for gpu in self.gpus]
+        return [] if None in levels else levels
 
     def median(self, name: str) -> float | None:
         """Return the median over GPUs of their medians."""
@@ -77,7 +77,7 @@ class Telemetry:
 
     @property
     def throttle(self) -> dict[str, float]:
-        """The share of time of each reason, as a mean over the GPUs that say it."""
+        """The share of time of each reason, as a mean over the GPUs that report it."""
         known = [gpu.throttle for gpu in self.gpus if gpu.throttle is not None]
         names = dict.fromkeys(name for shares in known for name in shares)
         return {name: fmean(shares.get(name, 0.0) for shares in known) for name in names}
@@ -93,7 +93,7 @@ class Telemetry:
 
     @property
     def energy_j(self) -> float | None:
-        """What all GPUs took from run_start to run_stop, as a mean over trials; None unless all of them are known."""
+        """The energy of all GPUs from run_start to run_stop, as a mean over trials; None unless all are known."""
         total = self._sum(gpu.energy_j for gpu in self.gpus)
         return None if total is None else total / self.trials
 
@@ -114,8 +114,8 @@ class Telemetry:
         return None if self.missing or not known or None in known else sum(filter(None, known))
 
 
-def of(log: Log) -> Telemetry | None:
-    """Return what a log says of its GPUs; None if it says nothing of them, as on CPUs."""
+def read(log: Log) -> Telemetry | None:
+    """Return the GPU telemetry of a log; None without it, as on CPUs."""
     records = [(str(e.metadata.get("node", "?")), e.value) for e in log.all(mllog.GPU_TELEMETRY)]
     known = [(node, value) for node, value in records if isinstance(value, dict)]
     if not known:
@@ -132,18 +132,18 @@ def of(log: Log) -> Telemetry | None:
     )
 
 
-def joined(found: Sequence[Telemetry]) -> Telemetry | None:
-    """Return several trials as one; None for none."""
-    if not found:
+def joined(trials: Sequence[Telemetry]) -> Telemetry | None:
+    """Return the telemetry of several trials as one; None without trials."""
+    if not trials:
         return None
-    counts = {name: [getattr(each, name) for each in found] for name in ("steps", "tokens")}
+    counts = {name: [getattr(each, name) for each in trials] for name in ("steps", "tokens")}
     return Telemetry(
-        gpus=tuple(gpu for each in found for gpu in each.gpus),
-        missing=tuple(dict.fromkeys(missing for each in found for missing in each.missing)),
-        refused={name: reason for each in found for name, reason in each.refused.items()},
-        driver=found[0].driver,
+        gpus=tuple(gpu for each in trials for gpu in each.gpus),
+        missing=tuple(dict.fromkeys(missing for each in trials for missing in each.missing)),
+        refused={name: reason for each in trials for name, reason in each.refused.items()},
+        driver=trials[0].driver,
         **{name: None if None in each else sum(each) for name, each in counts.items()},
-        trials=len(found),
+        trials=len(trials),
     )
 
 
@@ -169,8 +169,8 @@ _NUMBERS = ("power_limit_w", "max_sm_clock_mhz", "energy_j", "training_energy_j"
 
 
 def _level(value: Any) -> Level | None:
-    found = _numbers(_object(value))
-    return Level(median=found["median"], max=found["max"]) if found.keys() >= {"median", "max"} else None
+    level = _numbers(_object(value))
+    return Level(median=level["median"], max=level["max"]) if level.keys() >= {"median", "max"} else None
 
 
 def _object(value: Any) -> dict[Any, Any]:
@@ -178,11 +178,11 @@ def _object(value: Any) -> dict[Any, Any]:
 
 
 def _numbers(value: dict[Any, Any]) -> dict[str, float]:
-    return {str(key): found for key, each in value.items() if (found := number(each)) is not None}
+    return {str(key): checked for key, each in value.items() if (checked := number(each)) is not None}
 
 
 def _trained(log: Log) -> float | None:
-    """Return the samples of all training blocks of the log; None where one does not say them."""
+    """Return the samples of all training blocks of the log; None if one does not count them."""
     total = 0.0
     blocks = [event for event in log.run if event.key in (mllog.BLOCK_START, mllog.BLOCK_STOP)]
     for before, after in pairwise(blocks):

@@ -1,4 +1,4 @@
-"""What a result is called, as a headline."""
+"""The title of a result."""
 
 import re
 
@@ -7,13 +7,13 @@ from bench.mlperf.result import Result
 
 
 def title(result: Result) -> str:
-    """Return what was measured where, as a headline; a stand-in for a benchmark goes by the name of its task."""
+    """Return benchmark and platform as a title; a task that is marked as not a submission keeps its own name."""
     name = task_of_mark(result.platform) or result.benchmark or "training"
-    return printable(f"{name} on {result.platform or 'a platform that is not logged'}")
+    return printable(f"{name} on {result.platform or 'unknown platform'}")
 
 
 def task_of_mark(platform: str | None) -> str | None:
-    """Return the task in a platform's mark of what may not be submitted; None without the mark."""
+    """Return the task in the `not a submission` mark of a platform; None without the mark."""
     marked = _TASK_OF_MARK.search(platform or "")
     return marked[1] if marked else None
 

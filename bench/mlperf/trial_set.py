@@ -1,4 +1,4 @@
-"""The trials that make up a score: which of them count, and why a set has no valid score."""
+"""The trials of a score: which of them count, and why a set has no valid score."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,15 +17,15 @@ from bench.mlperf.result import NO_TARGET, Result
 from bench.rules.finding import Finding, Severity, broken, errors
 
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
-"""Fields that are equal in all runs of a score; not the submitter, which published sets spell in several ways."""
+"""Fields that must be equal in all runs of a score; not the submitter: published sets spell it in several ways."""
 
 _ALL = "all trials"
-"""Where findings about a set stand that name no single log."""
+"""The location of findings about a set of logs."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """A set of logs as we and the compliance checker judge them."""
+    """A set of logs with our verdicts and the compliance checker's."""
 
     results: tuple[Result, ...]
     compliance: tuple[Verdict, ...]
@@ -36,13 +36,13 @@ class Trials:
         return str(Path(self.results[0].file).parent)
 
     def common(self, name: str) -> Any:
-        """Return the value of a field in all results that have one; None where they differ."""
+        """Return the value of a field in all results that have one; None if they differ."""
         values = {getattr(result, name) for result in self.results} - {None}
         return values.pop() if len(values) == 1 else None
 
     @cached_property
     def num_required(self) -> int | None:
-        """How many runs a score takes; None where the ruleset does not have the benchmark."""
+        """How many runs a score needs; None if the benchmark is not in the ruleset."""
         return official.num_runs_required(self.common("benchmark"), self.ruleset)
 
     @cached_property
@@ -52,7 +52,7 @@ class Trials:
 
     @property
     def has_target(self) -> bool:
-        """Whether every log has something to reach; otherwise they are worth no score."""
+        """Whether every log has a target; otherwise there is no score."""
         return all(result.has_target for result in self.results)
 
     @cached_property
@@ -81,12 +81,12 @@ class Trials:
 
     @cached_property
     def why_no_rules(self) -> str:
-        """Why no official rules apply; empty where they do."""
+        """Why no official rules apply; empty if they do."""
         if not self.has_target:
             return NO_TARGET
         marks = (mark for result in self.results for mark in (result.platform, result.org) if mark)
         if marked := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
-            return f"this is not the benchmark that the logs name: {marked}"
+            return f"the logs are marked as not a submission: {marked}"
         if self.num_required is None:
             return f"ruleset {self.ruleset} has no {self.common('benchmark') or 'rules for logs without one benchmark'}"
         return ""
@@ -103,21 +103,21 @@ def name(result: Result) -> str:
 
 
 def by_number(file: Path) -> list[int | str]:
-    """Return what sorts result_2 before result_10."""
-    parts = re.split(r"([0-9]+)", file.name)  # text and digits by turns, text first
+    """Return a sort key that puts result_2 before result_10."""
+    parts = re.split(r"([0-9]+)", file.name)  # text and digits alternate, text first
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
-    """Yield what keeps the trials from being a score, and as warnings what must be said beside one."""
+    """Yield why the trials are not a score, and as warnings what must be reported with a score."""
     number, required = len(trials.results), trials.num_required
     if trials.why_no_rules:
         yield _error("SCO-06", trials.why_no_rules)
     elif number != required:
-        yield _error("SCO-01", f"a score takes {required} runs, not {number}")
+        yield _error("SCO-01", f"a score needs {required} runs, there are {number}")
     if len(trials.failed) > trials.num_dropped and trials.has_target:
         why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
-        message = f"{len(trials.failed)} runs failed, and {trials.num_dropped} may count as the slowest: {why}"
+        message = f"{len(trials.failed)} runs failed, and at most {trials.num_dropped} may fail: {why}"
         yield _error("SCO-02", message)
     yield from _seeds(trials)
     yield from _differences(trials)
@@ -126,13 +126,14 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
 
 
 def _seeds(trials: Trials) -> Iterator[Finding]:
-    """Yield which runs lack a seed of their own; the package checker wants one of every run, also of a failed one.
+    """Yield the runs without their own seed; the package checker needs one for every run, also for a failed one.
 
-    Published sets of benchmarks that are not judged in full (dlrm_dcnv2) have official scores without: a warning.
+    Published sets of some benchmarks (dlrm_dcnv2) have official scores without seeds: a warning for benchmarks that are
+    not fully checked here.
     """
     for seed, files in _grouped(trials.results, "seed").items():
         if seed is not None and len(files) > 1:
-            yield _error("SCO-03", f"seed {seed} is that of {', '.join(files)}")
+            yield _error("SCO-03", f"{', '.join(files)} have the same seed {seed}")
     without = [r for r in trials.results if any(f.rule == "LOG-15" and f.line is None for f in r.findings)]
     wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in errors(r.findings))]
     if without or wrong:
@@ -141,24 +142,24 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
 
 
 def _differences(trials: Trials) -> Iterator[Finding]:
-    """Yield what is not the same in all trials; a failed one may not have come so far as to log it.
+    """Yield fields that differ between trials; a failed trial may have ended before it logged a field.
 
-    A platform is a name that the submitter typed: published sets that name it in two ways have official scores.
+    A platform is a name that the submitter typed: published sets with two spellings have official scores.
     """
     for field in ALIKE:
         logged = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
-        if len(found := _grouped(logged, field)) > 1:
-            values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in found.items())
+        if len(by_value := _grouped(logged, field)) > 1:
+            values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in by_value.items())
             severity: Severity = "warning" if field == "platform" else "error"
             yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:
     """Return the names of the logs by the value of a field."""
-    found: dict[Any, list[str]] = {}
+    by_value: dict[Any, list[str]] = {}
     for result in results:
-        found.setdefault(getattr(result, field), []).append(name(result))
-    return found
+        by_value.setdefault(getattr(result, field), []).append(name(result))
+    return by_value
 
 
 def _error(rule: str, message: str) -> Finding:
@@ -168,15 +169,16 @@ def _error(rule: str, message: str) -> Finding:
 def _rcp_failure(rcp: RcpVerdict) -> str:
     point = rcp.record
     if point is None or rcp.mean is None or rcp.mean >= point.min_mean:
-        return f"the official reference check fails: {rcp.message}"
-    return f"mean {point.unit} to the target is {rcp.mean:,.1f}, less than the accepted {point.min_mean:,.1f}: too fast"
+        return f"the official reference check failed: {rcp.message}"
+    mean = f"the mean {point.unit} to the target is {rcp.mean:,.1f}"
+    return f"{mean}, below the limit {point.min_mean:,.1f}: the runs converge too fast"
 
 
 def disagreements(trials: Trials, rcp: RcpVerdict) -> Iterator[str]:
-    """Yield where an official checker judges a log otherwise than we do."""
+    """Yield where the verdict of an official checker differs from ours."""
     for result, verdict in zip(trials.results, trials.compliance, strict=True):
         if trials.num_required is not None and verdict.passed not in (None, result.valid):
-            ours = "valid" if result.valid else f"not valid ({_why(result)})"
+            ours = "valid" if result.valid else f"invalid ({_why(result)})"
             theirs = "passed" if verdict.passed else f"failed ({_first_line(verdict)})"
             yield f"{name(result)}: ours {ours}; compliance checker {verdict.ruleset} {theirs}"
     if rcp.counts and is_in_samples(rcp):
@@ -188,7 +190,7 @@ def disagreements(trials: Trials, rcp: RcpVerdict) -> Iterator[str]:
 
 
 def is_in_samples(rcp: RcpVerdict) -> bool:
-    """Return whether convergence is counted in what a result calls samples."""
+    """Return whether the RCP checker counts convergence in the same samples as a result."""
     if rcp.record is None:
         return False
     known = BENCHMARKS.get(rcp.record.benchmark)

@@ -1,4 +1,4 @@
-"""What every rank of a run runs, in order, and what the run folder will hold."""
+"""The commands that every rank runs, in order, and the files that the run folder will contain."""
 
 import dataclasses
 import itertools
@@ -12,11 +12,11 @@ from bench.contract.training import StartsFrom
 from bench.planning import nemo
 
 PROBE_MIN = 10
-"""The time limit of a job that only looks at its nodes."""
+"""Time limit of a job that only checks its nodes."""
 
 
 def make_commands(config: Config, trials: list[Trial]) -> list[Command]:
-    """Return what every rank runs, in order: what looks at the nodes, what prepares the trials' files, the trials."""
+    """Return the commands of every rank, in order: node checks, preparation of rows and base checkpoint, trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
     module, python = nemo.trial_program(config)
     return [
@@ -30,7 +30,10 @@ def make_commands(config: Config, trials: list[Trial]) -> list[Command]:
 
 
 def node_commands(config: Config, *, health: bool) -> list[Command]:
-    """Return what looks at nodes other than this machine, and measures them where somebody said what is healthy."""
+    """Return the commands that collect node facts and, if cluster.health is set, measure the nodes.
+
+    Empty for backend local, whose only node is this machine.
+    """
     if not config.cluster.backend.is_elsewhere:
         return []
     check = [_command(NODE_CHECK, "node_checks.health")] if health and config.cluster.health else []
@@ -45,19 +48,19 @@ def _command(
 
 
 def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
-    """Return the plan of a job that only looks at its nodes: no trials."""
+    """Return the plan of a job that only checks its nodes and has no trials."""
     world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
     launch = dataclasses.replace(plan.config.launch, health=health, array=False)
     config = dataclasses.replace(plan.config, launch=launch)
-    looking = node_commands(config, health=health)
+    checks = node_commands(config, health=health)
     name = f"probe-{plan.config.cluster.name}"
     return dataclasses.replace(
-        plan, name=name, config=config, world=world, trials=[], commands=looking, walltime_min=PROBE_MIN
+        plan, name=name, config=config, world=world, trials=[], commands=checks, walltime_min=PROBE_MIN
     )
 
 
 def fields_of_all(config: Config) -> dict[str, Any]:
-    """Return the fields that the plans of all kinds have, but for the split of the ranks."""
+    """Return the fields that the plans of all kinds share, except `world`."""
     trials = [Trial(index=k, seed=config.seed_base + k, log=run_files.result(k)) for k in range(config.trials)]
     return {
         "version": PLAN_VERSION,
@@ -72,35 +75,35 @@ def fields_of_all(config: Config) -> dict[str, Any]:
 
 
 def needs_preparing(config: Config) -> bool:
-    """Return whether rows or a base checkpoint have to be made before the first trial."""
+    """Return whether rows or a base checkpoint must be prepared before the first trial."""
     if config.task.training is None:
         return False
-    return config.training_data.source.is_made or config.training.starts_from is StartsFrom.task
+    return config.training_data.source.needs_preparation or config.training.starts_from is StartsFrom.task
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
-    """Return what the run folder will hold."""
-    made = _made_by_training(config) if config.task.training else []
-    own = [(t.log, *(name.format(t.index) for name in made)) for t in trials]
-    looked = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
+    """Return the files that the run folder will contain."""
+    outputs = _training_outputs(config) if config.task.training else []
+    per_trial = [(t.log, *(name.format(t.index) for name in outputs)) for t in trials]
+    node_files = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
     return [
         run_files.CONFIG,
         run_files.PLAN,
         *run_files.OF_BACKEND[config.cluster.backend],
-        *(looked if config.cluster.backend.is_elsewhere else []),
+        *(node_files if config.cluster.backend.is_elsewhere else []),
         *([run_files.PREPARE_LOG] if needs_preparing(config) else []),
-        *itertools.chain(*own),
+        *itertools.chain(*per_trial),
         f"{run_files.RANK_LOGS}/",
         run_files.LEDGER,
         run_files.STATUS,
     ]
 
 
-def _made_by_training(config: Config) -> list[str]:
-    """Return what a trial leaves besides its log, by names with {} for its number."""
-    made = [] if config.training_data.source is DataSource.random else [run_files.loss_figure("{}")]
-    made += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
-    return made + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
+def _training_outputs(config: Config) -> list[str]:
+    """Return the files that a trial writes in addition to its log; {} is the trial's number."""
+    outputs = [] if config.training_data.source is DataSource.random else [run_files.loss_figure("{}")]
+    outputs += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
+    return outputs + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
 
 
 ENVIRONMENT = {
@@ -109,26 +112,25 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONSAFEPATH": "1",
 }
-"""Set for every rank. Each has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the run
-folder, and with PYTHONSAFEPATH (Python 3.11 and later) nothing is imported from there."""
+"""Set for every rank. Each rank has one OpenMP thread, because the ranks of a node share its cores. Ranks start in the
+run folder; PYTHONSAFEPATH (Python 3.11 and later) prevents imports from it."""
 CUDA_ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""Set on GPUs too: freed memory can then be used for tensors of another size."""
+"""Also set on GPUs: freed memory can then be reused for tensors of another size."""
 CPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
-"""Set on CPUs too: libraries that find a GPU compute there, and every rank would on the first one. It hides AMD's GPUs
-as well; an empty value does not. Slurm sets the variable itself where a job asks for GPUs.
+"""Also set on CPUs: it hides GPUs from libraries that would use them, every rank the first one. It hides AMD GPUs as
+well; an empty value does not. Slurm sets the variable itself for jobs that request GPUs.
 
 Source: CUDA's programming guide, "CUDA environment variables"; ROCm's clr, rocdevice.cpp, Device::init.
 """
 
 ONLY_MEGATRON = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""One connection keeps kernels and collectives of tensor parallelism in order; FSDP's collectives want several."""
+"""One connection keeps kernels and collectives of tensor parallelism in order; FSDP's collectives need several."""
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Return the environment of the ranks of a config."""
     own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
     of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
-    of_transport = transport.LOGGING if is_cuda and transport.is_asked(own) else {}
+    of_transport = transport.LOGGING if is_cuda and transport.has_settings(own) else {}
     is_huggingface = config.huggingface is not None
     of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_huggingface and name == ONLY_MEGATRON)}
     return of_all | of_device | of_transport | own

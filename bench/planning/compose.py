@@ -1,4 +1,4 @@
-"""Compose a config from `conf/` and a command line's overrides; the only module that knows Hydra."""
+"""Compose a config from `conf/` and the overrides of a command line; the only module that uses Hydra."""
 
 import dataclasses
 import logging
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
-"""Overrides of these also apply to the task that makes the base checkpoint; hydra.searchpath is the site's folder."""
+"""Overrides of these keys also apply to the task that trains the base checkpoint; hydra.searchpath is the site's
+folder."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -47,7 +48,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
 
 
 def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
-    """Return the plan of a command line's overrides, and what config.yaml holds of it.
+    """Return the plan of a command line's overrides, and the text of config.yaml.
 
     Raises:
         ConfigError: as `compose`.
@@ -63,7 +64,7 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
 
 
 def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
-    """Return the config of a command line's overrides, of which nothing says that it can be planned."""
+    """Return the config of a command line's overrides without checking that it can be planned."""
     from hydra import initialize_config_dir
 
     register()
@@ -73,16 +74,16 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
-    """Return the plan; Hydra must be initialized, since the base task is composed beside the task."""
+    """Return the plan. Hydra must be initialized, because the base task is composed as well."""
     config = as_planned(config)
     if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
-    shared = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    shared = [override for override in overrides if override.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
     return make_plan.make(config, _composed([f"task={config.training.base}", *shared]))
 
 
 def as_planned(config: Config) -> Config:
-    """Return the config as its plan has it: what a run does not read is not in it."""
+    """Return the config as it is stored in the plan: without settings that the run does not use."""
     is_random = config.task.training is not None and config.model.weights is Weights.random
     return with_random_weights(config) if is_random else config
 
@@ -103,35 +104,69 @@ def _composed(overrides: list[str]) -> Config:
         return typed(_of_hydra(overrides))
 
 
-def _of_hydra(words: Sequence[str]) -> "DictConfig":
-    """Return what Hydra composes from conf/launch.yaml and the words.
+RENAMED_OPTIONS = {
+    "task": {
+        f"{name}_apart": f"{name}_local_sgd"
+        for name in ("pretrain_tiny", "pretrain_7b", "finetune_7b_dolly", "finetune_70b_dolly", "qlora_70b")
+    }
+}
+"""By config group: options of earlier versions, and their names now."""
 
-    Hydra needs 0.1 s. The same choices of groups are composed once in a process; values are put in as Hydra does it.
-    It has the last word on every other kind of override, on a site's own folder and on whatever is wrong.
+
+def with_new_options(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with the current names of renamed keys and options; log a warning for each old name."""
+    return [_with_new_key(_with_new_option(override)) for override in overrides]
+
+
+def _with_new_key(override: str) -> str:
+    key, equals, value = override.lstrip("+~").partition("=")
+    new = old_plans.CONFIG_KEYS.get(key)
+    if new is None:
+        return override
+    _log.warning("%s was renamed: use %s", key, new)
+    return f"{override[: len(override) - len(override.lstrip('+~'))]}{new}{equals}{value}"
+
+
+def _with_new_option(override: str) -> str:
+    group, _, options = override.partition("=")
+    new_names = RENAMED_OPTIONS.get(group, {})
+    for old in new_names.keys() & set(options.split(",")):
+        _log.warning("%s=%s was renamed: use %s=%s", group, old, group, new_names[old])
+    return (
+        f"{group}={','.join(new_names.get(option, option) for option in options.split(','))}" if new_names else override
+    )
+
+
+def _of_hydra(words: Sequence[str]) -> "DictConfig":
+    """Return what Hydra composes from conf/launch.yaml and the overrides.
+
+    Hydra needs 0.1 s. This process caches each combination of group choices and then sets the values as Hydra would.
+    Hydra itself composes every other kind of override, a site's own folder, and everything that raises an error.
     """
     from hydra import compose as hydra_compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    choices = tuple(word for word in words if _is_choice(word))
-    values = [word for word in words if not _is_choice(word)]
-    if all(_VALUE.match(word) for word in values):
+    words = with_new_options(words)
+    choices = tuple(override for override in words if _is_choice(override))
+    values = [override for override in words if not _is_choice(override)]
+    if all(_VALUE.match(override) for override in values):
         with suppress(HydraException, OmegaConfBaseException):
             return _with_values(pickle.loads(_of_choices(choices, _sources())), values)
     return hydra_compose("launch", overrides=list(words))
 
 
 _VALUE = re.compile(r"(?!\+?hydra\.)(?:[\w.]+|\+\w+\.[\w.]+)=")
-"""A value for a key that exists or, with a + in front, for one that is added below another; none of Hydra's own."""
+"""Sets an existing key or, with a leading +, adds one below another key. Hydra's own keys do not match."""
 
 
-def _is_choice(word: str) -> bool:
-    group, equals, _ = word.partition("=")
+def _is_choice(override: str) -> bool:
+    group, equals, _ = override.partition("=")
     return bool(equals) and ("@" in group or "/" in group or (CONF / group).is_dir())
 
 
 def _sources() -> tuple[str, int]:
-    """Return where Hydra looks for files, and a number that changes with any of ours."""
+    """Return Hydra's search path, and a number that changes when any file in conf/ changes."""
     from hydra.core.global_hydra import GlobalHydra
 
     folders = (os.scandir(folder) for folder, _, _ in os.walk(CONF))
@@ -141,21 +176,21 @@ def _sources() -> tuple[str, int]:
 
 @lru_cache(maxsize=256)
 def _of_choices(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
-    """Return what Hydra composes of groups alone, pickled; `sources` makes what has changed since another question."""
+    """Return what Hydra composes from group choices, pickled; `sources` invalidates the cache when files change."""
     from hydra import compose as hydra_compose
 
     return pickle.dumps(hydra_compose("launch", overrides=list(choices)))
 
 
 def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
-    """Return the config, changed by KEY=VALUE in Hydra's grammar."""
+    """Return the config after applying KEY=VALUE overrides in Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     overrides = OverridesParser.create().parse_overrides(list(words))
     if any(override.is_sweep_override() for override in overrides):
-        raise HydraException("several values are for --multirun")
+        raise HydraException("several values need --multirun")
     for override in overrides:
         key, value = override.key_or_group, override.value()
         if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(config, key) is not None:
@@ -165,7 +200,7 @@ def _with_values(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
 
 
 def typed(config: "DictConfig") -> Config:
-    """Return the config as its dataclasses, with the paths made absolute."""
+    """Return the config as dataclasses, with absolute paths."""
     from omegaconf import OmegaConf
 
     typed_config = typing.cast(Config, OmegaConf.to_object(config))
@@ -187,7 +222,7 @@ def read(config_yaml: str) -> Config:
     """Return the config of a run folder's config.yaml.
 
     Raises:
-        ConfigError: it is not one, or one of another version.
+        ConfigError: it is not a config of this version.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -202,7 +237,7 @@ def read(config_yaml: str) -> Config:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return the absolute path; one that begins with a variable ($DATADIR) is left to the job's shell."""
+    """Return the absolute path; the job's shell expands a path that begins with a variable ($DATADIR)."""
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
@@ -210,16 +245,16 @@ def _search_path(config_dir: Path) -> str:
     """Return the override that adds a site's folder, quoted for Hydra's grammar."""
     if not config_dir.is_dir():
         raise ConfigError(
-            "no such folder", where=f"--config-dir {config_dir}", fix="name the folder that holds cluster/"
+            "no such folder", where=f"--config-dir {config_dir}", fix="give the folder that contains cluster/"
         )
     quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"hydra.searchpath=['file://{quoted}']"
 
 
-def completions(word: str, others: Sequence[str], *, config_dir: Path | None = None) -> list[str]:
-    """Return how an override that has been begun may go on: groups, their choices, keys and their present values.
+def completions(override: str, others: Sequence[str], *, config_dir: Path | None = None) -> list[str]:
+    """Return the completions of a partial override: groups, their choices, keys and their current values.
 
-    The other overrides decide what the keys are. What cannot be composed has no completions.
+    The other overrides decide which keys exist. A config that cannot be composed has no completions.
     """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -227,12 +262,12 @@ def completions(word: str, others: Sequence[str], *, config_dir: Path | None = N
     from hydra.plugins.completion_plugin import CompletionPlugin
 
     class Words(CompletionPlugin):
-        """Hydra's answer, without the shell around it."""
+        """Hydra's completion without a shell."""
 
         def install(self) -> None: ...
         def uninstall(self) -> None: ...
         def query(self, config_name: str | None) -> None: ...
-        def found(self, line: str) -> list[str]:
+        def completions(self, line: str) -> list[str]:
             return self._query("launch", line)
 
         @staticmethod
@@ -247,14 +282,16 @@ def completions(word: str, others: Sequence[str], *, config_dir: Path | None = N
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             search_path = [_search_path(config_dir)] if config_dir else []
-            return Words(GlobalHydra.instance().config_loader()).found(" ".join([*search_path, *others, word]))
+            return Words(GlobalHydra.instance().config_loader()).completions(
+                " ".join([*search_path, *others, override])
+            )
         except (HydraException, ConfigError):
             return []
 
 
 @cache
 def register() -> None:
-    """Tell Hydra of the schema, once; the dataclasses are read anew each time that they are given to it."""
+    """Register the schema with Hydra, once per process: each registration parses the dataclasses again."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="config_schema", node=Config)

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf refuse, in our own words: what, where, and the fix."""
+"""Errors of Hydra and OmegaConf as ConfigErrors: what is wrong, where, and the fix."""
 
 import dataclasses
 import difflib
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bench.contract import old_plans
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 
@@ -19,12 +20,13 @@ MOVED = {
     "task.lora": "task.training.lora",
     "task.base": "task.training.base",
     "task.target_eval_loss": "task.training.target_eval_loss",
+    **old_plans.CONFIG_KEYS,
 }
-"""Keys of earlier versions, and what they are called now."""
+"""Keys of earlier versions, and their current names."""
 
 
 class UnknownChoiceError(ConfigError):
-    """A group of the config has no such choice, such as an engine of a later version."""
+    """A config group has no such choice, for example an engine of a later version."""
 
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -33,7 +35,7 @@ class UnknownChoiceError(ConfigError):
 
 
 class InvalidValueError(ConfigError):
-    """A key cannot have this value, such as the name of an engine of a later version."""
+    """A key has an invalid value, for example an engine of a later version."""
 
     def __init__(self, what: str, *, key: str, value: str | None) -> None:
         super().__init__(what, where=key, fix="give a value of the type that --cfg job shows")
@@ -60,17 +62,17 @@ def explained() -> Iterator[None]:
 
 
 def _below_null(error: AssertionError) -> ConfigError:
-    """Return that a key was set below one that is null: OmegaConf does not say which, but Hydra's frame has it."""
+    """Return the error of a key below a null block. OmegaConf's message lacks the key; Hydra's stack frame has it."""
     frames = (frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__))
     key = next((str(names["override"].key_or_group) for names in frames if "override" in names), "a key")
     block = key.rpartition(".")[0]
     group, _, name = block.partition(".")
-    choose = f"engine={name}" if group == "engine" else f"a file of {group} that has {block}"
-    return ConfigError(f"{key} cannot be set, since {block} is null here", where=key, fix=f"choose {choose}")
+    choose = f"engine={name}" if group == "engine" else f"a {group}= file that sets {block}"
+    return ConfigError(f"{key} cannot be set because {block} is null", where=key, fix=f"choose {choose}")
 
 
 def _explain(error: Exception) -> ConfigError | None:
-    """Return the error in our words, or None for one that is no fault of the command line."""
+    """Return the error as a ConfigError; None for one that the command line did not cause."""
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
@@ -78,55 +80,58 @@ def _explain(error: Exception) -> ConfigError | None:
         return known
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
-    return ConfigError(text.splitlines()[0], where="command line", fix="see python -m bench.launch --help")
+    return ConfigError(text.splitlines()[0], where="command line", fix="see runstop launch --help")
 
 
 def _wrong_choice(text: str) -> ConfigError | None:
-    """Return what is wrong with the choice of a group, or with a key that was removed or renamed."""
+    """Return the error of a group without such a choice, or of a key that was removed or renamed."""
     if (missing := re.search(r"Could not find '([^']+)'", text)) and "Available options" in text:
         options = re.findall(r"^\t(\S+)$", text, re.M)
         return UnknownChoiceError(missing[1].split("/")[-1], options, group=missing[1].rsplit("/", 1)[0])
     if "Config group override must be" in text:
-        return ConfigError("a group needs one choice", where="command line", fix="name one; --help lists them")
+        return ConfigError(
+            "a config group needs exactly one choice", where="command line", fix="give one; --help lists them"
+        )
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
-        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set it to a value")
+        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
     for old, new in MOVED.items():
         group, _, name = old.rpartition(".")
-        if old in text or (f"'{name}'" in text and f"'{group.title()}'" in text):
-            return ConfigError(f"{old} is now {new}", where=group, fix=f"write {new} in its place")
+        is_in_class = f"'{group.title()}'" in text or old in old_plans.CONFIG_KEYS
+        if old in text or (f"'{name}'" in text and is_in_class):
+            return ConfigError(f"{old} was renamed to {new}", where=group, fix=f"write {new} instead")
     return None
 
 
 def _wrong_key(error: Exception, text: str) -> ConfigError | None:
-    """Return which key of an override does not exist."""
-    if isinstance(error, AttributeError):  # a schema class has slots, and no place for what `+key` added
+    """Return the error of an override whose key does not exist."""
+    if isinstance(error, AttributeError):  # schema classes have slots: `+key` cannot add an attribute
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
         known = _keys().get(stray[1]) if stray else None
         if stray and known:
             return _unknown_key(stray[2], known)
     stray = re.search(r"Key '(\w+)' not in '(\w+)'", text)
-    if stray and f".{stray[1]}'" not in text:  # of the braces in key={…}: the override does not name it
+    if stray and f".{stray[1]}'" not in text:  # inside the braces of key={…}: the override does not name it
         return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
-            "cluster.environment holds the names that a site adds",
+            "cluster.environment has no such variable yet",
             where="cluster.environment",
-            fix="put a + before each: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
+            fix="add a variable with a leading +: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
     if existing := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
-        what = f"a + adds a key, and there is one named {existing[1]} already"
-        return ConfigError(what, where="command line", fix=f"leave out the +: {existing[1]}=…")
+        what = f"+ adds a new key, but {existing[1]} already exists"
+        return ConfigError(what, where="command line", fix=f"remove the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         key = override[1]
-        if key in _keys()["Config"]:  # a mapping, whose names the schema does not list
-            fix = f"put a + before it: +{key}=…"
-            return ConfigError(f"{key} holds names that a site adds", where=key, fix=fix)
+        if key in _keys()["Config"]:  # a mapping: the schema does not list its keys
+            fix = f"add the key with a leading +: +{key}=…"
+            return ConfigError(f"{key} has no such entry yet", where=key, fix=fix)
         return _unknown_key(key, _keys()["Config"])
     return None
 
 
 def _wrong_value(error: Exception, text: str) -> ConfigError | None:
-    """Return what is wrong with a value: its type, or how it is written."""
+    """Return the error of a value with a wrong type or syntax."""
     if bad := re.search(r"full_key: (\S+)", text):
         what = str(error.__cause__ or error).splitlines()[0]
         value = re.search(r"Invalid value '([^']*)'", what)
@@ -137,29 +142,29 @@ def _wrong_value(error: Exception, text: str) -> ConfigError | None:
         return ConfigError(
             text.splitlines()[0],
             where="command line",
-            fix="put quotes around words with = , or : in a list, and around the whole: "
+            fix="quote list items that contain = , or : and quote the whole override: "
             """'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
     return None
 
 
 def _unquoted(override: str) -> ConfigError:
-    """Return what is wrong with an override whose value Hydra's grammar has no letters for, and how to quote it."""
+    """Return the error of a value with characters that Hydra's grammar does not allow; the fix quotes the override."""
     key, _, value = override.partition("=")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     quoted = shlex.quote(f'{key}="{escaped}"')
     unknown = (letter for letter in value if not letter.isascii() or letter in "'\"`!#&;<>|^")
     letter = next(unknown, "a character")
     return ConfigError(
-        f"{override}: {letter} must stand in quotes",
+        f"{override}: {letter} must be quoted",
         where="command line",
-        fix=f"put the value in double quotes, and the whole in the shell's: {quoted}",
+        fix=f"put the value in double quotes and the whole override in single quotes: {quoted}",
     )
 
 
 def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    fix = _offer(near, "all keys: python -m bench.launch --cfg job")
+    fix = _offer(near, "all keys: runstop launch --cfg job")
     return ConfigError(f"no key {name!r}", where="command line", fix=fix)
 
 
@@ -168,11 +173,11 @@ def _offer(near: list[str], others: str) -> str:
 
 
 def _keys() -> dict[str, list[str]]:
-    """Return the dotted keys below each class of the schema, by its name."""
-    found: dict[str, list[str]] = {}
+    """Return the dotted keys below each schema class, by class name."""
+    keys_of: dict[str, list[str]] = {}
 
     def walk(kind: Any) -> list[str]:
-        keys = found.setdefault(kind.__name__, [])
+        keys = keys_of.setdefault(kind.__name__, [])
         for name, hint in typing.get_type_hints(kind).items():
             keys.append(name)
             for inner in (hint, *typing.get_args(hint)):
@@ -181,4 +186,4 @@ def _keys() -> dict[str, list[str]]:
         return keys
 
     walk(Config)
-    return found
+    return keys_of

@@ -1,4 +1,4 @@
-"""Where the shipped configs are: inside the package once installed, beside it in a checkout."""
+"""The folder of the shipped configs: inside the package when installed, next to it in a checkout."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""What DeepSpeed is given: a user's file, one of conf/deepspeed or DeepSpeed's own defaults, filled in from the plan.
+"""DeepSpeed's settings: a user's file, a file of conf/deepspeed or DeepSpeed's defaults, completed from the plan.
 
-Nothing in it stays "auto", and it says the same as the rest of the plan, or is refused.
+The result contains no "auto". A file that contradicts the rest of the plan is refused.
 """
 
 import json
@@ -19,25 +19,25 @@ FOLDER = CONF / "deepspeed"
 AUTO = "auto"
 ZERO = "zero_optimization"
 BUCKET = 500_000_000
-"""Numbers in a bucket of gradients, as DeepSpeed has it by itself. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
+"""DeepSpeed's default size of a gradient bucket, in elements. Source: DeepSpeed 0.19.8, runtime/zero/config.py."""
 MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
-"""Of stage 3: numbers gathered at once, and numbers that the optimizer updates at once. Source: as BUCKET."""
+"""Stage 3: elements gathered at one time, and elements that the optimizer updates at one time. Source: as BUCKET."""
 PREFETCHED = 50_000_000
-"""Of stage 3: numbers that are gathered ahead together, and at most one weight more. Source: as BUCKET."""
+"""Stage 3: elements prefetched together, plus at most one weight. Source: as BUCKET."""
 OURS = ("optimizer", "scheduler")
-"""Blocks of a file that would replace the recipe's AdamW and learning rates."""
+"""Blocks of a file that would override the recipe's AdamW and learning rates."""
 
 
 def is_path(name: str | None) -> bool:
-    """Return whether a deepspeed_json is a file of the user's own, and not the name of one in conf/deepspeed."""
+    """Return whether deepspeed_json is the path of a user's file, not the name of a file in conf/deepspeed."""
     return name is not None and ("/" in name or name.endswith(".json"))
 
 
 def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
-    """Return what DeepSpeed is given; None with another strategy.
+    """Return DeepSpeed's settings; None with another strategy.
 
     Raises:
-        ConfigError: the file cannot be read, or says something else than the config.
+        ConfigError: the file cannot be read, or contradicts the config.
     """
     hf = config.huggingface
     if hf is None or hf.strategy is not Strategy.deepspeed:
@@ -48,9 +48,9 @@ def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
     for key in OURS:
         if key in own:
             raise ConfigError(
-                f"{name} has a block {key!r}, and the recipe says how weights are updated, for all engines alike",
+                f"{name} has a block {key!r}, but the recipe sets the optimizer and the learning rate for all engines",
                 where="engine.huggingface.deepspeed_json, recipe",
-                fix=f"leave {key!r} out of the file, and set recipe.lr and the others",
+                fix=f"remove {key!r} from the file, and set recipe.lr and the other recipe keys",
             )
     _check(own, wanted, name or "")
     merged = _merged(own, wanted)
@@ -60,7 +60,7 @@ def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides how much memory ZeRO takes beside its states, in numbers."""
+    """Sizes of ZeRO's buffers, in elements: its memory in addition to weights, gradients and optimizer states."""
 
     bucket: int
     num_buckets: int
@@ -72,7 +72,7 @@ class Sizes:
 def sizes(config: Config) -> Sizes:
     """Return the sizes of ZeRO's buffers; raises like `settings`.
 
-    Two buckets take turns where communication overlaps, in the stages below 3.
+    Below stage 3, overlapped communication alternates between two buckets.
     """
     hf = config.huggingface
     assert hf is not None
@@ -89,10 +89,10 @@ def sizes(config: Config) -> Sizes:
 
 
 def gathered(config: Config, num_ranks: int, num_weights: int) -> int:
-    """Return the numbers of weights that stage 3 may have gathered, and of what they arrived in.
+    """Return how many elements stage 3 may hold gathered, including the buffers of the all-gathers.
 
-    Weights that are gathered ahead arrive in one buffer, which stays until the last of them is at work; that one may be
-    the largest. A rank alone has its weights, or copies those that lie in host memory.
+    Prefetched weights share one buffer, which is freed only when the last of them is used; that one may be the
+    largest. A single rank gathers nothing; it copies weights that are in host memory.
 
     Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (_fetch_sub_module_impl) and
     partition_parameters.py (AllGatherCoalescedHandle.wait, NoGatherHandle).
@@ -107,7 +107,7 @@ def gathered(config: Config, num_ranks: int, num_weights: int) -> int:
 
 
 def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
-    """Return what the config says, by DeepSpeed's keys."""
+    """Return the settings that the config implies, by DeepSpeed's keys."""
     hf, is_bf16 = config.huggingface, config.precision is Precision.bf16
     assert hf is not None
     zero: dict[str, Any] = {"stage": hf.zero_stage}
@@ -129,7 +129,7 @@ def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
 
 
 def _sizes(config: Config, zero: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes in numbers that a file leaves to its user, as transformers fills them in.
+    """Return the sizes that a file leaves as "auto", computed as transformers does.
 
     Source: transformers 5.23, integrations/deepspeed.py, trainer_config_finalize.
     """
@@ -143,7 +143,7 @@ def _sizes(config: Config, zero: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(own: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
-    """Raise ConfigError where a file says something else than the config, or what nobody can fill in."""
+    """Raise ConfigError if a file contradicts the config."""
     offloads = [
         {key: value for key, value in part.get(ZERO, {}).items() if key.startswith("offload_")}
         for part in (own, wanted)
@@ -162,7 +162,7 @@ def _device(offload: Any) -> str:
 
 
 def _both(own: dict[str, Any], wanted: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys that both have and that the file does not leave open, with both values."""
+    """Yield the keys that both set, with both values; "auto" in the file is not a value."""
     for key, there in wanted.items():
         here = own.get(key, AUTO)
         if key.startswith("offload_") or here == AUTO:
@@ -184,28 +184,28 @@ KEYS = {
     "bf16.enabled": "precision",
     "fp16.enabled": "precision",
 }
-"""What decides in the config what DeepSpeed's key says."""
+"""The config key for each of DeepSpeed's keys."""
 
 
 def _differs(name: str, key: str, here: Any, there: Any) -> ConfigError:
     return ConfigError(
-        f"{name} says {key} {here}, and the config {there}",
+        f"{name} sets {key} to {here}, but the config implies {there}",
         where=f"engine.huggingface.deepspeed_json, {KEYS.get(key, key)}",
-        fix=f"make both the same, or write {AUTO!r} into the file",
+        fix=f"use the same value in both, or write {AUTO!r} in the file",
     )
 
 
 def _merged(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's settings with what it leaves open."""
-    found = dict(own)
+    """Return a file's settings, with `other` for keys that are missing or "auto"."""
+    merged = dict(own)
     for key, value in other.items():
-        mine = found.get(key, AUTO)
-        found[key] = (
+        mine = merged.get(key, AUTO)
+        merged[key] = (
             _merged(mine, value)
             if isinstance(mine, dict) and isinstance(value, dict)
             else (value if mine == AUTO else mine)
         )
-    return found
+    return merged
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -213,18 +213,18 @@ def _read(name: str) -> dict[str, Any]:
     where = f"engine.huggingface.deepspeed_json={name}"
     known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except OSError as error:
-        fix = f"name a file with its path, or one of {known}"
+        fix = f"give the path of a file, or one of {known}"
         raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where, fix=fix) from error
     except ValueError as error:
         raise ConfigError(f"{name} is not JSON: {error}", where=where, fix="write one JSON object") from error
-    if not isinstance(found, dict) or not isinstance(found.get(ZERO, {}), dict):
+    if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
         raise ConfigError(
-            f"{name} is no JSON object of DeepSpeed's settings", where=where, fix=f"see conf/deepspeed: {known}"
+            f"{name} is not a JSON object of DeepSpeed settings", where=where, fix=f"see conf/deepspeed: {known}"
         )
-    _refuse_left_open(found, where)
-    return found
+    _refuse_auto(content, where)
+    return content
 
 
 FILLED_IN = (
@@ -235,10 +235,11 @@ FILLED_IN = (
 """The keys that may be "auto"."""
 
 
-def _refuse_left_open(found: dict[str, Any], where: str, place: str = "") -> None:
-    for key, value in found.items():
+def _refuse_auto(content: dict[str, Any], where: str, place: str = "") -> None:
+    """Refuse "auto" for a key that the plan cannot fill in."""
+    for key, value in content.items():
         if isinstance(value, dict):
-            _refuse_left_open(value, where, f"{place}{key}.")
+            _refuse_auto(value, where, f"{place}{key}.")
         elif value == AUTO and f"{place}{key}" not in FILLED_IN:
-            what, fix = f"nothing says what {place}{key} is, which is {AUTO!r}", "write a value into the file"
+            what, fix = f"{place}{key} is {AUTO!r}, but runstop cannot fill it in", "write a value in the file"
             raise ConfigError(what, where=where, fix=fix)

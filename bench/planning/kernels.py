@@ -1,11 +1,11 @@
-"""The points of a kernels task: every product, copy, collective and attention that is measured, with its work.
+"""The points of a kernels task: every GEMM, copy, collective and attention kernel that is measured, with its work.
 
 | kernel                        | work of one call                                             | source            |
 | ----------------------------- | ------------------------------------------------------------ | ----------------- |
 | M x K times K x N             | 2 M N K operations                                           |                   |
 | causal attention, forward     | 4 d times the S (S + 1) / 2 scores that are not masked, for  | Dao 2023, FA 2    |
 |                               | each row and head (d: size of a head)                        |                   |
-| causal attention, backward    | 2.5 times as many: five products where forward has two       | Dao 2023, FA 2    |
+| causal attention, backward    | 2.5 times as many: five GEMMs, where forward has two         | Dao 2023, FA 2    |
 | copy between two memories     | the bytes, one way                                           | nvbandwidth       |
 | copy within one memory        | the bytes read plus the bytes written                        | STREAM            |
 | all_reduce of n ranks         | 2 (n - 1) / n times the bytes of the buffer                  | nccl-tests        |
@@ -13,8 +13,8 @@
 | all_to_all                    |                                                              |                   |
 | reduce                        | the bytes                                                    | nccl-tests        |
 
-So the rate of a collective is its bus bandwidth. It can be above what a link carries where the switch adds up
-(NVLink SHARP): then fewer bytes pass a link than the ring, which the factor is of, would send.
+The rate of a collective is therefore its bus bandwidth. It can exceed the bandwidth of a link if the switch reduces
+(NVLink SHARP): then fewer bytes cross a link than in the ring algorithm, which the factors assume.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,9 +40,9 @@ from bench.planning.parallelism import split
 
 TFLOPS, GBS = "TFLOP/s", "GB/s"
 LEAST_CALLS = 5
-"""Of every point, with those that warm up. Source: jobs/kernels/timing.py."""
+"""Minimum number of calls of a point, including warm-up. Source: jobs/kernels/timing.py."""
 CPU_FLOPS, MAX_CPU_S = 50e9, 1800
-"""What a rank of one thread computes a second, by which a list of GPU sizes is told from one for CPUs. Assumed."""
+"""FLOP/s of a rank with one thread, and the longest estimated run on CPUs; larger lists are meant for GPUs. Assumed."""
 COPIES = {
     Copy.host_to_device: "host to device",
     Copy.device_to_host: "device to host",
@@ -50,7 +50,7 @@ COPIES = {
     Copy.peer: "to next device",
 }
 BACKWARD = 2.5
-"""The operations of attention's backward pass over those of its forward pass."""
+"""Ratio of attention's backward FLOPs to its forward FLOPs."""
 BUS_SHARE: dict[Collective, Callable[[int], float]] = {
     Collective.all_reduce: lambda n: 2 * (n - 1) / n,
     Collective.all_gather: lambda n: (n - 1) / n,
@@ -62,53 +62,53 @@ BUS_SHARE: dict[Collective, Callable[[int], float]] = {
 
 
 def points(config: Config) -> list[Point]:
-    """Return what is measured, in the order in which it is: links first, and what heats the device last.
+    """Return the points in the order of measurement: links first, kernels that heat the device last.
 
     Raises:
-        ConfigError: a family names nothing, or a CPU would take longer than MAX_CPU_S.
+        ConfigError: a family has no points, or a CPU would need more than MAX_CPU_S.
     """
     kernels = config.task.kernels
-    assert kernels is not None  # validate has seen to it
-    found = [
+    assert kernels is not None  # a task of this kind has the block
+    every = [
         *(_copies(kernels.memcpy, config) if kernels.memcpy else ()),
         *(_collectives(kernels.collectives, config) if kernels.collectives else ()),
         *(_attention(kernels.attention, config) if kernels.attention else ()),
         *(_gemms(kernels.gemm, config) if kernels.gemm else ()),
     ]
-    _check_families(found, config)
-    once = list({point.name: point for point in found}.values())  # a size may be listed twice
+    _check_families(every, config)
+    once = list({point.name: point for point in every}.values())  # a size may be listed twice
     if config.cluster.device is Device.cpu:
         _check_cpu_time(once)
     return once
 
 
-def _check_families(found: list[Point], config: Config) -> None:
-    """Refuse a family of which nothing would be measured; in a job of one rank collectives are left out."""
-    has_points = {point.family for point in found}
+def _check_families(points: list[Point], config: Config) -> None:
+    """Refuse a family without points; in a job of one rank, collectives are skipped."""
+    has_points = {point.family for point in points}
     if config.cluster.num_nodes * config.cluster.ranks_per_node == 1:
         has_points.add("collectives")
     for family in ("memcpy", "collectives", "attention", "gemm"):
         if getattr(config.task.kernels, family) is not None and family not in has_points:
             raise ConfigError(
-                f"task.kernels.{family} names nothing to measure",
+                f"task.kernels.{family} has nothing to measure",
                 where=f"task.kernels.{family}",
-                fix=f"fill its lists, or set task.kernels.{family}=null",
+                fix=f"add entries to its lists, or set task.kernels.{family}=null",
             )
 
 
-def _check_cpu_time(found: list[Point]) -> None:
-    work = sum(point.work for point in found if point.unit == TFLOPS) * LEAST_CALLS
+def _check_cpu_time(points: list[Point]) -> None:
+    work = sum(point.work for point in points if point.unit == TFLOPS) * LEAST_CALLS
     if work / CPU_FLOPS > MAX_CPU_S:
         raise ConfigError(
-            f"GEMMs and attention of {work / 1e12:,.0f} TFLOP on a CPU would take about "
-            f"{work / CPU_FLOPS / 3600:,.1f} hours, by {CPU_FLOPS / 1e9:g} GFLOP/s",
+            f"{work / 1e12:,.0f} TFLOP of GEMMs and attention would take about {work / CPU_FLOPS / 3600:,.1f} hours "
+            f"on a CPU (assuming {CPU_FLOPS / 1e9:g} GFLOP/s)",
             where="task.kernels.gemm.shapes, task.kernels.attention, cluster.device",
-            fix="choose task=kernels_tiny, name smaller shapes, or set cluster.device=cuda",
+            fix="choose task=kernels_tiny, use smaller shapes, or set cluster.device=cuda",
         )
 
 
 def limits(config: Config) -> Limits | None:
-    """Return the best rates known of the cluster's GPU; None where none are."""
+    """Return the best known rates of the cluster's GPU; None if there are none."""
     gpu, kernels = _gpu(config), config.task.kernels
     assert kernels is not None
     return next((one for one in kernels.limits if gpu is not None and one.gpu == gpu.name), None)
@@ -119,9 +119,9 @@ def _gpu(config: Config) -> Gpu | None:
 
 
 def _gemms(gemms: Gemms, config: Config) -> Iterator[Point]:
-    """Yield every shape in every precision, then those that are measured without a pause."""
+    """Yield every shape in every precision, then the sustained measurements."""
     listed = [(m, n, k) for m, n, k in gemms.shapes]
-    shapes = list(dict.fromkeys([*listed, *(kernels.model_shapes(config, gemms) if gemms.of_model else ())]))
+    shapes = list(dict.fromkeys([*listed, *(kernels.model_shapes(config, gemms) if gemms.from_model else ())]))
     sustained = [(m, n, k) for m, n, k in gemms.sustained]
     for precision in kernels.precisions(gemms, config):
         for shape in shapes:
@@ -153,7 +153,7 @@ def _gemm(shape: tuple[int, int, int], precision: GemmPrecision, config: Config,
 
 
 def _copies(copies: Copies, config: Config) -> Iterator[Point]:
-    """Yield the copies that the device has; limits of the host's link are those of one GPU that copies alone."""
+    """Yield the copies that the device supports; host-link limits apply only if a single GPU copies."""
     per_node, is_gpu, known = config.cluster.ranks_per_node, _gpu_is_there(config), limits(config)
     alone = known if per_node == 1 else None
     ways = [(Copy.device, "device", known.device_gbs if known else None)]
@@ -194,7 +194,7 @@ def _of_bytes(
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes in the largest binary unit that it is a multiple of."""
+    """Format bytes in the largest binary unit that divides them."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size % factor == 0:
             return f"{size // factor} {unit}"
@@ -215,7 +215,7 @@ def _collectives(collectives: Collectives, config: Config) -> Iterator[Point]:
 
 
 def _bus_limit(operation: Collective, count: int, config: Config) -> float | None:
-    """Return the best bus bandwidth known of so many ranks of one node."""
+    """Return the best known bus bandwidth of `count` ranks on one node."""
     known = limits(config)
     if known is None or known.ranks != count or config.cluster.ranks_per_node < count:
         return None
@@ -234,7 +234,7 @@ def _attention(attention: Attentions, config: Config) -> Iterator[Point]:
     every = kernels.backends(is_gpu=_gpu_is_there(config))
     for backend in every if attention.backends is None else attention.backends:
         for length in attention.seq_lengths:
-            if backend is AttentionBackend.math and length > attention.math_up_to:
+            if backend is AttentionBackend.math and length > attention.math_max_seq_length:
                 continue
             sizes = [attention.tokens // length, heads, groups, length, head]
             for way in ("forward", "backward"):
@@ -264,5 +264,5 @@ def _of_attention(
 
 
 def make(config: Config, base: Config | None) -> KernelsPlan:
-    """Return the plan of a run that measures kernels."""
+    """Return the plan of a kernels run."""
     return KernelsPlan(**fields_of_all(config), world=split(config, tp=1, pp=1, cp=1, sp=False), points=points(config))

@@ -1,6 +1,6 @@
 """Choose how to split the ranks of a cluster: the fastest layout that fits by the plan's own estimates.
 
-parallel.tp, pp, cp and sp stay as the config gives them; those that are null are chosen here.
+Values of parallel.tp, pp, cp and sp in the config are kept; those that are null are chosen here.
 """
 
 import itertools
@@ -15,11 +15,11 @@ from bench.planning.parallelism import check, divisors, split
 
 CHOSEN = ("tp", "pp", "cp", "sp")
 MOST_TOKENS = 65_536
-"""Of one micro-batch on one rank, where the plan chooses its size: with more, no GEMM gets faster. Assumed; GPT-3 126M
-was measured with as many, docs/results/2026-11-22-training.md."""
+"""Upper limit for one micro-batch on one rank when the plan chooses its size: more tokens make no GEMM faster. Assumed;
+GPT-3 126M was measured with this many, docs/results/2026-11-22-training.md."""
 LEAST_GAIN = 0.01
-"""Of a step's time: what a micro-batch that needs recomputation must save over one that needs none. Assumed; estimates
-are up to 4.5 % away from measured steps, so that they cannot tell less apart."""
+"""The share of the step time that a micro-batch with recomputation must save over one without. Assumed; estimates
+differ from measured steps by up to 4.5 %, so smaller differences mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def choose(config: Config) -> Layout:
 
 
 def ranked(config: Config) -> list[Layout]:
-    """Return every legal layout, best first: those that fit by step time, then the others by memory."""
+    """Return every legal layout, best first: layouts that fit by step time, then the others by memory."""
     layouts, first_error, sized = [], None, dict[int, Config]()
     for world in _splits(config):
         of_world = []
@@ -66,14 +66,13 @@ def ranked(config: Config) -> list[Layout]:
 
 
 def with_micro_batch(config: Config, size: int) -> Config:
-    """Return the config with this size of a micro-batch."""
     return replace(config, recipe=replace(config.training_recipe, micro_batch_size=size))
 
 
 def _micro_batch_sizes(config: Config, world: World) -> list[int]:
-    """Return the sizes that a micro-batch may have, largest first: the config's, else divisors of a replica's share.
+    """Return the micro-batch sizes to try, largest first: the config's, else the divisors of a replica's share.
 
-    Where no GPU is known, so that nothing says what fits, that is the whole share.
+    If the GPU, and therefore its memory, is unknown, this is the whole share.
     """
     whole = config.training_recipe.micro_batch(max(1, world.dp))  # 0 replicas are refused by `check`
     if config.training_recipe.micro_batch_size is not None or memory.gpu(config) is None:
@@ -83,10 +82,10 @@ def _micro_batch_sizes(config: Config, world: World) -> list[int]:
 
 
 def _best_size(layouts: list[Layout]) -> Layout:
-    """Return the best of layouts that differ in the size of a micro-batch only.
+    """Return the best of several layouts that differ only in the micro-batch size.
 
-    That is the fastest that fits; one that recomputes must be faster by LEAST_GAIN than those that do not. If no step
-    time can be estimated, it is the largest that fits, without recomputation where one does.
+    This is the fastest that fits; one with recomputation must be faster by LEAST_GAIN than those without. If no step
+    time can be estimated, it is the largest that fits, preferably without recomputation.
     """
     best = min(layouts, key=_rank)
     if best.memory.fits is False:
@@ -99,7 +98,7 @@ def _best_size(layouts: list[Layout]) -> Layout:
 
 
 def _layout(config: Config, world: World) -> Layout:
-    """Return a layout by the estimates of the config's engine; the time of Hugging Face's steps has no model."""
+    """Return a layout with the estimates for the config's engine; step times of Hugging Face are not estimated."""
     is_huggingface = config.huggingface is not None
     estimator = huggingface_memory if is_huggingface else memory
     recomputed = estimator.recompute(config, world)
@@ -113,7 +112,7 @@ def _layout(config: Config, world: World) -> Layout:
 
 
 def _splits(config: Config) -> Iterator[World]:
-    """Yield the splits that the config leaves open, simplest first: tp rises before cp, and cp before pp."""
+    """Yield the splits that the config allows, simplest first: tp increases before cp, and cp before pp."""
     p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
     sizes = divisors(num_ranks)
     if config.huggingface is not None:

@@ -1,13 +1,13 @@
-"""Plan groups that train apart: the config of one group, and what merging costs and gains by arithmetic.
+"""Plan local SGD: the config of one group, and the estimated cost and gain of averaging weights.
 
-A merge every H steps of t seconds takes X seconds of the network, of which `overlap_steps` steps hide a part:
+Averaging the weights every H steps of t seconds takes X seconds; `overlap_steps` steps run meanwhile:
 
-    efficiency      = H t / (H t + max(0, X - overlap t)), with X itself where the merged model is used at once
+    efficiency      = H t / (H t + max(0, X - overlap t)), with X itself where the averaged model is used at once
     X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / (cluster.network_gbs * TCP_SHARE)
 
 One of n groups alone needs n t for the same batch, so n groups are faster than one where H t + X < n H t, which is
-above H = X / ((n - 1) t). Synchronous training of all ranks takes s seconds a step with the gradients' way over the
-same network: it is slower where H t + X < H s, which is above H = X / (s - t).
+above H = X / ((n - 1) t). Synchronous training of all ranks takes s seconds a step, its gradients over the same
+network included: it is slower where H t + X < H s, which is above H = X / (s - t).
 """
 
 from dataclasses import replace
@@ -22,13 +22,13 @@ from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES
 from bench.planning.layouts import Layout
 
 TCP_SHARE = 1448 / 1538
-"""Of what Ethernet carries, for the exchange goes by TCP. A frame of 1500 bytes holds 1448 of data behind 20 of IPv4
+"""The share of Ethernet's bandwidth that TCP leaves to data. A frame of 1500 bytes holds 1448 of data behind 20 of IPv4
 (RFC 791), 20 of TCP (RFC 9293) and 12 of its timestamps (RFC 7323); 38 more are its Ethernet header, checksum, preamble
 and gap (IEEE 802.3)."""
 
 
 def of_one_group(config: Config) -> Config:
-    """Return the config of one of its groups, alone with its share of nodes, ranks and batch."""
+    """Return the config of one group alone, with its share of nodes, ranks and batch."""
     groups = config.parallel.groups
     if groups is None or config.training_recipe.averaging is None:
         return config
@@ -46,7 +46,7 @@ def of_one_group(config: Config) -> Config:
 
 
 def whole(world: World, config: Config) -> World:
-    """Return the ranks of all groups, each of which is split as `world` is."""
+    """Return the ranks of all groups; `world` is the split of each group."""
     if config.training_recipe.averaging is None:
         return world
     nodes, per_node = config.cluster.num_nodes, config.cluster.ranks_per_node
@@ -55,10 +55,10 @@ def whole(world: World, config: Config) -> World:
 
 
 def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> None:
-    """Refuse an evaluation between two merges: there is no model yet that all groups have trained.
+    """Refuse an evaluation between two weight averagings: only the averaged model is evaluated.
 
     Raises:
-        ConfigError: with the first such step.
+        ConfigError: for the first such step.
     """
     if config.training_recipe.averaging is None:
         return
@@ -67,16 +67,16 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     if between is not None:
         interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
-            f"an evaluation after step {between}, and the groups are merged every {every} steps: what is evaluated is "
-            "the merged model",
+            f"the evaluation after step {between} is between two weight averagings (every {every} steps): only the "
+            "averaged model is evaluated",
             where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
             fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
-            "evaluate at the end alone",
+            "evaluate only at the end",
         )
 
 
 def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: int) -> Prediction | None:
-    """Return what training apart costs and gains; None without groups. `layout` is that of a group."""
+    """Return the estimate for local SGD; None without groups. `layout` is that of one group."""
     local_sgd, groups = config.training_recipe.averaging, config.parallel.groups
     if local_sgd is None or groups is None:
         return None
@@ -86,26 +86,26 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
     exchange_s = None if network_gbs is None else sent / (network_gbs * TCP_SHARE) / 1e9
     step_s = local_sgd.step_time_s or (cost.step_s if cost else None)
     synchronous_s = _synchronous_s(config, layout, step_s) if groups > 1 else step_s
-    merges, waiting = _merges(config, evaluation, max_steps)
+    averagings, waiting = _averagings(config, evaluation, max_steps)
     efficiency = None
     if step_s is not None and exchange_s is not None:
-        seen_s = max(0.0, exchange_s - local_sgd.overlap_steps * step_s)
-        stopped_s = waiting * exchange_s + (merges - waiting) * seen_s
+        exposed_s = max(0.0, exchange_s - local_sgd.overlap_steps * step_s)
+        stopped_s = waiting * exchange_s + (averagings - waiting) * exposed_s
         efficiency = max_steps * step_s / (max_steps * step_s + stopped_s)
     return Prediction(
-        num_merges=merges,
+        num_averagings=averagings,
         rank_bytes=sent,
         exchange_s=exchange_s,
         step_s=step_s,
         efficiency=efficiency,
         synchronous_step_s=synchronous_s,
-        even_with_one_group=_even(exchange_s, step_s and (groups - 1) * step_s),
-        even_with_synchronous=_even(exchange_s, synchronous_s and step_s and synchronous_s - step_s),
+        break_even_one_group=_break_even(exchange_s, step_s and (groups - 1) * step_s),
+        break_even_synchronous=_break_even(exchange_s, synchronous_s and step_s and synchronous_s - step_s),
     )
 
 
-def _merges(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int, int]:
-    """Return how many merges there are, and for how many of them training waits: what they give is used at once."""
+def _averagings(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int, int]:
+    """Return the number of weight averagings, and of those that cannot overlap since the result is used at once."""
     local_sgd, saved = config.training_recipe.averaging, config.training.checkpoint_every_steps
     assert local_sgd is not None
     steps = {*range(local_sgd.interval, max_steps + 1, local_sgd.interval), max_steps}
@@ -113,16 +113,16 @@ def _merges(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int
     return len(steps), len(steps & used)
 
 
-def _even(exchange_s: float | None, saved_s: float | None) -> float | None:
-    """Return after how many steps, each of which saves so much, a merge is paid for; None if nothing is saved."""
+def _break_even(exchange_s: float | None, saved_s: float | None) -> float | None:
+    """Return the steps after which the time saved per step pays for one weight averaging; None if none is saved."""
     return exchange_s / saved_s if exchange_s is not None and saved_s and saved_s > 0 else None
 
 
 def _synchronous_s(config: Config, layout: Layout, step_s: float | None) -> float | None:
     """Return the time of a synchronous step of all ranks.
 
-    With a measured step time that is this step, and its gradients' way over the network and that of the new weights;
-    else it is the estimate of the fastest synchronous layout.
+    With a measured step time: that time, plus the time to send gradients and new weights over the network. Otherwise
+    the estimate of the fastest synchronous layout.
     """
     local_sgd, network_gbs = config.training_recipe.averaging, config.cluster.network_gbs
     assert local_sgd is not None

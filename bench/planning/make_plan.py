@@ -1,4 +1,4 @@
-"""Make the plan of a run from its config, by the kind of its task."""
+"""Create the plan of a run from its config, by the kind of its task."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,16 +17,16 @@ PLANNERS: "Mapping[Kind, tuple[Check, Make]]" = {
     Kind.kernels: (kernel_checks.check, kernels.make),
 }
 Check = Callable[[Config], None]
-"""Refuses a config of its kind that contradicts itself in every layout."""
+"""Refuses a config of this kind that is invalid in every layout."""
 Make = Callable[[Config, Config | None], Plan]
-"""Makes the plan of a config of its kind; the second one is that of the task that makes its base checkpoint."""
+"""Creates the plan; the second config is that of the task that trains the base checkpoint."""
 
 
 def make(config: Config, base: Config | None = None) -> Plan:
-    """Return the plan of a run; `base` is the config of the task that makes its base checkpoint.
+    """Return the plan of a run; `base` is the config of the task that trains its base checkpoint.
 
     Raises:
-        ConfigError: the request is impossible; the message gives the legal values.
+        ConfigError: the config is impossible; the message gives the legal values.
     """
     check(config)
     _, plan_of_kind = PLANNERS[config.task.kind]
@@ -34,7 +34,7 @@ def make(config: Config, base: Config | None = None) -> Plan:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError when the config contradicts itself in every layout."""
+    """Raise ConfigError if the config is invalid in every layout."""
     checks.check(config)
     check_kind, _ = PLANNERS[config.task.kind]
     check_kind(config)

@@ -1,4 +1,4 @@
-"""engine=nemo: what NeMo's recipes cannot do, and which program runs its trials."""
+"""engine=nemo: refuse what NeMo's recipes do not support, and choose the program that runs its trials."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from bench.contract.training import MomentPrecision, StartsFrom, Trains
 from bench.errors import ConfigError
 
 Refusal = tuple[bool, str, str, str]
-"""Whether it holds, what is refused, the key, and what helps."""
+"""Whether it is refused, the problem, the config key, the fix."""
 
 
 def check(config: Config) -> None:
-    """Refuse what NeMo's recipes cannot do, and a block that does not go with the engine's name.
+    """Refuse what NeMo's recipes do not support, and an engine.nemo block that contradicts engine.name.
 
     Raises:
-        ConfigError: with the first of them.
+        ConfigError: for the first problem.
     """
     if (config.engine.name is EngineName.nemo) != (config.engine.nemo is not None):
         is_given = config.engine.nemo is not None
         raise ConfigError(
-            f"the engine is {config.engine.name.name}, and engine.nemo is {'given' if is_given else 'missing'}",
+            f"engine.name is {config.engine.name.name}, but engine.nemo is {'given' if is_given else 'missing'}",
             where="engine.name, engine.nemo",
-            fix="choose engine=nemo or another one as a whole, not engine.name=…",
+            fix="set engine=nemo or another engine; do not set engine.name",
         )
     if config.engine.nemo is None or config.task.kind is not Kind.train:
         return
@@ -39,14 +39,14 @@ def _model(config: Config) -> Iterator[Refusal]:
     m, training = config.model, config.training
     is_gpt, is_llama = _is_gpt(m), not differs_from_llama(m)
     parts = f"{m.norm.name}, {m.activation.name}, {m.position.name} positions, bias={str(m.bias).lower()}"
-    what = f"its recipes are of Llama 2 and GPT-3, and this is neither: {parts}"
-    yield not (is_gpt or is_llama), what, "model", "choose a model= of one of them"
+    what = f"only Llama 2 and GPT-3 have recipes; this model has {parts}"
+    yield not (is_gpt or is_llama), what, "model", "choose a Llama 2 or GPT-3 model"
     scaled = m.rope_scaling_factor != 1
-    yield scaled, "its recipe of Llama 2 does not scale RoPE", "model.rope_scaling_factor", "choose a Llama-2 model"
+    yield scaled, "the Llama 2 recipe does not scale RoPE", "model.rope_scaling_factor", "choose a Llama-2 model"
     is_pre_training = training.trains is Trains.all and training.starts_from is StartsFrom.random
-    what = "its recipe of GPT-3 is for pre-training from random weights"
+    what = "the GPT-3 recipe only pre-trains from random weights"
     yield is_gpt and not is_pre_training, what, "task.training", "choose a task that pre-trains"
-    what = "its recipe has no adapters on a base of 4 bits"
+    what = "its recipes do not support QLoRA (adapters on a 4-bit base)"
     yield training.trains is Trains.qlora, what, "task.training.trains", "set task.training.trains=lora"
 
 
@@ -56,20 +56,20 @@ def _is_gpt(m: Model) -> bool:
 
 def _recipe(config: Config) -> Iterator[Refusal]:
     r = config.training_recipe
-    what = "FP8 of Transformer Engine was not tried with its recipes"
+    what = "FP8 is not supported with its recipes"
     yield config.precision is Precision.fp8, what, "precision", "set precision=bf16"
-    what = "Adam's moments are in FP32, in the memory of the GPU"
+    what = "Adam's moments must be in FP32 and in GPU memory"
     yield r.moments is not MomentPrecision.fp32, what, "recipe.moments", "set recipe.moments=fp32"
     yield r.offload_moments, what, "recipe.offload_moments", "set recipe.offload_moments=false"
     is_saved = config.training.checkpoint_every_steps is not None
     where = "task.training.checkpoint_every_steps"
-    yield is_saved, "no training state is saved, and no trial goes on from one", where, f"set {where}=null"
+    yield is_saved, "checkpoints and resuming are not supported", where, f"set {where}=null"
 
 
 def _layout(config: Config) -> Iterator[Refusal]:
     p = config.parallel
-    yield (p.cp or 1) > 1, "the sequence is not split", "parallel.cp", "set parallel.cp=1"
-    yield p.vpp > 1, "pipelines are not interleaved", "parallel.vpp", "set parallel.vpp=1"
+    yield (p.cp or 1) > 1, "context parallelism is not supported", "parallel.cp", "set parallel.cp=1"
+    yield p.vpp > 1, "the interleaved pipeline schedule is not supported", "parallel.vpp", "set parallel.vpp=1"
     is_cpu = config.cluster.device is Device.cpu
     what = "sequence parallelism needs Transformer Engine, which needs a GPU"
     yield is_cpu and bool(p.sp), what, "parallel.sp", "set parallel.sp=false"
@@ -77,16 +77,21 @@ def _layout(config: Config) -> Iterator[Refusal]:
 
 def _launch(config: Config) -> Iterator[Refusal]:
     is_profiled = config.launch.profile is not ProfileKind.none
-    yield is_profiled, "its steps are not profiled", "launch.profile", "set launch.profile=none"
+    yield is_profiled, "profiling is not supported", "launch.profile", "set launch.profile=none"
     assert config.engine.nemo is not None
     python = config.engine.nemo.python
     is_known = python == "python" or PurePosixPath(python).is_absolute()
-    fix = "give the full path of the environment's python, or `python`"
-    yield not is_known, f"{python!r} is no full path, and ranks start elsewhere", "engine.nemo.python, NEMO_PYTHON", fix
+    fix = "give the absolute path of the environment's python, or `python`"
+    yield (
+        not is_known,
+        f"{python!r} is not an absolute path, and ranks start in another folder",
+        "engine.nemo.python, NEMO_PYTHON",
+        fix,
+    )
 
 
 def restricted(config: Config) -> Config:
-    """Return the config with what it leaves open narrowed down to what NeMo's recipes can do."""
+    """Return the config with its open choices limited to what NeMo's recipes support."""
     if config.nemo is None:
         return config
     p, is_cpu = config.parallel, config.cluster.device is Device.cpu
@@ -94,7 +99,7 @@ def restricted(config: Config) -> Config:
 
 
 def trial_program(config: Config) -> tuple[str, str]:
-    """Return the module of `jobs` that runs a trial, and its interpreter. An image has one, which is right for all."""
+    """Return the module of `jobs` that runs a trial, and its interpreter. In a container this is always `python`."""
     if config.nemo is None or config.task.kind is not Kind.train:
         return f"tasks.{config.task.kind.name}", "python"
     return "nemo.train", config.nemo.python if config.container.runtime is Runtime.none else "python"

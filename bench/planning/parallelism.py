@@ -1,4 +1,4 @@
-"""Split the ranks of a job over the model, and refuse splits that are not possible."""
+"""Split the ranks of a job into tp, pp, cp and dp, and refuse impossible splits."""
 
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, Precision
@@ -9,7 +9,7 @@ from bench.planning.estimates.parameters import linears
 FP8_MULTIPLE = 16
 """The dimensions of an FP8 GEMM are multiples of this. Source: torch 2.11, torch._scaled_mm."""
 NF4_BLOCK = 64
-"""The weights that share a scale in 4 bits. Source: Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3."""
+"""Weights that share a scale in 4 bits. Source: Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3."""
 
 
 def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
@@ -42,7 +42,7 @@ def tokens(config: Config, world: World) -> float:
 
 
 def check(config: Config, world: World) -> None:
-    """Raise ConfigError when the ranks, the model, a row or the batch cannot be split this way."""
+    """Raise ConfigError if the ranks, the model, a row or the batch cannot be split this way."""
     check_tensor_parallel(config, world)
     _check_pipeline(config, world)
     _check_sequence(config, world)
@@ -53,7 +53,7 @@ def check(config: Config, world: World) -> None:
 
 
 def check_tensor_parallel(config: Config, world: World) -> None:
-    """Raise ConfigError when tensor parallelism does not divide the model, or leaves a node."""
+    """Raise ConfigError if tp does not divide the model, or spans several nodes."""
     tp, m, per_node = world.tp, config.model, config.cluster.ranks_per_node
     unit = "GPUs" if config.cluster.device is Device.cuda else "ranks"
 
@@ -78,7 +78,7 @@ def check_tensor_parallel(config: Config, world: World) -> None:
         )
     if tp > per_node:
         raise ConfigError(
-            f"tp {tp} is above the {per_node} {unit} of a node: tensor parallelism must stay inside a node",
+            f"tp {tp} is larger than the {per_node} {unit} of a node: tensor parallelism must stay within a node",
             where="parallel.tp, cluster.ranks_per_node",
             fix=f"use one of {legal()}",
         )
@@ -136,22 +136,21 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
         columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
         if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
             raise ConfigError(
-                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, and on each rank {name} is {rows} x {columns}",
+                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but on each rank {name} is {rows} x {columns}",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
 
 
 def _check_4_bit_blocks(config: Config, world: World) -> None:
-    """Raise ConfigError when a block of the 4-bit base would have parts on two ranks."""
+    """Raise ConfigError if a quantization block of the 4-bit base would span two ranks."""
     if config.training.trains is not Trains.qlora:
         return
     for name, linear in linears(config.model).items():
         columns = linear.num_in if linear.is_column else linear.num_in // world.tp
         if columns % NF4_BLOCK:
             raise ConfigError(
-                f"a row of a 4-bit weight is cut into blocks of {NF4_BLOCK}, and on each rank {name} has {columns} "
-                "columns",
+                f"4-bit weights need multiples of {NF4_BLOCK} columns, but on each rank {name} has {columns}",
                 where="task.training.trains, parallel.tp",
                 fix="set task.training.trains=lora" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )

@@ -11,25 +11,25 @@ WHERE = "parallel.groups, parallel.tp"
 
 
 def split(config: Config) -> World:
-    """Return the ranks of a generation task: world.dp replicas of world.tp consecutive ranks each, none over two nodes.
+    """Return the ranks of a generation task: world.dp replicas of world.tp consecutive ranks, each within one node.
 
-    Without parallel.groups there are as many replicas as parallel.tp leaves room for; without either, one on each node.
+    Without parallel.groups there are as many replicas as parallel.tp allows; without either, one per node.
 
     Raises:
-        ConfigError: they do not come to the GPUs of the cluster, or the model cannot be split like this.
+        ConfigError: they do not use exactly the GPUs of the cluster, or the model cannot be split like this.
     """
     groups, tp = _chosen(config)
     c, unit = config.cluster, "GPUs" if config.cluster.device is Device.cuda else "ranks"
     num_gpus, num_ranks, shares = c.num_nodes * c.ranks_per_node, groups * tp, bool(config.parallel.share_gpu)
     if num_ranks != num_gpus and not (shares and num_ranks > num_gpus):
         raise ConfigError(
-            f"{groups} replicas of {tp} come to {num_ranks} {unit}, and the cluster has {num_gpus}",
+            f"{groups} replicas of {tp} need {num_ranks} {unit}, but the cluster has {num_gpus}",
             where=WHERE,
             fix=_replicas_fix(config, num_ranks=num_ranks, num_gpus=num_gpus),
         )
     if groups % c.num_nodes:
         raise ConfigError(
-            f"{groups} replicas cannot be shared evenly by {c.num_nodes} nodes, and none lies on two",
+            f"{groups} replicas cannot be divided evenly over {c.num_nodes} nodes, and a replica cannot span two nodes",
             where=f"{WHERE}, cluster.num_nodes",
             fix=f"set parallel.groups to a multiple of {c.num_nodes}",
         )
@@ -50,17 +50,17 @@ def split(config: Config) -> World:
 
 
 def per_gpu(config: Config, world: World) -> int:
-    """Return how many replicas the fullest GPU holds a part of."""
+    """Return how many replicas share the fullest GPU."""
     return -(-world.ranks_per_node // config.cluster.ranks_per_node)
 
 
 def shards(config: Config, world: World) -> int:
-    """Return over how many GPUs the weights of a replica lie."""
+    """Return over how many GPUs the weights of a replica are split."""
     return config.huggingface.num_gpus if config.huggingface else world.tp
 
 
 def _chosen(config: Config) -> tuple[int, int]:
-    """Return the number of replicas, and the ranks of each."""
+    """Return the number of replicas, and the ranks per replica."""
     c, hosts = config.cluster, _of_hosts(config)
     groups, tp = hosts or (config.parallel.groups, config.parallel.tp)
     num_ranks = c.num_nodes * c.ranks_per_node
@@ -78,10 +78,10 @@ def _chosen(config: Config) -> tuple[int, int]:
 
 
 def _of_hosts(config: Config) -> tuple[int, int] | None:
-    """Return the replicas that hosts such as rig0:4x2 name; None where they name none.
+    """Return the replicas given in cluster.hosts, as in rig0:4x2; None if hosts give none.
 
     Raises:
-        ConfigError: hosts differ, or the config says otherwise.
+        ConfigError: the hosts differ, or the config contradicts them.
     """
     hosts = [parsed(text) for text in config.cluster.hosts or []]
     named = {(host.groups, host.group_size) for host in hosts if host.groups and host.group_size}
@@ -95,15 +95,15 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
         )
     ((groups, size),) = named
     assert groups is not None and size is not None
-    found, p = (groups * len(hosts), size), config.parallel
-    if (p.groups or found[0], p.tp or found[1]) != found:
+    replicas, p = (groups * len(hosts), size), config.parallel
+    if (p.groups or replicas[0], p.tp or replicas[1]) != replicas:
         raise ConfigError(
-            f"the hosts name {found[0]} groups of {found[1]}, and the config {p.groups or found[0]} of "
-            f"{p.tp or found[1]}",
+            f"cluster.hosts gives {replicas[0]} groups of {replicas[1]}, but the config gives "
+            f"{p.groups or replicas[0]} of {p.tp or replicas[1]}",
             where=f"cluster.hosts, {WHERE}",
-            fix="say it in one of these places",
+            fix="give the groups in one of these places only",
         )
-    return found
+    return replicas
 
 
 def _shown(host: Host) -> str:
@@ -114,17 +114,17 @@ def _replicas_fix(config: Config, *, num_ranks: int, num_gpus: int) -> str:
     if num_ranks < num_gpus:
         c = config.cluster
         fewer = f", or set cluster.ranks_per_node={num_ranks // c.num_nodes}" if num_ranks % c.num_nodes == 0 else ""
-        return f"make parallel.groups x parallel.tp {num_gpus}{fewer}"
+        return f"make parallel.groups x parallel.tp equal {num_gpus}{fewer}"
     if config.cluster.device is not Device.cuda:
-        return f"make parallel.groups x parallel.tp {num_gpus}, or raise cluster.ranks_per_node"
+        return f"make parallel.groups x parallel.tp equal {num_gpus}, or raise cluster.ranks_per_node"
     return (
-        f"make parallel.groups x parallel.tp {num_gpus}, or set parallel.share_gpu=true: several replicas then "
-        "compute on one GPU, each with weights of its own"
+        f"make parallel.groups x parallel.tp equal {num_gpus}, or set parallel.share_gpu=true: several replicas then "
+        "share a GPU, each with its own copy of the weights"
     )
 
 
 def ranks_per_node(config: Config) -> int:
-    """Return how many ranks a node has: one for each GPU, or more where the replicas of a task share GPUs."""
+    """Return the ranks per node: one per GPU, or more if replicas share GPUs."""
     if config.task.kind is not Kind.generate or not config.parallel.share_gpu:
         return config.cluster.ranks_per_node
     groups, tp = _chosen(config)

@@ -1,4 +1,4 @@
-"""Work out the plan of a training task: its layout, schedule, batch sizes and submission."""
+"""Plan a training task: its layout, schedule, batch sizes and submission."""
 
 import dataclasses
 import math
@@ -26,11 +26,11 @@ from bench.planning.parallelism import num_microbatches
 
 assert LLAMA2_70B_LORA.schedule is not None
 RULES = LLAMA2_70B_LORA.schedule
-"""How many evaluations are skipped at the start if the recipe does not say."""
+"""The number of evaluations that are skipped at the start, if the recipe does not set it."""
 
 
 def make(config: Config, base: Config | None) -> TrainingPlan:
-    """Return the plan of a run that trains; `base` is the config of the task that makes its base checkpoint."""
+    """Return the plan of a training run; `base` is the config of the task that trains its base checkpoint."""
     of_group = local_sgd.of_one_group(nemo.restricted(config))
     chosen = layouts.choose(of_group)
     steps = max_steps(config)
@@ -52,7 +52,7 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
         recompute=chosen.recompute,
         memory=chosen.memory,
         cost=chosen.cost,
-        apart=local_sgd.predict(config, chosen, evaluation, steps),
+        local_sgd=local_sgd.predict(config, chosen, evaluation, steps),
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(
@@ -66,8 +66,8 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
 
 
 def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -> layouts.Layout:
-    """Return the layout with the memory and the times that it has where a CUDA graph launches its passes."""
-    cost = layout.cost if config.nemo is None else None  # rates are those of our kernels
+    """Return the layout with the memory and times of its launch method: a CUDA graph or single kernels."""
+    cost = layout.cost if config.nemo is None else None  # the rates were measured with our kernels
     if not is_captured:
         return dataclasses.replace(layout, cost=cost)
     cost = cuda_graph.without_waiting(cost) if cost else None
@@ -75,7 +75,7 @@ def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -
 
 
 def _checked_evaluations(config: Config) -> Evaluation:
-    """Return the evaluation schedule; raises ConfigError for one that the run cannot keep."""
+    """Return the evaluation schedule; raises ConfigError for an impossible one."""
     schedule = evaluations(config)
     every, first = schedule.every_steps, schedule.first_step
     training_checks.check_evaluation(config, every_steps=every, first_step=first, max_steps=max_steps(config))
@@ -83,7 +83,7 @@ def _checked_evaluations(config: Config) -> Evaluation:
 
 
 def _make_base(base: Config) -> TrainingPlan:
-    """Return the plan of the base task; its errors name the task, because the user did not ask for it by name."""
+    """Return the plan of the base task. Errors name the task, because it is not on the command line."""
     try:
         checks.check(base)
         training_checks.check(base)
@@ -91,15 +91,15 @@ def _make_base(base: Config) -> TrainingPlan:
     except ConfigError as error:
         name, size, tokens = base.task.name, base.training_recipe.global_batch_size, base.training_data.seq_length
         raise ConfigError(
-            f"{error.what}, in {name}, which makes the base checkpoint",
+            f"{error.what} (in task {name}, which trains the base checkpoint)",
             where=f"task={name}: {error.where}",
-            fix=f"choose ranks and a model that can do its global batch size {size} of rows of {tokens} tokens",
+            fix=f"choose ranks and a model for its global batch size of {size} rows of {tokens} tokens",
             rule=error.rule,
         ) from error
 
 
 def max_steps(config: Config) -> int:
-    """Return the maximum number of optimizer steps; an epoch leaves out its incomplete last batch."""
+    """Return the maximum number of optimizer steps; an epoch drops its incomplete last batch."""
     training = config.training
     if training.max_steps is not None:
         return training.max_steps
@@ -119,7 +119,7 @@ def batches(config: Config, world: World) -> Batch:
 
 
 def _whole(batch: Batch, config: Config) -> Batch:
-    """Return the batch of all groups, from that of one; without groups, as it is."""
+    """Return the batch of all local SGD groups, given that of one; unchanged without groups."""
     size = config.training_recipe.global_batch_size
     return dataclasses.replace(batch, global_batch_size=size, tokens_per_step=size * config.training_data.seq_length)
 
@@ -143,7 +143,7 @@ def evaluations(config: Config) -> Evaluation:
 
 
 def submission(config: Config) -> Submission:
-    """Return what the log will say about the submission; org and platform mark a run that may not be submitted."""
+    """Return the submission fields of the log; org and platform mark a run that may not be submitted."""
     task, cluster = config.task, config.cluster
     has_target = config.training.has_target
     deviations = closed_division.deviations(config)
@@ -163,7 +163,7 @@ def submission(config: Config) -> Submission:
 def data_dir(config: Config) -> str | None:
     """Return the folder of the rows; None for random rows, which exist in memory only.
 
-    Rows that are made for the run have one folder per data config and vocabulary size, so that two never mix.
+    Prepared rows have one folder per data config and vocabulary size, so that they never mix.
     """
     root, source = config.cluster.paths.data, config.training_data.source
     if source is DataSource.random:

@@ -1,7 +1,7 @@
-"""Look for what would fail later, before it costs an hour in the queue: plan in, findings out, by rule and tier.
+"""Check a plan before it waits in the queue: plan in, findings out, by rule and tier.
 
-A laptop sees the plan and the script; a login node asks this site's Slurm and looks at data, checkpoint and image; a
-canary job looks from one node, inside the container, and another one from all of them (`bench.preflight.doctor`).
+Tier laptop checks the plan and the script. Tier login queries the site's scheduler and checks data, checkpoint and
+image. Tiers canary and nodes run a job on one node or on all nodes, inside the container (`bench.preflight.doctor`).
 """
 
 import shutil
@@ -20,21 +20,22 @@ from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, S
 
 
 def apply(plan: Plan) -> bool:
-    """Return whether the run could be a submission of a benchmark whose schedule is known."""
+    """Return whether the run could be an MLPerf submission of a benchmark with a known evaluation schedule."""
     known = BENCHMARKS.get(plan.config.task.benchmark or "")
     return plan.config.task.submittable and known is not None and known.schedule is not None
 
 
 def schedule(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether evaluations do not stand where the benchmark's rules have them."""
+    """Yield a warning if the evaluation schedule differs from the benchmark's rules."""
     plan = required(subject.plan, TrainingPlan)
     known = BENCHMARKS[str(plan.config.task.benchmark)]
     assert known.schedule is not None
     gbs = plan.batch.global_batch_size
-    wanted = (known.schedule.first(gbs), known.schedule.interval(gbs))
+    required_samples = (known.schedule.first(gbs), known.schedule.interval(gbs))
     planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
-    if planned != wanted:
-        what = "first at {:,} samples, then every {:,}; the rules say {:,} and {:,}".format(*planned, *wanted)
+    if planned != required_samples:
+        what = "evaluations at {:,} samples, then every {:,}; the benchmark's rules require {:,} and {:,}"
+        what = what.format(*planned, *required_samples)
         where = "recipe.eval_every_samples, recipe.eval_skip"
         fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
         yield broken("CFG-03", what, where, fix=fix, severity="warning")
@@ -42,7 +43,7 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
 
 
 def reference(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether no reference convergence point belongs to the global batch size."""
+    """Yield a warning if MLPerf has no reference convergence point for the global batch size."""
     from bench.mlperf.official import RULESETS
     from bench.mlperf.rcp import rcp_record
 
@@ -56,29 +57,29 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
 
 
 def reads_model(plan: Plan) -> bool:
-    """Return whether a server loads the site's model, or the client reads the tokenizer of one that runs elsewhere."""
+    """Return whether a server of ours loads the model, or the client needs the tokenizer of an external server."""
     serving = plan.config.task.serving
     return serving is not None and bool(plan.inputs.checkpoint or serving.server.tokenizer)
 
 
 def model(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what the model's folder lacks."""
+    """Yield the files that are missing in the model's folder."""
     serving, base = subject.plan.config.task.serving, subject.plan.inputs.checkpoint
     own = serving.server.tokenizer if serving else None
     full = expanded(base or own)
     if full is None:
         raise CannotTellError("MODEL is not set")
-    wanted = [(full, "config.json")] if base else []
-    for folder, name in (*wanted, (expanded(own) or full, "tokenizer.json")):
+    configs = [(full, "config.json")] if base else []
+    for folder, name in (*configs, (expanded(own) or full, "tokenizer.json")):
         if not (Path(folder) / name).is_file():
-            fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, "
+            fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, "
             fix += "or set model.weights=random"
-            yield broken("CFG-06", f"there is no {name}", folder, fix=fix)
+            yield broken("CFG-06", f"file not found: {name}", folder, fix=fix)
     yield full
 
 
 def is_started_here(plan: Plan) -> bool:
-    """Return whether a server is started on this machine, in no container."""
+    """Return whether this machine starts the server, without a container."""
     serving = plan.config.task.serving
     if serving is None or plan.config.cluster.backend.is_elsewhere:
         return False
@@ -87,15 +88,15 @@ def is_started_here(plan: Plan) -> bool:
 
 
 def program(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the program of the server is missing."""
+    """Yield an error if the server's program is not on PATH."""
     serving = subject.plan.config.task.serving
     assert serving is not None
     name = serving.server.argv[0]
-    if (found := shutil.which(name)) is None:
-        fix = f"install {serving.server.name.name}, name the path of {name}, or choose another server="
+    if (path := shutil.which(name)) is None:
+        fix = f"install {serving.server.name.name}, give the full path of {name}, or choose another server="
         yield broken("SRV-01", f"{name} is not on PATH", "task.serving.server.argv", fix=fix)
     else:
-        yield found
+        yield path
 
 
 __all__ = (
@@ -118,54 +119,56 @@ STATIC = (
     Check("container", ("PYX-04",), host.unused_container),
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
-    Check("reference for the batch size", ("CFG-04",), reference, apply),
+    Check("reference convergence point", ("CFG-04",), reference, apply),
 )
-"""What the plan says, whatever runs it."""
+"""Checks of the plan alone, for every backend."""
 FILES = (
     Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
-    Check("files of text", ("CFG-06", "CFG-08"), host.text, data.takes_text),
+    Check("text files", ("CFG-06", "CFG-08"), host.text, data.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
     Check("tokenizer of the prompts", ("CFG-06",), data.prompts, data.takes_prompts),
     Check("model", ("CFG-06",), model, reads_model),
     Check("server", ("SRV-01",), program, is_started_here),
-    Check("room for results", ("CFG-05", "CFG-08"), host.outputs),
-    Check("folders that nodes see", ("SLU-06",), host.shared, host.leaves_this_machine),
+    Check("disk space for results", ("CFG-05", "CFG-08"), host.outputs),
+    Check("shared folders", ("SLU-06",), host.shared, host.leaves_this_machine),
 )
-"""Of the machine on which the run's files lie."""
+"""Checks on the machine that has the run's files."""
 
 
 def inspect(plan: Plan) -> list[Finding]:
-    """Return every rule that is broken as far as this machine alone can tell: no process is started."""
+    """Return the findings of tier laptop, which starts no process and queries no scheduler."""
     return findings(tier(plan, "laptop"))
 
 
 def before_start(plan: Plan) -> list[Finding]:
-    """Return what `inspect` finds and, where the site can be asked, what it has against the job."""
-    backend = backends.of(plan)
-    tiers: tuple[Tier, ...] = ("laptop", "login") if "login" in backend.tiers and backend.is_here() else ("laptop",)
+    """Return the findings of tier laptop and, if this machine can query the site's scheduler, of tier login."""
+    backend = backends.for_plan(plan)
+    tiers: tuple[Tier, ...] = (
+        ("laptop", "login") if "login" in backend.tiers and backend.is_available() else ("laptop",)
+    )
     return findings(checked for name in tiers for checked in tier(plan, name))
 
 
 def findings(checked: Iterable[Checked]) -> list[Finding]:
-    """Return all findings, each once, errors first."""
+    """Return all findings without duplicates, errors first."""
     return sorted(dict.fromkeys(f for one in checked for f in one.findings), key=lambda f: f.severity)
 
 
-def require(found: Iterable[Finding]) -> None:
-    """Raise ConfigError on the first error; warnings stop nothing."""
-    for f in found:
+def require(problems: Iterable[Finding]) -> None:
+    """Raise ConfigError for the first error; warnings are ignored."""
+    for f in problems:
         if f.severity == "error":
             raise ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule)
 
 
 def require_no_secret(plan: Plan) -> None:
-    """Raise ConfigError if a secret stands in a plan, its script or the arguments: for what is printed to be kept."""
-    require(item for item in secrets.secrets(backends.of(plan).subject(plan, "laptop")))
+    """Raise ConfigError if a plan, its script or its arguments contain a secret; called before they are printed."""
+    require(item for item in secrets.secrets(backends.for_plan(plan).subject(plan, "laptop")))
 
 
 def tier(plan: Plan, name: Tier) -> list[Checked]:
-    """Return what comes of one tier's checks: laptop (plan and script) or login (this site, asked all at once)."""
-    backend = backends.of(plan)
+    """Run the checks of tier laptop (plan and script) or login (queries to the site's scheduler, and files)."""
+    backend = backends.for_plan(plan)
     general = STATIC if name == "laptop" else ()
     files = FILES if name == backend.files_tier else ()
     return run((*general, *backend.checks(plan).get(name, ()), *files), backend.subject(plan, name), tier=name)

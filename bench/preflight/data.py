@@ -1,4 +1,4 @@
-"""Whether prepared rows and a checkpoint are there and whole, from headers, names and sizes."""
+"""Check data files, prepared rows, tokenizers and checkpoints by headers, names and sizes."""
 
 import ast
 import gzip
@@ -27,48 +27,50 @@ from bench.rules.check import CannotTellError, Finding, Subject, broken
 MANIFEST = "manifest.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HASHED_BYTES = 2**20
-"""Larger files are compared by size: a login node is no place to read a terabyte."""
+"""Larger files are compared by size only: reading a terabyte on a login node takes too long."""
 NPY = b"\x93NUMPY"
 DTYPES = {"tokens": (re.compile(r"[<>|=][iu][1248]"), "whole numbers"), "counts": (re.compile(r"\|[biu]1"), "bool")}
-"""Of NAME_tokens.npy and NAME_counts.npy: what the ranks can read, and what one calls it."""
+"""The dtypes that ranks can read in NAME_tokens.npy and NAME_counts.npy, and a name for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """What the header of an .npy file says."""
+    """The header of an .npy file."""
 
     shape: tuple[int, ...]
     dtype: str
     num_bytes: int
-    """Of the whole file, by shape and dtype."""
+    """The size of the whole file that shape and dtype imply."""
 
 
-def prepared_rows(folder: Path, want: Data) -> Iterator[Finding]:
-    """Yield in what prepared rows are not those of the plan."""
+def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
+    """Yield differences between the prepared rows in a folder and those that the plan needs."""
     if not (folder / "train_tokens.npy").exists():
-        fix = "point DATADIR at the prepared rows; python -m jobs.tasks.convert rows makes them (docs/weights.md)"
-        yield broken("CFG-06", f"no rows of {want.name}", str(folder / "train_tokens.npy"), fix=fix)
+        fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
+        yield broken("CFG-06", f"no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix)
         return
-    for name, count in (("train", want.train_rows), ("eval", want.eval_rows)):
+    for name, count in (("train", planned.train_rows), ("eval", planned.eval_rows)):
         for part, (dtype, kind) in DTYPES.items():
-            path, shape = folder / f"{name}_{part}.npy", (count, want.seq_length)
-            fix = f"prepare {want.name} again, or correct data.{name}_rows and data.seq_length"
+            path, shape = folder / f"{name}_{part}.npy", (count, planned.seq_length)
+            fix = f"prepare {planned.name} again, or correct data.{name}_rows and data.seq_length"
             try:
                 header = npy(path)
             except (OSError, ValueError) as error:
                 yield broken("CFG-06", f"{path.name} cannot be read: {_reason(error)}", str(path), fix=fix)
                 continue
             if header.shape != shape:
-                yield broken("CFG-06", f"{path.name} is {header.shape}, and the plan says {shape}", str(path), fix=fix)
+                what = f"{path.name} has shape {header.shape}, but the plan needs {shape}"
+                yield broken("CFG-06", what, str(path), fix=fix)
             elif not dtype.fullmatch(header.dtype):
-                yield broken("CFG-06", f"{path.name} holds {header.dtype}, and {part} are {kind}", str(path), fix=fix)
+                what = f"{path.name} has dtype {header.dtype}, but {part} must be {kind}"
+                yield broken("CFG-06", what, str(path), fix=fix)
             elif (size := path.stat().st_size) != header.num_bytes:
-                what = f"{path.name} has {size:,} bytes, and its header means {header.num_bytes:,}"
-                yield broken("CFG-06", what, str(path), fix="copy it again: it is not whole")
+                what = f"{path.name} has {size:,} bytes, but its header implies {header.num_bytes:,}"
+                yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
 
 
 def npy(path: Path) -> Npy:
-    """Return what an .npy file's header says. Source: numpy.lib.format, versions 1.0 to 3.0.
+    """Read the header of an .npy file. Source: numpy.lib.format, versions 1.0 to 3.0.
 
     Raises:
         ValueError: it is not an .npy file, or its header is damaged.
@@ -76,7 +78,7 @@ def npy(path: Path) -> Npy:
     with path.open("rb") as file:
         start = file.read(8)
         if start[:6] != NPY or len(start) < 8:
-            raise ValueError("not an .npy file")
+            raise ValueError("it is not an .npy file")
         size, kind = (2, "<H") if start[6] == 1 else (4, "<I")
         length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
         text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
@@ -93,22 +95,26 @@ def npy(path: Path) -> Npy:
 
 
 def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
-    """Yield whether a folder holds no checkpoint that the run can load; a Hugging Face folder holds its conversion."""
+    """Yield an error if a folder contains no checkpoint that the run can load.
+
+    The converted weights of a Hugging Face folder are in a subfolder of it.
+    """
     model = config.model
-    there = checkpoints.located(folder, config)
-    if checkpoints.is_source(there):
-        yield from _hugging_face(there, model)
+    located = checkpoints.located(folder, config)
+    if checkpoints.is_source(located):
+        yield from _hugging_face(located, model)
         return
-    path = there / "metadata.json"
-    if there != folder and not path.exists():
-        wanted = checkpoints.wanted(config)
-        flag = "" if wanted is checkpoints.Stored.plain else f" --{wanted.name}"
+    path = located / "metadata.json"
+    if located != folder and not path.exists():
+        stored = checkpoints.preferred(config)
+        flag = "" if stored is checkpoints.Stored.plain else f" --{stored.name}"
         command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
         fix = f"{command}, then export MODEL=FOLDER (docs/weights.md)"
-        yield broken("CFG-06", f"Hugging Face weights of {model.name}, not converted", str(folder), fix=fix)
+        what = f"the Hugging Face weights of {model.name} are not converted"
+        yield broken("CFG-06", what, str(folder), fix=fix)
         return
     if not path.exists():
-        fix = "point MODEL at the folder that holds its metadata.json"
+        fix = "set MODEL to the checkpoint folder that contains metadata.json"
         yield broken("CFG-06", f"no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
@@ -117,17 +123,17 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", f"metadata.json cannot be read: {_reason(error)}", str(path))
         return
     if not isinstance(metadata, dict) or "sharded_backend" not in metadata:
-        yield broken("CFG-06", "metadata.json is not that of a megatron-core checkpoint", str(path))
+        yield broken("CFG-06", "metadata.json does not describe a megatron-core checkpoint", str(path))
     try:
-        checkpoints.require(there, config)
+        checkpoints.require(located, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
 def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield whether a folder's config.json is not that of a Llama's plan, or safetensors are missing.
+    """Yield an error if config.json does not match a Llama plan, or safetensors files are missing.
 
-    Ranks compare the shapes of weights, and what a GPT-2 says of itself.
+    The ranks compare the shapes of weights, and the config.json of a GPT-2.
     """
     index = folder / SAFETENSORS_INDEX
     try:
@@ -137,18 +143,18 @@ def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fix = "download the model's config.json, *.safetensors and their index again"
-        yield broken("CFG-06", f"this Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
+        yield broken("CFG-06", f"the Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
         return
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
         return
     if missing := sorted(name for name in files if not (folder / name).is_file()):
-        fix = "download the model's *.safetensors; pickled *.bin weights are not read"
+        fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
         yield broken("CFG-06", f"{len(missing)} of {len(files)} files are missing: {missing[0]}", str(folder), fix=fix)
 
 
 def manifest(folder: Path) -> Iterator[Finding]:
-    """Yield in what the files of a folder are not those of its manifest.json, [{path, bytes, sha256?}, …]."""
+    """Yield differences between the files of a folder and its manifest.json, [{path, bytes, sha256?}, …]."""
     path = folder / MANIFEST
     if not path.exists():
         return
@@ -162,8 +168,8 @@ def manifest(folder: Path) -> Iterator[Finding]:
     wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
         more = f"; {len(wrong) - 1} more" if wrong[1:] else ""
-        what = f"{len(wrong)} of {len(entries)} files are not as {MANIFEST} has them: {wrong[0]}{more}"
-        yield broken("CFG-06", what, str(path), fix="copy them again from where they come from")
+        what = f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}"
+        yield broken("CFG-06", what, str(path), fix="copy them again from their source")
 
 
 def _entries(manifest: Any) -> Any:
@@ -171,14 +177,14 @@ def _entries(manifest: Any) -> Any:
 
 
 def difference(folder: Path, name: str, size: int, digest: Any) -> str:
-    """Return in what a file is not as described, or nothing."""
+    """Return how a file differs from its description, or an empty string."""
     path = folder / name
     if not path.is_file():
         return f"{name} is missing"
-    if (there := path.stat().st_size) != size:
-        return f"{name} has {there:,} bytes instead of {size:,}"
+    if (actual := path.stat().st_size) != size:
+        return f"{name} has {actual:,} bytes instead of {size:,}"
     if digest and size <= HASHED_BYTES and atomic_files.sha256(path) != digest:
-        return f"{name} has another sha256"
+        return f"{name} has a different sha256"
     return ""
 
 
@@ -187,17 +193,17 @@ def _reason(error: Exception) -> str:
 
 
 HEAD_BYTES = 2**20
-"""So much of a file is read to see its first record."""
+"""How much of a file is read to find its first record."""
 
 
 def takes_text(plan: Plan) -> bool:
-    """Return whether the user brings files that rows are made from."""
+    """Return whether the user provides the text files from which rows are prepared."""
     data = plan.config.data
     return data is not None and data.source.reads_files and data.sample is None
 
 
-def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
-    """Yield what stands in the way of the rows: they are there already, or can be made in `root`, which is DATADIR."""
+def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
+    """Yield problems with existing rows, or with the text files in `root` (DATADIR) and the space to prepare rows."""
     try:
         tokenizer = _tokenizer(plan)
     except ConfigError as error:
@@ -209,7 +215,7 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
         yield from _other_tokenizer(rows, tokenizer)
         yield from _other_files(rows)
         yield from _new_files(rows, root, plan)
-        yield f"made before: {rows}"
+        yield f"already prepared: {rows}"
         return
     try:
         files = data_files.find(root, plan.config.training_data)
@@ -218,17 +224,19 @@ def found(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]:
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
     except OSError as error:
-        yield broken("CFG-06", f"cannot be read: {error.strerror}", str(error.filename), fix="see that you may read it")
-    yield from _room(plan, root)
+        yield broken(
+            "CFG-06", f"cannot be read: {error.strerror}", str(error.filename), fix="give yourself read permission"
+        )
+    yield from _disk_space(plan, root)
 
 
 def takes_prompts(plan: Plan) -> bool:
-    """Return whether the ranks tokenise prompts."""
+    """Return whether the ranks tokenize prompts."""
     return plan.config.task.generation is not None and plan.inputs.checkpoint is not None
 
 
 def prompts(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether there is no tokenizer for the prompts, or that of another model."""
+    """Yield an error if the tokenizer for the prompts is missing or does not match the model."""
     try:
         path = _tokenizer(subject.plan)
     except ConfigError as error:
@@ -240,10 +248,10 @@ def prompts(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _tokenizer(plan: Plan) -> Path | None:
-    """Return the tokenizer.json; None where MODEL is not set, which another check says.
+    """Return the path of tokenizer.json; None if MODEL is not set, which another check reports.
 
     Raises:
-        ConfigError: there is none, it does not fit the model, or nothing says how a document ends.
+        ConfigError: it does not exist, does not match the model, or has no end-of-document token.
     """
     place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
     if place is None:
@@ -256,46 +264,46 @@ def _tokenizer(plan: Plan) -> Path | None:
 
 
 def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
-    made_with = read_object(rows / MANIFEST).get("tokenizer")
-    if tokenizer is None or not isinstance(made_with, dict):
+    recorded = read_object(rows / MANIFEST).get("tokenizer")
+    if tokenizer is None or not isinstance(recorded, dict):
         return
     try:
-        data_files.check_same_tokenizer(rows, made_with, tokenizer)
+        data_files.check_same_tokenizer(rows, recorded, tokenizer)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
 def _other_files(rows: Path) -> Iterator[Finding]:
-    """Yield the first file that is not what the rows were made from; files may be gone once there are rows."""
+    """Yield the first file that has changed since the rows were prepared; deleted files are allowed."""
     source = read_object(rows / MANIFEST).get("source")
     for file in source.get("files", []) if isinstance(source, dict) else []:
         path = Path(file["path"])
         if path.is_file() and (why := difference(path.parent, path.name, file["bytes"], file["sha256"])):
-            fix = "remove the folder of the rows: they are then made anew; or bring back the file"
-            yield broken("CFG-06", f"these rows were made from another file: {why}", f"{rows}, {path}", fix=fix)
+            fix = "delete the folder of the rows, so that they are prepared again; or restore the file"
+            yield broken("CFG-06", f"the rows were prepared from a different file: {why}", f"{rows}, {path}", fix=fix)
             return
 
 
 def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
-    """Yield the first file that would have been read for the rows, and was not there; files are read in their order."""
+    """Yield the first file that did not exist when the rows were prepared and would be read before the last one."""
     source = read_object(rows / MANIFEST).get("source")
     read = [Path(file["path"]) for file in source.get("files", [])] if isinstance(source, dict) else []
     try:
         new = [
             path for path in data_files.find(root, plan.config.training_data) if path not in read and path < max(read)
         ]
-    except (ConfigError, OSError, ValueError):  # the files may be gone once there are rows; older manifests list none
+    except (ConfigError, OSError, ValueError):  # the files may have been deleted; older manifests list none
         return
     if new:
-        fix = "remove the folder of the rows: they are then made anew; or take the file away"
-        yield broken("CFG-06", f"these rows were made without {new[0].name}", f"{rows}, {new[0]}", fix=fix)
+        fix = "delete the folder of the rows, so that they are prepared again; or remove the file"
+        yield broken("CFG-06", f"the rows were prepared without {new[0].name}", f"{rows}, {new[0]}", fix=fix)
 
 
-def _room(plan: Plan, root: Path) -> Iterator[Finding]:
-    there = next(path for path in (root, *root.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        fix = "let DATADIR be a folder that the job may write"
-        yield broken("CFG-08", "rows cannot be written", str(there), fix=fix)
+def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        fix = "set DATADIR to a folder that the job may write"
+        yield broken("CFG-08", "the prepared rows cannot be written", str(existing), fix=fix)
         return
     try:
         data_files.check_room(root, plan.config.training_data)
@@ -304,16 +312,16 @@ def _room(plan: Plan, root: Path) -> Iterator[Finding]:
 
 
 def _check_head(path: Path, source: DataSource) -> None:
-    """Look at the first record of a file.
+    """Check the first record of a file.
 
     Raises:
-        ConfigError: it is not one of this source.
+        ConfigError: it does not have the format of this source.
     """
     columns, fix = data_files.FORMATS[source].columns, data_files.columns_fix(source)
     if path.suffix == ".parquet":
         names = _parquet_columns(path)
         missing = [] if names is None else [name for name in columns if name not in names]
-        wrong = f"no column {', '.join(missing)}; there are {', '.join(names or [])}" if missing else None
+        wrong = f"no column {', '.join(missing)}; the columns are {', '.join(names or [])}" if missing else None
     else:
         first = _first(path)
         wrong = None if first is None else data_files.check_record(first, columns)
@@ -322,7 +330,7 @@ def _check_head(path: Path, source: DataSource) -> None:
 
 
 def _parquet_columns(path: Path) -> list[str] | None:
-    """Return the names of the columns; None where pyarrow is not installed, as it need not be on a login node."""
+    """Return the names of the columns; None if pyarrow is not installed, as on many login nodes."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -331,12 +339,12 @@ def _parquet_columns(path: Path) -> list[str] | None:
     try:
         return list(parquet.read_schema(path).names)
     except (OSError, pyarrow.ArrowException) as error:
-        what = f"the parquet is cut short or damaged: {str(error).splitlines()[0]}"
+        what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
         raise ConfigError(what, where=str(path), fix="copy it again") from error
 
 
 def _first(path: Path) -> Any:
-    """Return the first record of JSON lines or of an array; None where it is longer than what is read of it.
+    """Return the first record of a JSON Lines file or JSON array; None if it is longer than HEAD_BYTES.
 
     Raises:
         ConfigError: it is damaged.
@@ -346,12 +354,12 @@ def _first(path: Path) -> Any:
         with opener(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"the gzip is damaged: {error}", where=str(path), fix="copy it again") from error
+        raise ConfigError(f"the gzip file is damaged: {error}", where=str(path), fix="copy it again") from error
     text = head.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
     try:
         return json.JSONDecoder().raw_decode(text)[0]
     except ValueError as error:
         if len(head) == HEAD_BYTES:
             return None
-        fix = "write one JSON object on each line"
+        fix = "write one JSON object per line"
         raise ConfigError(f"the first record is not JSON: {error}", where=str(path), fix=fix) from error

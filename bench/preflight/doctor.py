@@ -1,4 +1,4 @@
-"""Will this run start here? One sheet per tier: what was checked, what is broken, what to do."""
+"""The doctor: run the checks of each tier, and jobs on nodes, to find out whether a run can start here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,79 +19,80 @@ from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs.folder import short
 
-ON_NODES: dict[Tier, str] = {"canary": "one node, where the ranks run", "nodes": "all nodes, measuring their speed"}
+ON_NODES: dict[Tier, str] = {"canary": "one node, inside the container", "nodes": "all nodes, with speed measurements"}
 STUCK = ("KUB-01", "KUB-10")
-"""Rules behind which a job waits until somebody corrects it: an image that is not there, what a container needs."""
+"""Rules of jobs that wait until the user corrects them: the image or something that the container needs is missing."""
 
 
-def tier_for(plan: Plan, asked: Tier | None) -> Tier:
-    """Return how far to look: as asked, else as far as this machine can tell by itself.
+def tier_for(plan: Plan, requested: Tier | None) -> Tier:
+    """Return the requested tier; by default the highest tier that needs no job.
 
     Raises:
-        ConfigError: there is nobody to ask.
+        ConfigError: this machine cannot run the requested tier.
     """
-    backend, cluster = backends.of(plan), plan.config.cluster
+    backend, cluster = backends.for_plan(plan), plan.config.cluster
     has_site = "login" in backend.tiers
-    if asked is None:
-        return "login" if has_site and backend.is_here() else "laptop"
-    if asked == "laptop" or (asked in backend.tiers and backend.is_here()):
-        return asked
-    what = (
-        f"this machine cannot ask {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue to ask"
-    )
+    if requested is None:
+        return "login" if has_site and backend.is_available() else "laptop"
+    if requested == "laptop" or (requested in backend.tiers and backend.is_available()):
+        return requested
+    reason = f"this machine cannot query {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue"
+    what = f"tier {requested} cannot run: {reason}"
     fix = "run it on the login node" if has_site else "choose a cluster with a queue"
-    raise ConfigError(f"{what}, and tier {asked} needs it", where=f"--tier {asked}", fix=f"{fix}, or --tier laptop")
+    raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
 
 
 def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Checked]]:
-    """Yield what comes of each tier's checks, up to the one asked for; jobs are only started where all is well so far.
+    """Yield the outcomes of each tier up to the requested one; jobs are only started if no error was found before.
 
     Raises:
-        SubmitError: a job that should look at the nodes cannot be started.
+        SubmitError: a job that checks the nodes cannot be started.
     """
     done: list[Checked] = []
     for now in TIERS[: TIERS.index(tier) + 1]:
         if now not in ON_NODES:
             seen = preflight.tier(plan, now)
         elif errors(done) and not plan.config.launch.force:
-            seen = [Checked(ON_NODES[now], (), now, unknown="what is broken above would stop its job")]
+            seen = [Checked(ON_NODES[now], (), now, unknown="not run: the errors above would stop its job")]
         else:
-            say(f"{now}: a job without trials looks from {ON_NODES[now]}; this waits for the queue")
+            say(f"{now}: submitting a job without trials that checks {ON_NODES[now]}; it may wait in the queue")
             seen = [on_nodes(plan, now)]
         done += seen
         yield seen
 
 
 def on_nodes(plan: Plan, tier: Tier) -> Checked:
-    """Return what a job without trials finds on one node, or on all of them with their speed."""
+    """Run a job without trials on one node, or on all nodes with speed measurements, and return its findings."""
     from bench.preflight import nodes
 
     num_nodes = 1 if tier == "canary" else plan.world.num_nodes
-    folder, exit_code, stuck = _probed(commands.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
+    folder, exit_code, stuck = _run_probe(commands.probe(plan, num_nodes=num_nodes, health=tier == "nodes"))
     facts = nodes.load(folder)
-    judged = nodes.judge(plan_kinds.load(folder / PLAN), facts) if facts.ranks else []  # else its logs say more
-    found = [replace(finding, tier=tier) for finding in judged]
+    judged = (
+        nodes.judge(plan_kinds.load(folder / PLAN), facts) if facts.ranks else []
+    )  # without facts, _failed reads the logs
+    problems = [replace(finding, tier=tier) for finding in judged]
     seen = f"{', '.join(check.__name__.replace('_', ' ') for check in nodes.CHECKS)}; {short(folder)}"
     if slow := nodes.slow_nodes(facts):
-        seen += f"; without the slow ones: {_queue(plan).without(plan, slow)}"
+        seen += f"; to exclude the slow nodes: {_queue(plan).exclude_nodes(plan, slow)}"
     if stuck is not None:
-        what = f"the job cannot start, {stuck.word}: {stuck.reason}"
-        found.append(replace(preflight.broken(stuck.rule, what, str(folder)), tier=tier))
-    elif (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in found):
-        found.append(_failed(folder, tier))
-    return Checked(ON_NODES[tier], (), tier, tuple(found), seen)
+        what = f"the job cannot start: {stuck.native_state}: {stuck.reason}"
+        problems.append(replace(preflight.broken(stuck.rule, what, str(folder)), tier=tier))
+    elif (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in problems):
+        problems.append(_failed(folder, tier))
+    return Checked(ON_NODES[tier], (), tier, tuple(problems), seen)
 
 
-def _probed(looking: Plan) -> tuple[Path, int, Job | None]:
-    """Run a plan without trials and wait for its end; return its folder and exit code, and a job that cannot start."""
-    queue, folder = _queue(looking), folders.make(looking, "")
-    job = queue.submit(looking, folder)
+def _run_probe(probe: Plan) -> tuple[Path, int, Job | None]:
+    """Run a plan without trials and wait for its end; return its folder, its exit code, and the job if it is stuck."""
+    queue, folder = _queue(probe), folders.make(probe, "")
+    job = queue.submit(probe, folder)
     try:
         for now in runs.wait(folder):
             if now.rule in STUCK:
                 queue.cancel(job)
                 return folder, 1, now
-    except BaseException:  # nobody waits for it any more
+    except BaseException:  # the result is not needed any more
         with suppress(BenchError):
             queue.cancel(job)
         raise
@@ -99,29 +100,29 @@ def _probed(looking: Plan) -> tuple[Path, int, Job | None]:
 
 
 def _queue(plan: Plan) -> Queue:
-    """Return the queue that takes the jobs which look at nodes."""
-    queue = backends.of(plan)
-    assert isinstance(queue, Queue)  # or tier_for has refused
+    """Return the backend of the plan as a queue."""
+    queue = backends.for_plan(plan)
+    assert isinstance(queue, Queue)  # tier_for refuses other backends
     return queue
 
 
 def _failed(folder: Path, tier: Tier) -> Finding:
-    """Return why a job failed that found nothing wrong."""
+    """Diagnose a job that failed without an error in its facts."""
     from bench import diagnosis
 
-    said = diagnosis.explain([folder], ask=True)
-    rule = RULES[said.rule if said.rule in RULES else "RUN-10"]
-    found = preflight.broken(rule.id, f"the job failed: {said.evidence or said.title}", str(folder), fix=said.fix)
-    return replace(found, tier=tier)
+    cause = diagnosis.explain([folder], ask=True)
+    rule = RULES[cause.rule if cause.rule in RULES else "RUN-10"]
+    failure = preflight.broken(rule.id, f"the job failed: {cause.evidence or cause.title}", str(folder), fix=cause.fix)
+    return replace(failure, tier=tier)
 
 
 def errors(checked: Sequence[Checked]) -> list[Finding]:
-    """Return what stops a launch."""
+    """Return the findings that prevent a launch."""
     return [f for f in preflight.findings(checked) if f.severity == "error"]
 
 
 def to_json(plan: Plan, tiers: Sequence[Sequence[Checked]]) -> dict[str, Any]:
-    """Return everything as one object."""
+    """Return all outcomes as one JSON object."""
     every = [one for checked in tiers for one in checked]
     return {
         "plan": plan.name,
@@ -133,4 +134,4 @@ def to_json(plan: Plan, tiers: Sequence[Sequence[Checked]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit("a verb: python -m bench doctor")
+    raise SystemExit("run this as: runstop doctor")

@@ -1,4 +1,4 @@
-"""What this machine shows without asking anybody: the paths, room for results, the port."""
+"""Checks that only read this machine's files and variables: paths, data, checkpoint, disk space, shared folders."""
 
 import os
 import re
@@ -14,61 +14,64 @@ from bench.contract.schema import DataSource, Runtime
 from bench.contract.training import StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
-from bench.texts import quoted, steering
+from bench.texts import control_character, quoted
 
 CONFIG_JSON = "config.json"
-"""Stands in a Hugging Face folder."""
+"""A file that every Hugging Face folder contains."""
 MIN_FREE_MIB = 200
-"""For logs, adapters and figures of a small run."""
-FLEETING = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-"""Each machine has its own of these, whatever the site."""
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
-"""File systems that no other machine sees. A disk of the login node may be exported to the others; these are not."""
+"""Disk space for logs, adapters and figures of a small run."""
+MACHINE_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+"""Folders that every machine has locally."""
+LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
+"""File systems that other machines cannot mount; other disks of a login node may be exported."""
 
 
 def paths(subject: Subject) -> Iterator[Finding]:
-    """Yield the paths that nobody has set, or that do not begin at the root."""
+    """Yield paths that are not set, not absolute, or contain invalid characters."""
     config = subject.plan.config
     for name, text in named_paths(config).items():
         full = expanded(text)
-        if set_wrongly := _odd_variable(text or ""):
-            yield set_wrongly
+        if invalid := _invalid_variable(text or ""):
+            yield invalid
         elif full is None:
             unset = re.search(r"\$(\w+)", os.path.expandvars(text or ""))
             variable = unset[1] if unset else name
             fix = f"export {variable}=…"
             yield broken("CFG-06", f"{variable} is not set", f"cluster={config.cluster.name}", fix=fix)
         elif not full.startswith("/") and name != "CONT":
-            yield broken("CFG-06", f"{name} is not a full path", full, fix="begin it with /: the job starts elsewhere")
-        elif bad := _odd(full):
-            yield broken("CFG-06", f"{name} holds {bad!r}", quoted(full), fix="move or link it to a path without")
+            fix = "write an absolute path: the job starts in another folder"
+            yield broken("CFG-06", f"{name} is not an absolute path", full, fix=fix)
+        elif bad := _invalid_character(full):
+            fix = "use a path without this character, for example a symbolic link"
+            yield broken("CFG-06", f"{name} contains {bad!r}, which is not allowed", quoted(full), fix=fix)
 
 
-def _odd_variable(text: str) -> Finding | None:
-    """Return which variable in a path has a value that the job refuses; no shell ever reads it as a command."""
+def _invalid_variable(text: str) -> Finding | None:
+    """Return a finding for a variable in a path whose value has an invalid character, which the job would refuse."""
     for variable in re.findall(r"\$(\w+)", text):
         value = os.environ.get(variable, "")
-        if bad := _odd(value):
-            fix = f"export {variable} without it, or link what it names to a path without"
-            return broken("CFG-06", f"{variable} holds {bad!r}", f"{variable}={quoted(value)}", fix=fix)
+        if bad := _invalid_character(value):
+            fix = f"export {variable} with a path without this character, for example a symbolic link"
+            what = f"{variable} contains {bad!r}, which is not allowed"
+            return broken("CFG-06", what, f"{variable}={quoted(value)}", fix=fix)
     return None
 
 
-def _odd(value: str) -> str:
-    """Return the first character that no path or image may hold (`check_site` in job.sh), or nothing."""
-    return next((letter for letter in value if letter in '"\\$`' or steering(letter)), "")
+def _invalid_character(value: str) -> str:
+    """Return the first character that is not allowed in paths and images (`check_site_variables` in job.sh), or ""."""
+    return next((letter for letter in value if letter in '"\\$`' or control_character(letter)), "")
 
 
 def unused_container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether an image or mounts are named, and no container is started."""
+    """Yield a warning if an image or mounts are set, but no container runtime."""
     c = subject.plan.config.container
     if c.runtime is Runtime.none and (c.mounts or c.image):
-        what = f"{'mounts' if c.mounts else 'an image'} without a container: the ranks run on the node itself"
-        yield broken("PYX-04", what, "container", fix="choose container=pyxis", severity="warning")
+        what = f"container.{'mounts is' if c.mounts else 'image is'} set but not used: no container runtime is set"
+        yield broken("PYX-04", what, "container", fix="set container=pyxis", severity="warning")
 
 
-def _set(text: str | None, name: str) -> Path:
-    """Return a path of the plan as it is here.
+def _local_path(text: str | None, name: str) -> Path:
+    """Return a path of the plan with this machine's variables expanded.
 
     Raises:
         CannotTellError: a variable in it is not set.
@@ -79,26 +82,26 @@ def _set(text: str | None, name: str) -> Path:
 
 
 def takes_prepared_rows(plan: Plan) -> bool:
-    """Return whether the site has to bring the rows."""
+    """Return whether the site must provide prepared rows."""
     return plan.config.data is not None and plan.config.data.source is DataSource.prepared
 
 
 def rows(subject: Subject) -> Iterator[Finding | str]:
-    """Yield in what the rows that a site should have prepared are missing, or other ones."""
-    want, folder = subject.plan.config.training_data, _set(subject.plan.inputs.rows, "DATADIR")
-    yield from data.prepared_rows(folder, want)
+    """Yield problems with the prepared rows that the site must provide."""
+    folder = _local_path(subject.plan.inputs.rows, "DATADIR")
+    yield from data.prepared_rows(folder, subject.plan.config.training_data)
     yield from data.manifest(folder)
     yield str(folder)
 
 
 def text(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what stands in the way of rows that are made from files."""
-    root, rows = _set(subject.plan.config.cluster.paths.data, "DATADIR"), _set(subject.plan.inputs.rows, "DATADIR")
-    yield from data.found(subject.plan, root=root, rows=rows)
+    """Yield problems with the text files from which rows are prepared."""
+    root = _local_path(subject.plan.config.cluster.paths.data, "DATADIR")
+    yield from data.text_files(subject.plan, root=root, rows=_local_path(subject.plan.inputs.rows, "DATADIR"))
 
 
 def takes_checkpoint(plan: Plan) -> bool:
-    """Return whether the site has to bring the checkpoint that is fine-tuned, or that generates."""
+    """Return whether the site must provide the checkpoint that is fine-tuned or that generates."""
     task = plan.config.task
     if task.generation:
         return plan.inputs.checkpoint is not None
@@ -106,10 +109,10 @@ def takes_checkpoint(plan: Plan) -> bool:
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the checkpoint that a site should have prepared is missing, or not whole."""
-    folder, config = _set(subject.plan.inputs.checkpoint, "MODEL"), subject.plan.config
+    """Yield an error if the checkpoint that the site must provide is missing or incomplete."""
+    folder, config = _local_path(subject.plan.inputs.checkpoint, "MODEL"), subject.plan.config
     if config.task.generation and config.huggingface and (folder / CONFIG_JSON).exists():
-        yield str(folder)  # transformers' own: its generator reads it as it is
+        yield str(folder)  # the Hugging Face generator reads this format directly
         return
     yield from data.checkpoint(folder, subject.plan.config)
     yield from data.manifest(checkpoints.located(folder, subject.plan.config))
@@ -117,44 +120,44 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
 
 
 def outputs(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what stands in the way of writing the results."""
+    """Yield problems with writing the results: an existing log, no permission, too little disk space."""
     launch = subject.plan.config.launch
     folder = Path(launch.folder) if launch.folder else None
-    logs = folder or _set(subject.plan.config.cluster.paths.logs, "LOGDIR")
+    logs = folder or _local_path(subject.plan.config.cluster.paths.logs, "LOGDIR")
     for trial in subject.plan.trials:
         if folder and (folder / trial.log).exists():
-            what = f"{trial.log} exists, and a second start never adds to it"
-            fix = "leave launch.folder out for a new folder, or name another one"
+            what = f"{trial.log} already exists, and an existing log is never changed"
+            fix = "remove launch.folder to get a new folder, or set it to another one"
             yield broken("CFG-05", what, str(folder / trial.log), fix=fix)
             return
-    there = next(p for p in (logs, *logs.absolute().parents) if p.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield broken("CFG-08", "results cannot be written", str(there))
-    elif (free := shutil.disk_usage(there).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
-        fix = "make room, set LOGDIR to a larger disk"
+    existing = next(p for p in (logs, *logs.absolute().parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield broken("CFG-08", "results cannot be written", str(existing))
+    elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
+        fix = "free disk space, or set LOGDIR to a larger disk"
         fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
-        yield broken("CFG-08", f"{free:,} MiB free, and a run needs {need:,}", str(there), fix=fix)
+        yield broken("CFG-08", f"{free:,} MiB free, but the run needs {need:,} MiB", str(existing), fix=fix)
     else:
-        yield f"{free:,} MiB free in {there}"
+        yield f"{free:,} MiB free in {existing}"
 
 
 def _checkpoints_mib(plan: Plan) -> int:
-    """Return what the checkpoints of a trial take on disk; those of trials that ended are kept as well."""
+    """Return the disk space for the checkpoints of all trials; finished trials keep theirs."""
     trained = training_plan(plan)
     if trained is None or trained.checkpoint_every_steps is None:
         return 0
     size = checkpoints.state_bytes(trained.memory.trainable_parameters, trained.recipe.moments)
-    return (checkpoints.KEPT * len(plan.trials) + 1) * size // 2**20
+    return (checkpoints.NUM_KEPT * len(plan.trials) + 1) * size // 2**20
 
 
 def leaves_this_machine(plan: Plan) -> bool:
-    """Return whether the ranks run on other machines than this one."""
+    """Return whether the ranks run on other machines."""
     return plan.config.cluster.backend.is_elsewhere
 
 
 def shared(subject: Subject) -> Iterator[Finding | str]:
-    """Yield the paths that lie where compute nodes have something else, or nothing."""
-    mounts, fleeting = Path("/proc/self/mountinfo").read_text(), dict[str, list[str]]()
+    """Yield paths in folders that compute nodes do not share with this machine."""
+    mounts, unshared = Path("/proc/self/mountinfo").read_text(), dict[str, list[str]]()
     for name, text in named_paths(subject.plan.config).items():
         full = expanded(text)
         if full is None or not full.startswith("/"):
@@ -162,17 +165,18 @@ def shared(subject: Subject) -> Iterator[Finding | str]:
         real = os.path.realpath(full)
         kind = file_system(real, mounts)
         yield f"{name} {kind}"
-        place = next((top for top in FLEETING if within(real, top)), f"a {kind}" if kind in IN_MEMORY else None)
+        local = kind in LOCAL_FILE_SYSTEMS
+        place = next((top for top in MACHINE_FOLDERS if within(real, top)), f"a {kind}" if local else None)
         if place:
-            fleeting.setdefault(place, []).append(name)
-    for place, names in fleeting.items():
-        what = f"{', '.join(names)} in {place}, which every machine has for itself"
-        fix = "choose a file system that every node sees; on a single machine this is fine"
+            unshared.setdefault(place, []).append(name)
+    for place, names in unshared.items():
+        what = f"{', '.join(names)} in {place}, which is local to each machine"
+        fix = "use a shared file system that every node mounts; ignore this on a single machine"
         yield broken("SLU-06", what, " ".join(names), fix=fix, severity="warning")
 
 
 def file_system(path: str, mountinfo: str) -> str:
-    """Return the type of the file system that a path lies on. Source: proc(5), /proc/PID/mountinfo."""
+    """Return the type of a path's file system. Source: proc(5), /proc/PID/mountinfo."""
     best, kind = "", ""
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
@@ -183,5 +187,5 @@ def file_system(path: str, mountinfo: str) -> str:
 
 
 def within(path: str, top: str) -> bool:
-    """Return whether a path lies in a folder, or is it."""
+    """Return whether a path is a folder or is below it."""
     return PurePosixPath(path).is_relative_to(top)

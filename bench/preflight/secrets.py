@@ -1,4 +1,4 @@
-"""Look for secrets in what will be written down. What is found is named by its place, never shown."""
+"""Find secrets in the plan, the script and the arguments. Messages have their place and kind, never their value."""
 
 import re
 from collections.abc import Iterator
@@ -8,39 +8,40 @@ from bench.rules.check import Finding, Subject, broken
 from bench.texts import strings
 
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\s\"']*(?:\$|[\"']?(?:\s|$)))")
-"""A value is given to a name; `NAME=$NAME` and `NAME=` only refer to it."""
+"""An assignment of a value to a name; `NAME=$NAME` and `NAME=` contain no value."""
 
 
 def secrets(subject: Subject) -> Iterator[Finding]:
-    """Yield each place of the plan, and each line of the script, that holds a secret."""
+    """Yield each key of the plan, line of the script and argument that contains a secret."""
     seen = set[str]()
     for key, name, text in strings(subject.plan, "plan"):
-        if text not in seen and (found := known_secrets.named(name, text) or known_secrets.first(text)):
+        if text not in seen and (secret := known_secrets.named(name, text) or known_secrets.first(text)):
             seen.add(text)
-            yield broken("CFG-07", f"{found} stands in the plan", key.removeprefix("plan.config."))
-    if seen:  # the script holds the plan
+            yield broken("CFG-07", f"the plan contains a secret: {secret}", key.removeprefix("plan.config."))
+    if seen:  # the script contains the plan
         return
-    for number, found in _by_line(subject.script).items():
-        yield broken("CFG-07", f"{found} stands in the job script", f"line {number}")
-    for word in subject.arguments:
-        if found := _assigned(word) or known_secrets.first(word):
-            yield broken("CFG-07", f"{found} stands on sbatch's command line", known_secrets.masked(_option(word)))
+    for number, secret in _by_line(subject.script).items():
+        yield broken("CFG-07", f"the job script contains a secret: {secret}", f"line {number}")
+    for argument in subject.arguments:
+        if secret := _assigned(argument) or known_secrets.first(argument):
+            what = f"sbatch's command line contains a secret: {secret}"
+            yield broken("CFG-07", what, known_secrets.masked(_option(argument)))
 
 
 def _by_line(script: str) -> dict[int, str]:
-    """Return what secret stands in which line of a script, from 1."""
+    """Return the kind of secret by line number of a script, from 1."""
     lines = enumerate(script.split("\n"), 1)
-    assigned = {number: found for number, line in lines if (found := _assigned(line))}
-    shaped = {script.count("\n", 0, one.start) + 1: one.what for one in known_secrets.found(script)}
+    assigned = {number: secret for number, line in lines if (secret := _assigned(line))}
+    shaped = {script.count("\n", 0, one.start) + 1: one.what for one in known_secrets.secrets_in(script)}
     return dict(sorted((shaped | assigned).items()))
 
 
-def _option(word: str) -> str:
-    """Return which option a word is, without its value; a word that is none may itself be the secret."""
-    return word.partition("=")[0] if word.startswith("-") else "an argument"
+def _option(argument: str) -> str:
+    """Return the name of an option without its value; other arguments are not shown, they may be the secret."""
+    return argument.partition("=")[0] if argument.startswith("-") else "an argument"
 
 
 def _assigned(line: str) -> str:
-    """Return whose value stands in a line of a script, by the name that it is given to."""
+    """Return the name of a secret variable to which a line assigns a value, or an empty string."""
     names = (name for name in _ASSIGNED.findall(line) if known_secrets.SECRET_NAME.search(name))
     return next((f"a value of {name}" for name in names), "")

@@ -1,4 +1,4 @@
-"""Results as something to hand on: one self-contained HTML page, CSV tables and PNG figures."""
+"""Write results as one self-contained HTML page, CSV tables and PNG figures."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from bench.results.measurement import Measurement
 from bench.results.training import TrainingResult
 from bench.rules.finding import Finding
 
-if TYPE_CHECKING:  # pages are imported when one is written: every launch imports the words of tables from this folder
+if TYPE_CHECKING:  # imported when a page is written: every launch imports table texts from this folder
     from pandas import DataFrame
 
     from bench.report.page import Row
@@ -26,14 +26,14 @@ _FILES = re.compile(
     r"report\.html|(trials|evaluations|step_times|measurements)\.csv"
     r"|(sets|(convergence|step_time|modules|samples|published)(_\d+)?)\.png"
 )
-"""Names of what a report consists of."""
+"""Names of the files of a report."""
 
 
 def write(sets: "Sequence[TrialSet]", out: Path, *, title: str | None = None) -> Path:
     """Write the page, the tables and the figures into a folder and return the page's path; same input, same bytes.
 
     Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+        ConfigError: the folder cannot be created or written, or has files of these names that runstop did not write.
     """
     output_folder.write(out, lambda part: _write(sets, part, title=title), page=PAGE, names=_FILES)
     return out / PAGE
@@ -60,7 +60,7 @@ def write_study(result: "StudyResult", out: Path) -> list[Path]:
     Links to the runs of a study are relative, so that its folder and `out` may be moved together.
 
     Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+        ConfigError: the folder cannot be created or written, or has files of these names that runstop did not write.
     """
     from bench.report import study
 
@@ -68,7 +68,7 @@ def write_study(result: "StudyResult", out: Path) -> list[Path]:
 
 
 def trial_rows(sets: "Sequence[TrialSet]") -> "list[Row]":
-    """Return one row per trial of all sets; a number that the log does not prove is None."""
+    """Return one row per trial of all sets; a number that the log does not have is None."""
     return [row for trials in sets for row in _rows(trials)]
 
 
@@ -138,7 +138,7 @@ def frames(sets: "Sequence[TrialSet]") -> "dict[str, DataFrame]":
 
 
 def _date(time_ms: int | None) -> str | None:
-    """Return a time of the log as UTC; None for one that no calendar holds."""
+    """Return a time of the log as UTC; None for one outside the range of datetime."""
     try:
         return None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -146,7 +146,7 @@ def _date(time_ms: int | None) -> str | None:
 
 
 def _counted(trials: "TrialSet", file: str) -> str:
-    """Return what became of a trial in the mean; nothing where there is no mean."""
+    """Return whether a trial is counted in the olympic mean or dropped; empty without a mean."""
     s, name = trials.score, Path(file).name
     if s.olympic_minutes is None:
         return ""

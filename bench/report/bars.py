@@ -1,4 +1,4 @@
-"""Bars from zero as an interactive chart; matplotlib draws the same ones for paper (`figures.bars_figure`)."""
+"""Horizontal bars as an interactive chart; `figures.bars_figure` draws the same bars as a PNG."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from bench.report.template import Chart, Trace, axis, chart, text, view
 
 _ROW_PIXELS, _FRAME_PIXELS = 26, 70
 _ROOM = 1.12
-"""Of the longest bar, for the numbers behind the bars."""
+"""Axis length relative to the longest bar, with room for the numbers."""
 
 
 def bar_chart(bars: Sequence[Bar], *, what: str, colors: Sequence[str] = COLORS[:1]) -> Chart:
-    """Return horizontal bars in the order given; published ones are hatched, and an interval is a whisker.
+    """Return horizontal bars in the given order; published ones are hatched, intervals are whiskers.
 
-    `colors` are those of our bars; they start anew where there are too few.
+    `colors` are those of our bars; they repeat if there are too few.
     """
     height = _FRAME_PIXELS + _ROW_PIXELS * len(bars)
     scale = axis(what, range=[0, _ROOM * max(map(_end, bars)) or 1])
@@ -35,7 +35,7 @@ def _end(bar: Bar) -> float:
 
 
 def _numbers(bars: Sequence[Bar]) -> Trace:
-    """Return the numbers behind the bars and their whiskers."""
+    """Return the numbers after the bars and their whiskers."""
     return {
         "mode": "text",
         "x": [_end(bar) for bar in bars],
@@ -49,7 +49,7 @@ def _numbers(bars: Sequence[Bar]) -> Trace:
 
 
 def _names(bars: Sequence[Bar]) -> dict[str, object]:
-    """Return an axis with a place for each bar, which may share its name with another."""
+    """Return an axis with a position for each bar; names need not be unique."""
     labels = [f"<b>{text(bar.name, limit=54)}</b>" if bar.ours else text(bar.name, limit=54) for bar in bars]
     places = list(range(len(bars)))
     return {"tickvals": places, "ticktext": labels, "range": [len(bars) - 0.4, -0.6], "showgrid": False, "ticks": ""}
@@ -78,7 +78,7 @@ def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
 
 
 def _whiskers(bars: Sequence[Bar]) -> Trace:
-    """Return the intervals that are more than a speck."""
+    """Return the whiskers of intervals that are wide enough to see."""
     least = LEAST_WHISKER * max(map(_end, bars))
     seen = [(row, bar.value, bar.interval) for row, bar in enumerate(bars) if bar.interval]
     wide = [(row, value, low, high) for row, value, (low, high) in seen if high - low > least]
@@ -101,5 +101,5 @@ def _whiskers(bars: Sequence[Bar]) -> Trace:
 def _hover(bar: Bar) -> str:
     ends = [number_text(end) for end in bar.interval or ()]
     interval = f", 90 % interval {ends[0]} to {ends[1]}" if ends else ""
-    whose = "" if bar.ours else ", published"
-    return f"{text(bar.name)}<br><b>{number_text(bar.value)}</b>{interval}{whose} {text(bar.remark)}".rstrip()
+    origin = "" if bar.ours else ", published"
+    return f"{text(bar.name)}<br><b>{number_text(bar.value)}</b>{interval}{origin} {text(bar.remark)}".rstrip()

@@ -7,11 +7,10 @@ from bench.results.study import Cell, Mark, Published
 
 
 def cell_text(cell: Cell) -> str:
-    """Return a mark, or a number and its deviation over runs, neither with more digits than the spread allows.
+    """Return a mark, or a number and its standard deviation over runs, such as "* 1,234.5 ± 6.7".
 
+    The deviation has two significant digits (whole numbers keep all digits), the number as many decimals.
     A coefficient has its interval in brackets instead.
-
-    The deviation has two digits, whole numbers all of theirs: "* 1,234.5 ± 6.7".
     """
     if cell.value is None:
         return str(cell.mark)
@@ -23,14 +22,14 @@ def cell_text(cell: Cell) -> str:
 
 
 def _decimals(deviation: float, value: float) -> int:
-    """Return how many decimals show two digits of a deviation; without one, four digits of the value."""
+    """Return the decimals for two significant digits of a deviation; if it is 0, for four digits of the value."""
     if deviation == 0:
         return digits(value)
     return max(0, min(MOST_DECIMALS, 1 - math.floor(math.log10(deviation))))
 
 
-def meant(figure: Published) -> str:
-    """Return a published figure in the unit of its column: as its document has it, where that is the same number."""
+def in_column_unit(figure: Published) -> str:
+    """Return a published figure in the unit of its column, in the document's own notation if the number is the same."""
     if figure.value is None or figure.printed == "" or _is_printed(figure.value, figure.printed):
         return figure.printed
     return number_text(figure.value)
@@ -45,7 +44,7 @@ def _is_printed(value: float, printed: str) -> bool:
 
 
 def published_text(figure: Published) -> str:
-    """Return a published figure, with what its document has where that is corrected."""
-    if not figure.reason or meant(figure) == figure.printed:
-        return meant(figure)
-    return f"{meant(figure)} (printed {figure.printed!r})"
+    """Return a published figure; a corrected one is followed by the printed text."""
+    if not figure.reason or in_column_unit(figure) == figure.printed:
+        return in_column_unit(figure)
+    return f"{in_column_unit(figure)} (printed {figure.printed!r})"

@@ -1,4 +1,4 @@
-"""What a set of trials may claim, and where it stands among published systems."""
+"""Decide which time a set of trials may claim, and compare it with published systems."""
 
 import re
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from bench.report.sets import TrialSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The time that a set may claim: a score, the mean of valid runs that make no score, or none."""
+    """The time that a set may claim: a score, the mean of valid runs without a score, or none."""
 
     kind: Literal["score", "runs", "throughput", "none"]
     num_valid: int
     minutes: float | None
     what: str
-    """What the minutes are the mean of, or why there are none."""
+    """What the minutes are based on, or why there are none."""
     why_no_score: str = ""
     remark: str = ""
-    """The remark that must be printed beside minutes that are no score."""
+    """The remark that must be printed next to minutes that are not a score."""
     interval: tuple[float, float] | None = None
     """The 90 % interval of a score, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A set beside some of the published systems of its benchmark and number of GPUs."""
+class Ranking:
+    """The rank of a set among some published systems of its benchmark and number of GPUs."""
 
     name: str
     count: int
@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the list that ranks this set among published systems."""
+    """One row of the table that ranks this set among published systems."""
 
     name: str
     accelerator: str
@@ -64,57 +64,59 @@ class Entry:
 def claim(trials: TrialSet) -> Claim:
     """Return the minutes that a set may claim: a score, else the mean of runs that are all valid, else none."""
     s, results = trials.score, trials.results
-    say = partial(Claim, num_valid=sum(r.valid for r in results))
+    new_claim = partial(Claim, num_valid=sum(r.valid for r in results))
     if not trials.has_target:
-        return say(kind="throughput", minutes=None, what=NO_TARGET)
+        return new_claim(kind="throughput", minutes=None, what=NO_TARGET)
     complete = s.num_runs_required is not None and s.num_runs >= s.num_runs_required
-    if s.valid and complete and s.official_minutes is not None and not trials.pretends:
+    if s.valid and complete and s.official_minutes is not None and not trials.why_not_benchmark:
         factor = "" if s.rcp_factor is None else f" × RCP factor {s.rcp_factor:.4f}"
         what = f"olympic mean of {s.num_runs} runs{factor}"
-        return say(kind="score", minutes=s.official_minutes, what=what, interval=s.interval_minutes)
-    why_not = trials.pretends or "; ".join(f.what for f in s.findings if f.severity == "error")
-    say = partial(say, why_no_score=why_not, remark=f"(n = {len(results)}, no score)")
+        return new_claim(kind="score", minutes=s.official_minutes, what=what, interval=s.interval_minutes)
+    why_not = trials.why_not_benchmark or "; ".join(f.what for f in s.findings if f.severity == "error")
+    new_claim = partial(new_claim, why_no_score=why_not, remark=f"(n = {len(results)}, no score)")
     minutes = [r.minutes for r in results if r.valid and r.minutes is not None]
     if len(minutes) < len(results):
-        return say(kind="none", minutes=None, what=f"{len(results) - len(minutes)} of {len(results)} runs not valid")
+        return new_claim(
+            kind="none", minutes=None, what=f"{len(results) - len(minutes)} of {len(results)} runs are invalid"
+        )
     if s.olympic_minutes is not None:
-        return say(kind="runs", minutes=s.olympic_minutes, what=f"olympic mean of {len(minutes)} runs")
+        return new_claim(kind="runs", minutes=s.olympic_minutes, what=f"olympic mean of {len(minutes)} runs")
     what = "one run" if len(minutes) == 1 else f"mean of {len(minutes)} runs"
-    return say(kind="runs", minutes=fmean(minutes), what=what)
+    return new_claim(kind="runs", minutes=fmean(minutes), what=what)
 
 
 def peers(trials: TrialSet) -> tuple[tuple[System, ...], str]:
     """Return the published systems that a set may be compared with, fastest first, or why there are none."""
-    if trials.pretends:
-        return (), f"{trials.pretends}; so it is not compared with published systems"
+    if trials.why_not_benchmark:
+        return (), trials.why_not_benchmark
     known = published.systems(trials.score.benchmark) if trials.score.benchmark else ()
     if not known:
-        return (), f"no published figures for {trials.score.benchmark or 'a log that names no benchmark'}"
+        return (), f"no published results for {trials.score.benchmark or 'a log without a benchmark name'}"
     if trials.num_gpus is None:
-        return (), "the log does not say its number of GPUs; --num-gpus N does"
+        return (), "GPU count not in the log (set it with --num-gpus N)"
     same = sorted((s for s in known if s.num_gpus == trials.num_gpus), key=lambda s: s.official_minutes)
     return tuple(same), "" if same else f"no published system has {trials.num_gpus} GPUs"
 
 
 def model(accelerator: str | None) -> str:
-    """Return the short name that tells accelerators apart (H200, MI300X); empty where none is found."""
+    """Return the short name of an accelerator (H200, MI300X); empty if there is none."""
     match = re.search(r"[A-Z]{1,3}\d{2,4}[A-Z]?(?![A-Za-z0-9])(-NVL)?", accelerator or "")
     return match[0] if match else ""
 
 
-def standings(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Standing, ...]:
-    """Return the set beside all the systems, those with the same accelerator, and those of each round."""
+def rankings(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Ranking, ...]:
+    """Return the rank among all systems, those with the same accelerator, and those of each round."""
     own, systems = model(trials.accelerator), [s for s in systems if s.is_score]
     groups = {"all rounds": systems, f"{own}, all rounds": [s for s in systems if own and model(s.accelerator) == own]}
     for name in sorted({s.round for s in systems}, reverse=True):
         groups[name] = [s for s in systems if s.round == name]
-    return tuple(_standing(name, group, claimed) for name, group in groups.items() if group)
+    return tuple(_ranking(name, group, claimed) for name, group in groups.items() if group)
 
 
-def _standing(name: str, systems: Sequence[System], claimed: Claim) -> Standing:
+def _ranking(name: str, systems: Sequence[System], claimed: Claim) -> Ranking:
     times = [system.official_minutes for system in systems]
     middle, ours = median(times), claimed.minutes
-    return Standing(
+    return Ranking(
         name=name,
         count=len(systems),
         best=min(systems, key=lambda s: s.official_minutes),
@@ -126,11 +128,11 @@ def _standing(name: str, systems: Sequence[System], claimed: Claim) -> Standing:
 
 
 _SAME_MINUTES = 0.0005
-"""Published minutes are rounded; a set that was published is not slower than itself."""
+"""Published minutes are rounded; a published set must not rank behind itself."""
 
 
 def ranked(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Entry, ...]:
-    """Return the systems with the same accelerator, else the best of each, and among them this set if it has a time."""
+    """Return this set, if it has a time, among systems with its accelerator, else the best of each accelerator."""
     own = model(trials.accelerator)
     near = [s for s in systems if own and model(s.accelerator) == own] or best_of_each(systems)
     entries = [_entry(system, claimed.minutes) for system in near]
@@ -169,8 +171,8 @@ def _own_entry(trials: TrialSet, claimed: Claim, minutes: float) -> Entry:
 
 
 def best_of_each(systems: Sequence[System]) -> tuple[System, ...]:
-    """Return the fastest system of each accelerator; the systems come fastest first."""
-    found: dict[str, System] = {}
+    """Return the fastest system of each accelerator; `systems` is sorted, fastest first."""
+    best: dict[str, System] = {}
     for system in systems:
-        found.setdefault(model(system.accelerator) or system.accelerator, system)
-    return tuple(found.values())
+        best.setdefault(model(system.accelerator) or system.accelerator, system)
+    return tuple(best.values())

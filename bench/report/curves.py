@@ -1,4 +1,4 @@
-"""The interactive curves of a page: what the trials of one set, or of several on the same axes, went through."""
+"""Interactive curves of a page: evaluations, losses and step times of one set, or of several on the same axes."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,16 @@ from bench.report.canvas import BAND_COLOR, COLORS, INVALID_COLOR
 from bench.report.template import Chart, Trace, axis, chart, text, view
 
 _MOST_POINTS = 1500
-"""Of one curve. A longer one shows the lowest and the highest value of each stretch."""
+"""Points per curve. A longer curve shows the minimum and the maximum of each interval."""
 _MOST_AT_ONCE = 6
-"""Up to so many curves, the pointer reads all of them; of more, the nearest."""
+"""Up to this number of curves, the pointer shows the values of all; else only of the nearest."""
 _MOST_METRICS, _WIDE_RANGE = 3, 3.0
 
 Points = list[tuple[float, float]]
 
 
 class Runs(Protocol):
-    """What has curves: the trials of a set, or the runs of an arm."""
+    """The trials of a set, or the runs of an arm."""
 
     @property
     def name(self) -> str: ...
@@ -32,20 +32,20 @@ class Runs(Protocol):
 
 
 class Trial(NamedTuple):
-    """One trial, and how it is drawn."""
+    """One trial and its style."""
 
     trials: Runs
     name: str
     result: Result
     color: str
     is_first: bool
-    """Of its set: it stands for the set in the legend where there are several sets."""
+    """Whether it is the first of its set; with several sets, the legend shows the first trial of each."""
     is_alone: bool
     """Whether its set is the only one, so that the legend lists trials."""
 
 
 def overlaid(sets: Sequence[Runs]) -> dict[str, Chart]:
-    """Return the curves of all sets on the same axes; only those that have points."""
+    """Return the curves of all sets on the same axes, without empty charts."""
     charts = {
         "evaluations": evaluation_chart(sets),
         "training_losses": training_chart(sets),
@@ -58,7 +58,7 @@ def overlaid(sets: Sequence[Runs]) -> dict[str, Chart]:
 def evaluation_chart(sets: Sequence[Runs], *, band: Sequence[tuple[float, float, float]] = ()) -> Chart:
     """Return the evaluations of all trials, by samples and by minutes; a view for each metric.
 
-    `band` is (samples, low, high): where published runs of this benchmark and batch size lie.
+    `band` is (samples, low, high): the range of published runs of this benchmark and batch size.
     """
     metrics = {e.metric for trials in sets for r in trials.results for e in r.evaluations}
     chosen = sorted(metrics, key=str)[:_MOST_METRICS]
@@ -123,7 +123,7 @@ def step_time_chart(sets: Sequence[Runs]) -> Chart:
 
 
 def step_time_distribution(sets: Sequence[Runs]) -> Chart:
-    """Return how many of its steps each trial did within a time: a cumulative distribution."""
+    """Return the cumulative distribution of each trial's step times."""
 
     def points(result: Result) -> Points:
         return distribution([time_ms for _, time_ms in result.step_times_ms])
@@ -134,7 +134,7 @@ def step_time_distribution(sets: Sequence[Runs]) -> Chart:
 
 
 def _wide(values: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return a logarithmic axis where the longest time is many times the shortest, so that both can be seen."""
+    """Return a logarithmic axis if the longest time is many times the shortest."""
     times = [time for of_one in values for time in of_one]
     is_wide = bool(times) and 0 < _WIDE_RANGE * min(times) < max(times)
     return {"type": "log", "dtick": "D1" if max(times) < 10 * min(times) else "D2"} if is_wide else {}
@@ -164,7 +164,7 @@ def _curves(
 ) -> list[Trace]:
     """Return one trace for each trial that has points."""
     trials = list(_trials(sets))
-    drawn = [(trial, thinned(points(trial.result))) for trial in trials]
+    curves = [(trial, thinned(points(trial.result))) for trial in trials]
     return [
         {
             "x": [number(x) for x, _ in curve],
@@ -172,17 +172,17 @@ def _curves(
             "mode": mode,
             "line": {"color": _color(trial), "width": 1.6, "dash": _dash(trial), "shape": shape},
             "marker": {"color": _color(trial), "size": 6},
-            "opacity": 0.9 if len(drawn) <= _MOST_AT_ONCE else 0.7,
+            "opacity": 0.9 if len(curves) <= _MOST_AT_ONCE else 0.7,
             "hovertemplate": f"{hover}<extra>{_name(trial)}</extra>",
             **_legend(trial),
         }
-        for trial, curve in drawn
+        for trial, curve in curves
         if curve
     ]
 
 
 def _trials(sets: Sequence[Runs]) -> Iterator[Trial]:
-    """Yield all trials; colours tell sets apart, and where there is one set only, its trials."""
+    """Yield all trials; each set has its colour, and if there is only one set, each trial."""
     is_alone = len(sets) == 1
     for number_of_set, trials in enumerate(sets):
         for place, (name, result) in enumerate(zip(trials.trial_names, trials.results, strict=True)):
@@ -202,7 +202,7 @@ def _legend(trial: Trial) -> dict[str, Any]:
 
 def _name(trial: Trial) -> str:
     name = f"trial {text(trial.name)}" if trial.is_alone else f"{text(trial.trials.name)}, trial {text(trial.name)}"
-    return name if trial.result.valid else f"{name} (not valid)"
+    return name if trial.result.valid else f"{name} (invalid)"
 
 
 def _color(trial: Trial) -> str:
@@ -214,7 +214,7 @@ def _dash(trial: Trial) -> str:
 
 
 def thinned(points: Points) -> Points:
-    """Return at most _MOST_POINTS finite points, with the lowest and the highest of each stretch."""
+    """Return at most _MOST_POINTS finite points, with the minimum and the maximum of each interval."""
     points = [point for point in points if all(map(math.isfinite, point))]
     if len(points) <= _MOST_POINTS:
         return points
@@ -228,12 +228,12 @@ def thinned(points: Points) -> Points:
 
 
 def number(value: float) -> float:
-    """Return a number with six digits, which no reader of a curve can tell from the logged one."""
+    """Return a number with six digits, which is exact enough for a chart."""
     return float(f"{value:.6g}")
 
 
 def _target_line(sets: Sequence[Runs], metric: str | None) -> dict[str, Any]:
-    """Return the line of the target that the sets share; nothing where they have several, or none."""
+    """Return the line of the target if all sets have the same one, else nothing."""
     targets = {_target(result, metric) for trials in sets for result in trials.results}
     if len(targets) != 1 or None in targets:
         return {}

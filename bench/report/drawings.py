@@ -1,4 +1,4 @@
-"""The figures of the page: which ones a set has data for, and what their captions say."""
+"""Draw the figures of a report page that a set has data for, with their captions."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from bench.report.template import Chart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A figure as it is embedded in the page: a picture for paper, and on a screen its charts instead."""
+    """A figure of the page: a PNG for print, and interactive charts for the screen."""
 
     file: str
     caption: str
     uri: str
     charts: Mapping[str, Chart]
-    """By the id that the page finds them by. Where there are none, the picture is shown on screens, too."""
+    """By their id in the page. Without charts, the PNG is shown on the screen, too."""
 
 
 def draw_training(
@@ -33,14 +33,14 @@ def draw_training(
     from bench.mlperf import forecast
 
     s, note = trials.score, footer(trials.hardware, len(trials.results))
-    benchmark, gbs = None if trials.pretends else s.benchmark, s.global_batch_size
+    benchmark, gbs = None if trials.why_not_benchmark else s.benchmark, s.global_batch_size
     heading = f"{trials.measured}, {trials.name}"
 
     path = out / f"convergence{mark}.png"
     band = [(p.samples, p.low, p.high) for p in forecast.band(benchmark, gbs)]
     figures.convergence_figure(trials.results, path, heading=heading, note=note, band=band)
-    shade = " Shaded: where published runs of this benchmark and batch size lie." if band else ""
-    bad = "" if all(r.valid for r in trials.results) else " Red and dotted: not a valid trial."
+    shade = " Shaded: range of published runs of this benchmark and batch size." if band else ""
+    bad = "" if all(r.valid for r in trials.results) else " Red and dotted: invalid trial."
     charts = {
         "evaluation": curves.evaluation_chart([trials], band=band),
         "training_loss": curves.training_chart([trials]),
@@ -56,7 +56,7 @@ def draw_training(
         path = out / f"samples{mark}.png"
         figures.samples_figure(s.samples_distribution, known, path, heading=heading, note=note)
         source = f"Published: {known.kind}, {known.source}."
-        yield "samples", shown(path, f"Trials by the samples they took to the target. {source}")
+        yield "samples", shown(path, f"Distribution of samples to target. {source}")
 
     if entries:
         yield "published", _draw_published(trials, claimed, entries, out, mark=mark)
@@ -69,7 +69,7 @@ def _draw_step_times(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tupl
     heading = f"{trials.measured}, {trials.name}"
     figures.step_time_figure(trials.results, path, heading=heading, note=note, names=trials.trial_names)
     measured = (
-        "Each measurement is one step, where the log lists them, else the mean over the steps between two log lines."
+        "Each measurement is one step if the log has every step, else the mean of the steps between two log lines."
     )
     charts = {
         "step_time": curves.step_time_chart([trials]),
@@ -84,60 +84,60 @@ def _draw_modules(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[s
     if profiles:
         path, heading = out / f"modules{mark}.png", f"{trials.measured}, {trials.name}"
         module_figure(profiles, path, heading=heading, note=footer(trials.hardware, len(profiles)))
-        yield "modules", shown(path, "Profiled warm-up steps of rank 0; each moment counts once.")
+        yield "modules", shown(path, "Profiled warm-up steps of rank 0; overlapping work is counted once.")
 
 
 def draw_throughput(
     trials: TrialSet, lines: Sequence[throughput.Speed], out: Path, *, mark: str
 ) -> Iterator[tuple[str, Shown]]:
-    """Draw the figures of a run on random weights, which has neither losses nor minutes."""
+    """Draw the figures of a set without a target, which has neither losses nor minutes."""
     yield from _draw_step_times(trials, out, mark=mark)
     yield from _draw_modules(trials, out, mark=mark)
     if lines:
         path = out / f"published{mark}.png"
         bars = [Bar(name=line.name, value=line.samples_s, ours=line.ours) for line in lines]
         heading, note = (
-            f"{trials.measured}: beside published systems",
+            f"{trials.measured}: compared with published systems",
             footer(trials.hardware, len(trials.results)),
         )
         what = "samples/s while training"
         figures.bars_figure(bars, path, heading=heading, note=note, what=what)
-        caption = "Samples per second while training; dark, this set's."
+        caption = "Samples per second while training; dark: this set."
         yield "published", shown(path, caption, {"published": bar_chart(bars, what=what)}, mark=mark)
 
 
 def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], out: Path, *, mark: str) -> Shown:
-    """Draw published systems and, if it has a time, this set."""
+    """Draw the minutes of published systems and, if it has any, of this set."""
     path, note = out / f"published{mark}.png", footer(trials.hardware, len(trials.results))
-    with_ours, dark = (" and this set", "; dark, this set's") if claimed.minutes is not None else ("", "")
+    with_ours, dark = (" and this set", "; dark: this set") if claimed.minutes is not None else ("", "")
     heading = f"{trials.measured}, {trials.num_gpus} GPUs: published systems{with_ours}"
     bars = [_bar(trials, claimed) if entry.ours else Bar(name=entry.name, value=entry.minutes) for entry in entries]
     longest = _MAX_BAR_RATIO * (claimed.minutes or bars[0].value)
-    drawn = [bar for bar in bars if bar.value <= longest] or bars
-    figures.bars_figure(drawn, path, heading=heading, note=note)
-    beyond = f" Not drawn: {len(bars) - len(drawn)} above {longest:.0f} min." if len(drawn) < len(bars) else ""
+    kept = [bar for bar in bars if bar.value <= longest] or bars
+    figures.bars_figure(kept, path, heading=heading, note=note)
+    beyond = f" Not shown: {len(bars) - len(kept)} above {longest:.0f} min." if len(kept) < len(bars) else ""
     caption = f"Official minutes of published systems{dark}.{beyond}"
-    return shown(path, caption, {"published": bar_chart(drawn, what="minutes to target")}, mark=mark)
+    return shown(path, caption, {"published": bar_chart(kept, what="minutes to target")}, mark=mark)
 
 
 _MAX_BAR_RATIO = 2.5
-"""A published time far beyond this set's would press all other bars together; the table has it."""
+"""Longer bars are left out, since they would compress all others; the table has their values."""
 
 
 def shown(path: Path, caption: str, charts: Mapping[str, Chart] | None = None, *, mark: str = "") -> Shown:
-    """Return a figure that was drawn, with those of its charts that show something."""
+    """Return a figure for the page, with those of its charts that are not empty."""
     data = base64.b64encode(path.read_bytes()).decode()
     kept = {f"{name}{mark}": chart for name, chart in (charts or {}).items() if chart["views"]}
     return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}", charts=kept)
 
 
-def draw_compared(drawn: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
-    sets = [trials for trials, _ in drawn]
+def draw_compared(claims: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
+    sets = [trials for trials, _ in claims]
     where = "; ".join(dict.fromkeys(trials.hardware or "hardware not logged" for trials in sets))
     note = footer(where, sum(len(trials.results) for trials in sets))
-    bars = [_bar(trials, claimed) for trials, claimed in drawn]
+    bars = [_bar(trials, claimed) for trials, claimed in claims]
     figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
-    caption = "Minutes from zero; in brackets, and as a whisker where it can be seen, the 90 % interval of a score."
+    caption = "Minutes. In brackets, and as a whisker if it is wide enough: the 90 % interval of a score."
     return shown(out / "sets.png", caption, {"sets": bar_chart(bars, what="minutes to target", colors=COLORS)})
 
 

@@ -44,7 +44,7 @@ QUALITY = {
     **dict.fromkeys(("dlrm", "dlrm_dcnv2"), "AUC"),
     "rnnt": "word error rate",
 }
-"""What eval_accuracy measures, by benchmark; where nothing is known it is named as the log names it."""
+"""What eval_accuracy measures, by benchmark; other benchmarks get the name in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Bar:
     interval: tuple[float, float] | None = None
     ours: bool = False
     remark: str = ""
-    """Text that is printed behind the number."""
+    """Text after the number."""
 
 
 def loss_figure(result: Result, path: Path) -> None:
-    """Draw one trial's evaluations and training loss as a PNG; what has no number in the log is not drawn."""
+    """Draw one trial's evaluations and training loss as a PNG."""
     note = f"{footer(result.platform, 1)}. {_outcome(result)}."
     convergence_figure((result,), path, heading=title(result), note=note)
 
@@ -73,9 +73,9 @@ def convergence_figure(
     note: str,
     band: Sequence[tuple[float, float, float]] = (),
 ) -> None:
-    """Draw the evaluations of all trials, one panel per metric, and their training loss beside it.
+    """Draw the evaluations of all trials, one panel per metric, and a panel with their training losses.
 
-    `band` is (samples, low, high): where published runs of this benchmark and batch size lie.
+    `band` is (samples, low, high): the range of published runs of this benchmark and batch size.
     """
     metrics = sorted({e.metric for r in results for e in r.evaluations}, key=str)[:_MAX_METRICS] or [None]
     losses = any(r.train_losses for r in results)
@@ -93,7 +93,7 @@ def convergence_figure(
 
 
 def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, note: str, names: Sequence[str]) -> None:
-    """Draw each trial's step time, median and p10 to p90, and the step time over the run, on one common axis."""
+    """Draw each trial's step time (median, p10 to p90) and the step times over the run, with the same y-axis."""
     figure, (left, right) = canvas(4.2, heading, note, panels=2)
     for place, result in enumerate(results):
         if (spread := result.step_time_ms) is not None:
@@ -115,11 +115,11 @@ def step_time_figure(results: Sequence[Result], path: Path, *, heading: str, not
 
 _MAX_TICKS = 12
 _WIDE_RANGE = 3.0
-"""Where the longest step takes this many times the shortest, a logarithmic axis shows both."""
+"""Ratio of the longest to the shortest step above which the axis is logarithmic."""
 
 
 def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) -> None:
-    """Give both panels one axis that holds every step time that is drawn in either."""
+    """Give both panels the same y-axis, which covers the step times of both."""
     from matplotlib.ticker import NullFormatter
 
     times = [time_ms for r in results for _, time_ms in r.step_times_ms]
@@ -140,13 +140,13 @@ def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) ->
 
 
 def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *, heading: str, note: str) -> None:
-    """Draw how many samples it took to reach the target: the share of our trials beside that of published runs."""
+    """Draw the distribution of samples to target, of our trials and of published runs."""
     figure, (axes,) = canvas(3.4, heading, note)
     num_ours = sum(ours.values())
-    here = {samples: count / num_ours for samples, count in ours.items()}
-    ticks = sorted({*here, *dict(known.shares)})
+    our_shares = {samples: count / num_ours for samples, count in ours.items()}
+    ticks = sorted({*our_shares, *dict(known.shares)})
     for shares, offset, color, name in (
-        (here, -0.2, EVAL_COLOR, f"this set, n = {num_ours}"),
+        (our_shares, -0.2, EVAL_COLOR, f"this set, n = {num_ours}"),
         (dict(known.shares), 0.2, QUIET_COLOR, f"published {known.kind}, n = {known.num_runs:,}"),
     ):
         heights = [100 * shares.get(tick, 0) for tick in ticks]
@@ -162,7 +162,7 @@ def samples_figure(ours: Mapping[int, int], known: "Convergence", path: Path, *,
 
 
 def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, what: str = "minutes to target") -> None:
-    """Draw numbers as bars from zero, in the order given; our bars are dark, and an interval is a whisker."""
+    """Draw numbers as horizontal bars in the given order; our bars are dark, intervals are whiskers."""
     figure, (axes,) = canvas(1.7 + 0.26 * len(bars), heading, note)
     rows = range(len(bars))
     longest = max(max(bar.value, *(bar.interval or (0, 0))) for bar in bars)
@@ -196,13 +196,13 @@ def bars_figure(bars: Sequence[Bar], path: Path, *, heading: str, note: str, wha
 
 
 def _bar_text(bar: Bar) -> str:
-    """Return the text behind a bar: its number, its interval and its remark."""
+    """Return the text after a bar: its number, its interval and its remark."""
     between = "" if bar.interval is None else f"(90 %: {' to '.join(minutes_text(end) for end in bar.interval)})"
     return " ".join(filter(None, (minutes_text(bar.value), between, bar.remark)))
 
 
 LEAST_WHISKER = 0.02
-"""Of the longest bar: a shorter whisker is no more than a speck, and the interval stands in words anyway."""
+"""Share of the longest bar; shorter whiskers are not drawn, since the interval is also in the text."""
 
 
 def _percent(share: float) -> str:
@@ -210,21 +210,21 @@ def _percent(share: float) -> str:
 
 
 def _draw_evaluations(axes: "Axes", results: Sequence[Result], metric: str | None) -> None:
-    """Draw evaluations over samples, or over minutes where an evaluation does not say its samples."""
+    """Draw evaluations over samples, or over minutes if any evaluation has no sample count."""
     chosen = [[e for e in r.evaluations if e.metric == metric] for r in results]
     by_samples = all(e.samples is not None for evaluations in chosen for e in evaluations)
-    drawn = False
+    has_points = False
     for result, evaluations in zip(results, chosen, strict=True):
         points = [
             (x, e.value) for e in evaluations if (x := e.samples if by_samples else _minute(result, e)) is not None
         ]
         if not points:
             continue
-        drawn = True
+        has_points = True
         color, style = (EVAL_COLOR, "-") if result.valid else (TARGET_COLOR, ":")
         axes.plot(*zip(*points, strict=True), style, color=color, linewidth=1.1, alpha=0.65, marker="o", markersize=2.5)
         axes.plot(*points[-1], "o", color=color, markersize=6)
-    if not drawn:
+    if not has_points:
         empty(axes, "no evaluation in these logs")
     axes.set_xlabel("samples trained on" if by_samples else "minutes since run_start")
     what = metric or QUALITY.get(results[0].benchmark or "", "eval_accuracy, as logged")
@@ -237,7 +237,7 @@ def _minute(result: Result, evaluation: Evaluation) -> float | None:
 
 
 def _draw_target(axes: "Axes", result: Result, metric: str | None) -> None:
-    """Draw the target line; its label is on the side that the curve does not come from."""
+    """Draw the target line, with its label on the side opposite to the curve."""
     official = BENCHMARKS.get(result.benchmark or "")
     goals = official.goals if official and metric else ()
     target = next((goal.value for goal in goals if goal.metric == metric), None) if metric else result.target
@@ -294,7 +294,7 @@ def _draw_step_times(axes: "Axes", results: Sequence[Result]) -> None:
 def _outcome(result: Result) -> str:
     time = f"{result.minutes:.2f} min from run_start to run_stop" if result.minutes is not None else "no time"
     if not result.valid:
-        time = f"not a valid trial: {time}"
+        time = f"invalid trial: {time}"
     if result.target is None:
         return f"{time}, no target"
     if not result.converged:
@@ -326,43 +326,43 @@ COLORS = {
 }
 OTHER, OTHER_COLOR = "all other parts", "#9aa3ab"
 _LEAST_SHARE, _LEAST_TO_LABEL = 0.01, 0.06
-"""Of the longest bar: what is less belongs to the other parts; what is less has no number in it."""
+"""Shares of the longest bar: smaller parts are merged into `OTHER`; smaller parts have no number in the bar."""
 _BAR_INCHES, _MARGIN_INCHES = 0.42, 1.9
 
 
 def module_figure(profiles: Sequence[tuple[str, ModuleTimes]], path: Path, *, heading: str, note: str) -> None:
-    """Draw profiles, each with its name, as a PNG: a bar for each phase, in milliseconds a step from zero."""
+    """Draw profiles as a PNG: a bar for each phase, in milliseconds per step."""
     bars = [
         (f"{name} {phase}" if len(profiles) > 1 else str(phase), segments(times, phase))
         for name, times in profiles
         for phase in PHASES
     ]
     figure, (axes,) = canvas(_MARGIN_INCHES + _BAR_INCHES * len(bars), heading, note)
-    longest = max(sum(found.values()) for _, found in bars)
-    for place, (_, found) in enumerate(bars):
-        _draw_bar(axes, place, found, longest)
+    longest = max(sum(parts.values()) for _, parts in bars)
+    for place, (_, parts) in enumerate(bars):
+        _draw_bar(axes, place, parts, longest)
     axes.set_yticks(range(len(bars)), [name for name, _ in bars], parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlabel("ms a step")
+    axes.set_xlabel("ms per step")
     axes.set_xlim(left=0)
     handles, labels = axes.get_legend_handles_labels()
-    drawn = dict(zip(labels, handles, strict=True))
-    names = [name for name in (*(TITLES[part] for part in COLORS), OTHER) if name in drawn]
-    figure.legend([drawn[name] for name in names], names, loc="outside right upper", fontsize=7, frameon=False)
+    handle_of = dict(zip(labels, handles, strict=True))
+    names = [name for name in (*(TITLES[part] for part in COLORS), OTHER) if name in handle_of]
+    figure.legend([handle_of[name] for name in names], names, loc="outside right upper", fontsize=7, frameon=False)
     save(figure, path)
 
 
 def segments(times: ModuleTimes, phase: Phase) -> dict[str, float]:
-    """Return the milliseconds of a phase by what a legend names; parts that can hardly be seen are one of them."""
+    """Return the milliseconds of a phase by legend entry; very small parts are merged into `OTHER`."""
     of_phase: dict[Part, float] = {row.part: row.time_ms for row in times.rows if row.phase is phase}
     shown = {part: ms for part, ms in of_phase.items() if part in COLORS and ms >= _LEAST_SHARE * times.step_ms}
     other_ms = sum(of_phase.values()) - sum(shown.values())
     return {TITLES[part]: ms for part, ms in shown.items()} | ({OTHER: other_ms} if other_ms > 0 else {})
 
 
-def _draw_bar(axes: "Axes", place: int, found: dict[str, float], longest: float) -> None:
+def _draw_bar(axes: "Axes", place: int, parts: dict[str, float], longest: float) -> None:
     colors, left = {TITLES[part]: color for part, color in COLORS.items()} | {OTHER: OTHER_COLOR}, 0.0
-    for part, ms in found.items():
+    for part, ms in parts.items():
         axes.barh(place, ms, left=left, color=colors[part], label=part, edgecolor="white", linewidth=0.4)
         if ms >= _LEAST_TO_LABEL * longest:
             color, middle = _ink(colors[part]), left + ms / 2
@@ -371,6 +371,6 @@ def _draw_bar(axes: "Axes", place: int, found: dict[str, float], longest: float)
 
 
 def _ink(color: str) -> str:
-    """Return a colour of letters that can be read on a bar."""
+    """Return a readable text colour for a bar."""
     red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 140 else "#ffffff"

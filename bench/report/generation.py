@@ -1,4 +1,4 @@
-"""How generation tasks are shown: what a plan says, what a trial is worth, a page with every answer."""
+"""Show generation tasks: plans, results of trials, and a page with every answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
@@ -13,38 +13,42 @@ from bench.mlperf.result import Result
 from bench.report import drawings
 from bench.report.canvas import canvas, save
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.tables import Row, TextTable, memory_row, telemetry_rows
+from bench.report.tables import Row, TextTable, memory_label, memory_row, ranks_text, telemetry_rows
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
 from bench.texts import quoted
 
-LENGTH_COLUMNS = ("length (tokens)", "answers", "answer (s)", "first token (s)", "next token (ms)", "tokens/s")
+LENGTH_COLUMNS = ("length (tokens)", "answers", "time (s)", "first token (s)", "time per token (ms)", "tokens/s")
 HOW = {"compile": "compiled", "cuda_graph": "captured in a CUDA graph"}
-"""What an engine says of its way to compute, in words."""
+"""Keys of an engine's description in the log, and their text."""
 
 
 def title(result: Result) -> str:
-    """Return the name of the task, and where it ran."""
+    """Return the name of the task and its hardware."""
     task = str(result.hyperparameters.get(mllog.CONFIG_FILENAME, "generation"))
     name = task.removeprefix("task/").removesuffix(".yaml")
     device, ranks = (result.hyperparameters.get(key) for key in ("accelerator", "num_ranks"))
-    where = ", ".join(str(part) for part in (f"{ranks} ranks on {device}", result.platform) if part)
+    where = ", ".join(str(part) for part in (ranks_text(ranks, device), result.platform) if part)
     return printable(f"{name}: {where}")
 
 
 def verdict_rows(trial: ShownTrial[GenerationResult]) -> list[Row]:
-    """Return what a trial is worth; without a proof of every answer there are no times."""
-    result, generation = trial.judged.result, trial.found
-    given, asked = len(generation.answers), len(generation.asked)
+    """Return the verdict and measurements of a trial; without all answers there are no times."""
+    result, generation = trial.judged.result, trial.kind_result
+    num_answers, num_requested = len(generation.answers), len(generation.requested_lengths)
     return [
-        ("run_start → run_stop (s)", _text(generation.total_s, "{:.3f}"), "all answers, without loading and warm-up"),
-        ("answers as asked for", f"{given} of {asked}", f"{generation.tokens:,} of {sum(generation.asked):,} tokens"),
+        ("run_start → run_stop (s)", _text(generation.total_s, "{:.3f}"), "all answers; loading and warm-up excluded"),
+        (
+            "answers of the requested length",
+            f"{num_answers} of {num_requested}",
+            f"{generation.tokens:,} of {sum(generation.requested_lengths):,} tokens",
+        ),
         trial.valid_row,
         *(_times(generation) if generation.valid else []),
         *_engine(generation),
-        ("asked for", str(generation.about.get("weights", "")), _how(generation)),
+        ("weights", str(generation.about.get("weights", "")), _how(generation)),
         memory_row(result.peak_memory_gib),
         *telemetry_rows(result.telemetry),
-        ("initialisation (s)", _text(result.init_s, "{:.1f}"), "before the clock"),
+        ("initialisation (s)", _text(result.init_s, "{:.1f}"), "not timed"),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
     ]
 
@@ -53,17 +57,17 @@ def _times(generation: GenerationResult) -> Iterator[Row]:
     answers, total_s = generation.answers, generation.total_s
     assert total_s is not None
     rate = generation.tokens / total_s
-    of_gpu = "" if not generation.num_gpus else f"{rate / generation.num_gpus:,.4g} a GPU"
+    of_gpu = "" if not generation.num_gpus else f"{rate / generation.num_gpus:,.4g} per GPU"
     yield "throughput (tokens/s)", f"{rate:,.4g}", of_gpu
-    yield "time per token (ms)", f"{1000 * total_s / generation.tokens:,.4g}", "whole time over all tokens"
+    yield "time per token (ms)", f"{1000 * total_s / generation.tokens:,.4g}", "total time / all tokens"
     firsts, dones = sorted(one.first_s for one in answers), sorted(one.done_s for one in answers)
     yield "time to first token (s)", f"{_middle(firsts):.4g}", f"median; {firsts[0]:.4g} to {firsts[-1]:.4g}"
-    yield "time of an answer (s)", f"{_middle(dones):.4g}", f"median; {dones[0]:.4g} to {dones[-1]:.4g}"
+    yield "time per answer (s)", f"{_middle(dones):.4g}", f"median; {dones[0]:.4g} to {dones[-1]:.4g}"
     if generation.one_stream_token_s is not None:
         token_s, share = generation.one_stream_token_s, generation.bandwidth_share
-        yield "one stream (tokens/s)", f"{1 / token_s:,.4g}", "tokens behind the first one, median over answers"
+        yield "one stream (tokens/s)", f"{1 / token_s:,.4g}", "tokens after the first, median over answers"
         rate_gbs = generation.about.get("bandwidth_gbs")
-        remark = f"of {rate_gbs:,.0f} GB/s, as copies were measured" if rate_gbs else "the GPU's rate is not known"
+        remark = f"of {rate_gbs:,.0f} GB/s, measured with copies" if rate_gbs else "the GPU's bandwidth is unknown"
         yield "share of memory bandwidth (%)", _text(share and 100 * share, "{:.1f}"), remark
 
 
@@ -73,7 +77,7 @@ def _middle(ordered: list[float]) -> float:
 
 
 def _engine(generation: GenerationResult) -> Iterator[Row]:
-    """Yield what gave the answers: the same task has other times by another engine, or with a compiled model."""
+    """Yield the engine and its mode, such as compiled: they determine the times."""
     about = generation.engine
     if about:
         named = [str(about.get(mllog.STRATEGY)).replace("_", " "), f"{about.get('cache')} cache"]
@@ -84,18 +88,18 @@ def _engine(generation: GenerationResult) -> Iterator[Row]:
 def _how(generation: GenerationResult) -> str:
     about = generation.about
     order = str(about.get("order", "")).replace("_", " ")
-    words = [f"{about.get('model')}", f"{about.get('replicas')} x tp {about.get('tp')}", order]
+    parts = [f"{about.get('model')}", f"{about.get('replicas')} x tp {about.get('tp')}", order]
     if about.get("order") == "side_by_side":
-        words.append(f"{about.get('batching')} batches of {about.get('max_batch') or 'all'}")
-    drawn = [f"{name} {about[name]}" for name in ("temperature", "top_k", "top_p") if about.get(name)]
-    words += drawn or ["greedy"]
-    return ", ".join([*words, f"prompts: {about.get('prompts')}"])
+        parts.append(f"{about.get('batching')} batches of {about.get('max_batch') or 'all'}")
+    sampling = [f"{name} {about[name]}" for name in ("temperature", "top_k", "top_p") if about.get(name)]
+    parts += sampling or ["greedy"]
+    return ", ".join([*parts, f"prompts: {about.get('prompts')}"])
 
 
 def caption(generation: GenerationResult) -> str:
-    """Return what the table of lengths means."""
-    since = "its own start" if generation.about.get("order") == "one_by_one" else "the start of all answers"
-    return f"Medians, counted from {since}; the first token includes the prompt."
+    """Return the caption of the table of lengths."""
+    start = "its own start" if generation.about.get("order") == "one_by_one" else "the common start"
+    return f"Medians. The times of an answer are counted from {start}; the first token includes the prompt."
 
 
 def length_row(one: OfLength) -> tuple[str, ...]:
@@ -118,11 +122,11 @@ _HEIGHT_INCHES = 4.2
 
 
 def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, heading: str) -> None:
-    """Draw the time of every answer over its length, one colour for each trial."""
+    """Draw the time of every answer over its length, a colour for each trial."""
     note = f"{trials[0].judged.result.platform or 'platform not logged'}; one mark for each answer"
     drawing, (axes,) = canvas(_HEIGHT_INCHES, heading, note, panels=1)
     for trial in trials:
-        answers = trial.found.answers
+        answers = trial.kind_result.answers
         axes.plot([one.tokens for one in answers], [one.done_s for one in answers], "o", ms=4, label=trial.name)
     axes.set_xlabel("length of the answer (tokens)")
     axes.set_ylabel("time of the answer (s)")
@@ -133,8 +137,7 @@ def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, headin
 
 
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
-    """Return what the plan says, by name, without what every plan says."""
-    w, c, asked = plan.world, plan.config, plan.asked
+    w, c = plan.world, plan.config
     assert c.task.generation is not None
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {c.cluster.ranks_per_node} x {device}"
@@ -145,71 +148,71 @@ def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
         ("answers", answers(plan)),
         ("order", order(plan)),
         ("replicas", f"{w.dp} of {w.tp} rank{'s' if w.tp > 1 else ''}; {nodes}"),
-        ("longest share", f"{longest_share(plan):,} of {sum(one.length for one in asked):,} tokens"),
-        ("memory per GPU", memory(plan.memory)),
-        ("time of a token", token_time(plan.cost)),
+        ("largest replica share", f"{longest_share(plan):,} of {sum(one.length for one in plan.requests):,} tokens"),
+        (memory_label(c), memory(plan.memory)),
+        ("time per token", token_time(plan.cost)),
     ]
 
 
 def answers(plan: GenerationPlan) -> str:
-    """Return how many answers there are, how long, and to what."""
-    lengths = [one.length for one in plan.asked]
-    same = len({one.prompt for one in plan.asked}) == 1
-    first = plan.asked[0].prompt
-    what = f"random prompts of {plan.asked[0].prompt_tokens} tokens" if first is None else "prompts of a file"
+    """Return the number of answers, their lengths and their prompts."""
+    lengths = [one.length for one in plan.requests]
+    same = len({one.prompt for one in plan.requests}) == 1
+    first = plan.requests[0].prompt
+    what = f"random prompts of {plan.requests[0].prompt_tokens} tokens" if first is None else "prompts from a file"
     if first is not None and same:
         what = quoted(first)
     span = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else f"{lengths[0]}"
-    return f"{len(lengths)} of {span} tokens, {sum(lengths):,} in all; {what}"
+    return f"{len(lengths)} of {span} tokens, {sum(lengths):,} in total; {what}"
 
 
 def order(plan: GenerationPlan) -> str:
-    """Return how a replica works on its answers, and how tokens are drawn."""
+    """Return the order in which a replica generates its answers, and the sampling settings."""
     generation = plan.config.task.generation
     assert generation is not None
-    words = generation.order.name.replace("_", " ")
+    text = generation.order.name.replace("_", " ")
     if generation.order.name == "side_by_side":
         most = f"up to {generation.max_batch}" if generation.max_batch else "all of a replica's share"
-        words += f", {most} in a {generation.batching.name} batch"
+        text += f", {most} in a {generation.batching.name} batch"
     sampling = generation.sampling
     if sampling.temperature == 0:
-        return f"{words}; greedy"
+        return f"{text}; greedy"
     top = [f"top_k {sampling.top_k}"] if sampling.top_k else []
     top += [f"top_p {sampling.top_p:g}"] if sampling.top_p else []
-    return f"{words}; {', '.join([f'temperature {sampling.temperature:g}', *top])}"
+    return f"{text}; {', '.join([f'temperature {sampling.temperature:g}', *top])}"
 
 
 def longest_share(plan: GenerationPlan) -> int:
-    """Return the tokens of the replica with the most of them."""
+    """Return the number of tokens of the replica with the most tokens."""
     shares = [0] * plan.world.dp
-    for one in plan.asked:
+    for one in plan.requests:
         shares[one.replica] += one.length
     return max(shares)
 
 
 def memory(needed: GenerationMemory) -> str:
-    """Return what a GPU needs, and of what it has."""
-    parts = f"weights {needed.weights_gib:.3g}, keys and values {needed.kv_cache_gib:.2g}"
+    """Return the estimated memory of a GPU, and its capacity."""
+    parts = f"weights {needed.weights_gib:.3g}, KV cache {needed.kv_cache_gib:.2g}"
     parts += f", workspace {needed.workspace_gib:.2g}"
     if needed.capacity_gib is None:
-        return f"{needed.total_gib:.3g} GiB estimated: {parts}"
-    return f"{needed.total_gib:.1f} of {needed.capacity_gib:g} GiB estimated, fits: {parts}"
+        return f"{needed.total_gib:.3g} GiB (estimate): {parts}"
+    return f"{needed.total_gib:.1f} of {needed.capacity_gib:g} GiB (estimate), fits: {parts}"
 
 
 def token_time(cost: TokenCost | None) -> str:
-    """Return the bound that the memory bandwidth sets for one stream."""
+    """Return the lower bound of the time per token of one stream, given by memory bandwidth."""
     if cost is None:
-        return "- (the memory bandwidth of the device is not known)"
+        return "- (the memory bandwidth of the device is unknown)"
     return (
-        f"{1000 * cost.token_s:.2f} ms estimated for one answer at a time, by memory bandwidth alone: "
+        f"{1000 * cost.token_s:.2f} ms (estimate for one answer at a time, from memory bandwidth): "
         f"{cost.bytes_per_token / 1e9:.1f} GB at {cost.bandwidth_gbs:,.0f} GB/s"
     )
 
 
 class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
-    """How generation tasks are shown."""
+    """Shows generation tasks."""
 
-    work, page_shows = "generate", "every answer, and its figure"
+    work, page_shows = "generate", "every answer and its figure"
     table_name, table_columns = "answers.csv", tuple(field.name for field in fields(Answered))
     template, figure_names = "generation.html.j2", (FIGURE,)
 
@@ -220,34 +223,34 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
         return title(trial.judged.result)
 
     def tables(self, trial: ShownTrial[GenerationResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
-        verdict, rows = [*verdict_rows(trial), *more], [length_row(one) for one in by_length(trial.found)]
-        columns, note = LENGTH_COLUMNS, caption(trial.found)
+        verdict, rows = [*verdict_rows(trial), *more], [length_row(one) for one in by_length(trial.kind_result)]
+        columns, note = LENGTH_COLUMNS, caption(trial.kind_result)
         lengths = [TextTable("answers by length", rows, columns=columns, caption=note)] if rows else []
         return [TextTable(self.title(trial), verdict, caption="n = 1 run"), *lengths]
 
-    def files(self, folder: Path, trial: int, found: GenerationResult) -> list[Row]:
+    def files(self, folder: Path, trial: int, result: GenerationResult) -> list[Row]:
         return [("answers", str(folder / run_files.answers(trial)), "")]
 
     def table_rows(self, trial: ShownTrial[GenerationResult]) -> Iterator[Sequence[object]]:
-        yield from (astuple(one) for one in trial.found.answers)
+        yield from (astuple(one) for one in trial.kind_result.answers)
 
     def page_context(
         self, trials: Sequence[ShownTrial[GenerationResult]], out: Path, *, heading: str
     ) -> dict[str, Any]:
-        drawn, path = [trial for trial in trials if trial.found.valid], out / f"{FIGURE}.png"
-        if drawn:
-            figure(drawn, path, heading=heading)
+        valid, path = [trial for trial in trials if trial.kind_result.valid], out / f"{FIGURE}.png"
+        if valid:
+            figure(valid, path, heading=heading)
         sections = [
             {
                 "name": trial.name,
                 "rows": verdict_rows(trial),
                 "columns": LENGTH_COLUMNS,
-                "lengths": [length_row(one) for one in by_length(trial.found)],
-                "caption": caption(trial.found),
+                "lengths": [length_row(one) for one in by_length(trial.kind_result)],
+                "caption": caption(trial.kind_result),
             }
             for trial in trials
         ]
-        return {"sections": sections, "figures": [drawings.shown(path, "")] if drawn else []}
+        return {"sections": sections, "figures": [drawings.shown(path, "")] if valid else []}
 
 
 REPORT = GenerationReport()

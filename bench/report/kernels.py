@@ -1,4 +1,4 @@
-"""How kernels tasks are shown: what a plan says, what a trial is worth, a page with every point."""
+"""Show kernels tasks: plans, results of trials, and a page with every point."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,33 +12,55 @@ from bench.mlperf.result import Result
 from bench.report import drawings
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, empty, save
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.tables import Row, TextTable, telemetry_rows, value_text
+from bench.report.tables import Row, TextTable, ranks_text, telemetry_rows, value_text
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-BEST_COLUMNS = ("kernel", "best rate", "unit", "p10", "p90", "n", "% of peak", "% of best known", "within", "of")
-POINT_COLUMNS = ("point", "latency (us)", "p10", "p90", "n", "rate", "unit", "% of peak", "rank", "ran")
-POINTS_CAPTION = "Times are those of the slowest rank, whose number stands beside them."
+BEST_COLUMNS = (
+    "kernel",
+    "best rate",
+    "unit",
+    "p10",
+    "p90",
+    "n",
+    "% of peak",
+    "% of best known",
+    "within tolerance",
+    "shape",
+)
+POINT_COLUMNS = (
+    "point",
+    "latency (us)",
+    "p10",
+    "p90",
+    "n",
+    "rate",
+    "unit",
+    "% of peak",
+    "slowest rank",
+    "implementation",
+)
+POINTS_CAPTION = "Times are those of the slowest rank."
 
 
 def title(result: Result) -> str:
-    """Return the name of the task, and where it ran."""
+    """Return the name of the task and its hardware."""
     task = str(result.hyperparameters.get(mllog.CONFIG_FILENAME, "kernels"))
     name = task.removeprefix("task/").removesuffix(".yaml")
     device, ranks = (result.hyperparameters.get(key) for key in ("accelerator", "num_ranks"))
-    where = ", ".join(str(part) for part in (f"{ranks} ranks on {device}", result.platform) if part)
+    where = ", ".join(str(part) for part in (ranks_text(ranks, device), result.platform) if part)
     return printable(f"{name}: {where}")
 
 
 def bests_caption(kernels: KernelsResult) -> str:
-    """Return what the table of the best means."""
-    tolerance = "no tolerance is set" if kernels.tolerance is None else f"within {100 * kernels.tolerance:g} %"
+    """Return the caption of the table of best rates."""
+    tolerance = "none" if kernels.tolerance is None else f"{100 * kernels.tolerance:g} %"
     return (
-        "A rate is the work of a point over its median time, on the slowest rank. Limits are the best rates known of "
-        f"this device, each by itself; {tolerance}."
+        "Rate: work of a point / its median time on the slowest rank. Best known: the highest rate measured on this "
+        f"kind of device before. Tolerance: {tolerance}."
     )
 
 
@@ -71,7 +93,7 @@ def point_row(one: Measured) -> tuple[str, ...]:
         one.point.unit,
         "" if share is None else f"{100 * share:.1f}",
         str(one.rank),
-        printable(one.ran),
+        printable(one.implementation),
     )
 
 
@@ -87,16 +109,16 @@ _HEIGHT_INCHES = 4.2
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points of one kernel that differ in one size only, by that size."""
+    """Points of one kernel that differ in one size only, ordered by that size."""
 
     name: str
     points: Sequence[tuple[float, Measured]]
 
 
 def draw(kernels: KernelsResult, folder: Path, *, heading: str, note: str) -> list[Path]:
-    """Draw every figure that the points have data for, as PNGs in a folder; return them in the order of the document.
+    """Draw every figure that has data, as PNGs in a folder; return their paths in the order of the page.
 
-    A rate is that of the median time; the shade is from the 10th to the 90th percentile.
+    A rate is that of the median time; the shade covers the 10th to the 90th percentile.
     """
     return [
         path
@@ -107,13 +129,13 @@ def draw(kernels: KernelsResult, folder: Path, *, heading: str, note: str) -> li
 
 def gemm_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw TFLOP/s over M for each N and K, a panel for each precision; return whether there is anything to draw."""
-    found = [one for one in measured if one.point.family == "gemm" and not one.point.is_sustained]
-    precisions = list(dict.fromkeys(one.point.variant for one in found))
-    if not found:
+    gemms = [one for one in measured if one.point.family == "gemm" and not one.point.is_sustained]
+    precisions = list(dict.fromkeys(one.point.variant for one in gemms))
+    if not gemms:
         return False
     figure, panels = canvas(_HEIGHT_INCHES, f"GEMMs: {heading}", note, panels=len(precisions))
     for axes, precision in zip(panels, precisions, strict=True):
-        of_precision = [one for one in found if one.point.variant == precision]
+        of_precision = [one for one in gemms if one.point.variant == precision]
         curves = [curve for curve in _curves(of_precision, _shape, _rows) if curve.points[1:]]
         _plot(axes, curves, _rates)
         single = [
@@ -139,21 +161,23 @@ def _rows(one: Measured) -> float:
 
 def memcpy_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw latency and GB/s of every kind of copy over bytes; return whether there is anything to draw."""
-    found = [one for one in measured if one.point.family == "memcpy"]
-    curves = list(_curves(found, lambda one: one.point.kernel.removeprefix("copy "), _bytes))
+    copies = [one for one in measured if one.point.family == "memcpy"]
+    curves = list(_curves(copies, lambda one: one.point.kernel.removeprefix("copy "), _bytes))
     return _over_bytes(curves, path, f"memory copies: {heading}", note)
 
 
 def collective_figure(operations: Sequence[str]) -> "Figure":
-    """Return what draws latency and bus bandwidth over bytes of some collectives."""
+    """Return a function that draws latency and bus bandwidth of some collectives over bytes."""
 
     def figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
-        found = [one for one in measured if one.point.family == "collectives" and one.point.operation in operations]
-        if operations[1:]:  # several: of as many ranks as there are
-            most = max((one.point.ranks for one in found), default=0)
-            found = [one for one in found if one.point.ranks == most]
+        chosen = [one for one in measured if one.point.family == "collectives" and one.point.operation in operations]
+        if operations[1:]:  # several collectives: only those of all ranks
+            most = max((one.point.ranks for one in chosen), default=0)
+            chosen = [one for one in chosen if one.point.ranks == most]
         name = operations[0].replace("_", "-") if not operations[1:] else "collectives"
-        return _over_bytes(list(_curves(found, lambda one: one.point.kernel, _bytes)), path, f"{name}: {heading}", note)
+        return _over_bytes(
+            list(_curves(chosen, lambda one: one.point.kernel, _bytes)), path, f"{name}: {heading}", note
+        )
 
     return figure
 
@@ -172,7 +196,7 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
         axes.set_xscale("log", base=2)
     first = curves[0].points[0][1]
     left.set_yscale("log")
-    if first.point.family == "memcpy":  # the host's link and the device's memory are two orders of magnitude apart
+    if first.point.family == "memcpy":  # host link and device memory differ by two orders of magnitude
         right.set_yscale("log")
     _label(left, "latency", "bytes", "microseconds")
     _label(right, "bandwidth" if first.point.family == "memcpy" else "bus bandwidth", "bytes", first.point.unit)
@@ -181,20 +205,20 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
 
 
 def attention_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
-    """Draw TFLOP/s of each backend over the length of a row, forward and backward; return whether there is any."""
-    found = [one for one in measured if one.point.family == "attention"]
-    if not found:
+    """Draw TFLOP/s of each backend over the sequence length, forward and backward; return whether there is any."""
+    attention = [one for one in measured if one.point.family == "attention"]
+    if not attention:
         return False
     figure, panels = canvas(_HEIGHT_INCHES, f"causal attention: {heading}", note, panels=2)
     for axes, way in zip(panels, ("forward", "backward"), strict=True):
-        of_way = [one for one in found if one.point.operation == way]
+        of_way = [one for one in attention if one.point.operation == way]
         if not of_way:
             empty(axes, "not measured")
             continue
         _plot(axes, list(_curves(of_way, lambda one: one.point.variant, _length)), _rates)
         _lines(axes, of_way[0])
         axes.set_xscale("log", base=2)
-        _label(axes, way, "tokens of a row", of_way[0].point.unit)
+        _label(axes, way, "sequence length (tokens)", of_way[0].point.unit)
     save(figure, path)
     return True
 
@@ -206,10 +230,10 @@ def _length(one: Measured) -> float:
 def _curves(
     measured: Sequence[Measured], name: Callable[[Measured], str], place: Callable[[Measured], float]
 ) -> Iterator[Curve]:
-    """Yield the points of each name, by their place on the horizontal axis."""
-    for found in dict.fromkeys(map(name, measured)):
-        points = [(place(one), one) for one in measured if name(one) == found]
-        yield Curve(found, sorted(points, key=lambda point: point[0]))
+    """Yield the points of each name, sorted by their position on the horizontal axis."""
+    for curve_name in dict.fromkeys(map(name, measured)):
+        points = [(place(one), one) for one in measured if name(one) == curve_name]
+        yield Curve(curve_name, sorted(points, key=lambda point: point[0]))
 
 
 def _times(one: Measured) -> tuple[float, float, float]:
@@ -221,7 +245,7 @@ def _rates(one: Measured) -> tuple[float, float, float]:
 
 
 def _plot(axes: "Axes", curves: Sequence[Curve], values: Callable[[Measured], tuple[float, float, float]]) -> None:
-    """Draw the curves of what `values` gives for a point: the 10th percentile, the median, the 90th percentile."""
+    """Draw curves; `values` returns the 10th percentile, the median and the 90th percentile of a point."""
     for number, curve in enumerate(curves):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         dashes = "--" if curve.name.startswith("unaligned") else "-"
@@ -232,7 +256,7 @@ def _plot(axes: "Axes", curves: Sequence[Curve], values: Callable[[Measured], tu
 
 
 def _lines(axes: "Axes", one: Measured) -> None:
-    """Draw the peak of the data sheet and the best rate known."""
+    """Draw the data sheet's peak and the best known rate as lines."""
     for rate, name, color in ((one.point.peak, "peak", FAINT_INK), (one.point.limit, "best known", TARGET_COLOR)):
         if rate is not None:
             axes.axhline(rate, color=color, linewidth=0.9, linestyle=":", label=name)
@@ -257,20 +281,20 @@ _FIGURES: dict[str, Figure] = {
     "attention": attention_figure,
 }
 NAMES = tuple(_FIGURES)
-"""Of the figures' files."""
+"""File names of the figures, without .png."""
 
 
 def _section(trial: ShownTrial[KernelsResult]) -> dict[str, Any]:
-    """Return what the page says of a trial."""
-    kernels, minutes = trial.found, trial.judged.result.minutes
-    asked = len(kernels.measured) + len(kernels.missing)
-    verdict = "every point was measured, and no limit missed" if trial.found.valid else "not proven"
+    """Return the template variables of a trial."""
+    kernels, minutes = trial.kind_result, trial.judged.result.minutes
+    num_requested = len(kernels.measured) + len(kernels.missing)
+    verdict = "all points were measured, no rate is below its limit" if trial.kind_result.valid else "invalid"
     took = "" if minutes is None else f" in {minutes:.2f} min"
     bests = [best_row(best) for best in kernels.bests]
     points = [point_row(one) for one in kernels.measured]
     return {
         "name": trial.name,
-        "lead": f"{len(kernels.measured)} of {asked} points measured{took}: {verdict}.",
+        "lead": f"{len(kernels.measured)} of {num_requested} points measured{took}: {verdict}.",
         "problems": trial.judged.problems,
         "bests": _grid(BEST_COLUMNS, bests, bests_caption(kernels)),
         "points": _grid(POINT_COLUMNS, points, POINTS_CAPTION),
@@ -278,7 +302,12 @@ def _section(trial: ShownTrial[KernelsResult]) -> dict[str, Any]:
 
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> dict[str, Any]:
-    return {"columns": columns, "rows": rows, "caption": caption, "words": ("unit", "within", "of", "ran")}
+    return {
+        "columns": columns,
+        "rows": rows,
+        "caption": caption,
+        "text_columns": ("unit", "within tolerance", "shape", "implementation"),
+    }
 
 
 def _row(one: Measured) -> list[object]:
@@ -295,7 +324,7 @@ def _row(one: Measured) -> list[object]:
         point.unit,
         *shares,
         one.rank,
-        one.ran,
+        one.implementation,
     ]
 
 
@@ -303,43 +332,41 @@ FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention"
 
 
 def plan_rows(plan: KernelsPlan) -> list[tuple[str, str]]:
-    """Return what the plan says, by name, without what every plan says."""
     w, c = plan.world, plan.config
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
     counts = {family: sum(point.family == family for point in plan.points) for family in FAMILIES}
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     gemm = c.task.kernels.gemm if c.task.kernels else None
-    tokens = f", {gemm.model_tokens:,} tokens" if gemm and gemm.of_model else ""
+    tokens = f", {gemm.model_tokens:,} tokens" if gemm and gemm.from_model else ""
     limits = sorted({f"{p.kernel} {p.limit:g} {p.unit}" for p in plan.points if p.limit is not None})
     return [
-        ("shapes of", f"{c.model.name}{tokens}, tp {c.parallel.tp or 1}"),
+        ("shapes of model", f"{c.model.name}{tokens}, tp {c.parallel.tp or 1}"),
         ("ranks", f"{w.num_ranks}; {nodes}"),
         *((FAMILIES[family], f"{count} points") for family, count in counts.items() if count),
-        ("best rates known", "; ".join(limits) or "none of this device"),
+        ("best known rates", "; ".join(limits) or "none for this device"),
     ]
 
 
 def _bests(kernels: KernelsResult) -> TextTable:
     rows = [best_row(best) for best in kernels.bests]
     caption = bests_caption(kernels)
-    return TextTable("the best of each kernel", rows, columns=BEST_COLUMNS, caption=caption, num_optional=1)
+    return TextTable("best rate of each kernel", rows, columns=BEST_COLUMNS, caption=caption, num_optional=1)
 
 
 def points_table(kernels: KernelsResult) -> TextTable:
-    """Return every point that was measured."""
     rows = [point_row(one) for one in kernels.measured]
     caption = POINTS_CAPTION
-    return TextTable("every point", rows, columns=POINT_COLUMNS, caption=caption, num_optional=2)
+    return TextTable("all points", rows, columns=POINT_COLUMNS, caption=caption, num_optional=2)
 
 
 class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
-    """How kernels tasks are shown."""
+    """Shows kernels tasks."""
 
-    work, page_shows = "measure kernels", "every point, and its figures"
+    work, page_shows = "measure kernels", "every point and its figures"
     table_name, template, figure_names = "kernels.csv", "kernels.html.j2", NAMES
     table_columns = (
         *("point", "kernel", "variant", "ranks", "latency_us", "p10_us", "p90_us", "n"),
-        *("rate", "unit", "share_of_peak", "limit", "rank", "ran"),
+        *("rate", "unit", "share_of_peak", "limit", "rank", "implementation"),
     )
 
     def plan_rows(self, plan: KernelsPlan) -> list[tuple[str, str]]:
@@ -349,11 +376,11 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
         return title(trial.judged.result)
 
     def tables(self, trial: ShownTrial[KernelsResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
-        kernels, result = trial.found, trial.judged.result
-        asked, done = len(kernels.measured) + len(kernels.missing), len(kernels.measured)
+        kernels, result = trial.kind_result, trial.judged.result
+        num_requested, done = len(kernels.measured) + len(kernels.missing), len(kernels.measured)
         rows = [
             ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
-            ("points measured", f"{done} of {asked}", ""),
+            ("points measured", f"{done} of {num_requested}", ""),
             trial.valid_row,
             *telemetry_rows(result.telemetry),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
@@ -361,19 +388,19 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
         return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _bests(kernels)]
 
     def detail_tables(self, trial: ShownTrial[KernelsResult]) -> list[TextTable]:
-        return [points_table(trial.found)]
+        return [points_table(trial.kind_result)]
 
     def table_rows(self, trial: ShownTrial[KernelsResult]) -> Iterator[Sequence[object]]:
-        yield from (_row(one) for one in trial.found.measured)
+        yield from (_row(one) for one in trial.kind_result.measured)
 
     def page_context(self, trials: Sequence[ShownTrial[KernelsResult]], out: Path, *, heading: str) -> dict[str, Any]:
-        """The figures are those of the last trial that measured anything."""
-        drawn, files = next((one for one in reversed(trials) if one.found.measured), None), []
-        if drawn is not None:
-            place = drawn.judged.result.platform or "platform not logged"
+        """Return the page's variables; the figures are those of the last trial with measurements."""
+        last, files = next((one for one in reversed(trials) if one.kind_result.measured), None), []
+        if last is not None:
+            place = last.judged.result.platform or "platform not logged"
             note = f"{place}, n = 1 run; shaded: 10th to 90th percentile"
-            files = draw(drawn.found, out, heading=heading, note=note)
-        figures = [drawings.shown(file, f"{drawn.name if drawn else ''}:") for file in files]
+            files = draw(last.kind_result, out, heading=heading, note=note)
+        figures = [drawings.shown(file, f"{last.name if last else ''}:") for file in files]
         return {"sections": [_section(trial) for trial in trials], "figures": figures}
 
 

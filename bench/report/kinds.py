@@ -1,4 +1,4 @@
-"""How each kind of task is shown: on the screen, and as files to hand on."""
+"""Show plans and results of each kind of task: tables for the terminal, and report files."""
 
 import csv
 import importlib
@@ -24,143 +24,144 @@ from bench.results.kind import KINDS, Judged, KindResult
 
 PAGE = "report.html"
 MOST_PROBLEMS = 5
-"""So many problems are listed in a row; the others are counted."""
+"""The number of problems that a row lists; the others are counted."""
 P = TypeVar("P", bound=Plan)
 R = TypeVar("R", bound=KindResult)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTrial(Generic[R]):
-    """The log of one trial, judged, and what a table or a page calls it."""
+    """One trial with its verdict, and its name in tables and pages."""
 
     name: str
     judged: Judged
 
     @property
-    def found(self) -> R:
-        """What it measured."""
+    def kind_result(self) -> R:
+        """The result of the trial's kind: training, generation, serving or kernels."""
         return cast(R, self.judged.of_kind)
 
     @property
     def valid_row(self) -> Row:
-        """Whether the trial is valid, and what keeps it from being so."""
+        """Whether the trial is valid, and if not, why."""
         problems = self.judged.problems
         shown = "; ".join(problems[:MOST_PROBLEMS])
         more = f"; {len(problems) - MOST_PROBLEMS} more" if problems[MOST_PROBLEMS:] else ""
-        return "valid trial", "yes" if self.found.valid else "no", shown + more
+        return "valid trial", "yes" if self.kind_result.valid else "no", shown + more
 
 
 class Report(Protocol):
-    """What `runstop report` shows of some folders."""
+    """The output of `runstop report` for some run folders."""
 
     @property
     def valid(self) -> bool:
-        """Whether what is shown is proven."""
+        """Whether the result is valid."""
 
     def tables(self, page: Path | None) -> Iterable[TextTable]:
-        """Return the tables for the screen; `page` is where the page was written, if it was."""
+        """Return the tables for the screen; `page` is the path of the written page, if any."""
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """Return one row for each trial, as JSON holds it."""
+        """Return one row for each trial, for JSON."""
 
     def csv_text(self) -> str:
-        """Return a table as CSV."""
+        """Return the results as CSV."""
 
     def write(self, out: Path, *, title: str | None) -> Path:
         """Write the page, its tables and figures into a folder, and return the page's path.
 
         Raises:
-            ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+            ConfigError: the folder cannot be created or written, or has files of these names from elsewhere.
         """
 
 
 class KindReport(ABC, Generic[P, R]):
-    """How tasks of one kind are shown."""
+    """Shows tasks of one kind."""
 
     work: ClassVar[str]
-    """What its runs do, in words: generate, load a server."""
+    """What its runs do, as a verb: generate, load a server."""
     page_shows: ClassVar[str]
-    """What its page shows: every answer, and its figure."""
+    """The content of its page, such as: every answer, and its figure."""
 
     @abstractmethod
     def plan_rows(self, plan: P) -> list[tuple[str, str]]:
-        """Return what a plan says, by name, without what every plan says."""
+        """Return the rows of a plan (name, value) that are specific to this kind."""
 
     @abstractmethod
     def tables(self, trial: ShownTrial[R], *, more: Sequence[Row] = ()) -> list[TextTable]:
-        """Return what a trial is worth, as tables; `more` are rows for the first of them."""
+        """Return the result of a trial as tables; `more` are additional rows for the first table."""
 
     @abstractmethod
     def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> Report:
         """Return the report of run folders and logs.
 
         Raises:
-            ConfigError, LogError: they cannot be shown together, or a log cannot be read.
+            ConfigError: the runs cannot be shown together.
+            LogError: a log cannot be read.
         """
 
     def detail_tables(self, trial: ShownTrial[R]) -> list[TextTable]:
-        """Return the tables that `parse` and `report` show besides."""
+        """Return additional tables of `parse` and `report`."""
         return []
 
     def parse_rows(self, trial: ShownTrial[R]) -> list[Row]:
-        """Return the rows that `parse` adds to what a trial is worth."""
+        """Return additional rows of `parse` for the first table."""
         return []
 
-    def json_fields(self, found: R) -> dict[str, Any]:
-        """Return what JSON has of a trial, besides what it has of every trial."""
+    def json_fields(self, result: R) -> dict[str, Any]:
+        """Return the JSON fields that are specific to this kind."""
         return {}
 
-    def files(self, folder: Path, trial: int, found: R) -> list[Row]:
-        """Return rows with the files of a trial that has just ended; figures are drawn now."""
+    def files(self, folder: Path, trial: int, result: R) -> list[Row]:
+        """Draw the figures of a finished trial, and return rows with its files."""
         return []
 
     def next_step(self, plan: P, folder: str) -> str:
-        """Return what one would type next after a run that succeeded; empty if nothing."""
-        return f"{self.page_shows}: python -m bench report {folder} -o FOLDER"
+        """Return a suggested next command after a successful run; empty if there is none."""
+        return f"to see {self.page_shows}: runstop report {folder} -o FOLDER"
 
 
 class TrialsKindReport(KindReport[P, R]):
-    """How tasks of a kind are shown whose trials are shown one by one."""
+    """Shows kinds of tasks whose trials are shown separately, not as a set."""
 
     table_name: ClassVar[str]
     table_columns: ClassVar[Sequence[str]]
     template: ClassVar[str] = "trials.html.j2"
     figure_names: ClassVar[Sequence[str]] = ()
-    """Of all PNG files that a page may have, without .png."""
+    """Names of all PNG files that a page may have, without .png."""
 
     @abstractmethod
     def title(self, trial: ShownTrial[R]) -> str:
-        """Return the name of the task, and where it ran."""
+        """Return the name of the task and its hardware."""
 
     @abstractmethod
     def table_rows(self, trial: ShownTrial[R]) -> Iterator[Sequence[object]]:
         """Yield the rows of the CSV table, without the trial's name."""
 
     def page_context(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> dict[str, Any]:
-        """Draw the figures into a folder, and return what the page's template needs: by default, the tables."""
+        """Draw the figures into a folder, and return the variables of the page template: by default, the tables."""
         return {"sections": [{"name": trial.name, "tables": self.tables(trial)} for trial in trials]}
 
     def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> "TrialsReport[R]":
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]
         if num_gpus is not None:
             raise ConfigError(
-                "--num-gpus with logs of a task that trains nothing",
+                "--num-gpus does not apply: these are not training logs",
                 where=trials[0].judged.result.file,
-                fix="leave that out: only logs of training have a use for it",
+                fix="leave out --num-gpus",
             )
         return TrialsReport(self, trials)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialsReport(Generic[R]):
-    """The trials of some folders, one by one."""
+    """The trials of some folders, shown separately."""
 
     shown: TrialsKindReport[Any, R]
     trials: Sequence[ShownTrial[R]]
 
     @property
     def valid(self) -> bool:
-        return all(trial.found.valid for trial in self.trials)
+        return all(trial.kind_result.valid for trial in self.trials)
 
     def tables(self, page: Path | None) -> Iterator[TextTable]:
         for trial in self.trials:
@@ -169,8 +170,8 @@ class TrialsReport(Generic[R]):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for trial in self.trials:
-            measured = [asdict(one) for one in trial.found.measurements]
-            yield {"trial": trial.name, "valid": trial.found.valid, "measurements": measured}
+            measured = [asdict(one) for one in trial.kind_result.measurements]
+            yield {"trial": trial.name, "valid": trial.kind_result.valid, "measurements": measured}
 
     def csv_text(self) -> str:
         text = io.StringIO()
@@ -195,34 +196,34 @@ class TrialsReport(Generic[R]):
         (out / PAGE).write_text(page, encoding="utf-8")
 
 
-def of(kind: Kind) -> KindReport[Any, Any]:
-    """Return how a kind is shown; what draws pages is imported now."""
+def report_of(kind: Kind) -> KindReport[Any, Any]:
+    """Return the report class of a kind; its module is imported on first use."""
     shown: KindReport[Any, Any] = importlib.import_module(KINDS[kind].shown_by).REPORT
     return shown
 
 
 def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> Report:
-    """Return the report of logs, run folders and folders of such folders, whose tasks are all of one kind.
+    """Return the report of logs, run folders and folders of run folders, whose tasks are all of one kind.
 
     Raises:
-        ConfigError: some are of one kind, and some of another.
+        ConfigError: the runs are of different kinds.
         LogError: a log cannot be read.
     """
-    found: dict[Kind, list[str]] = {}
+    sources: dict[Kind, list[str]] = {}
     for name, file in _logs(paths):
-        found.setdefault(kinds.kind_of(logs.read(file)), []).append(name if name == str(file) else str(file.parent))
-    if len(found) > 1:
-        (first, _), *others = found.items()
+        sources.setdefault(kinds.kind_of(logs.read(file)), []).append(name if name == str(file) else str(file.parent))
+    if len(sources) > 1:
+        (first, _), *others = sources.items()
         raise ConfigError(
-            f"runs that {of(first).work}, and runs that {of(others[0][0]).work}, are not shown on one page",
+            f"runs that {report_of(first).work} and runs that {report_of(others[0][0]).work} cannot share a report",
             where=", ".join(dict.fromkeys(others[0][1])),
-            fix="report each kind by itself",
+            fix="write a report of each kind separately",
         )
-    return of(next(iter(found), Kind.train)).load(paths, num_gpus=num_gpus)
+    return report_of(next(iter(sources), Kind.train)).load(paths, num_gpus=num_gpus)
 
 
 def _logs(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield each log of the paths with its name: that of its run folder and file, or the path that was given."""
+    """Yield each log with its name: RUN/FILE for logs of a run folder, else the given path."""
     for path in itertools.chain.from_iterable(map(sets_in, paths)):
         for file in sorted(path.glob("result_*.txt")) if path.is_dir() else [path]:
             if file.is_file():

@@ -1,4 +1,4 @@
-"""Write the files of a report into a folder: all of them or none, and over nothing that is not ours."""
+"""Write the files of a report into a folder: all or none, without overwriting files that runstop did not write."""
 
 import re
 import tempfile
@@ -9,16 +9,16 @@ from bench.contract.atomic_files import existing
 from bench.errors import ConfigError
 
 MARK = '<meta name="generator" content="runstop'
-"""Stands in every page of ours, so that no other is overwritten."""
+"""Marks every page of runstop, so that other pages are not overwritten."""
 
 
 def write(out: Path, make: Callable[[Path], None], *, page: str, names: re.Pattern[str]) -> None:
-    """Have `make` write into an empty folder, and move what it wrote to `out`.
+    """Call `make` with an empty folder, and move the files from there to `out`.
 
-    `page` is the file that carries our mark; `names` are those of all files that such a report may hold.
+    `page` is the file with runstop's mark; `names` matches the names of all files of such a report.
 
     Raises:
-        ConfigError: the folder cannot be made or written, or holds files of these names that are not ours.
+        ConfigError: the folder cannot be created or written, or has files of these names that runstop did not write.
     """
     try:
         with existing(out):
@@ -31,31 +31,33 @@ def write(out: Path, make: Callable[[Path], None], *, page: str, names: re.Patte
                 _move_all(part, out, replaced, page=page)
     except OSError as error:
         what = f"the report cannot be written: {error.strerror}"
-        raise ConfigError(what, where=str(out), fix="name another folder") from error
+        raise ConfigError(what, where=str(out), fix="use another folder") from error
 
 
 def _move_all(part: Path, out: Path, replaced: Path, *, page: str) -> None:
-    """Give all files their place, and what they replace another; if one cannot be moved, all of them go back."""
+    """Move all files to `out`, and the files they replace to `replaced`; undo all moves if one fails."""
     moved: list[tuple[Path, Path]] = []
     try:
-        for path in sorted(part.iterdir(), key=lambda path: path.name != page):  # the page says whose the rest is
+        for path in sorted(
+            part.iterdir(), key=lambda path: path.name != page
+        ):  # the page first: it marks the other files as ours
             moves = [(path, out / path.name)]
             if moves[0][1].exists():
                 moves.insert(0, (out / path.name, replaced / path.name))
-            for here, there in moves:
-                here.rename(there)
-                moved.append((here, there))
+            for source, target in moves:
+                source.rename(target)
+                moved.append((source, target))
     except BaseException:
-        for here, there in reversed(moved):
-            there.rename(here)
+        for source, target in reversed(moved):
+            target.rename(source)
         raise
 
 
 def _require_ours(out: Path, page: str, names: re.Pattern[str]) -> None:
-    """Raise ConfigError for files of the names that a report has, unless a page of ours lies beside them."""
+    """Raise ConfigError for existing files with names of a report, unless the folder has a page of runstop."""
     taken = sorted(path.name for path in out.iterdir() if names.fullmatch(path.name))
     if page in taken and MARK in (out / page).read_text(errors="replace"):
         return
     if taken:
         shown = ", ".join(taken)
-        raise ConfigError(f"{shown} not of our making, and not overwritten", where=str(out), fix="name another folder")
+        raise ConfigError(f"not written by runstop, not overwritten: {shown}", where=str(out), fix="use another folder")

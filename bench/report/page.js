@@ -1,5 +1,5 @@
 "use strict";
-/* The page's own script: it draws the charts, sorts tables on a click, and lists the contents. */
+/* Draw the charts, sort tables on a click, and build the table of contents. */
 (() => {
   const INK = "#1d2329", SOFT = "#5b6670", LINE = "#e6eaed";
   const AXIS = { gridcolor: LINE, linecolor: "#9aa5af", zeroline: false, ticks: "outside", tickcolor: "#9aa5af",
@@ -13,7 +13,7 @@
     modebar: { bgcolor: "rgba(255,255,255,.85)", color: "#9aa5af", activecolor: "#1f5a8c" },
     xaxis: AXIS, yaxis: AXIS,
   };
-  /* Named one by one: by default there is a button that sends the data to plotly's server. */
+  /* Listed explicitly: the default has a button that sends the data to plotly's server. */
   const CONFIG = { responsive: true, displaylogo: false, displayModeBar: true, showTips: false, plotlyServerURL: "",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
 

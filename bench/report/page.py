@@ -1,4 +1,4 @@
-"""What the page of a report says: text, tables and figures for its template."""
+"""Build the template variables of a report page: text, tables and figures."""
 
 import re
 import shlex
@@ -18,30 +18,30 @@ from bench.mlperf.result import NO_TARGET, UNVERIFIED
 from bench.mlperf.telemetry import joined
 from bench.preflight.nodes import load
 from bench.report import curves, drawings, template, throughput
-from bench.report.compare import Claim, best_of_each, claim, peers, ranked, standings
+from bench.report.compare import Claim, best_of_each, claim, peers, ranked, rankings
 from bench.report.sets import TrialSet
 from bench.report.tables import minutes_text, number_text, telemetry_rows
 from bench.results import modules
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
-"""Beginnings of keys that do not change what is measured."""
+"""Prefixes of keys that do not affect measurements."""
 _TEXTS = ("summary", "source", "description")
 
 
 def differences(sets: Sequence[TrialSet]) -> list[tuple[str, list[str]]]:
-    """Return each setting that is not the same in all sets, with its value in each.
+    """Return each setting that differs between sets, with its value in each set.
 
-    The plans are compared where every set has one, else what the logs say of themselves.
+    Compares the plans if every set has one, else the settings in the logs.
     """
     by_plan = all(trials.plan is not None for trials in sets)
     settings = [_planned(trials) if by_plan else _logged(trials) for trials in sets]
-    names = dict.fromkeys(name for of_one_set in settings for name in of_one_set)
-    rows = [(name, [of_one_set.get(name, "") for of_one_set in settings]) for name in names]
+    names = dict.fromkeys(name for of_set in settings for name in of_set)
+    rows = [(name, [of_set.get(name, "") for of_set in settings]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
 def _planned(trials: TrialSet) -> dict[str, str]:
-    """Return the config, and how the ranks were split where the config leaves that open."""
+    """Return the config with the parallel sizes that the plan chose."""
     assert trials.plan is not None
     config = dict(_flat(plain(trials.plan.config)))
     world = trials.plan.world
@@ -51,33 +51,33 @@ def _planned(trials: TrialSet) -> dict[str, str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, str]]":
-    found: list[tuple[str, str]] = []
+    flat: list[tuple[str, str]] = []
     for name, value in values.items():
         inner = isinstance(value, Mapping)
-        found += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", str(value))]
-    return found
+        flat += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", str(value))]
+    return flat
 
 
 def _logged(trials: TrialSet) -> dict[str, str]:
-    """Return the settings in the logs; one that differs between the trials of a set has all its values."""
+    """Return the settings in the logs; one that differs between trials has all values."""
     names = dict.fromkeys(name for r in trials.results for name in r.hyperparameters)
     values = {name: dict.fromkeys(str(r.hyperparameters.get(name, "")) for r in trials.results) for name in names}
-    return {name: " | ".join(found) for name, found in values.items()}
+    return {name: " | ".join(distinct) for name, distinct in values.items()}
 
 
 def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
-    """Yield what the logs, the ranks and the plan say of the machine and its software; empty entries are left out."""
+    """Yield the hardware and software as recorded in the logs, by the ranks and in the plan, without empty entries."""
     for key, value in trials.system.items():
         for name, entry in value.items() if isinstance(value, dict) else ((key, value),):
-            if isinstance(entry, str | int | float) and not _SAYS_NOTHING.fullmatch(str(entry)):
+            if isinstance(entry, str | int | float) and not _PLACEHOLDER.fullmatch(str(entry)):
                 yield str(name).replace("_", " "), str(entry)[:200]
     logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
-    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in _OF_THE_MACHINE if key in logged)
+    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in _MACHINE_KEYS if key in logged)
     yield from next((r.software.items() for r in trials.results if r.software), ())
-    # Without a target these rows stand among what was measured.
-    meanwhile = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
-    yield from ((name, f"{value} ({remark})" if value else remark) for name, value, remark in telemetry_rows(meanwhile))
-    yield from _found_by_ranks(Path(trials.results[0].file).parent)
+    # Without a target the telemetry is among the measurements instead.
+    telemetry = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
+    yield from ((name, f"{value} ({remark})" if value else remark) for name, value, remark in telemetry_rows(telemetry))
+    yield from _recorded_by_ranks(Path(trials.results[0].file).parent)
     if trials.plan is not None:
         c, w = trials.plan.config, trials.plan.world
         yield "cluster", c.cluster.summary
@@ -86,13 +86,13 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
         yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp} on {w.num_nodes} node(s)"
 
 
-_SAYS_NOTHING = re.compile(rf"\s*|.*(UNKNOWN|PLACEHOLDER|{NO_DEVICES}).*")
-_OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
-"""Keys of a log that describe the machine and what ran on it, not the recipe."""
+_PLACEHOLDER = re.compile(rf"\s*|.*(UNKNOWN|PLACEHOLDER|{NO_DEVICES}).*")
+_MACHINE_KEYS = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
+"""Keys of a log that describe hardware and software, not the recipe."""
 
 
-def _found_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what rank 0 of a run on a cluster found on its node, if its facts lie beside the log."""
+def _recorded_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the software that rank 0 recorded on its node, if the run folder has its facts."""
     with suppress(LogError):
         for rank in load(folder).ranks[:1]:
             software = {"operating system": rank.software.system, "python": rank.software.python}
@@ -102,8 +102,8 @@ def _found_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def settings(trials: TrialSet) -> list[tuple[str, str]]:
-    """Return the settings in the logs; one that differs between trials says so."""
-    names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters if key not in _OF_THE_MACHINE)
+    """Return the settings in the logs; one that differs between trials has all values."""
+    names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters if key not in _MACHINE_KEYS)
     logged = {key: [str(r.hyperparameters.get(key, "not logged")) for r in trials.results] for key in names}
     return [(key, " | ".join(dict.fromkeys(values))[:120]) for key, values in sorted(logged.items())]
 
@@ -111,16 +111,16 @@ def settings(trials: TrialSet) -> list[tuple[str, str]]:
 Row = dict[str, Any]
 
 BLANK = {
-    "seed": "the log names no seed",
-    "minutes": "the log does not hold one run_start and, after it, one run_stop",
-    "samples_to_target": "no evaluation that says its samples reached a known target",
-    "eval_final": "nothing was evaluated",
-    "step_time_ms": "the log has no two progress lines in one training block",
-    "throughput_samples_s": "the log does not say how many samples were trained on, and when",
-    "tokens_s_gpu": "not measured on GPUs, or the log lacks their number (or leaves it in doubt), "
-    "the sequence length or the throughput",
+    "seed": "no seed in the log",
+    "minutes": "the log does not have one run_start followed by one run_stop",
+    "samples_to_target": "no evaluation with a sample count reached a known target",
+    "eval_final": "no evaluation",
+    "step_time_ms": "the log does not have two progress lines in one training block",
+    "throughput_samples_s": "no sample counts with times in the log",
+    "tokens_s_gpu": "not measured on GPUs, or the log has no (or contradictory) GPU counts, "
+    "no sequence length or no throughput",
 }
-"""Why a column of the table of trials has no number."""
+"""Why a column of the trials table has no number."""
 HEADINGS = {
     "seed": "seed",
     "minutes": "minutes",
@@ -133,7 +133,7 @@ HEADINGS = {
 
 
 def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, *, title: str | None) -> dict[str, Any]:
-    """Return the values that the template needs; this also draws the figures into the folder."""
+    """Return the variables of the template; also draws the figures into the folder."""
     sections = [
         _section(trials, rows[number], out, mark=f"_{number + 1}" if len(sets) > 1 else "")
         for number, trials in enumerate(sets)
@@ -165,9 +165,9 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
     entries = ranked(trials, claimed, systems)
     speed = throughput.compared(trials) if not trials.has_target else None
     if speed is not None:
-        drawn = drawings.draw_throughput(trials, speed.lines, out, mark=mark)
+        shown = drawings.draw_throughput(trials, speed.lines, out, mark=mark)
     else:
-        drawn = drawings.draw_training(trials, claimed, entries, out, mark=mark)
+        shown = drawings.draw_training(trials, claimed, entries, out, mark=mark)
     return {
         "speed": speed,
         "trials": trials,
@@ -176,11 +176,11 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "cards": _speed_cards(speed) if speed is not None else _cards(trials, claimed, rows),
         "rows": rows,
         "blanks": _blanks(rows),
-        "figures": dict(drawn),
+        "figures": dict(shown),
         "module_tables": list(_module_tables(trials)),
         "ranked": entries,
         "best": best_of_each(systems),
-        "standings": standings(trials, claimed, systems),
+        "rankings": rankings(trials, claimed, systems),
         "no_peers": no_peers,
         "findings": _findings(trials),
         "system": list(system_rows(trials)),
@@ -194,7 +194,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
 
 
 def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
-    """Yield where the time of the profiled steps of each trial went."""
+    """Yield the step time breakdown of each profiled trial."""
     for name, result in zip(trials.trial_names, trials.results, strict=True):
         if (times := result.module_times) is not None:
             lines = modules.lines(times)
@@ -202,8 +202,8 @@ def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
 
 
 def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return the few numbers that are shown at the top of a set."""
-    names = {"score": "score", "runs": "minutes, not a score", "none": "score"}
+    """Return the main numbers, shown at the top of a set."""
+    names = {"score": "score", "runs": "minutes (not a score)", "none": "score"}
     cards = [
         {
             "name": names[claimed.kind],
@@ -226,16 +226,16 @@ def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[s
 
 
 def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
-    """Return the few numbers that stand at the top of a set of random weights; none of them is minutes."""
+    """Return the main numbers of a set without a target, shown at its top; minutes are not among them."""
     m = speed.measured
     peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
     numbers = (
-        ("median step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "of all steps of all trials"),
-        ("samples/s", m.samples_s, "", "samples over time spent training"),
+        ("median step time", m.step_time_ms.median if m.step_time_ms else None, "ms", "over all steps of all trials"),
+        ("samples/s", m.samples_s, "", "samples / time spent training"),
         ("tokens/s/GPU", m.tokens_s_gpu, "", ""),
-        ("TFLOP/s/GPU", m.tflops_gpu, "", "of the model, nothing recomputed"),
-        ("MFU", 100 * m.mfu if m.mfu else None, "%", "of the dense peak in the precision of the layers"),
-        ("peak memory", peak, "GiB", "allocated on the fullest GPU"),
+        ("TFLOP/s/GPU", m.tflops_gpu, "", "model FLOPs, without recomputation"),
+        ("MFU", 100 * m.mfu if m.mfu else None, "%", "of the dense peak at the precision of the layers"),
+        ("peak memory", peak, "GiB", "allocated, highest of all GPUs"),
         ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
     )
     none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
@@ -248,20 +248,20 @@ def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
 
 def _required(trials: TrialSet) -> str:
     required = trials.score.num_runs_required
-    return f"a score takes {required}" if required else "no official rules apply"
+    return f"a score needs {required}" if required else "no MLPerf rules apply"
 
 
 def _blanks(rows: Sequence[Row]) -> list[str]:
-    """Return why numbers are missing in the table of trials."""
+    """Return why numbers are missing in the trials table."""
     missing = {key: [row["trial"] for row in rows if row[key] is None] for key in BLANK}
     if not all(row["has_target"] for row in rows):
-        untold = [HEADINGS[key] for key in _OF_TRAINING if missing.pop(key)]
-        return [f"No {', '.join(untold)}: {NO_TARGET}.", *_missing(missing, len(rows))]
+        absent = [HEADINGS[key] for key in _OF_TRAINING if missing.pop(key)]
+        return [f"No {', '.join(absent)}: {NO_TARGET}.", *_missing(missing, len(rows))]
     return _missing(missing, len(rows))
 
 
 _OF_TRAINING = ("minutes", "samples_to_target", "eval_final")
-"""What random weights have no number of."""
+"""Columns that stay empty without a target."""
 
 
 def _missing(missing: Mapping[str, Sequence[str]], num_rows: int) -> list[str]:
@@ -273,26 +273,28 @@ def _missing(missing: Mapping[str, Sequence[str]], num_rows: int) -> list[str]:
 
 
 def _findings(trials: TrialSet) -> list[Row]:
-    """Return the findings, errors first; a finding that several trials share is listed once."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for f in () if not trials.has_target else trials.score.findings:  # there, all say that it is no score
-        if trials.pretends and f.rule == "SCO-06":  # not a fault of the runs, and said where the score would stand
+    """Return the problems, errors first; a problem that several trials share is listed once."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for f in (
+        () if not trials.has_target else trials.score.findings
+    ):  # without a target, all of them mean that there is no score
+        if trials.why_not_benchmark and f.rule == "SCO-06":  # not a fault of the runs, and shown instead of the score
             continue
-        found.setdefault((f.severity, f.rule, f.what), []).append("the set")
+        places.setdefault((f.severity, f.rule, f.what), []).append("the set")
     for name, result, official in zip(trials.trial_names, trials.results, trials.score.compliance, strict=True):
         for f in result.findings:
             where = name if f.line is None else f"{name} (line {f.line})"
-            found.setdefault((f.severity, f.rule, f.what), []).append(where)
+            places.setdefault((f.severity, f.rule, f.what), []).append(where)
         for message in official.messages if official.passed is False else ():
-            found.setdefault(("error", f"official {official.ruleset}", message), []).append(name)
+            places.setdefault(("error", f"MLPerf checker {official.ruleset}", message), []).append(name)
     return [
         {"severity": severity, "rule": rule, "message": message, "where": _where(trials, where), "fix": _fix(rule)}
-        for (severity, rule, message), where in sorted(found.items(), key=lambda item: item[0][0])
+        for (severity, rule, message), where in sorted(places.items(), key=lambda item: item[0][0])
     ]
 
 
 def _where(trials: TrialSet, names: Sequence[str]) -> str:
-    return f"all, as {names[0]}" if len(names) == len(trials.results) > 1 else ", ".join(names)
+    return f"all, such as {names[0]}" if len(names) == len(trials.results) > 1 else ", ".join(names)
 
 
 def _fix(rule: str) -> str:
@@ -306,9 +308,9 @@ def _files(trials: TrialSet) -> Iterator[tuple[str, str, str]]:
 
 
 def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
-    """Return the table and the figure that set the sets beside each other; the first one is the baseline.
+    """Return the table and the figure that compare the sets; the first set is the baseline.
 
-    Only sets of one benchmark have times to compare, and a stand-in for a benchmark is none.
+    Only sets that measured the same as the first have ratios.
     """
     claims = [claim(trials) for trials in sets]
     alike = [trials.measured == sets[0].measured for trials in sets]
@@ -325,11 +327,11 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         }
         for trials, claimed, same in zip(sets, claims, alike, strict=True)
     ]
-    drawn = [(t, c) for t, c, same in zip(sets, claims, alike, strict=True) if same and c.minutes is not None]
+    with_minutes = [(t, c) for t, c, same in zip(sets, claims, alike, strict=True) if same and c.minutes is not None]
     return {
         "rows": rows,
         "all_alike": all(alike),
-        "figure": drawings.draw_compared(drawn, out) if drawn else None,
+        "figure": drawings.draw_compared(with_minutes, out) if with_minutes else None,
         "curves": curves.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
         "differences": differences(sets),
     }
@@ -345,11 +347,11 @@ def _ratio(claimed: Claim, base: Claim) -> float | None:
 
 
 def _speed_ratio(trials: TrialSet, base: TrialSet) -> float | None:
-    """Return samples/s while training over those of the baseline: medians of valid trials."""
+    """Return samples/s while training / those of the baseline, both medians over valid trials."""
     ours, first = (_median(r.throughput_samples_s for r in t.results if r.valid) for t in (trials, base))
     return ours / first if ours and first else None
 
 
 def _median(numbers: Iterable[float | None]) -> float | None:
-    found = [number for number in numbers if number is not None]
-    return median(found) if found else None
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None

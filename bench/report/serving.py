@@ -1,4 +1,4 @@
-"""How serving tasks are shown: what a plan says, what a trial is worth, a page with every load and request."""
+"""Show serving tasks: plans, results of trials, and a page with every load and request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("load", "requests", "failed", "output tokens/s", "requests/s", "goodput", "latency p50 (s)", "p90", "p99"),
-    *("p100", "TTFT p50 (s)", "TTFT p99", "TPOT p50 (ms)", "TPOT p99", "loadgen", "client's share"),
+    *("p100", "TTFT p50 (s)", "TTFT p99", "TPOT p50 (ms)", "TPOT p99", "loadgen", "client overhead"),
 )
 
 
 def title(result: Result, serving: ServingResult) -> str:
-    """Return the name of the task, its server, and where it ran."""
+    """Return the name of the task, its server and its hardware."""
     task = str(result.hyperparameters.get(mllog.CONFIG_FILENAME, "serving"))
     name = task.removeprefix("task/").removesuffix(".yaml")
     device, count = (result.hyperparameters.get(key) for key in ("accelerator", "num_ranks"))
-    place = f"{count} x {device}" if device else "elsewhere"
+    place = f"{count} x {device}" if device else "remote server"
     where = ", ".join(str(part) for part in (serving.server, serving.model, place, result.platform) if part)
     return printable(f"{name}: {where}")
 
 
 def row(load: LoadResult) -> tuple[str, ...]:
-    """Return the cells of a load; what was not measured is a dash, whose reason `notes` has."""
+    """Return the cells of a load; what was not measured is a dash, and `notes` has the reason."""
     latencies = [_seconds(load.percentile_s(load.latency_s, share)) for share in (50, 90, 99, 100)]
     ttft = [_of_tokens(load, load.ttft_s, share, 1) for share in (50, 99)]
     tpot = [_of_tokens(load, load.tpot_s, share, 1000) for share in (50, 99)]
@@ -51,38 +51,38 @@ def row(load: LoadResult) -> tuple[str, ...]:
 
 
 def notes(serving: ServingResult) -> list[str]:
-    """Return why cells of these loads are dashes or INVALID, and what the columns mean."""
-    found = [
-        "Percentiles are of all requests, failed ones as the slowest. The client's share is its own largest delay, of "
-        "the latency."
+    """Return the reasons for dashes and INVALID, and explanations of the columns."""
+    general = [
+        "Percentiles include failed requests, counted as the slowest. Client overhead: the largest delay caused by the "
+        "client, as a share of the latency."
     ]
-    of_note: dict[str, list[str]] = {}
+    loads_by_note: dict[str, list[str]] = {}
     for load in serving.loads:
-        for note in _of_load(load):
-            of_note.setdefault(note, []).append(load.load.name)
+        for note in _load_notes(load):
+            loads_by_note.setdefault(note, []).append(load.load.name)
     many = len(serving.loads) if len(serving.loads) > 1 else 0
-    return found + [
-        f"{'every load' if len(names) == many else ', '.join(names)}: {note}." for note, names in of_note.items()
+    return general + [
+        f"{'every load' if len(names) == many else ', '.join(names)}: {note}." for note, names in loads_by_note.items()
     ]
 
 
-def _of_load(load: LoadResult) -> Iterator[str]:
-    """Yield why cells of a load are dashes or INVALID."""
+def _load_notes(load: LoadResult) -> Iterator[str]:
+    """Yield the reasons for dashes and INVALID in the cells of a load."""
     if load.validity != "VALID":
         yield f"{load.validity} by loadgen: {load.reason}"
     if load.no_token_times:
-        yield f"TTFT and TPOT are -: {load.no_token_times}"
+        yield f"no TTFT and TPOT: {load.no_token_times}"
     if any(load.percentile_s(load.latency_s, share) is None for share in (50, 90, 99, 100)):
-        yield "a percentile that falls on a failed request is -"
+        yield "a percentile is - if it falls on a failed request"
     if load.goodput is None:
-        yield f"goodput is -: {_no_goodput(load)}"
+        yield f"no goodput: {_no_goodput(load)}"
 
 
 def _no_goodput(load: LoadResult) -> str:
     limits = load.limits
     if limits.ttft_s is None and limits.tpot_s is None and limits.latency_s is None:
-        return "no limit is set"
-    return load.no_token_times or "no request was answered"
+        return "no latency limit is set"
+    return load.no_token_times or "no request succeeded"
 
 
 def _of_tokens(load: LoadResult, values: tuple[float | None, ...], share: float, scale: float) -> str:
@@ -101,39 +101,39 @@ def _rate(value: float | None) -> str:
 _HEIGHT_INCHES, _BAR_INCHES, _FRAME_INCHES = 4.2, 0.34, 1.5
 DASHES = ("-", "--", ":", "-.")
 NAMES = ("latency_cdf", "output_throughput", "rate_sweep")
-"""Of the figures' files."""
+"""File names of the figures, without .png."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The serving result of a trial, and what the figures call it."""
+class NamedResult:
+    """The serving result of a trial, with its name in figures."""
 
     name: str
     serving: ServingResult
 
 
-def draw(found: Sequence[Named], folder: Path, *, heading: str, note: str) -> list[Path]:
-    """Draw every figure that there is data for, as PNGs in a folder; return them."""
+def draw(results: Sequence[NamedResult], folder: Path, *, heading: str, note: str) -> list[Path]:
+    """Draw every figure that has data, as PNGs in a folder; return their paths."""
     figures = (cdf_figure, throughput_figure, sweep_figure)
     paths = [folder / f"{name}.png" for name in NAMES]
     return [
-        path for figure, path in zip(figures, paths, strict=True) if figure(found, path, heading=heading, note=note)
+        path for figure, path in zip(figures, paths, strict=True) if figure(results, path, heading=heading, note=note)
     ]
 
 
-def cdf_figure(found: Sequence[Named], path: Path, *, heading: str, note: str) -> bool:
-    """Draw the share of all requests that were answered within so many seconds, a curve for each load.
+def cdf_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note: str) -> bool:
+    """Draw the cumulative distribution of latencies over all requests, a curve for each load.
 
-    A curve that does not reach 1 says how many requests failed. Return whether there is anything to draw.
+    A curve that does not reach 1 shows the share of failed requests. Return whether there is anything to draw.
     """
-    loads = [(named, load) for named in found for load in named.serving.loads if _sound(load)]
+    loads = [(named, load) for named in results for load in named.serving.loads if _ok_latencies(load)]
     if not loads:
         return False
     figure, (axes,) = canvas(_HEIGHT_INCHES, f"latency: {heading}", note)
     for number, (named, load) in enumerate(loads):
-        seconds, total = _sound(load), len(load.status)
+        seconds, total = _ok_latencies(load), len(load.status)
         shares = [(n + 1) / total for n in range(len(seconds))]
-        label = shortened(_label(named, load, several=len(found) > 1))
+        label = shortened(_label(named, load, several=len(results) > 1))
         color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
         axes.step([0, *seconds], [0, *shares], dashes, where="post", label=label, color=color)
         limit = load.limits.latency_s
@@ -147,11 +147,11 @@ def cdf_figure(found: Sequence[Named], path: Path, *, heading: str, note: str) -
     return True
 
 
-def throughput_figure(found: Sequence[Named], path: Path, *, heading: str, note: str) -> bool:
-    """Draw the output tokens per second of every load as bars from zero; return whether there is any."""
+def throughput_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note: str) -> bool:
+    """Draw the output tokens per second of every load as bars; return whether there is any."""
     bars = [
-        (_label(named, load, several=len(found) > 1), rate, COLORS[number % len(COLORS)])
-        for number, named in enumerate(found)
+        (_label(named, load, several=len(results) > 1), rate, COLORS[number % len(COLORS)])
+        for number, named in enumerate(results)
         for load in named.serving.loads
         if (rate := load.output_throughput) is not None
     ]
@@ -165,18 +165,18 @@ def throughput_figure(found: Sequence[Named], path: Path, *, heading: str, note:
         text = f" {rate:,.0f}" if rate >= 100 else f" {rate:.3g}"
         axes.text(rate, place, text, va="center", fontsize=8, color=INK)
     axes.set_xlim(0, 1.12 * max(rate for _, rate, _ in bars))
-    axes.set_xlabel("output tokens per second, of requests answered as asked for")
+    axes.set_xlabel("output tokens per second, successful requests only")
     axes.grid(axis="y", visible=False)
     save(figure, path)
     return True
 
 
-def sweep_figure(found: Sequence[Named], path: Path, *, heading: str, note: str) -> bool:
-    """Draw the latency, and the requests answered per second, over the rate at which they arrive.
+def sweep_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note: str) -> bool:
+    """Draw latency and completed requests per second over the arrival rate.
 
     Return whether any trial has several rates.
     """
-    swept = [(named, loads) for named in found if (loads := named.serving.swept)]
+    swept = [(named, loads) for named in results if (loads := named.serving.swept)]
     if not swept:
         return False
     figure, (left, right) = canvas(_HEIGHT_INCHES, f"rates: {heading}", note, panels=2)
@@ -189,16 +189,16 @@ def sweep_figure(found: Sequence[Named], path: Path, *, heading: str, note: str)
             left.plot(*zip(*points, strict=True) if points else ([], []), dashes, marker="o", markersize=3.5,
                       color=color, label=f"{prefix}p{share}")  # fmt: skip
         done = [(rate, load.request_throughput or 0.0) for rate, load in zip(rates, loads, strict=True)]
-        right.plot(*zip(*done, strict=True), "-", marker="o", markersize=3.5, color=color, label=f"{prefix}answered")
+        right.plot(*zip(*done, strict=True), "-", marker="o", markersize=3.5, color=color, label=f"{prefix}completed")
         if named.serving.knee is not None:
             for axes in (left, right):
                 axes.axvline(named.serving.knee, color=TARGET_COLOR, linewidth=0.9, linestyle=":", label="knee")
-        as_they_arrive = "as many as arrive" if number == 0 else None
-        right.plot([0, rates[-1]], [0, rates[-1]], color=FAINT_INK, linewidth=0.9, linestyle=":", label=as_they_arrive)
+        ideal = "all arriving requests" if number == 0 else None
+        right.plot([0, rates[-1]], [0, rates[-1]], color=FAINT_INK, linewidth=0.9, linestyle=":", label=ideal)
         limit = loads[0].limits.latency_s
         if number == 0 and limit is not None and limit <= 2 * left.get_ylim()[1]:
             left.axhline(limit, color=INK, linewidth=0.9, linestyle=":", label="limit")
-    for axes, vertical in ((left, "seconds to the last token"), (right, "requests answered per second")):
+    for axes, vertical in ((left, "seconds to the last token"), (right, "requests completed per second")):
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         _name_axes(axes, "requests arriving per second", vertical)
@@ -207,13 +207,13 @@ def sweep_figure(found: Sequence[Named], path: Path, *, heading: str, note: str)
     return True
 
 
-def _sound(load: LoadResult) -> list[float]:
-    """Return the latencies of the requests that were answered as asked for, in rising order."""
+def _ok_latencies(load: LoadResult) -> list[float]:
+    """Return the latencies of successful requests, in ascending order."""
     return sorted(s for s, one in zip(load.latency_s, load.status, strict=True) if s is not None and one == "ok")
 
 
-def _label(named: Named, load: LoadResult, *, several: bool) -> str:
-    return f"{load.load.name}: {named.name}" if several else load.load.name  # the end of a long name is left out
+def _label(named: NamedResult, load: LoadResult, *, several: bool) -> str:
+    return f"{load.load.name}: {named.name}" if several else load.load.name  # a long name is cut at its end
 
 
 def _name_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
@@ -222,27 +222,27 @@ def _name_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
 
 
 CAPTIONS = {
-    "latency_cdf": "The share of all requests that were answered within so many seconds:",
+    "latency_cdf": "Share of all requests completed within a time:",
     "output_throughput": "Output of each load:",
-    "rate_sweep": "Latency and answered requests over the rate of arrival; dotted: every request answered:",
+    "rate_sweep": "Latency and completed requests over the arrival rate; dotted: all requests completed:",
 }
 
 
 def _name(trial: ShownTrial[ServingResult], trials: Sequence[ShownTrial[ServingResult]]) -> str:
-    """Return what a figure calls a trial: its server and model where that tells it from the others."""
-    name = f"{trial.found.server} {Path(trial.found.model).name}"
-    others = [f"{one.found.server} {Path(one.found.model).name}" for one in trials if one is not trial]
+    """Return the name of a trial in figures: its server and model if these are unique, else also its name."""
+    name = f"{trial.kind_result.server} {Path(trial.kind_result.model).name}"
+    others = [f"{one.kind_result.server} {Path(one.kind_result.model).name}" for one in trials if one is not trial]
     return f"{name} ({trial.name})" if name in others else name
 
 
 def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
-    """Return what the page says of a trial."""
-    serving = trial.found
+    """Return the template variables of a trial."""
+    serving = trial.kind_result
     memory = f"{serving.memory_gib:.1f} GiB" if serving.memory_gib is not None else f"- ({serving.no_memory})"
-    verdict = "every load was measured, and answered as asked for" if trial.found.valid else "not proven"
+    verdict = "all loads were measured and all requests succeeded" if trial.kind_result.valid else "invalid"
     return {
         "name": f"{trial.name}: {serving.server}, {serving.model}",
-        "lead": f"{serving.about}; GPU memory at its peak {memory}{_knee(serving)}: {verdict}.",
+        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}: {verdict}.",
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
         "notes": notes(serving),
@@ -256,43 +256,45 @@ def _knee(serving: ServingResult) -> str:
 
 
 def _rows(trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
-    for one in trial.found.loads:
+    for one in trial.kind_result.loads:
         columns = (one.arrival_s, one.latency_s, one.ttft_s, one.tpot_s, one.tokens_out, one.status)
         for number, values in enumerate(zip(*columns, strict=True)):
             at, took, *tokens, count, status = values
             times = ["", ""] if one.no_token_times else tokens
-            yield [trial.found.server, one.load.name, number, at, took, *times, count, status]
+            yield [trial.kind_result.server, one.load.name, number, at, took, *times, count, status]
 
 
 NUM_OPTIONAL = 2
 
 
 def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
-    """Return what the plan says, by name, without what every plan says."""
     c, serving = plan.config, plan.config.task.serving
     assert serving is not None
     server, limits = serving.server, serving.limits
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
-    weights = plan.base_dir or "random weights, made on the spot"
+    weights = plan.base_dir or "random weights"
     if server.url is None:
-        words = command(server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu)
-        place = f"{server.name.name}: {' '.join(words)}"
+        argv = command(server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu)
+        place = f"{server.name.name}: {' '.join(argv)}"
         model = f"{c.model.name}, {weights}; {c.precision.name}, tp {plan.world.tp} on {device}"
     else:
         place, model = f"{server.name.name} at {server.url}", str(server.model)
-    kept = {"TTFT": limits.ttft_s, "TPOT": limits.tpot_s, "latency": limits.latency_s}
-    shown = ", ".join(f"{name} {limit:g} s" for name, limit in kept.items() if limit is not None)
+    set_limits = {"TTFT": limits.ttft_s, "TPOT": limits.tpot_s, "latency": limits.latency_s}
+    shown = ", ".join(f"{name} {limit:g} s" for name, limit in set_limits.items() if limit is not None)
     return [
         ("server", place),
         ("model", model),
         ("loads", "; ".join(f"{load.name} ({load.arrivals.scenario})" for load in plan.loads)),
-        ("requests", f"{serving.requests:,} of each load: {serving.tokens_in} tokens in, {serving.tokens_out} out"),
+        (
+            "requests",
+            f"{serving.requests:,} per load: {serving.tokens_in} input and {serving.tokens_out} output tokens each",
+        ),
         ("limits", shown or "none"),
     ]
 
 
-def loads_of_tools(found: Sequence[Summary]) -> TextTable:
-    """Return loads of several tools beside each other; `-` is what one does not say."""
+def loads_of_tools(summaries: Sequence[Summary]) -> TextTable:
+    """Return a table of the loads of several tools; `-` is what a tool does not report."""
     numbers = (
         *("output_throughput", "request_throughput", "latency_p50", "latency_p99"),
         *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"),
@@ -302,19 +304,19 @@ def loads_of_tools(found: Sequence[Summary]) -> TextTable:
             *(one.source, one.load, f"{one.requests:,}", "-" if one.failed is None else f"{one.failed:,}"),
             *(_cell(getattr(one, name)) for name in numbers),
         )
-        for one in found
+        for one in summaries
     ]
     columns = (
         *("measured by", "load", "requests", "failed", "output tokens/s", "requests/s", "latency p50 (s)", "p99"),
         *("TTFT p50 (s)", "TTFT p99", "TPOT p50 (s)", "TPOT p99"),
     )
-    why = [f"{one.source}, {one.load}: {one.why_no_tokens}." for one in found if one.why_no_tokens]
-    return TextTable("loads beside each other", rows, columns=columns, caption="\n".join([CAUTION, *why]))
+    why = [f"{one.source}, {one.load}: {one.why_no_tokens}." for one in summaries if one.why_no_tokens]
+    return TextTable("loads of all files", rows, columns=columns, caption="\n".join([CAUTION, *why]))
 
 
 CAUTION = (
-    "Percentiles of other tools leave out the requests that failed; ours count them as the slowest. Compare loads of "
-    "the same requests only."
+    "Percentiles of other tools exclude failed requests; ours count them as the slowest. Compare only loads with the "
+    "same requests."
 )
 
 
@@ -322,8 +324,8 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-UNTIMED = "not timed with the loads"
-KNEE = "the highest rate at which 99 % of the requests keep the limits"
+UNTIMED = "not part of the measured time"
+KNEE = "highest arrival rate at which 99 % of the requests meet the limits"
 
 
 def _knee_row(serving: ServingResult) -> Row:
@@ -332,10 +334,10 @@ def _knee_row(serving: ServingResult) -> Row:
 
 
 def _memory(serving: ServingResult) -> Row:
-    name = "GPU memory at its peak"
+    name = "peak GPU memory"
     if serving.memory_gib is None:
         return name, "-", serving.no_memory
-    return name, f"{serving.memory_gib:.1f} GiB", "of the fullest GPU"
+    return name, f"{serving.memory_gib:.1f} GiB", "highest of all GPUs"
 
 
 def _loads(serving: ServingResult) -> TextTable:
@@ -344,9 +346,9 @@ def _loads(serving: ServingResult) -> TextTable:
 
 
 class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
-    """How serving tasks are shown."""
+    """Shows serving tasks."""
 
-    work, page_shows = "load a server", "every load, and its figures"
+    work, page_shows = "load a server", "every load and its figures"
     table_name, template, figure_names = "requests.csv", "serving.html.j2", NAMES
     table_columns = ("server", "load", "request", "arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out", "status")
 
@@ -354,17 +356,17 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
         return plan_rows(plan)
 
     def title(self, trial: ShownTrial[ServingResult]) -> str:
-        return title(trial.judged.result, trial.found)
+        return title(trial.judged.result, trial.kind_result)
 
     def tables(self, trial: ShownTrial[ServingResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
-        serving, result = trial.found, trial.judged.result
-        asked = len(serving.loads) + len(serving.missing)
+        serving, result = trial.kind_result, trial.judged.result
+        num_requested = len(serving.loads) + len(serving.missing)
         rows = [
             ("server", serving.server, serving.about),
             ("run_start → run_stop (min)", value_text(result.minutes, "{:.2f}"), ""),
-            ("loads measured", f"{len(serving.loads)} of {asked}", ""),
+            ("loads measured", f"{len(serving.loads)} of {num_requested}", ""),
             trial.valid_row,
-            *([] if serving.healthy_s is None else [("healthy after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
+            *([] if serving.healthy_s is None else [("server ready after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
             _memory(serving),
             *([_knee_row(serving)] if serving.swept else []),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
@@ -372,12 +374,12 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
         return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving)]
 
     def detail_tables(self, trial: ShownTrial[ServingResult]) -> list[TextTable]:
-        found = (*trial.judged.result.findings, *trial.found.findings)
-        return [findings_table(found)] if found else []
+        findings = (*trial.judged.result.findings, *trial.kind_result.findings)
+        return [findings_table(findings)] if findings else []
 
-    def json_fields(self, found: ServingResult) -> dict[str, Any]:
+    def json_fields(self, result: ServingResult) -> dict[str, Any]:
         return {
-            "loads": [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in found.loads]
+            "loads": [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in result.loads]
         }
 
     def table_rows(self, trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
@@ -385,9 +387,11 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
 
     def page_context(self, trials: Sequence[ShownTrial[ServingResult]], out: Path, *, heading: str) -> dict[str, Any]:
         places = ", ".join(dict.fromkeys(one.judged.result.platform or "platform not logged" for one in trials))
-        random = " Random weights: times mean something, answers do not." * any(t.found.is_random for t in trials)
+        random = " Random weights: the times are valid, the generated text is not." * any(
+            t.kind_result.is_random for t in trials
+        )
         note = f"{places}, n = {len(trials)} run{'s' if len(trials) > 1 else ''}.{random}"
-        named = [Named(_name(trial, trials), trial.found) for trial in trials]
+        named = [NamedResult(_name(trial, trials), trial.kind_result) for trial in trials]
         files = draw(named, out, heading=heading, note=note)
         return {
             "sections": [_section(trial) for trial in trials],

@@ -1,4 +1,4 @@
-"""Load sets of trials: the logs of a folder, what they measured, and on what hardware."""
+"""Load the trials of run folders as sets, with their score and hardware."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import NO_TARGET, Result, with_gpus
-from bench.mlperf.score import Score, examined, worth
+from bench.mlperf.score import Score, judged_trials, score_trials
 from bench.mlperf.titles import task_of_mark
 from bench.runs.folder import plan_in
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSet:
-    """The trials of one folder, or the named ones among them, and their score."""
+    """The trials of one folder, or some of its files, and their score."""
 
     name: str
     score: Score
@@ -43,8 +43,8 @@ class TrialSet:
         return next((r.system for r in self.results if r.system), {})
 
     @property
-    def pretends(self) -> str | None:
-        """Why this is not the benchmark that its logs name; None if it is."""
+    def why_not_benchmark(self) -> str | None:
+        """Why the set does not count as the MLPerf benchmark named in its logs; None if it does."""
         if not self.has_target:
             return NO_TARGET
         if self.plan is not None and not self.plan.config.task.submittable:
@@ -54,21 +54,21 @@ class TrialSet:
 
     @property
     def measured(self) -> str:
-        """The name of what was measured; a stand-in for a benchmark is not called by the benchmark's name."""
+        """The benchmark or task that was measured; a run that is no submission gets its task's name."""
         if not self.has_target:
             shape = next((r.shape_of for r in self.results if r.shape_of), None)
             name = self.plan.config.task.name if self.plan else shape or "training"
             return f"{name}, random weights" if any(r.has_random_rows for r in self.results) else name
-        if self.pretends and self.plan is not None:
+        if self.why_not_benchmark and self.plan is not None:
             return self.plan.config.task.name
-        if self.pretends and (task := task_of_mark(self.platform)):
+        if self.why_not_benchmark and (task := task_of_mark(self.platform)):
             return task
         name = self.score.benchmark or "training"
-        return f"{name} ({NOT_A_SUBMISSION})" if self.pretends else name
+        return f"{name} ({NOT_A_SUBMISSION})" if self.why_not_benchmark else name
 
     @property
     def trial_names(self) -> list[str]:
-        """The K of each result_K.txt, or its place in the list of files where K does not tell the trials apart."""
+        """The K of each result_K.txt; the position in the list of files if K is not unique."""
         numbers = [re.search(r"(\d+)\D*$", Path(r.file).stem) for r in self.results]
         names = [match[1] for match in numbers if match]
         places = [str(place) for place in range(len(self.results))]
@@ -89,7 +89,7 @@ class TrialSet:
 
     @property
     def hardware(self) -> str | None:
-        """The hardware that was measured, as every figure and table names it."""
+        """The measured hardware, as named in figures and tables."""
         if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
             ranks = f"{self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
             return f"{self.platform or 'platform not logged'}, {ranks}"
@@ -99,53 +99,53 @@ class TrialSet:
 
 
 def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSet, ...]:
-    """Return one set per folder; files of one folder that are named one after another are a set, too.
+    """Return one set per folder; consecutive files of the same folder form one set.
 
     Raises:
-        ConfigError: a path is not there, or the number of GPUs is none.
-        LogError: a folder holds no results, or one cannot be read.
+        ConfigError: a path does not exist, or num_gpus is less than 1.
+        LogError: a folder has no results, or a log cannot be read.
     """
     if num_gpus is not None and num_gpus < 1:
-        raise ConfigError(f"{num_gpus} GPUs", where="--num-gpus", fix="name a number above 0, or leave it out")
+        raise ConfigError(f"must be 1 or more, not {num_gpus}", where="--num-gpus", fix="correct or omit --num-gpus")
     for path in paths:
         if not path.exists():
             raise ConfigError(
-                "this does not exist", where=str(path), fix="name a run folder, or some of its result_*.txt"
+                "file or folder not found", where=str(path), fix="give a run folder, or some of its result_*.txt"
             )
-    found: list[TrialSet] = []
+    sets: list[TrialSet] = []
     paths = [inner for path in paths for inner in sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):
         files = [] if is_whole else list(group)
-        scored, plan = worth(examined(files or folder)), plan_in(folder)
+        scored, plan = score_trials(judged_trials(files or folder)), plan_in(folder)
         _log.info("read %d results in %s, %s plan.json", scored.num_runs, folder, "with" if plan else "without")
         name = _name(folder.resolve(), scored.benchmark) + (f", {files[0].stem}" if len(files) == 1 else "")
-        if any(name == other.name for other in found):
+        if any(name == other.name for other in sets):
             name = str(files[0] if len(files) == 1 else folder)
         gpus = _num_gpus(scored, plan, num_gpus)
         with_rates = replace(scored, results=tuple(with_gpus(result, gpus) for result in scored.results))
-        found.append(TrialSet(name=name, score=with_rates, plan=plan, num_gpus=gpus))
-    return tuple(found)
+        sets.append(TrialSet(name=name, score=with_rates, plan=plan, num_gpus=gpus))
+    return tuple(sets)
 
 
 def sets_in(path: Path) -> list[Path]:
-    """Return the path itself, or for a folder of run folders the ones that hold results."""
+    """Return the path itself; for a folder of run folders, those with results."""
     if not path.is_dir() or any(path.glob("result_*.txt")):
         return [path]
     return sorted({log.parent for log in path.glob("*/result_*.txt")}) or [path]
 
 
 def _folder(path: Path) -> tuple[Path, bool]:
-    """Return where a path's logs lie, and whether it names all of them."""
+    """Return the folder of a path's logs, and whether the path means all logs of it."""
     return (path, True) if path.is_dir() else (path.parent, False)
 
 
 def _num_gpus(scored: Score, plan: Plan | None, stated: int | None) -> int | None:
-    """Return what the logs say, else the plan, else the user; none for a run on CPUs, whatever its logs count."""
+    """Return the GPU count from the logs, else the plan, else the user; None for a run on CPUs."""
     if plan is None:
         return scored.num_gpus or stated
     return None if plan.config.cluster.device is Device.cpu else scored.num_gpus or plan.world.num_ranks
 
 
 def _name(folder: Path, benchmark: str | None) -> str:
-    """Return the folder's name, or that of the system in results/<system>/<benchmark>."""
+    """Return the folder's name; in results/<system>/<benchmark>, the name of the system."""
     return folder.parent.name if folder.name == benchmark else folder.name

@@ -1,4 +1,4 @@
-"""Fill the templates of pages. Text from logs is escaped, and cannot steer what shows it."""
+"""Render page templates. Text from logs is escaped, so that it cannot inject markup."""
 
 import base64
 import hashlib
@@ -26,13 +26,13 @@ _FORMS: dict[str, Callable[[float], str]] = {
 
 
 def page(template: str, context: Mapping[str, Any]) -> str:
-    """Return an HTML page; None is blank."""
+    """Return an HTML page; None is rendered as empty text."""
     return _environment().get_template(template).render(context)
 
 
 @cache
 def _environment() -> "Environment":
-    """Return what reads the templates; it compiles each of them once."""
+    """Return the Jinja environment, which caches compiled templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -48,7 +48,7 @@ def _environment() -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """Return what stands in the place of a value; a Markup is a str that was made safe before."""
+    """Return the text of a value; a Markup is already escaped."""
     return "" if value is None else clean(value) if type(value) is str else value
 
 
@@ -57,14 +57,14 @@ def _blank_or_form(form: Callable[[float], str]) -> Callable[[float | None], str
 
 
 Chart = dict[str, Any]
-"""What page.js draws: a list of views, each a name, plotly's traces, and what its layout adds to that of the page."""
+"""A chart of page.js: a list of views, each with a name, plotly traces, and additions to the page's layout."""
 Trace = dict[str, Any]
 
 
 def context(*, has_charts: bool = True) -> dict[str, Any]:
-    """Return what the base template needs: both scripts, and the policy that lets no other run or load anything.
+    """Return the variables of the base template: the scripts, and a security policy that allows only these.
 
-    A page without charts does without the plotting library.
+    A page without charts does not include the plotting library.
     """
     scripts = (_library(), _own_script()) if has_charts else (_own_script(),)
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
@@ -85,7 +85,7 @@ def _own_script() -> str:
 
 
 def _closed(script: str) -> str:
-    """Return a script after making sure that it does not end its own element."""
+    """Return a script after checking that it cannot end its script element."""
     assert "</script" not in script.lower() and "<!--" not in script
     return script
 
@@ -95,7 +95,7 @@ def _sha256(script: str) -> str:
 
 
 def chart(*views: Chart) -> Chart:
-    """Return a chart that shows one view at a time, which its reader chooses; empty views are left out."""
+    """Return a chart with one or more selectable views; empty views are left out."""
     return {"views": [view for view in views if view["traces"]]}
 
 
@@ -108,6 +108,6 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def text(value: str, *, limit: int = 80) -> str:
-    """Return text of a log as plotly shows it: neither tags nor templates, which plotly would obey, and not endless."""
+    """Return text of a log for plotly: tags and templates are escaped, and long text is cut."""
     value = clean(value).replace("%{", "% {")
     return escape(value if len(value) <= limit else f"{value[: limit - 1]}…", quote=False)

@@ -1,6 +1,6 @@
-"""Compare the training speed on random weights with published systems, and project an official time from it.
+"""Compare training throughput with published systems, and project a time-to-train from it.
 
-A projection is never a result.
+A projection is not a result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ from bench.report.tables import TRAINING_ONLY, Row, measured_rows, memory_row, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What the valid trials of a set measured together; None for what their logs do not say."""
+    """Measurements of the valid trials of a set; None for what their logs do not have."""
 
     num_runs: int
     shape_of: str | None
-    """The benchmark whose steps and evaluations are as much work as the ones here."""
+    """The benchmark whose steps and evaluations need as many FLOPs as the ones here."""
     num_gpus: int | None
     global_batch_size: int | None
     step_time_ms: Spread | None
@@ -36,29 +36,29 @@ class Throughput:
     """The estimate of the plan's cost model."""
     eval_time_s: Spread | None
     samples_s: float | None
-    """Samples over the time spent training; this and the rates that follow from it are medians of the trials."""
+    """Samples / time spent training; this and the rates derived from it are medians over the trials."""
     tokens_s_gpu: float | None
     real_tokens_s_gpu: float | None
-    """Without padding; None where no token is padding."""
+    """Without padding; None if there is no padding."""
     steps_time_s: float | None
     """Of all steps of a trial."""
     epoch_time_s: float | None
     """Mean over a trial's epochs."""
     train_loss: float | None
-    """The last one of a trial; None of random rows."""
+    """The last one of a trial; None for random data."""
     tflop_per_sample: float | None
     tflops_gpu: float | None
     mfu: float | None
     mfu_counts: str
     peak_memory_gib: PeakMemory | None
-    """The peak of the trial that needed most."""
+    """The highest of all trials."""
     telemetry: Telemetry | None
-    """What the GPUs did in all trials."""
+    """GPU telemetry over all trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Official minutes of a run that trains this fast and needs as many samples as the reference does on average."""
+    """Projected minutes of a run at this speed that needs as many samples as the reference does on average."""
 
     minutes: float
     samples: float
@@ -66,12 +66,12 @@ class Projection:
     """An average, so it need not be a whole number."""
     formula: str
     label: str
-    """The label that must be printed wherever the minutes are."""
+    """The label that must be printed next to the minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """One line of the list that sets published systems and this set beside each other."""
+    """One row of the table that compares this set with published systems."""
 
     name: str
     accelerator: str
@@ -90,32 +90,32 @@ class Speed:
 
 
 def measure(trials: TrialSet) -> Throughput:
-    """Return what the valid trials of a set measured."""
-    found, gpus = [r for r in trials.results if r.valid], trials.num_gpus
-    peaks = [r.peak_memory_gib for r in found if r.peak_memory_gib]
-    shapes = {r.shape_of for r in found}
+    """Return the measurements of the valid trials of a set."""
+    valid, gpus = [r for r in trials.results if r.valid], trials.num_gpus
+    peaks = [r.peak_memory_gib for r in valid if r.peak_memory_gib]
+    shapes = {r.shape_of for r in valid}
     trained = None if trials.plan is None else training_plan(trials.plan)
     cost = None if trained is None else trained.cost
     return Throughput(
-        num_runs=len(found),
+        num_runs=len(valid),
         shape_of=shapes.pop() if len(shapes) == 1 else None,
         num_gpus=gpus,
         global_batch_size=trials.score.global_batch_size,
-        step_time_ms=spread([time_ms for r in found for _, time_ms in r.step_times_ms]),
+        step_time_ms=spread([time_ms for r in valid for _, time_ms in r.step_times_ms]),
         estimated_step_ms=1000 * cost.step_s if cost else None,
-        eval_time_s=spread([time_s for r in found for time_s in r.eval_times_s]),
-        samples_s=_median(r.throughput_samples_s for r in found),
-        tokens_s_gpu=_median(r.tokens_s_gpu for r in found if gpus),
-        real_tokens_s_gpu=_median(r.real_tokens_s_gpu for r in found if gpus and (r.real_token_share or 1) < 1),
-        steps_time_s=_median(r.steps_time_s for r in found),
-        epoch_time_s=_median(fmean(r.epoch_times_s) for r in found if r.epoch_times_s),
-        train_loss=_median(r.train_loss for r in found),
-        tflop_per_sample=_median(r.tflop_per_sample for r in found),
-        tflops_gpu=_median(r.tflops_gpu for r in found if gpus),
-        mfu=_median(r.mfu for r in found if gpus),
-        mfu_counts=next((r.mfu_counts for r in found if r.mfu), ""),
+        eval_time_s=spread([time_s for r in valid for time_s in r.eval_times_s]),
+        samples_s=_median(r.throughput_samples_s for r in valid),
+        tokens_s_gpu=_median(r.tokens_s_gpu for r in valid if gpus),
+        real_tokens_s_gpu=_median(r.real_tokens_s_gpu for r in valid if gpus and (r.real_token_share or 1) < 1),
+        steps_time_s=_median(r.steps_time_s for r in valid),
+        epoch_time_s=_median(fmean(r.epoch_times_s) for r in valid if r.epoch_times_s),
+        train_loss=_median(r.train_loss for r in valid),
+        tflop_per_sample=_median(r.tflop_per_sample for r in valid),
+        tflops_gpu=_median(r.tflops_gpu for r in valid if gpus),
+        mfu=_median(r.mfu for r in valid if gpus),
+        mfu_counts=next((r.mfu_counts for r in valid if r.mfu), ""),
         peak_memory_gib=max(peaks, key=lambda peak: peak.allocated, default=None),
-        telemetry=joined([r.telemetry for r in found if r.telemetry]),
+        telemetry=joined([r.telemetry for r in valid if r.telemetry]),
     )
 
 
@@ -123,20 +123,23 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
     """Return the projection, or None and why there is none.
 
     Minutes are (mean samples of the reference x seconds per sample + evaluations x seconds of one) / 60. The rules'
-    schedule gives the number of evaluations. There is no run-to-run spread and no RCP factor: the mean is the
-    reference's own.
+    schedule gives the number of evaluations. Run-to-run variation and the RCP factor are left out, since the mean is
+    that of the reference.
     """
     m = measured
     if not m.num_runs:
         return None, _NO_TRIAL
     if m.shape_of is None or m.global_batch_size is None:
-        return None, "a step or an evaluation is not as much work as a benchmark's"
+        return None, "the model or the evaluation differs from every benchmark's"
     if not m.samples_s or m.eval_time_s is None:
-        return None, "no valid trial timed its steps and an evaluation"
+        return None, "no valid trial with step times and an evaluation time"
     point = rcp_record(m.shape_of, m.global_batch_size, ruleset)
     due = BENCHMARKS[m.shape_of].schedule if m.shape_of in BENCHMARKS else None
     if point is None or due is None:
-        return None, f"{m.shape_of} has no reference at batch size {m.global_batch_size} in ruleset {ruleset}"
+        return (
+            None,
+            f"{m.shape_of} has no reference convergence point at batch size {m.global_batch_size} in ruleset {ruleset}",
+        )
     first, every = due.first(m.global_batch_size), due.interval(m.global_batch_size)
     count = 1 + max(0.0, point.mean - first) / every
     minutes = (point.mean / m.samples_s + count * m.eval_time_s.median) / 60
@@ -152,23 +155,23 @@ def project(measured: Throughput, *, ruleset: str) -> tuple[Projection | None, s
     ), ""
 
 
-def beside(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], str]:
-    """Return published systems with as many GPUs and this set, fastest first; or none, and why.
+def published_speeds(trials: TrialSet, measured: Throughput) -> tuple[tuple[Speed, ...], str]:
+    """Return published systems with as many GPUs and this set, fastest first, or the reason why there are none.
 
-    Systems with the same accelerator; where there are none, the best of each accelerator.
+    Published systems have the same accelerator; if there are none, the best system of each accelerator is taken.
     """
     m, own = measured, model(trials.accelerator)
     if not m.num_runs:
         return (), _NO_TRIAL
     if m.shape_of is None:
-        return (), "a step is not as much work as a published benchmark's"
+        return (), "the model differs from every published benchmark's"
     if m.num_gpus is None or not m.samples_s or not m.global_batch_size:
         return (), _why_no_rate(m, "batch size")
     same = [
         s for s in published.systems(m.shape_of) if s.num_gpus == m.num_gpus and s.step_time_s and s.global_batch_size
     ]
     if not same:
-        return (), f"no published system of {m.shape_of} has {m.num_gpus} GPUs and says its step time"
+        return (), f"no published system of {m.shape_of} has {m.num_gpus} GPUs and a published step time"
     ranked = sorted(same, key=lambda s: s.official_minutes)
     near = [s for s in ranked if own and model(s.accelerator) == own] or best_of_each(ranked)
     lines = [_published(system, m) for system in near]
@@ -216,27 +219,27 @@ def _speed(
 
 
 def rows(measured: Throughput, projection: Projection | None, why_not: str) -> list[Row]:
-    """Return what was measured as (what, value, remark); what was not is blank, with the reason."""
+    """Return the measurements as rows; what was not measured is blank with its reason."""
     m = measured
     mfu = 100 * m.mfu if m.mfu else None
     estimate = (
-        [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "by the plan")] if m.estimated_step_ms else []
+        [("estimated step time (ms)", f"{m.estimated_step_ms:,.0f}", "from the plan")] if m.estimated_step_ms else []
     )
     return [
         spread_row("median step time (ms)", m.step_time_ms, "step"),
         *estimate,
         *measured_rows(
-            ("time of all steps (s)", m.steps_time_s, "{:,.1f}", TRAINING_ONLY),
-            ("time of an epoch (s)", m.epoch_time_s, "{:,.1f}", f"mean over a trial's epochs; {TRAINING_ONLY}"),
+            ("total step time (s)", m.steps_time_s, "{:,.1f}", TRAINING_ONLY),
+            ("time per epoch (s)", m.epoch_time_s, "{:,.1f}", f"mean over epochs; {TRAINING_ONLY}"),
         ),
-        ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples over time spent training"),
+        ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples / time spent training"),
         _rate_row(m, "tokens/s/GPU", m.tokens_s_gpu, "{:,.0f}", unlogged="sequence length"),
-        *measured_rows(("tokens/s/GPU without padding", m.real_tokens_s_gpu, "{:,.0f}", "real tokens only")),
-        _rate_row(m, "TFLOP/s/GPU", m.tflops_gpu, "{:,.1f}", unlogged="TFLOP of a sample"),
+        *measured_rows(("tokens/s/GPU without padding", m.real_tokens_s_gpu, "{:,.0f}", "padding tokens not counted")),
+        _rate_row(m, "TFLOP/s/GPU", m.tflops_gpu, "{:,.1f}", unlogged="TFLOP per sample"),
         (
-            "TFLOP a sample",
+            "TFLOP per sample",
             value_text(m.tflop_per_sample, "{:,.5g}"),
-            "of the model, forward and backward, nothing recomputed",
+            "model FLOPs, forward and backward, without recomputation",
         ),
         ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else _why_no_rate(m, "peak rate of the GPUs")),
         memory_row(m.peak_memory_gib, "" if m.num_runs else _NO_TRIAL),
@@ -249,16 +252,16 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
     ]
 
 
-_NO_TRIAL = "no trial is valid"
+_NO_TRIAL = "no valid trial"
 
 
 def _why_no_rate(m: Throughput, unlogged: str) -> str:
-    """Return why there is no rate of a GPU; where nothing else is missing, the logs do not have `unlogged`."""
+    """Return why there is no rate per GPU; if everything else is there, the logs do not have `unlogged`."""
     if not m.num_runs:
         return _NO_TRIAL
     if m.num_gpus is None:
-        return "not measured on GPUs, or the logs do not say on how many: --num-gpus N does"
-    return f"no {unlogged} is logged" if m.samples_s else "the steps were not timed"
+        return "not measured on GPUs, or GPU count not in the logs (set it with --num-gpus N)"
+    return f"no {unlogged} in the logs" if m.samples_s else "no step times"
 
 
 def _rate_row(m: Throughput, name: str, rate: float | None, form: str, *, unlogged: str) -> Row:
@@ -267,31 +270,30 @@ def _rate_row(m: Throughput, name: str, rate: float | None, form: str, *, unlogg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What a set measured, what that projects to, and what stands beside it."""
+    """The throughput of a set, its projection, and the published systems it is compared with."""
 
     measured: Throughput
     projection: Projection | None
     rows: Sequence[Row]
     lines: Sequence[Speed]
     no_peers: str
-    """Why there are no lines."""
+    """Why there are no published systems to compare with."""
 
 
 def compared(trials: TrialSet) -> Compared:
-    """Return all that a report says of a set of random weights."""
+    """Return the throughput part of the report of a set without a target."""
     measured = measure(trials)
     projection, why_not = project(measured, ruleset=trials.score.ruleset)
-    lines, no_peers = beside(trials, measured)
+    lines, no_peers = published_speeds(trials, measured)
     table = [*rows(measured, projection, why_not), *tables.set_rows(trials.results)]
     return Compared(measured=measured, projection=projection, rows=table, lines=lines, no_peers=no_peers)
 
 
 RATIO = (
-    "Mean step time: time spent training over steps. "
-    "Ratio: time per sample over this set's; above 1 is slower than this set."
+    "Mean step time: time spent training / steps. Ratio: time per sample / this set's; above 1 is slower than this set."
 )
 
 
 def _median(numbers: Iterable[float | None]) -> float | None:
-    found: Sequence[float] = [number for number in numbers if number is not None]
-    return median(found) if found else None
+    known: Sequence[float] = [number for number in numbers if number is not None]
+    return median(known) if known else None

@@ -1,4 +1,4 @@
-"""How training tasks are shown: what a plan says, what a trial is worth, and sets of trials."""
+"""Show training tasks: plans, results of trials, and sets of trials."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ from bench.report.tables import (
     TRAINING_ONLY,
     Row,
     TextTable,
-    apart_rows,
     findings_table,
+    local_sgd_rows,
+    memory_label,
     memory_row,
     minutes_text,
     telemetry_rows,
@@ -44,7 +45,7 @@ from bench.results.training import TrainingResult
 
 
 def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> TextTable:
-    """Return what the trial is worth; a number that the log does not prove is blank, with the reason beside it."""
+    """Return the verdict and measurements of a trial; a number that the log does not have is blank with its reason."""
     rows = [_time_row(result), _valid_row(result)]
     rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
     rows += _untargeted_losses(result)
@@ -55,19 +56,19 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
 
 
 def speed_rows(result: Result) -> list[Row]:
-    """Return how fast a trial trained, and what it took of its GPUs as far as the log says."""
+    """Return speed, memory and GPU telemetry of a trial, as far as the log has them."""
     rows = [_step_row(result), *_total_rows(result), _throughput_row(result), *_real_tokens_row(result)]
     rows += [] if result.tflop_per_sample is None else [_arithmetic_row(result)]
     rows += [] if result.peak_memory_gib is None and result.has_target else [memory_row(result.peak_memory_gib)]
-    return [*rows, *apart_rows(result), *telemetry_rows(result.telemetry)]
+    return [*rows, *local_sgd_rows(result), *telemetry_rows(result.telemetry)]
 
 
 def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
         return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
-    clock = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
-    return name, "", next((f.what for f in result.findings if f.rule in clock), "")
+    timing_rules = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
+    return name, "", next((f.what for f in result.findings if f.rule in timing_rules), "")
 
 
 def _valid_row(result: Result) -> Row:
@@ -79,12 +80,12 @@ def _valid_row(result: Result) -> Row:
 def _samples_row(result: Result) -> Row:
     if result.samples_to_target is not None:
         return "samples to target", f"{result.samples_to_target:,}", ""
-    why = "no evaluation that reaches the target says its samples"
-    return "samples to target", "", why if _target(result) else "the log names no target"
+    why = "no evaluation that reaches the target logs its samples"
+    return "samples to target", "", why if _target(result) else "no target in the log"
 
 
 def _target(result: Result) -> str | None:
-    """Return what is to be reached; several goals are always those of a benchmark."""
+    """Return the target of the evaluation; several targets are those of a benchmark."""
     if result.target is not None:
         return f"{result.target:g}"
     known = BENCHMARKS.get(result.benchmark or "")
@@ -101,19 +102,19 @@ def _loss_row(result: Result) -> Row:
 
 def _target_row(result: Result) -> Row:
     if _target(result) is None:
-        return "target reached", "", "the log names no target"
+        return "target reached", "", "no target in the log"
     return "target reached", "yes" if result.converged else "no", ""
 
 
 def _step_row(result: Result) -> Row:
     name, s = "median step time (ms)", result.step_time_ms
     if s is None:
-        return name, "", "the log does not time its steps"
+        return name, "", "no step times in the log"
     return name, f"{s.median:,.1f}", f"p10 {s.p10:,.1f}, p90 {s.p90:,.1f}, n = {s.count}"
 
 
 def _total_rows(result: Result) -> list[Row]:
-    """Return how long all steps took, and an epoch; no row for what the log does not list."""
+    """Return the time of all steps and of an epoch, if the log has them."""
     rows, epochs = [], result.epoch_times_s
     if result.steps_time_s is not None:
         name = f"time of {len(result.step_times_ms):,} steps (s)"
@@ -121,8 +122,8 @@ def _total_rows(result: Result) -> list[Row]:
     if epochs:
         each = f"mean of {len(epochs)} epochs ({', '.join(f'{time_s:,.1f}' for time_s in epochs[:_MAX_EPOCHS])}"
         more = ", …); " if epochs[_MAX_EPOCHS:] else "); "
-        of = each + more if epochs[1:] else ""
-        rows.append(("time of an epoch (s)", f"{fmean(epochs):,.1f}", of + TRAINING_ONLY))
+        remark = each + more if epochs[1:] else ""
+        rows.append(("time per epoch (s)", f"{fmean(epochs):,.1f}", remark + TRAINING_ONLY))
     return rows
 
 
@@ -130,16 +131,16 @@ _MAX_EPOCHS = 10
 
 
 def _real_tokens_row(result: Result) -> list[Row]:
-    """Return the speed without padding, where rows are padded."""
+    """Return the throughput without padding tokens, if there is padding."""
     share = result.real_token_share
     if share is None or share >= 1:
         return []
     rate = "" if result.real_tokens_s_gpu is None else f"{result.real_tokens_s_gpu:,.0f} tokens/s/GPU"
-    return [("without padding", rate, f"{100 * share:.1f} % of all tokens are real")]
+    return [("without padding", rate, f"{100 * share:.1f} % of all tokens are not padding")]
 
 
 def _untargeted_losses(result: Result) -> list[Row]:
-    """Return the losses at the end of a run; of random rows they mean nothing."""
+    """Return the losses at the end of a run; losses on random data are left out."""
     rows = []
     if result.train_loss is not None:
         rows.append(("last training loss", f"{result.train_loss:.4f}", ""))
@@ -151,21 +152,21 @@ def _untargeted_losses(result: Result) -> list[Row]:
 def _throughput_row(result: Result) -> Row:
     name, rate = "training throughput", result.throughput_samples_s
     if rate is None:
-        return name, "", "the log does not time its samples"
+        return name, "", "no sample times in the log"
     if result.tokens_s_gpu is None:
-        unnamed = "sequence length" if result.num_gpus else "GPUs"
-        why = "" if result.num_gpus else result.gpus_in_doubt
-        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or f'the log names no {unnamed}'}"
+        missing = "sequence length" if result.num_gpus else "GPU count"
+        why = "" if result.num_gpus else result.gpu_count_conflict
+        return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or f'{missing} not in the log'}"
     return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
 
 
 def _arithmetic_row(result: Result) -> Row:
-    name, work = "model arithmetic", f"{result.tflop_per_sample:,.4g} TFLOP a sample"
+    name, work = "model FLOPs", f"{result.tflop_per_sample:,.4g} TFLOP per sample"
     if result.tflops_gpu is None:
-        why = "the samples are not timed" if result.num_gpus else "not measured on GPUs"
+        why = "no sample times" if result.num_gpus else "not measured on GPUs"
         return name, "", f"{work}; no TFLOP/s: {why}"
     share = (
-        "no MFU: the cluster names no peak rate"
+        "no MFU: the cluster has no peak rate of its GPUs"
         if result.mfu is None
         else f"MFU {100 * result.mfu:.1f} % {result.mfu_counts}"
     )
@@ -184,17 +185,17 @@ def _evaluation_row(result: Result) -> Row:
 
 
 _MAX_EVALUATIONS = 40
-"""A log may hold thousands; more than these are counted, not listed."""
+"""A log may have thousands of evaluations; the ones in between are counted, not listed."""
 
 
 def _init_row(result: Result) -> Row:
     if result.init_s is None:
         return "initialisation (s)", "", "no init_start and init_stop"
-    return "initialisation (s)", f"{result.init_s:,.1f}", "before the clock"
+    return "initialisation (s)", f"{result.init_s:,.1f}", "not timed"
 
 
 def settings_row(result: Result) -> Row:
-    """Return what the log says of how the run was set up."""
+    """Return the settings in the log."""
     seed = {} if result.seed is None else {"seed": result.seed}
     settings = ", ".join(f"{key} {value}" for key, value in (seed | result.hyperparameters).items())
     return "settings", "", settings
@@ -207,28 +208,28 @@ def _trial_row(number: int, trial: Span) -> Row:
 
 
 def _official_row(verdict: Verdict, division: str | None) -> Row:
-    name = f"official rules {verdict.ruleset}, {division or 'no division'}"
+    name = f"MLPerf checker {verdict.ruleset}, {division or 'no'} division"
     first = verdict.messages[0].splitlines()[0] if verdict.messages else ""
     more = f" ({len(verdict.messages) - 1} more)" if verdict.messages[1:] else ""
     return name, {True: "passed", False: "failed", None: ""}[verdict.passed], first + more
 
 
 def modules_table(result: Result, times: ModuleTimes) -> TextTable:
-    """Return one line per part, of the profile in a trial's log."""
-    title = f"where the time of a step goes: {result.file}"
+    """Return the profile in a trial's log, one row per part."""
+    title = f"step time breakdown: {result.file}"
     caption = "\n".join(modules.notes(result, times))
     return TextTable(title, modules.lines(times), columns=modules.COLUMNS, caption=caption, num_optional=2)
 
 
 def throughput_tables(trials: TrialSet) -> list[TextTable]:
-    """Return the speed of a set, and the published systems beside it, as tables."""
+    """Return the throughput of a set, and its comparison with published systems."""
     speed = compared(trials)
     caption = f"{trials.hardware or 'hardware not logged'}, n = {speed.measured.num_runs}"
     own = TextTable(f"{trials.name}: throughput", speed.rows, caption=caption)
     if speed.no_peers:
         return [own, TextTable("published systems", [("not compared", "", speed.no_peers)])]
     rates = ("samples/s", "tokens/s/GPU", "TFLOP/s/GPU")
-    columns = ("system", "batch", "mean step time (ms)", *rates, "official min", "ratio")
+    columns = ("system", "batch", "mean step time (ms)", *rates, "official minutes", "ratio")
     cells = [
         (
             line.name,
@@ -242,12 +243,12 @@ def throughput_tables(trials: TrialSet) -> list[TextTable]:
         )
         for line in speed.lines
     ]
-    title = f"beside published systems with {speed.measured.num_gpus} GPUs"
+    title = f"published systems with {speed.measured.num_gpus} GPUs"
     return [own, TextTable(title, cells, columns=columns, caption=RATIO)]
 
 
 def sets_table(sets: Sequence[TrialSet], written: Path | None) -> TextTable:
-    """Return one line per set for the terminal, and where the page is."""
+    """Return one row per set, with the path of the page as the title."""
     rows = []
     for trials in sets:
         claimed = claim(trials)
@@ -255,8 +256,8 @@ def sets_table(sets: Sequence[TrialSet], written: Path | None) -> TextTable:
         why = f"; no score: {claimed.why_no_score}" if claimed.why_no_score else ""
         runs = f"{claimed.num_valid} of {len(trials.results)}"
         rows.append((trials.name, trials.hardware or "not logged", runs, minutes, claimed.what + why))
-    columns = ("set", "hardware", "valid runs", "minutes", "of what")
-    return TextTable(str(written or "not written: -o OUT does"), rows, columns=columns, caption=UNVERIFIED)
+    columns = ("set", "hardware", "valid runs", "minutes", "based on")
+    return TextTable(str(written or "results (to write a page: -o FOLDER)"), rows, columns=columns, caption=UNVERIFIED)
 
 
 STEP_PARTS = {
@@ -268,7 +269,7 @@ STEP_PARTS = {
     "pipeline bubble": "bubble_s",
     "waiting for host": "host_s",
 }
-"""What a step's seconds go into, and the field of the plan's cost that has them."""
+"""The parts of a step's time, and their fields in the plan's cost."""
 
 
 def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
@@ -283,9 +284,9 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("evaluation", _evaluation(plan)),
         ("trials", trials_row(plan)),
         ("time limit", time_limit(plan)),
-        ("memory per GPU", _memory(plan)),
+        (memory_label(plan.config), _memory(plan)),
         ("step time", _step_time(plan)),
-        *_apart(plan),
+        *_local_sgd(plan),
         ("training time", _training_time(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
     ]
@@ -295,24 +296,23 @@ def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
     lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
-    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} of them trained{lora}{weights}"
+    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trainable{lora}{weights}"
 
 
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
-    name = "random rows, made up in memory" if data.source is DataSource.random else data.name
-    return (
-        f"{name}: {data.train_rows:,} rows to train on, {data.eval_rows:,} to evaluate, {data.seq_length:,} tokens each"
-    )
+    name = "random rows, generated in memory" if data.source is DataSource.random else data.name
+    rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    return f"{name}: {rows}"
 
 
 def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """Yield how engine=huggingface computes; of the others the plan's other rows say it."""
+    """Yield the settings of engine=huggingface; other engines have no such row."""
     hf = plan.config.huggingface
     if hf is None:
         return
     bf16 = f", BF16 as {hf.bf16_mode.name}" if plan.config.precision is Precision.bf16 else ""
-    stage = f" of stage {hf.zero_stage}" if hf.strategy is Strategy.deepspeed else ""
+    stage = f" stage {hf.zero_stage}" if hf.strategy is Strategy.deepspeed else ""
     moved = [name for name in ("optimizer", "parameters", "activations") if getattr(hf, f"offload_{name}")]
     offload = f", {' and '.join(moved)} offloaded" if moved else ""
     compiled = ", compiled" if hf.compile else ""
@@ -330,90 +330,92 @@ def _ranks(plan: TrainingPlan) -> str:
 
 
 def _chosen(plan: TrainingPlan) -> str:
-    """Return which sizes the config left to the plan."""
+    """Return which sizes the plan chose because the config leaves them null."""
     names = [name for name in layouts.CHOSEN if getattr(plan.config.parallel, name) is None]
-    return f" ({', '.join(names)} chosen)" if names else ""
+    return f" ({', '.join(names)} automatic)" if names else ""
 
 
 def _batch(plan: TrainingPlan) -> str:
     b = plan.batch
     is_chosen = plan.config.training_recipe.micro_batch_size is None and plan.config.cluster.device is Device.cuda
-    micro = f"micro-batch {b.micro_batch_size}{' (chosen)' if is_chosen else ''}"
+    micro = f"micro-batch {b.micro_batch_size}{' (automatic)' if is_chosen else ''}"
     groups = "" if plan.world.groups is None else f"{plan.world.groups} groups x "
     sizes = f"{groups}dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
-    return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens a step"
+    return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens per step"
 
 
 def _evaluation(plan: TrainingPlan) -> str:
     e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.training.target_eval_loss
-    until = "no target" if target is None else f"until the evaluation loss is at most {target:g}"
+    until = "no target" if target is None else f"target: evaluation loss of at most {target:g}"
     return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
 
 
 def _recompute(plan: TrainingPlan) -> str:
-    found = recompute_words(plan.recompute, plan.config.model.num_layers // plan.world.pp)
-    return f"{found} (as much as memory needs)" if plan.config.training_recipe.recompute is Recompute.fit else found
+    text = recompute_text(plan.recompute, plan.config.model.num_layers // plan.world.pp)
+    return f"{text} (automatic, to fit memory)" if plan.config.training_recipe.recompute is Recompute.fit else text
 
 
-def recompute_words(recomputed: Recomputed, num_layers: int) -> str:
-    """Return what a rank with so many layers recomputes."""
+def recompute_text(recomputed: Recomputed, num_layers: int) -> str:
+    """Return what a rank with `num_layers` layers recomputes."""
     counts = {"qkv": recomputed.qkv_layers, "fc1": recomputed.fc1_layers}
-    parts = [f"{name} in {count} of {num_layers} layers" for name, count in counts.items() if count]
+    parts = [f"{name} {count}/{num_layers}" for name, count in counts.items() if count]
+    parts[:1] = [f"selective: {parts[0]}"] if parts else []
     if count := recomputed.offloaded_layers:
-        parts.append(f"none; activations of {count} of {num_layers} layers in the host's memory")
+        parts.append(f"none; activations of {count} of {num_layers} layers offloaded to host memory")
     return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 
 def _step_time(plan: TrainingPlan) -> str:
     if plan.cost is None and plan.config.huggingface is not None:
-        return "not estimated: there is no model of the time of engine=huggingface"
+        return "not estimated: no time model for engine=huggingface"
     if plan.cost is None:
-        return "not estimated: no rates are known for this hardware and precision"
+        return "not estimated: no measured rates for this hardware and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
     parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
-    return f"{plan.cost.step_s:.2f} s estimated: {parts}"
+    return f"{plan.cost.step_s:.2f} s (estimate): {parts}"
 
 
-def _apart(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """Yield how groups train apart, what merging them costs, and from which H on it is worth it."""
-    found, local_sgd = plan.apart, plan.config.training_recipe.averaging
-    if found is None or local_sgd is None:
+def _local_sgd(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the groups, the estimated efficiency of local SGD, and the break-even H."""
+    estimate, local_sgd = plan.local_sgd, plan.config.training_recipe.averaging
+    if estimate is None or local_sgd is None:
         return
     outer = "" if local_sgd.average is Average.parameters else f" (rate {local_sgd.outer_lr:g}, "
     outer += outer and f"momentum {local_sgd.outer_momentum:g})"
     crosses = "FP32" if local_sgd.compress is Compress.none else local_sgd.compress.name.upper()
-    how = f"{plan.world.groups}, merged every {local_sgd.every_steps} steps by {local_sgd.average.name}{outer}"
-    hidden = f", hidden by {local_sgd.overlap_steps} steps" if local_sgd.overlap_steps else ""
-    yield "groups apart", f"{how}; {found.num_merges} merges, each rank sends {_bytes(found.rank_bytes)} in {crosses}"
-    if found.exchange_s is None or found.step_s is None or found.efficiency is None:
-        missing = "cluster.network_gbs" if found.exchange_s is None else "a step time (recipe.local_sgd.step_time_s)"
-        yield "efficiency apart", f"not estimated: {missing} is not known"
+    how = f"{plan.world.groups}, averaged every {local_sgd.every_steps} steps by {local_sgd.average.name}{outer}"
+    hidden = f", overlapped with {local_sgd.overlap_steps} steps" if local_sgd.overlap_steps else ""
+    sent = f"each rank sends {_bytes(estimate.rank_bytes)} in {crosses} per averaging"
+    yield "local SGD groups", f"{how}; {estimate.num_averagings} times in total; {sent}"
+    if estimate.exchange_s is None or estimate.step_s is None or estimate.efficiency is None:
+        missing = "cluster.network_gbs" if estimate.exchange_s is None else "a step time (recipe.local_sgd.step_time_s)"
+        yield "local SGD efficiency", f"not estimated: {missing} is not set"
         return
-    network = f"{plan.config.cluster.network_gbs:g} GB/s a rank"
+    network = f"{plan.config.cluster.network_gbs:g} GB/s per rank"
     yield (
-        "efficiency apart",
+        "local SGD efficiency",
         (
-            f"{100 * found.efficiency:.1f} % estimated: inner steps of {found.step_s:.3g} s, a merge of "
-            f"{found.exchange_s:.3g} s at {network}{hidden}"
+            f"{100 * estimate.efficiency:.1f} % (estimate): inner step {estimate.step_s:.3g} s, weight averaging "
+            f"{estimate.exchange_s:.3g} s at {network}{hidden}"
         ),
     )
-    yield "worth it", "; ".join(_worth(plan, found, local_sgd.interval))
+    yield "break-even H", "; ".join(_break_even(plan, estimate, local_sgd.interval))
 
 
-def _worth(plan: TrainingPlan, found: Prediction, every: int) -> Iterator[str]:
-    """Yield the break-even with one group and with synchronous training; X marks one that this H does not reach."""
-    one = found.even_with_one_group
+def _break_even(plan: TrainingPlan, estimate: Prediction, every: int) -> Iterator[str]:
+    """Yield the break-even H with one group and with synchronous training; X marks one that the run's H is below."""
+    one = estimate.break_even_one_group
     if one is not None:
-        yield f"faster than one group alone above H = {one:.3g}{' (X: not with this H)' if every <= one else ''}"
-    if found.synchronous_step_s is None:
-        yield "synchronous training is not estimated"
+        yield f"faster than one group alone above H = {one:.3g}{' (X: this H is too small)' if every <= one else ''}"
+    if estimate.synchronous_step_s is None:
+        yield "no estimate for synchronous training"
         return
-    synchronous = f"than synchronous training ({found.synchronous_step_s:.3g} s a step)"
-    even = found.even_with_synchronous
+    synchronous = f"than synchronous training ({estimate.synchronous_step_s:.3g} s per step)"
+    even = estimate.break_even_synchronous
     if even is None:
         yield f"never faster {synchronous} (X)"
     else:
-        yield f"{synchronous} above H = {even:.3g}{' (X: not with this H)' if every <= even else ''}"
+        yield f"faster {synchronous} above H = {even:.3g}{' (X: this H is too small)' if every <= even else ''}"
 
 
 def _bytes(size: float) -> str:
@@ -421,18 +423,18 @@ def _bytes(size: float) -> str:
 
 
 def _training_time(plan: TrainingPlan) -> str:
-    """Return the minutes that the estimated step time projects to, without evaluations: of these no time is known."""
-    of_step = plan.cost.step_s if plan.cost else None
-    step_s = plan.apart.mean_step_s if plan.apart else of_step
+    """Return the training time projected from the estimated step time, without evaluations (their time is unknown)."""
+    estimated_s = plan.cost.step_s if plan.cost else None
+    step_s = plan.local_sgd.mean_step_s if plan.local_sgd else estimated_s
     if step_s is None:
-        return "not projected: there is no step time"
+        return "not estimated: no step time estimate"
     steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
-    why = "at most all of its steps"
+    why = "the maximum"
     known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
     if known is not None:
         steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
     timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
-    return f"{steps * step_s / 60:.1f} min projected: {timed}; evaluations not counted"
+    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -450,14 +452,14 @@ def _memory(plan: TrainingPlan) -> str:
         )
     )
     if m.capacity_gib is None:
-        return f"{m.total_gib * scale:.1f} {unit} estimated: {parts}"
+        return f"{m.total_gib * scale:.1f} {unit} (estimate): {parts}"
     verdict = "fits" if m.fits else "does not fit"
-    return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB estimated, {verdict}: {parts}"
+    return f"{m.total_gib:.1f} of {m.capacity_gib:g} GiB (estimate), {verdict}: {parts}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetsReport:
-    """Sets of trials beside each other, with their scores or their throughput."""
+    """Sets of trials compared with each other, with their scores or their throughput."""
 
     sets: Sequence[TrialSet]
 
@@ -484,7 +486,7 @@ class SetsReport:
 
 
 class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
-    """How training tasks are shown."""
+    """Shows training tasks."""
 
     work = "train"
 
@@ -502,15 +504,15 @@ class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
     def parse_rows(self, trial: ShownTrial[TrainingResult]) -> list[Row]:
         return [settings_row(trial.judged.result), ("log", trial.name, "")]
 
-    def json_fields(self, found: TrainingResult) -> dict[str, Any]:
-        return found.result.to_json()
+    def json_fields(self, result: TrainingResult) -> dict[str, Any]:
+        return result.result.to_json()
 
-    def files(self, folder: Path, trial: int, found: TrainingResult) -> list[Row]:
-        """Draw the loss, if it means anything."""
-        if found.result.has_random_rows:
+    def files(self, folder: Path, trial: int, result: TrainingResult) -> list[Row]:
+        """Draw the loss, except for random data."""
+        if result.result.has_random_rows:
             return []
         path = folder / run_files.loss_figure(trial)
-        figures.loss_figure(found.result, path)
+        figures.loss_figure(result.result, path)
         return [("figure", str(path), "")]
 
     def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> SetsReport:
@@ -518,8 +520,8 @@ class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
 
     def next_step(self, plan: TrainingPlan, folder: str) -> str:
         if not plan.config.training.has_target:
-            return f"beside published systems: python -m bench report {folder}"
-        return f"what the trials are worth together: python -m bench score {folder}" if plan.trials[1:] else ""
+            return f"to compare with published systems: runstop report {folder}"
+        return f"to see the score of all trials: runstop score {folder}" if plan.trials[1:] else ""
 
 
 REPORT = TrainingReport()

@@ -1,6 +1,6 @@
-"""Compare two systems by the values of whole runs: signed, with confidence, and with one of a few verdicts.
+"""Compare two systems by the values of whole runs: ratio, confidence interval and verdict.
 
-The values are compared as logarithms, so that the result depends neither on the unit nor on which system comes first.
+The logarithms of the values are compared, so that neither the unit nor the order of the systems matters.
 """
 
 import math
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 
 class Pairing(StrEnum):
-    """How the runs of two systems belong together."""
+    """How the runs of two systems are paired."""
 
     block = "paired by block"
-    """Value k of both systems is of block k, whose runs were made one after the other."""
+    """Value k of both systems is of block k, whose runs ran one after the other."""
     order = "paired in order of time"
-    """The k-th run of one with the k-th run of the other: as good as blocks only where the runs took turns."""
+    """The k-th run of one system with the k-th run of the other; equal to blocks only if the runs alternated."""
     none = "not paired"
-    """Two sets of runs, of any two sizes: Welch's t-test."""
+    """Two sets of runs of any sizes, compared by Welch's t-test."""
 
 
 class Verdict(StrEnum):
-    """What the runs prove."""
+    """The verdict of a comparison."""
 
     equivalent = "equivalent"
-    """The difference lies within the margin."""
+    """The difference is within the margin."""
     equivalent_different = "equivalent, different"
-    """There is a difference, and it lies within the margin."""
+    """There is a significant difference, and it is within the margin."""
     different = "different"
     undecided = "undecided"
     not_compared = "not compared"
-    """The values allow no comparison; the reason says why."""
+    """The values cannot be compared; see the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the runs of two systems prove about the ratio of the first to the second."""
+    """The comparison of two systems: the ratio of the first to the second."""
 
     names: tuple[str, str]
     measurement: str
@@ -56,29 +56,29 @@ class Comparison:
     higher_is_better: bool
     pairing: Pairing
     margin: float
-    """As a share: systems are equivalent if their ratio lies between 1 / (1 + margin) and 1 + margin."""
+    """As a share: systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
     second: tuple[float, ...]
-    """One value a run. Where runs are paired, first[k] and second[k] are a pair."""
+    """One value per run. If runs are paired, first[k] and second[k] are a pair."""
     verdict: Verdict
     reason: str = ""
-    """Why there is no comparison."""
+    """Why the values cannot be compared."""
     ratio: float | None = None
     """The geometric mean of the ratios of pairs, or the ratio of the geometric means of two sets."""
     low: float | None = None
     high: float | None = None
     """The t-interval of the ratio."""
     bootstrap: tuple[float, float] | None = None
-    """The BCa interval of the ratio, which supposes no normal distribution. None for fewer than six values."""
+    """The BCa interval of the ratio, which assumes no normal distribution; None for fewer than six values."""
     p_equivalent: float | None = None
-    """TOST: the p-value of the hypothesis that the ratio lies beyond the margin."""
+    """TOST: the p-value of the hypothesis that the ratio is outside the margin."""
     spread: float | None = None
-    """The standard deviation from run to run, as a share: that of pairs' log ratios / √2, or of both sets pooled."""
+    """The run-to-run standard deviation as a share: that of the log ratios of pairs / √2, or pooled over both sets."""
     num_more: int | None = None
-    """How many more pairs, or runs of each, decide an undecided comparison; None for more than 10,000."""
+    """How many more pairs, or runs of each system, an undecided comparison needs; None for more than 10,000."""
     notes: tuple[str, ...] = ()
-    """What a reader must know beside the verdict."""
+    """What a reader must know in addition to the verdict."""
 
     @property
     def percent(self) -> float | None:
@@ -87,16 +87,16 @@ class Comparison:
 
     @property
     def is_better(self) -> bool | None:
-        """Whether the first system is the better one; None where no difference is proven."""
+        """Whether the first system is better; None without a significant difference."""
         if self.ratio is None or self.verdict not in (Verdict.different, Verdict.equivalent_different):
             return None
         return (self.ratio > 1) == self.higher_is_better
 
     @property
     def text(self) -> str:
-        """The verdict in words, such as "fp8 is 26–28 % faster than bf16".
+        """The verdict as a text, such as "fp8 is 26–28 % faster than bf16".
 
-        Faster and slower are of speed. So the step times and the rates of the same runs have the same verdict.
+        Faster and slower refer to the speed, so that step times and rates of the same runs have the same text.
         """
         first, second = self.names
         within = f"equivalent within {100 * self.margin:g} %"
@@ -126,16 +126,16 @@ def compare(
     confidence: float = 0.95,
     pairing: Pairing = Pairing.block,
 ) -> Comparison:
-    """Return what run-level values prove about two systems. One value is of one run, never of a step of a run.
+    """Compare two systems. Each value is that of a whole run, not of a step.
 
-    The interval is the t-interval of the log ratios. Equivalence is proven by two one-sided t-tests (TOST), each at the
-    level 1 - confidence. The BCa bootstrap of the same mean is a check.
+    The interval is the t-interval of the log ratios. Equivalence is tested by two one-sided t-tests (TOST), each at the
+    level 1 - confidence. The BCa bootstrap of the same mean is a cross-check.
 
     Raises:
-        ConfigError: margin or confidence is no share, or runs are to be paired and their numbers differ.
+        ConfigError: margin or confidence is out of range, or the numbers of paired runs differ.
     """
     _check(margin=margin, confidence=confidence)
-    asked = Comparison(
+    comparison = Comparison(
         names=names,
         measurement=measurement,
         unit=unit,
@@ -147,54 +147,63 @@ def compare(
         second=tuple(map(float, second)),
         verdict=Verdict.not_compared,
     )
-    _check_pairs(asked)
-    reason = _why_not(asked)
-    return replace(asked, reason=reason) if reason else _judged(asked)
+    _check_pairs(comparison)
+    reason = _why_not(comparison)
+    return replace(comparison, reason=reason) if reason else _judged(comparison)
 
 
 def values_by_block(
     first: Mapping[Hashable, float], second: Mapping[Hashable, float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the values of the blocks that both systems have, in the first one's order: a lost run loses its pair."""
+    """Return the values of the blocks that both systems have, in the order of the first."""
     blocks = [block for block in first if block in second]
     return tuple(first[block] for block in blocks), tuple(second[block] for block in blocks)
 
 
 def _check(*, margin: float, confidence: float) -> None:
     if not 0 < margin < 1:
-        raise ConfigError(f"a margin of {100 * margin:g} %", where="margin", fix="name one between 0 and 100 %")
+        raise ConfigError(f"margin is {100 * margin:g} %", where="margin", fix="set it between 0 and 100 %")
     if not 0.5 < confidence < 1:
-        raise ConfigError(f"a confidence of {confidence:g}", where="confidence", fix="give a share, such as 0.95")
-
-
-def _check_pairs(asked: Comparison) -> None:
-    if asked.pairing is not Pairing.none and len(asked.first) != len(asked.second):
         raise ConfigError(
-            f"{len(asked.first)} runs of {asked.names[0]} and {len(asked.second)} of {asked.names[1]} are no pairs",
-            where=asked.measurement,
-            fix="give the values of blocks that both have, or compare the runs unpaired",
+            f"confidence is {confidence:g}", where="confidence", fix="set it between 0.5 and 1, such as 0.95"
         )
 
 
-def _why_not(asked: Comparison) -> str:
-    """Return why the values cannot be compared, or nothing."""
-    of_each = tuple(zip(asked.names, (asked.first, asked.second), strict=True))
+def _check_pairs(comparison: Comparison) -> None:
+    if comparison.pairing is not Pairing.none and len(comparison.first) != len(comparison.second):
+        first, second = (f"{len(values)} runs" for values in (comparison.first, comparison.second))
+        raise ConfigError(
+            f"{first} of {comparison.names[0]} and {second} of {comparison.names[1]} cannot be paired",
+            where=comparison.measurement,
+            fix="use only blocks that both systems have, or compare the runs unpaired",
+        )
+
+
+def _why_not(comparison: Comparison) -> str:
+    """Return why the values cannot be compared; empty if they can."""
+    of_each = tuple(zip(comparison.names, (comparison.first, comparison.second), strict=True))
     for name, values in of_each:
         unusable = [value for value in values if not 0 < value < math.inf]
         if unusable:
-            return f"ratios need positive numbers, and {name} has {unusable[0]:g}"
+            return f"only positive finite numbers can be compared, and {name} has {unusable[0]:g}"
         if not values:
-            return f"{name} has no value" if asked.pairing is Pairing.none else "there is no pair with a value of each"
+            return (
+                f"{name} has no value" if comparison.pairing is Pairing.none else "no pair has a value of both systems"
+            )
     single = " and of ".join(name for name, values in of_each if len(values) == 1)
-    return f"n = 1 run of {single}, which does not say how far runs lie apart" if single else ""
+    return f"n = 1 run of {single}: the run-to-run variation is unknown" if single else ""
 
 
-def _judged(asked: Comparison) -> Comparison:
-    """Return the comparison with its interval, its verdict, and what a reader must know beside them."""
+def _judged(comparison: Comparison) -> Comparison:
+    """Return the comparison with interval, verdict and notes."""
     import numpy as np
 
-    pairs, confidence, bound = asked.pairing is not Pairing.none, asked.confidence, math.log1p(asked.margin)
-    first, second = np.log(asked.first), np.log(asked.second)
+    pairs, confidence, bound = (
+        comparison.pairing is not Pairing.none,
+        comparison.confidence,
+        math.log1p(comparison.margin),
+    )
+    first, second = np.log(comparison.first), np.log(comparison.second)
     samples = (first - second,) if pairs else (first, second)
     estimate = (of_pairs if pairs else of_sets)(*samples, bound=bound, confidence=confidence)
     deviations = [float(np.std(sample, ddof=1)) for sample in samples]
@@ -202,7 +211,7 @@ def _judged(asked: Comparison) -> Comparison:
     verdict = Verdict(str(verdicts(estimate, bound=bound, confidence=confidence)))
     bootstrap = bootstrapped(*samples, confidence=confidence)
     return replace(
-        asked,
+        comparison,
         verdict=verdict,
         ratio=_ratio_of(estimate.difference),
         low=_ratio_of(estimate.low),
@@ -218,9 +227,9 @@ def _judged(asked: Comparison) -> Comparison:
 def verdicts(estimate: "Estimate", *, bound: float, confidence: float) -> "NDArray[np.str_]":
     """Return the verdict of each comparison of an estimate; `bound` is the margin as a log ratio.
 
-    A proven difference is equivalent only if its whole interval lies within the margin. TOST alone asks it of the
-    interval of confidence 1 - 2 alpha, which is narrower than the printed one, and "equivalent within 2 %, slower by
-    0.2–2.1 %" would contradict itself.
+    A significant difference is equivalent only if its whole interval is within the margin. TOST alone requires this
+    only of the interval of confidence 1 - 2 alpha, which is narrower than the printed one; "equivalent within 2 %,
+    slower by 0.2–2.1 %" would contradict itself.
     """
     import numpy as np
 
@@ -235,7 +244,7 @@ def verdicts(estimate: "Estimate", *, bound: float, confidence: float) -> "NDArr
 
 
 def _ratio_of(difference: float) -> float:
-    """Return the ratio of a difference of logarithms, as far as a float holds it."""
+    """Return the ratio of a difference of logarithms, limited to the range of a float."""
     return math.exp(max(-_LARGEST, min(difference, _LARGEST)))
 
 
@@ -244,21 +253,21 @@ _LARGEST = 700.0
 
 def _notes(estimate: "Estimate", bootstrap: tuple[float, float] | None) -> Iterator[str]:
     if estimate.low == estimate.high:
-        yield "the ratios do not differ at all: a counted or a rounded value, of which no interval can be given"
+        yield "all ratios are equal (a counted or rounded value), so that there is no interval"
     if bootstrap is None:
         return
     beyond = max(estimate.low - bootstrap[0], bootstrap[1] - estimate.high)
     if beyond > _BEYOND * (estimate.high - estimate.low) / 2:
         low, high = (100 * math.expm1(end) for end in bootstrap)
         yield (
-            f"the bootstrap disagrees ({low:+.2f} to {high:+.2f} %): the values are skewed or hold an outlier; "
-            "look at each of them"
+            f"the bootstrap interval differs ({low:+.2f} to {high:+.2f} %): the values are skewed or have an outlier; "
+            "check each value"
         )
 
 
 _BEYOND = 0.1
-"""BCa's interval of few values is narrower than the t-interval. Of normal values, one in 20 reaches this share of the
-half-width beyond it; of six values with one outlier all do."""
+"""How far the bootstrap interval may exceed the t-interval, as a share of its half-width. Of samples of normal values,
+one in 20 exceeds it; of samples of six values with one outlier, all do."""
 
 
 def _more(comparison: Comparison) -> str:
@@ -282,7 +291,7 @@ def _direction(comparison: Comparison) -> str:
 
 
 def _range(comparison: Comparison) -> str:
-    """Return the interval in percent, the smaller end first. A time's is that of its inverse, the speed."""
+    """Return the interval in percent, the smaller end first; for times that of the speed."""
     assert comparison.low is not None and comparison.high is not None
     power = -1 if comparison.unit in _TIMES else 1
     ends = sorted(abs(100 * (end**power - 1)) for end in (comparison.low, comparison.high))
@@ -295,9 +304,9 @@ def _range(comparison: Comparison) -> str:
 Floats = NDArray[np.float64]
 
 _NO_SPREAD = 1e-9
-"""Log ratios that differ by less than this differ by rounding only."""
+"""Smaller differences of log ratios are rounding errors."""
 _BOOTSTRAP_FROM = 6
-"""Fewer values have too few different resamples for a bootstrap."""
+"""With fewer values there are too few different resamples for a bootstrap."""
 _NUM_RESAMPLES = 9999
 _SEED = 15
 _MOST = 10_000
@@ -305,18 +314,18 @@ _MOST = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The difference of two systems' mean logarithms. Each field holds one number for each comparison."""
+    """The difference of the mean logarithms of two systems; each field has one number per comparison."""
 
     difference: Any
     low: Any
     high: Any
     """The t-interval of the difference."""
     p_equivalent: Any
-    """TOST: the larger p-value of the two one-sided tests that the difference lies beyond the bound."""
+    """TOST: the larger p-value of the two one-sided tests that the difference is outside the bound."""
 
 
 def of_pairs(ratios_N: Floats, *, bound: float, confidence: float) -> Estimate:
-    """Return the estimate from the log ratio of each pair. The bound of TOST is a log ratio, too."""
+    """Return the estimate from the log ratio of each pair; the bound of TOST is a log ratio."""
     if _is_constant(ratios_N):
         return _exactly(float(ratios_N[0]), bound=bound)
     interval = stats.ttest_1samp(ratios_N, 0, axis=-1).confidence_interval(confidence)
@@ -332,7 +341,7 @@ def of_sets(first_N: Floats, second_M: Floats, *, bound: float, confidence: floa
     if _is_constant(first_N) and _is_constant(second_M):
         return _exactly(float(difference), bound=bound)
     welch: dict[str, Any] = {"equal_var": False, "axis": -1}
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # where one of the sets is constant
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one of the sets may be constant
         interval = stats.ttest_ind(first_N, second_M, **welch).confidence_interval(confidence)
         above = stats.ttest_ind(first_N + bound, second_M, alternative="greater", **welch).pvalue
         below = stats.ttest_ind(first_N - bound, second_M, alternative="less", **welch).pvalue
@@ -341,9 +350,9 @@ def of_sets(first_N: Floats, second_M: Floats, *, bound: float, confidence: floa
 
 
 def of_one(one: float, others: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return how far a logarithm lies from the mean of others, and how far one more of them would at this confidence.
+    """Return the difference of a logarithm from the mean of others, and the half-width of their prediction interval.
 
-    The latter is the half-width of the t prediction interval: s √(1 + 1 / n) of the others.
+    The half-width is t s √(1 + 1 / n) of the others.
     """
     n = len(others)
     quantile = float(stats.t.ppf((1 + confidence) / 2, n - 1))
@@ -355,16 +364,16 @@ def _is_constant(values_N: Floats) -> bool:
 
 
 def _exactly(difference: float, *, bound: float) -> Estimate:
-    """Return the estimate of values without any spread, for which there is no t-test: the interval is a point."""
+    """Return the estimate for values without spread, which have no t-test: the interval is a point."""
     difference = 0.0 if abs(difference) < _NO_SPREAD else difference
     p = 0.0 if abs(difference) < bound else 1.0
     return Estimate(difference=difference, low=difference, high=difference, p_equivalent=p)
 
 
 def bootstrapped(first_N: Floats, second_M: Floats | None = None, *, confidence: float) -> tuple[float, float] | None:
-    """Return the BCa interval of the mean of pairs' log ratios, or of the difference of the means of two sets.
+    """Return the BCa interval of the mean of the log ratios of pairs, or of the difference of the means of two sets.
 
-    None where a sample has too few values or no spread. The seed is fixed: equal values have equal intervals.
+    None if a sample has too few values or no spread. The seed is fixed: equal values have equal intervals.
     """
     samples = (first_N,) if second_M is None else (first_N, second_M)
     if any(sample.size < _BOOTSTRAP_FROM or _is_constant(sample) for sample in samples):
@@ -389,11 +398,11 @@ def _difference(first_N: Floats, second_M: Floats, *, axis: int) -> Any:
 
 
 def num_needed(*deviations: float, bound: float, confidence: float) -> int | None:
-    """Return how many pairs (one deviation) or runs of each set (two) decide a comparison whatever the difference is.
+    """Return how many pairs (one deviation) or runs of each set (two) decide a comparison, whatever its difference.
 
-    The deviations are supposed to stay. A difference d is proven where it exceeds the half-width h of the two-sided
-    interval, and equivalence is where d and the half-width g of the one-sided interval together stay below the bound.
-    Once g + h <= bound, each d is one or the other. None if 10,000 are not enough.
+    The deviations are assumed constant. A difference d is significant if it exceeds the half-width h of the two-sided
+    interval. Systems are equivalent if d plus the half-width g of the one-sided interval is below the bound. With
+    g + h <= bound, each d is one or the other. None if 10,000 are not enough.
     """
     variances = [deviation**2 for deviation in deviations]
     error = math.sqrt(sum(variances))
@@ -410,7 +419,7 @@ def _half_widths(freedom: float, confidence: float) -> float:
 
 
 def _smallest(is_enough: Callable[[int], bool]) -> int | None:
-    """Return the smallest number from 2 on that is enough; more is always enough, too."""
+    """Return the smallest sufficient number from 2 on; every larger number must be sufficient, too."""
     if not is_enough(_MOST):
         return None
     low, high = 1, _MOST

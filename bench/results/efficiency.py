@@ -1,7 +1,7 @@
-"""Efficiency coefficients: how many times the reference's value another system has.
+"""Efficiency coefficients: the value of a system divided by that of a reference.
 
-The reference is the fastest system on as many nodes and has the coefficient 1. A system that takes 93 minutes where the
-reference takes 29 has 3.2; of rates, 17.6 tokens/s beside the reference's 71 are 0.25. So the documents define them.
+The reference is the fastest system on the same number of nodes and has the coefficient 1. A system with 93 minutes has
+3.2 if the reference has 29; one with 17.6 tokens/s has 0.25 if the reference has 71. This is the published definition.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ class Coefficient:
 
     value: float
     n: tuple[int, int]
-    """How many runs of the system and of the reference."""
+    """The numbers of runs of the system and of the reference."""
     low: float | None = None
     high: float | None = None
-    """The interval of the coefficient."""
+    """The confidence interval."""
     reason: str = ""
     """Why there is no interval."""
 
     @property
     def text(self) -> str:
-        """The coefficient with three significant digits, and its interval where there is one."""
+        """The coefficient with three significant digits, and its interval if there is one."""
         interval = "" if self.low is None or self.high is None else f" ({_three(self.low)}–{_three(self.high)})"
         return f"{_three(self.value)}{interval}"
 
@@ -37,14 +37,14 @@ def coefficient(
 ) -> Coefficient:
     """Return the efficiency coefficient of run-level values, with the t-interval of its logarithm.
 
-    It is a ratio of geometric means, which for spreads of a few percent is that of the means. One run of each, as the
-    documents have them, gives a coefficient without an interval.
+    It is a ratio of geometric means, which for a spread of a few percent equals that of the means. One run of each
+    system gives a coefficient without an interval.
 
     Raises:
-        ConfigError: a value is missing or not positive, or runs that are to be paired differ in number.
+        ConfigError: a value is missing or not positive, or paired runs differ in number.
     """
     names = ("the system", "the reference")
-    found = compare(
+    comparison = compare(
         values,
         reference,
         names=names,
@@ -53,13 +53,13 @@ def coefficient(
         pairing=pairing,
         confidence=confidence,
     )
-    if not found.first or not found.second or min(*found.first, *found.second) <= 0:
+    if not comparison.first or not comparison.second or min(*comparison.first, *comparison.second) <= 0:
         raise ConfigError(
-            f"no efficiency coefficient: {found.reason}", where="values", fix="give the positive values of whole runs"
+            f"no efficiency coefficient: {comparison.reason}", where="values", fix="give positive values of whole runs"
         )
-    value = geometric_mean(found.first) / geometric_mean(found.second)
-    n = len(found.first), len(found.second)
-    return Coefficient(value=value, n=n, low=found.low, high=found.high, reason=found.reason)
+    value = geometric_mean(comparison.first) / geometric_mean(comparison.second)
+    n = len(comparison.first), len(comparison.second)
+    return Coefficient(value=value, n=n, low=comparison.low, high=comparison.high, reason=comparison.reason)
 
 
 def _three(number: float) -> str:

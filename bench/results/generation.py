@@ -1,4 +1,4 @@
-"""What a trial of a generation task measured, from its log alone: every answer that was asked for, and its times."""
+"""The result of a generation trial, from its log: every requested answer, and its times."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,15 @@ UNITS = {
     "time_per_output_token": "s",
     "bandwidth_share": "",
 }
-"""Of a trial's measurements, by name."""
+"""The units of the measurements, by name."""
 SLACK_S = 0.05
-"""By how much an answer may end behind run_stop by its replica's clock: replicas start when they have met."""
+"""How much later than run_stop an answer may end by the clock of its replica, since replicas start after a barrier."""
 SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One answer. Times count from when its batch was handed in, start_s from when its replica's clock started."""
+    """One answer. Times count from the submission of its batch, start_s from the start of its replica's clock."""
 
     index: int
     replica: int
@@ -45,7 +45,7 @@ class Answered:
 
     @property
     def token_s(self) -> float | None:
-        """The time of a token behind the first one; None for an answer of one token."""
+        """The time per token after the first one; None for an answer of one token."""
         return (self.done_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
 
@@ -56,26 +56,26 @@ class OfLength:
     length: int
     count: int
     answer_s: float
-    """Medians, as the next two."""
+    """The median, as of the next two."""
     first_s: float
     token_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """What the log says of the answers that were asked for."""
+    """The result of a generation trial."""
 
     result: Result
-    asked: tuple[int, ...]
-    """New tokens of each answer, by its index."""
+    requested_lengths: tuple[int, ...]
+    """The requested number of new tokens of each answer, by index."""
     about: dict[str, Any]
-    """How they were asked for, as the log has it."""
+    """The metadata of the request in the log."""
     engine: dict[str, Any]
-    """What gave them, and how it computes, as the log has it; empty where it does not say."""
+    """Engine and strategy in the log; empty if they are not logged."""
     answers: tuple[Answered, ...]
-    """Those that were given as they were asked for."""
+    """The answers with the requested number of tokens."""
     problems: tuple[str, ...]
-    """What keeps the log from proving that the task was done."""
+    """Why the trial is not valid, in addition to the findings of the log."""
     total_s: float | None
     """From run_start to run_stop."""
     num_gpus: int | None
@@ -85,7 +85,7 @@ class GenerationResult:
 
     @property
     def valid(self) -> bool:
-        """Whether every answer was given, with as many tokens as were asked for."""
+        """Whether every answer has the requested number of tokens."""
         return self.result.valid and bool(self.answers) and not self.problems and self.total_s is not None
 
     @property
@@ -117,57 +117,57 @@ class GenerationResult:
 
 
 def read(log: Log, result: Result) -> GenerationResult:
-    """Return what the log of such a task says."""
-    asked, strategy = log.single(mllog.ANSWERS_ASKED), log.single(mllog.STRATEGY)
-    assert asked is not None, "the table of kinds knows the log by this record"
-    lengths = asked.value if isinstance(asked.value, list) else []
-    wanted = tuple(length for length in lengths if isinstance(length, int) and length > 0)
+    """Return the result of a generation log."""
+    request, strategy = log.single(mllog.ANSWERS_REQUESTED), log.single(mllog.STRATEGY)
+    assert request is not None, "the kind of a log is identified by this record"
+    lengths = request.value if isinstance(request.value, list) else []
+    requested = tuple(length for length in lengths if isinstance(length, int) and length > 0)
     total_min, is_gpu = compliance.minutes(log), log.value("accelerator") not in (None, "cpu")
     total_s = None if not total_min else 60 * total_min
-    answers, problems = _judged(log, wanted, total_s)
-    if len(wanted) != len(lengths) or not wanted:
-        problems = (f"{mllog.ANSWERS_ASKED} does not say how long the answers should be", *problems)
+    answers, problems = _judged(log, requested, total_s)
+    if len(requested) != len(lengths) or not requested:
+        problems = (f"{mllog.ANSWERS_REQUESTED} does not list the requested lengths of the answers", *problems)
     peak = log.value(mllog.PEAK_MEMORY)
     return GenerationResult(
         result=result,
-        asked=wanted,
-        about=dict(asked.metadata),
+        requested_lengths=requested,
+        about=dict(request.metadata),
         engine={} if strategy is None else {mllog.STRATEGY: strategy.value, **strategy.metadata},
         answers=answers,
         problems=problems,
         total_s=total_s,
         num_gpus=log.integer(mllog.NUM_GPUS) or log.integer("num_ranks") if is_gpu else None,
         peak_memory_gib=number(peak.get("allocated")) if isinstance(peak, dict) else None,
-        telemetry=telemetry.of(log),
+        telemetry=telemetry.read(log),
     )
 
 
-def _judged(log: Log, asked: Sequence[int], total_s: float | None) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
-    """Return the answers that are as they were asked for, and what is wrong with the others."""
+def _judged(log: Log, requested: Sequence[int], total_s: float | None) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
+    """Return the answers with the requested length, and the problems of the others."""
     record = log.single(mllog.ANSWERS)
     rows = record.value if record is not None and isinstance(record.value, list) else []
-    found: dict[int, Answered] = {}
+    by_index: dict[int, Answered] = {}
     problems = [] if record is not None else [f"the log has {len(log.all(mllog.ANSWERS))} records of its answers"]
     for row in rows:
         one = _answered(row)
-        if one is None or one.index in found or one.index >= len(asked):
-            problems.append(f"{row!r:.80} is no record of an answer")
+        if one is None or one.index in by_index or one.index >= len(requested):
+            problems.append(f"not a valid record of an answer: {row!r:.80}")
             continue
-        found[one.index] = one
-        if one.tokens != asked[one.index]:
-            problems.append(f"answer {one.index} has {one.tokens} tokens, and {asked[one.index]} were asked for")
+        by_index[one.index] = one
+        if one.tokens != requested[one.index]:
+            problems.append(f"answer {one.index} has {one.tokens} tokens; {requested[one.index]} were requested")
         elif total_s is not None and one.start_s + one.done_s > total_s + SLACK_S:
             problems.append(
-                f"answer {one.index} ended after {one.start_s + one.done_s:.3f} s, and run_stop came at {total_s:.3f}"
+                f"answer {one.index} ended at {one.start_s + one.done_s:.3f} s, after run_stop at {total_s:.3f} s"
             )
-    missing = [index for index in range(len(asked)) if index not in found] if record is not None else []
-    problems += [f"answer {index} was not given" for index in missing]
-    sound = tuple(one for index, one in sorted(found.items()) if one.tokens == asked[index])
+    missing = [index for index in range(len(requested)) if index not in by_index] if record is not None else []
+    problems += [f"answer {index} is missing" for index in missing]
+    sound = tuple(one for index, one in sorted(by_index.items()) if one.tokens == requested[index])
     return sound, tuple(problems)
 
 
 def _answered(row: Any) -> Answered | None:
-    """Return the answer of a row; None for one that is damaged."""
+    """Return the answer of a row; None if the row is damaged."""
     if not isinstance(row, list) or len(row) != len(Answered.__dataclass_fields__):
         return None
     counts, times = row[:4], [number(value) for value in row[4:]]
@@ -189,7 +189,7 @@ def _answered(row: Any) -> Answered | None:
 
 
 def by_length(result: GenerationResult) -> list[OfLength]:
-    """Return what answers of each length took, the shortest first."""
+    """Return the times of the answers by length, the shortest first."""
     lengths: dict[int, list[Answered]] = {}
     for one in result.answers:
         lengths.setdefault(one.tokens, []).append(one)
@@ -207,25 +207,25 @@ def _of_length(length: int, answers: Sequence[Answered]) -> OfLength:
     )
 
 
-def _other_settings(found: GenerationResult, plan: GenerationPlan, trial: Trial) -> list[str]:
+def _other_settings(result: GenerationResult, plan: GenerationPlan, trial: Trial) -> list[str]:
     task = plan.config.task.generation
     assert task is not None
-    wanted = {"replicas": plan.world.dp, "tp": plan.world.tp, "weights": plan.weights.name, "order": task.order.name}
-    wanted |= {"batching": task.batching.name, "max_batch": task.max_batch, "model": plan.config.model.name}
-    wanted |= {name: getattr(task.sampling, name) for name in ("temperature", "top_k", "top_p")}
-    pairs = {name: (found.about.get(name), want) for name, want in wanted.items()}
-    pairs["seed"] = (found.result.seed, trial.seed)
+    planned = {"replicas": plan.world.dp, "tp": plan.world.tp, "weights": plan.weights.name, "order": task.order.name}
+    planned |= {"batching": task.batching.name, "max_batch": task.max_batch, "model": plan.config.model.name}
+    planned |= {name: getattr(task.sampling, name) for name in ("temperature", "top_k", "top_p")}
+    pairs = {name: (result.about.get(name), value) for name, value in planned.items()}
+    pairs["seed"] = (result.result.seed, trial.seed)
     start = mllog.RANDOM if plan.base_dir is None else "checkpoint"
-    pairs[mllog.INITIAL_WEIGHTS] = (found.result.hyperparameters.get(mllog.INITIAL_WEIGHTS), start)
+    pairs[mllog.INITIAL_WEIGHTS] = (result.result.hyperparameters.get(mllog.INITIAL_WEIGHTS), start)
     return differing(pairs)
 
 
-def _other_answers(found: GenerationResult, plan: GenerationPlan) -> Iterator[str]:
-    if list(found.asked) != [one.length for one in plan.asked]:
-        yield "the lengths of its answers are not those of the plan"
-    replica_of = {one.index: one.replica for one in plan.asked}
-    others = [one.index for one in found.answers if replica_of.get(one.index) != one.replica]
-    yield from (f"answer {index} was given by another replica" for index in others[:1])
+def _other_answers(result: GenerationResult, plan: GenerationPlan) -> Iterator[str]:
+    if list(result.requested_lengths) != [one.length for one in plan.requests]:
+        yield "the requested lengths of the answers differ from the plan"
+    replica_of = {one.index: one.replica for one in plan.requests}
+    others = [one.index for one in result.answers if replica_of.get(one.index) != one.replica]
+    yield from (f"answer {index} is from another replica than planned" for index in others[:1])
 
 
 def _measurements(result: GenerationResult) -> Iterator[Measurement]:

@@ -1,6 +1,6 @@
-"""What other load generators have measured, from their JSON: AIPerf, GuideLLM and `vllm bench serve`.
+"""Read the results of other load generators from their JSON: AIPerf, GuideLLM and `vllm bench serve`.
 
-Their numbers are shown beside ours and never become ours: their percentiles leave out the requests that failed.
+Their numbers are only shown next to ours: their percentiles exclude failed requests.
 Sources: AIPerf 0.13, "profile_export_aiperf.json Schema"; GuideLLM 0.8.1, benchmark/schemas; vLLM 0.32.0,
 benchmarks/serve.py.
 """
@@ -20,7 +20,7 @@ FIX = "name the JSON that AIPerf (profile_export_aiperf.json), GuideLLM or vllm 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One load, as any of the tools sums it up; times in seconds, None for what it does not say."""
+    """The summary of one load; times in seconds, None for missing values."""
 
     source: str
     """The tool, or the log."""
@@ -36,11 +36,11 @@ class Summary:
     tpot_p50: float | None
     tpot_p99: float | None
     why_no_tokens: str = ""
-    """Why there are no times of tokens, where somebody knows."""
+    """Why there are no token times, if known."""
 
 
 def is_json(path: Path) -> bool:
-    """Return whether a file is one JSON object, and so no log."""
+    """Return whether a file is a JSON object, and not a log."""
     try:
         with path.open("rb") as file:
             return file.read(64).lstrip().startswith(b"{")
@@ -52,32 +52,32 @@ def read(path: Path) -> list[Summary]:
     """Return the loads of a file.
 
     Raises:
-        LogError: it is none of these tools' files, or all requests of a load failed.
+        LogError: the file is of no such tool, or all requests of a load failed.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise LogError("more than a gigabyte of JSON", where=str(path), fix=FIX)
+            raise LogError("the file is larger than 1 GiB", where=str(path), fix=FIX)
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise LogError(f"the file cannot be read: {error}", where=str(path), fix=FIX) from error
     for is_of, summaries in _TOOLS:
         if isinstance(raw, dict) and is_of(raw):
-            found = list(summaries(raw))
-            _require_answers(found, path)
-            return found
-    raise LogError("this is not a result of AIPerf, GuideLLM or vllm bench serve", where=str(path), fix=FIX)
+            loads = list(summaries(raw))
+            _require_answers(loads, path)
+            return loads
+    raise LogError("the file is not a result of AIPerf, GuideLLM or vllm bench serve", where=str(path), fix=FIX)
 
 
-def _require_answers(found: list[Summary], path: Path) -> None:
-    if not found:
-        raise LogError("the file holds no load", where=str(path), fix=FIX)
-    for one in found:
+def _require_answers(loads: list[Summary], path: Path) -> None:
+    if not loads:
+        raise LogError("the file has no load", where=str(path), fix=FIX)
+    for one in loads:
         failed = one.failed or 0
         if one.requests - failed <= 0:
             raise LogError(
-                f"{failed} of {one.requests} requests of load {one.load!r} failed: its rates and times are of nothing",
+                f"{failed} of {one.requests} requests of load {one.load!r} failed, so that it has no rates and times",
                 where=str(path),
-                fix="look at what the server answered, and load it again",
+                fix="see the responses of the server, then run the load again",
             )
 
 
@@ -91,15 +91,15 @@ def _of_vllm(raw: dict[str, Any]) -> Iterator[Summary]:
         output_throughput=_number(raw.get("output_throughput")),
         request_throughput=_number(raw.get("request_throughput")),
         **_times(
-            (f"{ours}_p{share}", _scaled(raw.get(f"{word}_{theirs}_ms")))
+            (f"{ours}_p{share}", _scaled(raw.get(f"{name}_{theirs}_ms")))
             for ours, theirs in (("latency", "e2el"), ("ttft", "ttft"), ("tpot", "tpot"))
-            for share, word in ((50, "median"), (99, "p99"))
+            for share, name in ((50, "median"), (99, "p99"))
         ),
     )
 
 
 def _failed_of_vllm(raw: dict[str, Any]) -> int | None:
-    """Return how many requests failed; without a count, those that were sent and not completed. None if not known."""
+    """Return the number of failed requests: as counted, else sent minus completed; None if unknown."""
     if is_number(raw.get("failed")):
         return _count(raw["failed"])
     lacking = _count(raw.get("num_prompts")) - _count(raw.get("completed"))
@@ -114,7 +114,7 @@ def _of_guidellm(raw: dict[str, Any]) -> Iterator[Summary]:
         rate = _object(_object(one, "config"), "strategy").get("rate")
         total, good = _count(totals.get("total")), _count(totals.get("successful"))
 
-        def of(name: str, metrics: dict[str, Any] = metrics) -> dict[str, Any]:
+        def successful(name: str, metrics: dict[str, Any] = metrics) -> dict[str, Any]:
             return _object(_object(metrics, name), "successful")
 
         yield Summary(
@@ -122,10 +122,10 @@ def _of_guidellm(raw: dict[str, Any]) -> Iterator[Summary]:
             load=f"{strategy} {rate}/s" if is_number(rate) else str(strategy),
             requests=total,
             failed=total - good,
-            output_throughput=_number(of("output_tokens_per_second").get("mean")),
-            request_throughput=_number(of("requests_per_second").get("mean")),
+            output_throughput=_number(successful("output_tokens_per_second").get("mean")),
+            request_throughput=_number(successful("requests_per_second").get("mean")),
             **_times(
-                (f"{ours}_p{share}", _scaled(_object(of(theirs), "percentiles").get(f"p{share}"), scale))
+                (f"{ours}_p{share}", _scaled(_object(successful(theirs), "percentiles").get(f"p{share}"), scale))
                 for ours, theirs, scale in (
                     ("latency", "request_latency", 1.0),
                     ("ttft", "time_to_first_token_ms", 1e-3),
@@ -168,14 +168,14 @@ _TOOLS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]],
 )
 
 
-def _times(found: Iterable[tuple[str, float | None]]) -> dict[str, Any]:
-    """Return the fields of a Summary that are times."""
-    return dict(found)
+def _times(values: Iterable[tuple[str, float | None]]) -> dict[str, Any]:
+    """Return the times of a Summary as keyword arguments."""
+    return dict(values)
 
 
 def _object(raw: Any, key: str) -> dict[str, Any]:
-    found = raw.get(key) if isinstance(raw, dict) else None
-    return found if isinstance(found, dict) else {}
+    value = raw.get(key) if isinstance(raw, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _count(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a trial of a kernels task measured, from its log alone: every point asked for, and the best beside limits."""
+"""The result of a kernels trial, from its log: every requested point, and the best ones compared with limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -21,23 +21,23 @@ PER_UNIT = {"TFLOP/s": 1e12, "GB/s": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One point that was measured. Times are those of the slowest rank."""
+    """One measured point. Times are those of the slowest rank."""
 
     point: Point
     n: int
-    """Runs; of a sustained point, stretches of runs without a pause."""
+    """The number of timed runs; of a sustained point, the number of uninterrupted series of runs."""
     latency_us: float
-    """Of one call, the median over the runs."""
+    """The time of one call, as the median over the runs."""
     p10_us: float
     p90_us: float
-    ran: str
-    """What computed it: a kernel, an algorithm; empty where nothing says."""
+    implementation: str
+    """The kernel or algorithm that computed it; empty if unknown."""
     rank: int
-    """The slowest one, whose times these are."""
+    """The slowest rank."""
 
     @property
     def rate(self) -> float:
-        """The point's work over the median time, in the unit of the point."""
+        """The work of the point divided by the median time, in the unit of the point."""
         return self.rate_at(self.latency_us)
 
     def rate_at(self, latency_us: float) -> float:
@@ -50,12 +50,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best point of a kernel: a GEMM in one precision, a way to copy, a collective of so many ranks, attention."""
+    """The best point of a kernel: a GEMM in one precision, a copy, a collective on a number of ranks, attention."""
 
     kernel: str
     measured: Measured
     reached: bool | None
-    """Whether it is no further below the limit than the tolerance; None without one of them."""
+    """Whether its rate is at least the limit minus the tolerance; None without a limit or tolerance."""
 
     @property
     def share_of_limit(self) -> float | None:
@@ -65,25 +65,25 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelsResult:
-    """What the log says of the points that were asked for."""
+    """The result of a kernels trial."""
 
     result: Result
     measured: tuple[Measured, ...]
     missing: tuple[tuple[str, str], ...]
-    """Name of each point that was asked for and not measured, and why."""
+    """Name of each requested point that was not measured, with the reason."""
     bests: tuple[Best, ...]
     tolerance: float | None
     telemetry: Telemetry | None = None
-    """What the GPUs did meanwhile; None where nobody looked, as on CPUs."""
+    """GPU telemetry during the trial; None without it, as on CPUs."""
 
     @property
     def valid(self) -> bool:
-        """Whether everything was measured, and nothing missed its limit."""
+        """Whether every requested point was measured, and no best rate missed its limit."""
         return self.result.valid and bool(self.measured) and not self.problems
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The best rate of each kernel, then rate and latency of each point, then what the GPUs did meanwhile."""
+        """The best rate of each kernel, then rate and latency of each point, then GPU telemetry."""
         return tuple(_measurements(self))
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
@@ -99,7 +99,7 @@ class KernelsResult:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the log from proving that the task was done."""
+        """Why the trial is not valid, in addition to the findings of the log."""
         below = [best for best in self.bests if best.reached is False]
         return [
             *([] if self.measured or self.missing else [NOTHING_MEASURED]),
@@ -112,7 +112,7 @@ class KernelsResult:
 
 
 def _share(best: Best) -> str:
-    return f"{100 * (best.share_of_limit or 0):.1f} % of the best rate known, {best.measured.point.limit:g}"
+    return f"{100 * (best.share_of_limit or 0):.1f} % of the best known rate, {best.measured.point.limit:g}"
 
 
 def _measurements(result: KernelsResult) -> Iterator[Measurement]:
@@ -133,40 +133,48 @@ def _rate(name: str, one: Measured) -> Measurement:
 
 
 def read(log: Log, result: Result) -> KernelsResult:
-    """Return what the log of such a task says."""
-    asked = log.single(mllog.KERNELS_ASKED)
-    assert asked is not None, "the table of kinds knows the log by this record"
-    names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
-    found = {one.point.name: one for one in map(_measured, log.all(mllog.KERNEL_MEASURED)) if one is not None}
+    """Return the result of a kernels log."""
+    request = log.single(mllog.KERNELS_REQUESTED)
+    assert request is not None, "the kind of a log is identified by this record"
+    names = [name for name in request.value if isinstance(name, str)] if isinstance(request.value, list) else []
+    by_name = {one.point.name: one for one in map(_measured, log.all(mllog.KERNEL_MEASURED)) if one is not None}
     failures = [event for event in log.all(mllog.KERNEL_FAILED) if isinstance(event.value, str)]
     failed = {event.value: event.metadata.get("reason") for event in failures}
-    measured = tuple(found[name] for name in names if name in found)
-    tolerance = number(asked.metadata.get("tolerance"))
+    measured = tuple(by_name[name] for name in names if name in by_name)
+    tolerance = number(request.metadata.get("tolerance"))
     return KernelsResult(
         result=result,
         measured=measured,
-        missing=tuple((name, str(failed.get(name) or "no record")) for name in names if name not in found),
+        missing=tuple((name, str(failed.get(name) or "no record")) for name in names if name not in by_name),
         bests=tuple(_bests(measured, tolerance)),
         tolerance=tolerance,
-        telemetry=telemetry.of(log),
+        telemetry=telemetry.read(log),
     )
 
 
 def _measured(event: Event) -> Measured | None:
-    """Return the measurement of a record; None for one that is damaged."""
+    """Return the measurement of a record; None if the record is damaged."""
     m: dict[str, Any] = event.metadata
-    wanted = {field.name: m.get(field.name) for field in fields(Point)} | {"name": event.value}
+    raw_point = {field.name: m.get(field.name) for field in fields(Point)} | {"name": event.value}
     times = [number(m.get(key)) for key in ("median_us", "p10_us", "p90_us")]
-    n, rank, ran = m.get("n"), m.get("rank"), m.get("ran")
+    n, rank, implementation = m.get("n"), m.get("rank"), m.get("implementation")
     try:
-        point = codec.typed(Point, wanted)
+        point = codec.typed(Point, raw_point)
         latency_us, p10_us, p90_us = (float(time_us or 0) for time_us in times)
     except (ValueError, TypeError, KeyError):
         return None
     is_sound = 0 < p10_us <= latency_us <= p90_us and isinstance(n, int) and n >= MIN_RUNS and point.unit in PER_UNIT
-    if not is_sound or not isinstance(n, int) or not isinstance(rank, int) or not isinstance(ran, str):
+    if not is_sound or not isinstance(n, int) or not isinstance(rank, int) or not isinstance(implementation, str):
         return None
-    return Measured(point=point, n=n, latency_us=latency_us, p10_us=p10_us, p90_us=p90_us, ran=ran, rank=rank)
+    return Measured(
+        point=point,
+        n=n,
+        latency_us=latency_us,
+        p10_us=p10_us,
+        p90_us=p90_us,
+        implementation=implementation,
+        rank=rank,
+    )
 
 
 def _bests(measured: Sequence[Measured], tolerance: float | None) -> Iterator[Best]:

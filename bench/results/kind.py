@@ -1,6 +1,6 @@
-"""What a trial's log shows, whatever its kind: the protocol of its result, and the one table of kinds.
+"""The result of a trial of any kind: the protocol of results, and the table of kinds.
 
-Nobody else asks for the class of a result: what differs by kind is chosen from `KINDS`.
+No other module checks the class of a result; what differs by kind is chosen from `KINDS`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,23 @@ from bench.rules.finding import errors
 
 
 class KindResult(Protocol):
-    """What the log of one trial shows."""
+    """The result of one trial, from its log."""
 
     @property
     def result(self) -> Result:
-        """What every log says: times, seed, settings and findings."""
+        """Times, seed, settings and findings, which every log has."""
 
     @property
     def valid(self) -> bool:
-        """Whether the log proves that the trial did what its task asks."""
+        """Whether the log shows that the trial completed its task."""
 
     @property
     def problems(self) -> Sequence[str]:
-        """What keeps the trial from being valid, besides the findings that every log may have."""
+        """Why the trial is not valid, in addition to the findings of `result`."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """What the trial measured."""
+        """The measurements of the trial."""
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from a planned trial of its kind."""
@@ -48,38 +48,38 @@ class KindResult(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskKind:
-    """What the toolkit knows of one kind of task."""
+    """How logs of one kind of task are read and shown."""
 
     marker: str | None
-    """The record that the logs of this kind have, and no others; None for training, whose logs have none of those."""
+    """The record that identifies logs of this kind; None for training, whose logs have none of these records."""
     read: Callable[[Log, Result], KindResult]
-    """Reads what a log of this kind shows."""
+    """Reads the result of a log of this kind."""
     units: Mapping[str, str]
-    """The names of its measurements, with their units."""
+    """The units of its measurements, by name."""
     shown_by: str
     """The module that turns its results into tables, pages and figures: a `bench.report.kind_report.KindReport`."""
     loads: Callable[[Any], list[Summary]] | None = None
-    """The loads of a result, to be shown beside those of other load generators; None for kinds without loads."""
-    has_referee: bool = False
+    """Returns the loads of a result, to compare them with those of other load generators; None without loads."""
+    has_official_rules: bool = False
     """Whether the official checker has rules for its logs."""
 
 
 KINDS: Mapping[Kind, TaskKind] = {
     Kind.generate: TaskKind(
-        marker=mllog.ANSWERS_ASKED,
+        marker=mllog.ANSWERS_REQUESTED,
         read=generation.read,
         units=generation.UNITS,
         shown_by="bench.report.generation",
     ),
     Kind.serve: TaskKind(
-        marker=mllog.LOADS_ASKED,
+        marker=mllog.LOADS_REQUESTED,
         read=serving.read,
         units=serving.UNITS,
         shown_by="bench.report.serving",
         loads=serving.summaries,
     ),
     Kind.kernels: TaskKind(
-        marker=mllog.KERNELS_ASKED,
+        marker=mllog.KERNELS_REQUESTED,
         read=kernels.read,
         units={},
         shown_by="bench.report.kernels",
@@ -89,22 +89,22 @@ KINDS: Mapping[Kind, TaskKind] = {
         read=training.read,
         units=training.UNITS,
         shown_by="bench.report.training",
-        has_referee=True,
+        has_official_rules=True,
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The log of one trial, judged."""
+    """The judged log of one trial."""
 
     log: Log = field(repr=False)
     kind: Kind
     of_kind: KindResult
     verdicts: tuple[Verdict, ...] = ()
-    """What the official checker says, by ruleset, where it was run."""
+    """The verdicts of the official checker, by ruleset; empty if it was not run."""
     differences: tuple[str, ...] = ()
-    """From the planned trial, where it was compared with one."""
+    """Differences from the planned trial; empty without a plan."""
 
     @property
     def result(self) -> Result:
@@ -112,18 +112,18 @@ class Judged:
 
     @property
     def valid(self) -> bool:
-        """Whether the log proves that the trial did what its task asks, as it was planned."""
+        """Whether the log is valid, passes the official checker, and is that of the planned trial."""
         passed = all(verdict.passed is not False for verdict in self.verdicts)
         return self.of_kind.valid and passed and not self.differences
 
     @property
     def problems(self) -> list[str]:
-        """Everything that keeps the trial from being valid, but for its differences from the plan."""
+        """Why the trial is not valid, without its differences from the plan."""
         return [*(finding.titled for finding in errors(self.result.findings)), *self.of_kind.problems]
 
 
 def kind_of(log: Log) -> Kind:
-    """Return of which kind the task of a log is, as the log says."""
+    """Return the kind of the task of a log."""
     marked = (
         kind for kind, known in KINDS.items() if known.marker is not None and log.single(known.marker) is not None
     )
@@ -131,7 +131,7 @@ def kind_of(log: Log) -> Kind:
 
 
 def read(path: Path) -> Judged:
-    """Return what a log proves, without the official checker.
+    """Return the judged log, without the official checker.
 
     Raises:
         LogError: the log cannot be opened.
@@ -141,28 +141,28 @@ def read(path: Path) -> Judged:
 
 
 def of_log(log: Log, result: Result) -> Judged:
-    """Return what the records of a log prove; `result` is what they say of every trial."""
+    """Return the judged log; `result` is its part that is the same for all kinds."""
     kind = kind_of(log)
     return Judged(log=log, kind=kind, of_kind=KINDS[kind].read(log, result))
 
 
-def refereed(judged: Judged, path: Path, rulesets: Sequence[str]) -> Judged:
-    """Return a log with what the official checker says of it by some rulesets."""
+def with_official_verdicts(judged: Judged, path: Path, rulesets: Sequence[str]) -> Judged:
+    """Return a judged log with the verdicts of the official checker by some rulesets."""
     return replace(judged, verdicts=tuple(official_verdict(path, ruleset=ruleset) for ruleset in rulesets))
 
 
 def judge(path: Path, plan: Plan | None = None, trial: Trial | None = None) -> Judged:
-    """Return what a log proves, by us and by the official checker, and in what it differs from the planned trial.
+    """Judge a log by our rules and the official checker, and compare it with the planned trial.
 
     Raises:
         LogError: the log cannot be opened.
     """
     judged = read(path)
-    if KINDS[judged.kind].has_referee and judged.result.has_target:  # it has no rules for runs without a target
-        judged = refereed(judged, path, RULESETS)
+    if KINDS[judged.kind].has_official_rules and judged.result.has_target:  # it has no rules for runs without a target
+        judged = with_official_verdicts(judged, path, RULESETS)
     if plan is None or trial is None:
         return judged
-    differing = [f"the log is of kind {judged.kind.name}, planned {plan.kind.name}"]
+    differing = [f"the kind of the log is {judged.kind.name}, planned {plan.kind.name}"]
     if judged.kind is plan.kind:
         differing = judged.of_kind.differences(plan, trial)
     differing += [missing.titled for missing in provenance_checks.missing_attachments(judged.log)]

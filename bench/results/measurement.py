@@ -1,4 +1,4 @@
-"""One measured number: its name, its unit, its value, and how far its repetitions lie apart."""
+"""A measurement: name, unit, value, and the spread over its repetitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from bench.mlperf.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """A number that a trial measured. What was not measured has no Measurement."""
+    """One measured number of a trial; what was not measured has no Measurement."""
 
     name: str
     unit: str
-    """In SI units and bytes; empty for a count or a share."""
+    """SI units and bytes; empty for counts and shares."""
     value: float
     n: int = 1
-    """How many repetitions the value stands for."""
+    """The number of repetitions."""
     p10: float | None = None
     p90: float | None = None
-    """A tenth of the repetitions lies below the one, a tenth above the other; None where there is one number only."""
+    """The 10th and 90th percentile over the repetitions; None for a single number."""
 
 
-NOTHING_MEASURED = "the log does not prove that anything was measured"
-"""The problem of a trial that measured nothing, and misses nothing either."""
+NOTHING_MEASURED = "the log has no measurement"
+"""The problem of a trial without measurements."""
 MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time")
-"""What a trial is compared by, the first one that it has."""
+"""The main measurements, by priority: a trial is compared by the first one that it has."""
 BEST = "best "
-"""Begins the name of the best rate of a kernel: these are what kernels are compared by."""
+"""The prefix of the best rate of a kernel, by which kernels are compared."""
 _OF_A_LOAD = ("output_throughput", "latency_p50")
-"""What a serving load is judged by. Where requests arrive at a rate, only the latency shows a slower server."""
+"""The main measurements of a serving load. At a fixed request rate only the latency shows a slower server."""
 
 
 def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
-    """Return what a trial is judged by: its main measurement, else those of each kernel or of each serving load."""
+    """Return the main measurement of a trial, or those of each kernel or serving load."""
     first = [measured[name] for name in MAIN if name in measured][:1]
     return first or [
         one for name, one in measured.items() if name.startswith(BEST) or name.rpartition(" ")[2] in _OF_A_LOAD
@@ -43,24 +43,24 @@ def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
 
 
 def higher_is_better(measurement: Measurement) -> bool:
-    """Return whether more of it is better, as of rates, clocks and efficiencies. Of times and sizes less is."""
+    """Return whether higher is better: of rates, clocks and efficiencies, but not of times and sizes."""
     return is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES
 
 
 def is_rate(unit: str) -> bool:
-    """Return whether a unit is something per second, such as tokens/s/GPU."""
+    """Return whether a unit is per second, such as tokens/s/GPU."""
     return "/s/" in f"{unit}/"
 
 
 _EFFICIENCIES = (
-    *("mfu", "bandwidth_share", "efficiency_apart"),
+    *("mfu", "bandwidth_share", "efficiency_local_sgd"),
     *("gemm_share", "gemm_share_forward", "gemm_share_backward", "gemm_share_optimizer"),
 )
-"""Shares of a peak, and of time that was spent on what is wanted."""
+"""Shares of a peak, and of time spent on useful work."""
 
 
 Measurements = Mapping[str, Measurement]
-"""Of one run, by name."""
+"""The measurements of one run by name."""
 _MEDIANS = (
     ("gpu_power", "W", "power_w"),
     ("sm_clock", "MHz", "sm_clock_mhz"),
@@ -74,16 +74,17 @@ _PEAKS = (
     ("peak_gpu_memory_used", "GiB", "memory_gib"),
 )
 TOLERANCE = 0.02
-"""Clocks that are no farther apart count as the same; it is the margin of comparisons."""
+"""Clocks that differ by less count as equal; it is also the default margin of comparisons."""
 _CLOCKS = {"sm_clock": "median SM clock (MHz)", "memory_clock": "median memory clock (MHz)"}
 
 
 def of_telemetry(telemetry: Telemetry) -> Iterator[Measurement]:
-    """Yield medians over GPUs of their medians, the highest of peaks, shares of time, and the energy of all GPUs."""
+    """Yield the median over GPUs of their medians, the highest peak, shares of time, and the energy of all GPUs."""
     n = telemetry.num_gpus
     for name, unit, quantity in _MEDIANS:
-        if (found := spread([level.median for level in telemetry.levels(quantity)])) is not None:
-            yield Measurement(name=name, unit=unit, value=found.median, n=n, p10=found.p10, p90=found.p90)
+        if (over_gpus := spread([level.median for level in telemetry.levels(quantity)])) is not None:
+            p10, p90 = over_gpus.p10, over_gpus.p90
+            yield Measurement(name=name, unit=unit, value=over_gpus.median, n=n, p10=p10, p90=p90)
     shares = {f"throttle_{name.replace(' ', '_')}": share for name, share in telemetry.throttle.items()}
     for name, unit, value in (
         *((name, unit, telemetry.peak(quantity)) for name, unit, quantity in _PEAKS),
@@ -97,15 +98,15 @@ def of_telemetry(telemetry: Telemetry) -> Iterator[Measurement]:
 
 
 def hardware_facts(result: Result) -> dict[str, str]:
-    """Return how the GPUs of a trial were set up, by title with unit; empty where nobody looked."""
+    """Return the GPU settings of a trial, by title with unit; empty without telemetry."""
     limit_w = result.telemetry and result.telemetry.power_limit_w
     return {"GPU power limit (W)": f"{limit_w:.0f}"} if limit_w else {}
 
 
-def clocks_apart(first: Sequence[Measurements], second: Sequence[Measurements]) -> Iterator[tuple[str, str, str]]:
-    """Yield the clocks at which the runs of two systems differ by more than TOLERANCE: the title and both clocks.
+def differing_clocks(first: Sequence[Measurements], second: Sequence[Measurements]) -> Iterator[tuple[str, str, str]]:
+    """Yield the clocks of two systems that differ by more than TOLERANCE: the title and both clocks.
 
-    Runs at different clocks are not those of one machine. Power does not count: it follows from what is run.
+    Power is not compared, since it depends on the work.
     """
     for name, title in _CLOCKS.items():
         one, other = (median([run[name].value for run in runs if name in run] or [0.0]) for runs in (first, second))
@@ -117,4 +118,4 @@ HARDWARE = (
     *("gpu_power", "sm_clock", "memory_clock", "gpu_temperature", "peak_gpu_power", "peak_sm_clock"),
     *("peak_gpu_temperature", "peak_gpu_memory_used", "energy", "energy_per_step", "energy_per_token"),
 )
-"""The names of what telemetry measures, whatever the task."""
+"""The names of telemetry measurements, which every task may have."""

@@ -1,17 +1,17 @@
-"""Published figures: files of conf/published, each a table of a document as it is printed and as it is meant.
+"""Read published figures: files in conf/published, each a table of a document with printed and corrected values.
 
     title: …                # what was measured
     place: …                # document, page, table
     hardware: …
     date: …
-    signs: {"-": out of memory}                     # texts in place of a number; "*" may stand behind one
+    signs: {"-": out of memory}                     # texts in place of a number; "*" may follow a number
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
     figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
 
-A table has rows and columns; figures stand alone, as those in a text. Row and column say together what a cell is: the
-labels of both, the measurement and unit of the row if it has them, else of the column. `gpus` says that so many GPUs
-reached the printed figures together: the value of a measurement per GPU (`…_per_gpu`) is one's share.
+A table has rows and columns; figures are single numbers, such as those in a text. A cell has the labels of its row and
+of its column, and the measurement and unit of the row if it has them, else of the column. `gpus` is the number of GPUs
+for which a figure is printed in total: for a measurement per GPU (`…_per_gpu`), the value is divided by it.
 """
 
 import re
@@ -24,72 +24,72 @@ import yaml
 from bench.errors import ConfigError
 
 _NUMBER = re.compile(r"~?(\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*)(?:%|GB)?")
-"""A number, with ~ for `about` before it or a unit behind it, or without."""
+"""A number, optionally with ~ (about) before it, or a unit after it."""
 FACTORS = {("s", "ms"): 1000, ("ms", "us"): 1000, ("%", ""): 0.01}
-"""From a document's unit to the unit of the value."""
+"""Factors from the unit of the document to the unit of the value."""
 CALCULATED = "*"
-"""Behind a number that the document calculated from a shorter run."""
+"""Follows a number that the document calculated from a shorter run."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a file; a key that it does not know is an error."""
+    """A part of the file; unknown keys are errors."""
 
 
 class Figure(_Part, frozen=True, kw_only=True):
-    """One number of a document, or the sign in place of one."""
+    """One number of a document, or the sign in place of it."""
 
     labels: Mapping[str, str]
-    """What sets it apart; a study puts it beside the arms that have these labels."""
+    """A study shows it next to the arms with these labels."""
     measurement: str
-    """A name of `bench.results.Measurement`, or one that nothing here measures."""
+    """A name of `bench.results.Measurement`, or one that runstop does not measure."""
     printed: str
     unit: str = ""
     """Of the value."""
     value: float | None = None
-    """What is meant, per GPU where the measurement is; None for a sign in place of a number."""
+    """The correct value, per GPU for a measurement per GPU; None for a sign in place of a number."""
     reason: str = ""
-    """Why there is no value, or why it is not the printed number, beyond its unit."""
+    """Why there is no value, or why it differs from the printed number (other than by the unit)."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one table, and what they were measured on."""
+    """The figures of one table, and their hardware."""
 
     name: str
-    """Of the file in conf/published."""
+    """The name of the file in conf/published."""
     title: str
-    """It ends with the units of the print, where values have others."""
+    """With the printed units appended, if the values have others."""
     place: str
     """Document, page, table."""
     hardware: str
     date: str
     figures: tuple[Figure, ...]
-    """In the order of the document: by rows."""
+    """In the order of the document, by rows."""
 
 
 class _Given(_Part, frozen=True, kw_only=True):
-    """What a row, a column or a figure says of its cells."""
+    """The properties that a row, a column or a figure gives its cells."""
 
     labels: dict[str, str] = {}
     measurement: str = ""
     unit: str = ""
     printed_in: str = ""
-    """The document's unit, where it is another one."""
+    """The unit in the document, if it differs."""
     gpus: int | None = None
     reason: str = ""
-    """Why the labels are not the printed ones, or `value` is not the printed number."""
+    """Why the labels or `value` differ from the printed ones."""
 
 
 class _Cell(_Given, frozen=True, kw_only=True):
     printed: str
     value: float | None = None
-    """As the printed one should be."""
+    """The corrected number."""
 
 
 class _Correction(_Part, frozen=True, kw_only=True):
     column: int
     """From 1."""
     value: float
-    """As the printed one should be."""
+    """The corrected number."""
     reason: str
 
 
@@ -104,7 +104,7 @@ class _File(_Part, frozen=True, kw_only=True):
     hardware: str
     date: str
     unit: str = ""
-    """Of cells that name none."""
+    """The unit of cells without one."""
     signs: dict[str, str] = {}
     columns: tuple[_Given, ...] = ()
     rows: tuple[_Row, ...] = ()
@@ -115,7 +115,7 @@ def read(path: Path) -> PublishedTable:
     """Return a file's figures.
 
     Raises:
-        ConfigError: it cannot be read, has an unknown or missing key, or a cell that is no number and is not explained.
+        ConfigError: it cannot be read, has an unknown or missing key, or a cell that is neither number nor sign.
     """
     file = _parsed(path)
     cells = [(cell, f"{path}: figures[{number}]") for number, cell in enumerate(file.figures)]
@@ -133,9 +133,9 @@ def read(path: Path) -> PublishedTable:
 
 
 def number(printed: str) -> float | None:
-    """Return the number in a cell: 49 for ~49GB, 58 for 58. and 1079.5 for 1,079.5; None where there is none."""
-    found = _NUMBER.fullmatch(printed)
-    return float(found[1].replace(",", "")) if found else None
+    """Return the number in a cell: 49 for ~49GB, 58 for 58. and 1079.5 for 1,079.5; None if it is not a number."""
+    match = _NUMBER.fullmatch(printed)
+    return float(match[1].replace(",", "")) if match else None
 
 
 def _parsed(path: Path) -> _File:
@@ -152,11 +152,11 @@ def _parsed(path: Path) -> _File:
 def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     """Return the cells of a row, one for each column."""
     if len(row.printed) != len(columns):
-        what = f"{len(row.printed)} cells, and the table has {len(columns)} columns"
-        raise ConfigError(what, where=where, fix="give one text a column")
+        what = f"the row has {len(row.printed)} cells, the table {len(columns)} columns"
+        raise ConfigError(what, where=where, fix="list one text per column")
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
-        fix = f"name a column from 1 to {len(columns)}"
-        raise ConfigError(f"column {wrong[0]} is corrected", where=where, fix=fix)
+        fix = f"set a column from 1 to {len(columns)}"
+        raise ConfigError(f"corrected names column {wrong[0]}, which does not exist", where=where, fix=fix)
     corrected = {one.column: one for one in row.corrected}
     return [
         _cell(row, column, printed, corrected.get(place))
@@ -178,33 +178,33 @@ def _cell(row: _Row, column: _Given, printed: str, corrected: _Correction | None
 
 
 def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
-    """Return a cell with the value that is meant, and why that is not what is printed."""
+    """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
-        raise ConfigError("no measurement is named", where=where, fix="name one in the row or in each column")
+        raise ConfigError("the cell has no measurement", where=where, fix="set one in the row or in each column")
     if cell.value is not None and not cell.reason:
-        what = f"the value {cell.value:g} is given for {cell.printed!r}, and no reason"
-        raise ConfigError(what, where=where, fix="say why, or leave value out where the printed number is meant")
+        what = f"the value {cell.value:g} replaces {cell.printed!r} without a reason"
+        raise ConfigError(what, where=where, fix="add a reason, or leave out value to use the printed number")
     unit = cell.unit or file.unit
-    made = Figure(labels=cell.labels, measurement=cell.measurement, printed=cell.printed, unit=unit)
+    figure = Figure(labels=cell.labels, measurement=cell.measurement, printed=cell.printed, unit=unit)
     if cell.printed in file.signs:
-        return msgspec.structs.replace(made, reason=file.signs[cell.printed])
+        return msgspec.structs.replace(figure, reason=file.signs[cell.printed])
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
     value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        fix = "explain it in signs, or give its value and the reason"
+        fix = "add it to signs, or set value and reason"
         raise ConfigError(f"{cell.printed!r} is not a number", where=where, fix=fix)
     reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
-    return _converted(msgspec.structs.replace(made, value=value, reason=reason), cell, where=where)
+    return _converted(msgspec.structs.replace(figure, value=value, reason=reason), cell, where=where)
 
 
 def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
-    """Return a figure in its own unit, and one GPU's share where the measurement is per GPU."""
+    """Return a figure in its own unit, divided by the number of GPUs for a measurement per GPU."""
     value, unit = figure.value or 0.0, figure.unit
     if cell.printed_in:
         if (cell.printed_in, unit) not in FACTORS:
             known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
-            what = f"no way from {cell.printed_in!r} to {unit!r}"
-            raise ConfigError(what, where=where, fix=f"there are {known}")
+            what = f"{cell.printed_in!r} cannot be converted to {unit!r}"
+            raise ConfigError(what, where=where, fix=f"use one of: {known}")
         value *= FACTORS[cell.printed_in, unit]
     if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
         value, unit = value / cell.gpus, f"{unit}/GPU"
@@ -212,12 +212,12 @@ def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
 
 
 def _printed(cells: Sequence[_Cell]) -> str:
-    """Return how the print differs from the values in all of its cells, for the title: GPUs together, other units."""
+    """Return the end of the title if printed numbers are totals over GPUs or have other units."""
     gpus = sorted({cell.gpus for cell in cells if cell.gpus is not None and cell.measurement.endswith("_per_gpu")})
     units = dict.fromkeys(cell.printed_in for cell in cells if cell.printed_in)
-    together = [f"for {', '.join(map(str, gpus))} GPUs together"] if gpus else []
-    said = [*together, *([f"in {' and '.join(units)}"] if units else [])]
-    return f" (printed {', and '.join(said)})" if said else ""
+    totals = [f"as totals of {', '.join(map(str, gpus))} GPUs"] if gpus else []
+    texts = [*totals, *([f"in {' and '.join(units)}"] if units else [])]
+    return f" (printed {' and '.join(texts)})" if texts else ""
 
 
 def _joined(*reasons: str) -> str:

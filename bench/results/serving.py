@@ -1,7 +1,4 @@
-"""What a trial of a serving task measured, from its log alone: each load's latencies, rates, and whether they count.
-
-`bench.results.serving` says what a load's percentiles and rates are.
-"""
+"""The result of a serving trial, from its log: the latencies and rates of each load, and whether they are valid."""
 
 import math
 from collections import Counter
@@ -23,15 +20,15 @@ from bench.results.measurement import NOTHING_MEASURED, Measurement
 from bench.rules.finding import Finding, errors
 
 OK = "ok"
-"""The status of a request that was answered as asked for."""
+"""The status of a request whose answer has the requested length."""
 BUNCHED_SHARE, CHUNKS_PER_TOKEN = 0.1, 0.9
-"""From which share of chunks that arrive together with the one before, and below how many chunks a token, the times of
-tokens are not the server's."""
+"""Token times are not reported above this share of chunks that arrive with the previous one, and below this number of
+chunks per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What a log says of one load; times are in seconds, one for each request in the order of arrival."""
+    """The result of one load; times are in seconds, one for each request in order of arrival."""
 
     load: Load
     arrival_s: tuple[float, ...]
@@ -42,16 +39,16 @@ class LoadResult:
     tokens_out: tuple[int | None, ...]
     status: tuple[str, ...]
     details: tuple[str, ...]
-    """What some of the failures said."""
+    """Messages of some of the failures."""
     together: float | None
-    """The share of chunks that arrived together with the one before."""
+    """The share of chunks that arrived with the previous one."""
     chunks_per_token: float | None
     client_s: Mapping[str, float]
-    """What the client delayed, by name."""
+    """The client overhead, by name of the statistic."""
     validity: str
-    """VALID or INVALID, by loadgen."""
+    """loadgen's verdict: VALID or INVALID."""
     reason: str
-    """Why it is INVALID."""
+    """loadgen's reason for INVALID."""
     limits: LatencyLimits
     max_client_delay: float
     line: int
@@ -62,27 +59,27 @@ class LoadResult:
 
     @property
     def no_token_times(self) -> str:
-        """Why the times of single tokens are not those of the server; empty where they are."""
-        if self.load.bunched:
-            return "chunks arrive bunched, as this server is known to send them"
+        """Why token times are not reported; empty if they are."""
+        if self.load.batched_tokens:
+            return "this server is known to send several tokens per chunk"
         share = self._client_share(self.ttft_s)
         if share is not None and share > self.max_client_delay:
-            return f"the client's own delay is {100 * share:.0f} % of the TTFT"
+            return f"the client overhead is {100 * share:.0f} % of the TTFT"
         if self.chunks_per_token is not None and self.chunks_per_token < CHUNKS_PER_TOKEN:
-            return f"chunks arrive bunched: {self.chunks_per_token:.2f} chunks a token"
+            return f"the server sent several tokens per chunk: {self.chunks_per_token:.2f} chunks per token"
         if self.together is not None and self.together > BUNCHED_SHARE:
-            return f"chunks arrive bunched: {100 * self.together:.0f} % with the one before"
+            return f"{100 * self.together:.0f} % of the chunks arrived together with the previous one"
         return ""
 
     @property
     def duration_s(self) -> float | None:
-        """From the first arrival to the last token of all."""
+        """From the first arrival to the last token."""
         ends = [at + took for at, took in zip(self.arrival_s, self.latency_s, strict=True) if took is not None]
         return max(ends) - self.arrival_s[0] if ends else None
 
     @property
     def output_throughput(self) -> float | None:
-        """Tokens per second of the requests that were answered as asked for."""
+        """Tokens per second of the requests with status ok."""
         tokens = sum(n or 0 for n, one in zip(self.tokens_out, self.status, strict=True) if one == OK)
         return tokens / self.duration_s if self.duration_s and tokens else None
 
@@ -93,58 +90,58 @@ class LoadResult:
 
     @property
     def goodput(self) -> float | None:
-        """Requests per second that keep every limit; None without limits, or where one cannot be told."""
-        kept = self._keeping()
-        return None if kept is None or not self.duration_s else sum(kept) / self.duration_s
+        """Requests per second that meet every limit; None without limits, or if one cannot be checked."""
+        met = self._meeting_limits()
+        return None if met is None or not self.duration_s else sum(met) / self.duration_s
 
     @property
-    def keeps_limits(self) -> bool | None:
-        """Whether 99 % of all requests keep every limit; None without limits, or where one cannot be told."""
-        kept = self._keeping()
-        return None if kept is None else sum(kept) >= 0.99 * len(kept)
+    def meets_limits(self) -> bool | None:
+        """Whether 99 % of all requests meet every limit; None without limits, or if one cannot be checked."""
+        met = self._meeting_limits()
+        return None if met is None else sum(met) >= 0.99 * len(met)
 
-    def _keeping(self) -> list[bool] | None:
+    def _meeting_limits(self) -> list[bool] | None:
         limits = [
             (self.latency_s, self.limits.latency_s, False),
             (self.ttft_s, self.limits.ttft_s, True),
             (self.tpot_s, self.limits.tpot_s, True),
         ]
-        asked = [(values, limit, of_tokens) for values, limit, of_tokens in limits if limit is not None]
-        if not asked or (self.no_token_times and any(of_tokens for *_, of_tokens in asked)):
+        set_limits = [(values, limit, of_tokens) for values, limit, of_tokens in limits if limit is not None]
+        if not set_limits or (self.no_token_times and any(of_tokens for *_, of_tokens in set_limits)):
             return None
         return [
-            one == OK and all(values[n] is not None and (values[n] or 0) <= limit for values, limit, _ in asked)
+            one == OK and all(values[n] is not None and (values[n] or 0) <= limit for values, limit, _ in set_limits)
             for n, one in enumerate(self.status)
         ]
 
     def percentile_s(self, values: Sequence[float | None], share: float) -> float | None:
-        """Return a percentile over all requests (nearest rank); None where that is a request that failed."""
+        """Return a percentile over all requests (nearest rank); None if it is that of a failed request."""
         sound = (
             math.inf if value is None or one != OK else value for value, one in zip(values, self.status, strict=True)
         )
-        found = sorted(sound)[max(0, math.ceil(share / 100 * len(self.status)) - 1)]
-        return None if math.isinf(found) else found
+        value_s = sorted(sound)[max(0, math.ceil(share / 100 * len(self.status)) - 1)]
+        return None if math.isinf(value_s) else value_s
 
     @property
     def client_share(self) -> float | None:
-        """The largest share of the latency that is the client's delay: p99 of p99, the mean of the mean."""
+        """The client overhead as a share of the latency: the larger of the ratios of the p99 and of the means."""
         return self._client_share(self.latency_s)
 
     def _client_share(self, values: Sequence[float | None]) -> float | None:
         answered = [value for value, one in zip(values, self.status, strict=True) if value is not None and one == OK]
-        found = []
+        shares = []
         for name, delay_s in self.client_s.items():
             whole_s = self.percentile_s(values, 99 if "p99" in name else 50)
             if "mean" in name:
                 whole_s = fmean(answered) if answered else None
-            found += [delay_s / whole_s] if whole_s else []
-        return max(found, default=None)
+            shares += [delay_s / whole_s] if whole_s else []
+        return max(shares, default=None)
 
 
 COUNTED = ("short", "long", "prompt", "miscounted")
-"""The statuses of requests that were answered, but not as asked for."""
+"""The statuses of answers that do not match the request, such as those of another length."""
 SHARES = (50, 60, 90, 99, 100)
-"""Of the latencies that are measurements; 60 is the one that the document's text cites."""
+"""The latency percentiles that are measurements; 60 is the one in the text of the published report."""
 
 
 UNITS = {
@@ -157,38 +154,38 @@ UNITS = {
     "time_to_healthy": "s",
     "server_memory": "GiB",
 }
-"""Of the measurements of a trial with one load, by name."""
+"""The units of the measurements of a trial with one load, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """What the log says of the loads that were asked for."""
+    """The result of a serving trial."""
 
     result: Result
     server: str
     model: str
     about: str
-    """The server's precision, tensor parallelism and weights, or where it runs, in words."""
+    """The server's precision, tensor parallelism and weights, or its URL, as a text."""
     is_random: bool
-    """Whether the model's weights are random numbers: its answers then mean nothing, and their times do."""
+    """Whether the weights are random: the answers are then meaningless, but their times are not."""
     healthy_s: float | None
     loads: tuple[LoadResult, ...]
     missing: tuple[str, ...]
-    """Loads that were asked for, and have no record."""
+    """Requested loads without a record."""
     memory_gib: float | None
-    """Of the fullest GPU at its peak."""
+    """The peak memory of the GPU that used most."""
     no_memory: str
-    """Why it was not measured."""
+    """Why the memory was not measured."""
     findings: tuple[Finding, ...]
 
     @property
     def valid(self) -> bool:
-        """Whether every load was measured, and all of its requests were answered as asked for."""
+        """Whether every load was measured, and all of its requests have status ok."""
         return self.result.valid and bool(self.loads) and not self.problems
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """What each load measured; with several loads a name begins with that of its load."""
+        """The measurements of each load; with several loads, names have the name of the load as a prefix."""
         return tuple(_measurements(self))
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
@@ -202,32 +199,32 @@ class ServingResult:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the log from proving that the task was done."""
+        """Why the trial is not valid, in addition to the findings of the log."""
         nothing = [] if self.loads or self.missing else [NOTHING_MEASURED]
         missing = (f"{name} was not measured" for name in self.missing)
         return [*nothing, *missing, *(finding.titled for finding in errors(self.findings))]
 
     @property
     def swept(self) -> list[LoadResult]:
-        """The loads of a sweep of rates, which rise; empty where there are not several."""
-        found = [load for load in self.loads if load.load.rate is not None]
-        return found if len(found) > 1 else []
+        """The loads of a rate sweep, in rising order; empty without several rates."""
+        with_rates = [load for load in self.loads if load.load.rate is not None]
+        return with_rates if len(with_rates) > 1 else []
 
     @property
     def knee(self) -> float | None:
-        """The highest rate up to which 99 % of the requests keep the limits; None if no rate is beyond it."""
-        kept = list(takewhile(lambda load: load.keeps_limits, self.swept))
-        beyond = self.swept[len(kept) : len(kept) + 1]
-        return kept[-1].load.rate if kept and any(one.keeps_limits is False for one in beyond) else None
+        """The highest rate at which 99 % of the requests meet the limits; None unless a higher rate misses them."""
+        met = list(takewhile(lambda load: load.meets_limits, self.swept))
+        beyond = self.swept[len(met) : len(met) + 1]
+        return met[-1].load.rate if met and any(one.meets_limits is False for one in beyond) else None
 
     @property
     def no_knee(self) -> str:
-        """Why a sweep has none."""
-        if self.swept[0].keeps_limits is False:
-            return "the lowest rate misses the limits already: lower task.serving.rates"
-        if all(one.keeps_limits for one in self.swept):
-            return "every rate keeps the limits: raise task.serving.rates"
-        return "of a rate it cannot be told whether it keeps the limits"
+        """Why the sweep has no knee."""
+        if self.swept[0].meets_limits is False:
+            return "even the lowest rate misses the limits: lower task.serving.rates"
+        if all(one.meets_limits for one in self.swept):
+            return "every rate meets the limits: raise task.serving.rates"
+        return "for one rate, the limits could not be checked"
 
 
 def _measurements(result: ServingResult) -> Iterator[Measurement]:
@@ -265,38 +262,38 @@ def _of_load(load: LoadResult, prefix: str) -> Iterator[Measurement]:
 
 
 def read(log: Log, result: Result) -> ServingResult:
-    """Return what the log of such a task says."""
-    asked, server = log.single(mllog.LOADS_ASKED), log.single(mllog.SERVER)
-    assert asked is not None, "the table of kinds knows the log by this record"
-    names = [name for name in asked.value if isinstance(name, str)] if isinstance(asked.value, list) else []
-    loads = [one for one in (_load(event, asked) for event in log.all(mllog.LOAD_MEASURED)) if one is not None]
+    """Return the result of a serving log."""
+    request, server = log.single(mllog.LOADS_REQUESTED), log.single(mllog.SERVER)
+    assert request is not None, "the kind of a log is identified by this record"
+    names = [name for name in request.value if isinstance(name, str)] if isinstance(request.value, list) else []
+    loads = [one for one in (_load(event, request) for event in log.all(mllog.LOAD_MEASURED)) if one is not None]
     by_name = {one.load.name: one for one in loads}
-    found = tuple(by_name[name] for name in names if name in by_name)
+    measured = tuple(by_name[name] for name in names if name in by_name)
     about, memory = (server.metadata if server else {}), log.value(mllog.SERVER_MEMORY)
     memory = memory if isinstance(memory, dict) else {}
     return ServingResult(
         result=result,
-        server=str(server.value) if server else "a server that never answered",
+        server=str(server.value) if server else "no server: it was never healthy",
         model=str(about.get("model", "")),
         about=_about(about),
         is_random=about.get("weights") == mllog.RANDOM,
         healthy_s=number(about.get("healthy_s")),
-        loads=found,
+        loads=measured,
         missing=tuple(name for name in names if name not in by_name),
         memory_gib=number(memory.get("peak")),
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
-        findings=tuple(finding for one in found for finding in _findings(one)),
+        findings=tuple(finding for one in measured for finding in _findings(one)),
     )
 
 
 def _about(server: Mapping[str, Any]) -> str:
     if "url" in server:
-        return f"at {server['url']}; its precision and its hardware are not known"
+        return f"at {server['url']}; precision and hardware unknown"
     return f"{server.get('precision', '?')}, tp {server.get('tp', '?')}, {server.get('weights', '?')} weights"
 
 
 def summaries(result: ServingResult) -> list[Summary]:
-    """Return what stands beside the results of other load generators."""
+    """Return the loads for the comparison with other load generators."""
     return [
         Summary(
             source=result.server,
@@ -317,8 +314,8 @@ def summaries(result: ServingResult) -> list[Summary]:
     ]
 
 
-def _load(event: Event, asked: Event) -> LoadResult | None:
-    """Return the load of a record; None for one that is damaged."""
+def _load(event: Event, request: Event) -> LoadResult | None:
+    """Return the load of a record; None if the record is damaged."""
     m = event.metadata
     try:
         load = Load(
@@ -326,13 +323,13 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
             arrivals=Arrivals[m["arrivals"]],
             requests=m["requests"],
             rate=number(m.get("rate")),
-            bunched=m.get("bunched") or None,
+            batched_tokens=m.get("batched_tokens") or None,
         )
-        limits = codec.typed(LatencyLimits, asked.metadata["limits"])
+        limits = codec.typed(LatencyLimits, request.metadata["limits"])
         lists = {name: tuple(m[name]) for name in ("arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out")}
         status, loadgen = tuple(map(str, m["status"])), m["loadgen"]
         client_s = {str(name): float(value) for name, value in m["client"].items()}
-        bound = float(asked.metadata["max_client_delay"])
+        bound = float(request.metadata["max_client_delay"])
         details = tuple(map(str, m.get("details", ())))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
@@ -357,11 +354,11 @@ def _load(event: Event, asked: Event) -> LoadResult | None:
 
 
 def _reason(loadgen: Mapping[str, Any]) -> str:
-    """Return why loadgen calls a load INVALID, in its words."""
+    """Return loadgen's reason for INVALID; empty for VALID."""
     if loadgen.get("result_validity") == "VALID":
         return ""
     lines = str(loadgen.get("early_stopping_result") or "").replace("*", "").split("\n")
-    said = [" ".join(line.split()) for line in lines]
+    messages = [" ".join(line.split()) for line in lines]
     unmet = [
         text
         for key, text in (
@@ -371,25 +368,25 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         )
         if loadgen.get(key) is False
     ]
-    return "; ".join([*unmet, *filter(None, said)]).rstrip(".") or "it gives no reason"
+    return "; ".join([*unmet, *filter(None, messages)]).rstrip(".") or "no reason given"
 
 
 def _findings(load: LoadResult) -> Iterator[Finding]:
-    """Yield what is wrong with a load."""
+    """Yield the problems of a load."""
     name, total = load.load.name, len(load.status)
     others = Counter(one for one in load.status if one != OK)
-    for rule, what in (("SRV-04", "failed"), ("SRV-05", "were not as asked for")):
+    for rule, what in (("SRV-04", "failed"), ("SRV-05", "have answers that do not match the request")):
         counts = {one: n for one, n in others.items() if (one in COUNTED) == (rule == "SRV-05")}
         if counts:
             kinds = ", ".join(f"{one} ({n})" for one, n in sorted(counts.items()))
-            said = f"; {load.details[0]}" if load.details else ""
+            detail = f"; {load.details[0]}" if load.details else ""
             yield finding(
-                rule, "error", load.line, f"{name}: {sum(counts.values())} of {total} requests {what}: {kinds}{said}"
+                rule, "error", load.line, f"{name}: {sum(counts.values())} of {total} requests {what}: {kinds}{detail}"
             )
     share = load.client_share
     if share is not None and share > load.max_client_delay:
         delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
-        what = f"{name}: the client's own delay is {100 * share:.1f} % of the latency ({delays})"
+        what = f"{name}: the client overhead is {100 * share:.1f} % of the latency ({delays})"
         yield finding("SRV-06", "error", load.line, what)
     if load.validity != "VALID":
-        yield finding("SRV-07", "warning", load.line, f"{name}: {load.validity} by loadgen: {load.reason}")
+        yield finding("SRV-07", "warning", load.line, f"{name}: loadgen reports {load.validity}: {load.reason}")

@@ -1,4 +1,4 @@
-"""The tables of a study as data: what each arm measured, beside what is published; how arms compare."""
+"""The tables of a study as data: measurements of each arm, published figures, and comparisons of arms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 class Mark(StrEnum):
-    """What a cell holds. The documents' signs stand before or in place of its number."""
+    """The kind of value in a cell; a mark is shown next to, or in place of, the number."""
 
     measured = ""
     calculated = "*"
-    """From a shorter run; the reason says from which."""
+    """Scaled from a shorter run; the reason has the numbers of steps."""
     estimated = "~"
-    """By the plan: nothing ran."""
+    """Estimated by the plan, without a run."""
     not_advisable = "X"
     no_result = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """What the cells of a column hold."""
+    """The measurement in a column."""
 
     measurement: str
     """A name of `bench.results.Measurement`."""
@@ -34,7 +34,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One number of one arm, over its runs."""
+    """One measurement of one arm, over its runs."""
 
     mark: Mark
     value: float | None = None
@@ -42,13 +42,13 @@ class Cell:
     deviation: float | None = None
     """The sample standard deviation over runs; None for fewer than two."""
     values: tuple[float, ...] = ()
-    """Of each run, in the order of blocks."""
+    """The value of each run, in the order of blocks."""
     reason: str = ""
-    """Why there is no number, or how it was calculated."""
+    """Why there is no value, or how it was calculated."""
     runs: tuple[str, ...] = ()
-    """The run folders, relative to the study's."""
+    """The run folders, relative to the folder of the study."""
     text: str = ""
-    """The number as it is shown, where that is not its mean and its deviation: a coefficient with its interval."""
+    """The text to show if it is not mean and deviation: a coefficient with its interval."""
     low: float | None = None
     high: float | None = None
     """The 95 % interval of a coefficient."""
@@ -65,11 +65,11 @@ class Published:
     publication: str
     """The name of a file in conf/published."""
     value: float | None
-    """What is meant: the corrected figure where the document is misprinted. None for X and -."""
+    """The correct value, even if the document has a misprint; None for X and -."""
     printed: str
-    """As the document has it."""
+    """As printed in the document."""
     reason: str = ""
-    """Why the value is not the printed one."""
+    """Why the value differs from the printed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +78,18 @@ class Row:
 
     arm: str
     labels: Mapping[str, str]
-    """What sets the arm apart, by the names of the study's axes: {"model": "7B", "method": "Z3"}."""
+    """Values that identify the arm, by axis: {"model": "7B", "method": "Z3"}."""
     cells: Mapping[str, Cell]
     """By the measurement of the column."""
     published: Mapping[str, tuple[Published, ...]] = field(default_factory=dict)
     """By the measurement of the column."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Hardware and software of the runs, where they agree: GPU, driver, NCCL, image digest, commit."""
+    """Hardware and software that are the same in all runs: GPU, driver, NCCL, image digest, commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """Where published figures stand, and what they were measured on."""
+    """The source of published figures, and their hardware."""
 
     name: str
     title: str
@@ -101,22 +101,22 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One measurement of all arms, or of some, whose rows and columns are labels."""
+    """A table of one measurement, whose rows and columns are labels."""
 
     title: str
     column: Column
     row_labels: tuple[str, ...]
-    """Names of labels: each row is one combination of their values."""
+    """Label names; each row is one combination of their values."""
     column_labels: tuple[str, ...]
     columns: tuple[tuple[str, ...], ...]
-    """The values of column_labels, for each column."""
+    """The values of column_labels of each column."""
     rows: tuple[tuple[tuple[str, ...], tuple[str | None, ...]], ...]
-    """The values of row_labels, and for each column the arm whose number stands there; None where there is none."""
+    """The values of row_labels of each row, and for each column the arm in that cell; None for an empty cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What the runs of two arms say about each other."""
+    """The comparison of two arms."""
 
     first: str
     second: str
@@ -128,64 +128,64 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """All that is to be shown of a study; nothing of it needs conf/ or a cluster."""
+    """The result of a study, independent of conf/ and of the cluster."""
 
     name: str
     title: str
     question: str
     source: str
-    """The document and tables whose question it asks, or "ours"."""
+    """The document and tables that the study repeats, or "ours"."""
     folder: str
-    """Absolute; the runs of cells lie in it."""
+    """The absolute path of the folder of the study."""
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    """One for each arm, in the study's order."""
+    """One row per arm, in the order of the study."""
     tables: tuple[Table, ...]
-    """None: the table of a study has one row for each arm, and one column for each measurement."""
+    """Empty if the study has only the table with one row per arm and one column per measurement."""
     differences: tuple[Difference, ...]
     publications: tuple[Publication, ...]
     cluster: str
     command: str
-    """What one types to go on with it."""
+    """The command that continues the study."""
     commit: str
-    """Of the code that ran, by the logs; several are separated by commas, and it is empty where none says so."""
+    """The commits in the logs, separated by commas; empty if no log has one."""
     date: str
-    """Of the first and last run in UTC, as 2026-11-22 or 2026-11-22 to 2026-11-23; empty where there is none."""
+    """The dates of the first and last run in UTC, as 2026-11-22 or 2026-11-22 to 2026-11-23; empty without runs."""
     hardware: str
-    """By the logs; empty where there is none."""
+    """The hardware in the logs; empty without runs."""
     order: tuple[tuple[str, ...], ...]
-    """The arms of each block, in the order in which they run."""
+    """The arms of each block in run order."""
     margin: float
     notes: tuple[str, ...] = ()
-    """What holds for all numbers: over which steps they are taken, how many runs are missing."""
+    """Remarks on all numbers: the measured steps, the number of missing runs."""
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
 
     def publications_of(self, table: Table, arms: Sequence[str | None]) -> list[Published]:
-        """Return the published figures beside the numbers of these arms."""
+        """Return the published figures of these arms."""
         rows = [self.row(arm) for arm in arms if arm is not None]
         return [one for row in rows for one in row.published.get(table.column.measurement, ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedArm:
-    """What the plan of an arm says, before it runs; numbers are None where there is no plan, or it cannot tell."""
+    """The plan of an arm; numbers are None without a plan, or if the plan has no estimate."""
 
     name: str
     mark: Mark = Mark.measured
-    """Of its cells, if it does not run: X or -."""
+    """The mark of its cells if it does not run: X or -."""
     reason: str = ""
     """Why it does not run."""
     note: str = ""
-    """What the study says of it."""
+    """The remark of the study on this arm."""
     is_missing: bool = False
-    """It does not run since an engine, cluster, kind or task that it names does not exist."""
+    """Whether it does not run since an engine, cluster, kind or task does not exist."""
     runs: bool = True
     backend: str = ""
-    """The name of what starts its ranks."""
+    """The name of its backend."""
     fingerprint: str = ""
-    """Differs whenever what it measures does."""
+    """A checksum of all that affects its measurements."""
     num_ranks: int | None = None
     num_nodes: int | None = None
     device: str = ""
@@ -193,18 +193,18 @@ class PlannedArm:
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     batches: tuple[int, ...] = ()
-    """Micro-batches in the order in which they are tried, where the study asks for the largest that fits."""
+    """Micro-batches in the order in which they are tried, if the study searches the largest one."""
     steps: int | None = None
     step_time_ms: float | None = None
     tokens_s_gpu: float | None = None
     memory_gib: float | None = None
     capacity_gib: float | None = None
     walltime_min: int | None = None
-    """Of the job of one run."""
+    """The walltime of the job of one run."""
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of the steps of one run, by the estimated step time; without starting, loading and evaluating."""
+        """GPU hours of the steps of one run, by the estimated step time; without start-up, loading and evaluation."""
         if self.step_time_ms is None or self.steps is None or self.num_ranks is None:
             return None
         return self.step_time_ms * self.steps * self.num_ranks / 3.6e6

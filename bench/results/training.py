@@ -1,4 +1,4 @@
-"""What a trial of a training task shows, from its log alone: what it proves, and its measurements."""
+"""The result of a training trial, from its log: whether it is valid, and its measurements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.contract import mllog
 from bench.contract.plan import Plan, Trial
 from bench.contract.plan_kinds import TrainingPlan, required
-from bench.mlperf.local_sgd import Apart
+from bench.mlperf.local_sgd import LocalSgdResult
 from bench.mlperf.log import Log
 from bench.mlperf.result import Result, differing
 from bench.mlperf.speed import Spread, spread
@@ -29,58 +29,58 @@ UNITS = {
     "mfu": "",
     "peak_memory": "GiB",
     "inner_step_time": "ms",
-    "merge_time": "s",
-    "merge_bytes": "B",
-    "efficiency_apart": "",
+    "averaging_time": "s",
+    "averaging_bytes": "B",
+    "efficiency_local_sgd": "",
     "training_loss": "",
     "evaluation_loss": "",
 }
-"""Of a trial's measurements, by name."""
+"""The units of the measurements, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """What the log says of a trial that trained."""
+    """The result of a training trial."""
 
     result: Result
     problems: tuple[str, ...] = ()
-    """None of its own: what is wrong with training stands in the findings of the log."""
+    """Always empty: the problems of training logs are in the findings of `result`."""
 
     @property
     def valid(self) -> bool:
-        """Whether the log is that of a valid trial, and its target was reached."""
+        """Whether the log is valid, and the target, if there is one, was reached."""
         return self.result.valid and (self.result.target is None or self.result.converged)
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Times first, then rates, memory and losses. The time of an epoch is a mean.
+        """Times first, then rates, memory and losses. The epoch time is a mean.
 
-        A time to train and the samples to the target exist only if the target was reached. Without a target, the
-        interval from run_start to run_stop is the duration of the run's steps.
+        The time to train and the samples to the target exist only if the target was reached. Without a target, the
+        time from run_start to run_stop is the run time.
         """
         return tuple(_measured(self.result))
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from the planned trial."""
-        wanted, result = required(plan, TrainingPlan), self.result
+        training_plan, result = required(plan, TrainingPlan), self.result
         planned = {
             "seed": (result.seed, trial.seed),
-            "submission_benchmark": (result.benchmark, wanted.submission.benchmark),
-            "submission_division": (result.division, wanted.submission.division),
-            "target_accuracy": (result.target, wanted.config.training.target_eval_loss),
-            "global_batch_size": (result.global_batch_size, wanted.batch.global_batch_size),
+            "submission_benchmark": (result.benchmark, training_plan.submission.benchmark),
+            "submission_division": (result.division, training_plan.submission.division),
+            "target_accuracy": (result.target, training_plan.config.training.target_eval_loss),
+            "global_batch_size": (result.global_batch_size, training_plan.batch.global_batch_size),
         }
-        start, source = wanted.config.training.starts_from, wanted.data.source
-        for key, want in ((mllog.INITIAL_WEIGHTS, start), (mllog.DATA_SOURCE, source)):
-            planned[key] = (result.hyperparameters.get(key), want.name)
+        start, source = training_plan.config.training.starts_from, training_plan.data.source
+        for key, value in ((mllog.INITIAL_WEIGHTS, start), (mllog.DATA_SOURCE, source)):
+            planned[key] = (result.hyperparameters.get(key), value.name)
         if not result.has_target:
             last = result.evaluations[-1].samples if result.evaluations else None
-            planned["samples trained on"] = (last, wanted.max_samples)
+            planned["samples trained on"] = (last, training_plan.max_samples)
         return differing(planned)
 
 
 def read(log: Log, result: Result) -> TrainingResult:
-    """Return what a log says of training; the logs of other kinds say nothing of it."""
+    """Return the result of a training log."""
     return TrainingResult(result=result)
 
 
@@ -107,21 +107,21 @@ def _measured(result: Result) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
-    if result.apart is not None:
-        yield from of_apart(result.apart, result.steps_time_s)
+    if result.local_sgd is not None:
+        yield from of_local_sgd(result.local_sgd, result.steps_time_s)
     if result.telemetry is not None:
         yield from of_telemetry(result.telemetry)
     if result.module_times is not None:
         yield from of_modules(result.module_times)
 
 
-def of_apart(apart: Apart, steps_time_s: float | None) -> Iterator[Measurement]:
-    """Yield what merging groups that train apart took."""
+def of_local_sgd(local_sgd: LocalSgdResult, steps_time_s: float | None) -> Iterator[Measurement]:
+    """Yield the step time, the cost of weight averaging and the efficiency of local SGD."""
     for name, unit, value in (
-        ("inner_step_time", "ms", min(apart.inner_step_ms.values(), default=None)),
-        ("merge_time", "s", apart.exchange_s),
-        ("merge_bytes", "B", apart.rank_bytes),
-        ("efficiency_apart", "", apart.efficiency(steps_time_s)),
+        ("inner_step_time", "ms", min(local_sgd.inner_step_ms.values(), default=None)),
+        ("averaging_time", "s", local_sgd.exchange_s),
+        ("averaging_bytes", "B", local_sgd.rank_bytes),
+        ("efficiency_local_sgd", "", local_sgd.efficiency(steps_time_s)),
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)

@@ -1,4 +1,4 @@
-"""A check: its question, its subject (plan, script, the site's answers) and its outcome."""
+"""A check: its question, its subject (plan, script, output of the site's commands) and its outcome."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -23,12 +23,12 @@ __all__ = (
 
 
 class CannotTellError(Exception):
-    """A check has no source for its answer; the message names the missing one."""
+    """A check lacks the information that it needs; the message names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command of the site said, and how it ended."""
+    """The output and the exit code of a command of the site, such as sinfo."""
 
     exit_code: int
     out: str
@@ -37,19 +37,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: the plan, the script that it becomes, and what the site answers."""
+    """What the checks read: the plan, its script, and the output of the site's commands."""
 
     plan: Plan
     script: str
-    """Empty where a run has none."""
+    """Empty for a run without a script."""
     arguments: tuple[str, ...] = ()
-    """What only goes onto the command line of the backend that takes the script."""
+    """Arguments of the submit command (such as sbatch) that are not in the script."""
     answers: dict[str, Future[Answer]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question. `look` yields findings, and short texts about what it saw."""
+    """One question. `look` yields findings, and short texts about what it measured."""
 
     what: str
     rules: tuple[str, ...]
@@ -59,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome of a check: what it saw and found, or why it could not decide."""
+    """The outcome of a check: its findings and what it measured, or why it could not decide."""
 
     what: str
     rules: tuple[str, ...]

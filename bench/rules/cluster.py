@@ -1,6 +1,6 @@
-"""Texts of the rules about what runs below the training: Slurm and Pyxis, Enroot, MPI, NCCL, hardware.
+"""Texts of the rules about the system below the training: Slurm and Pyxis, Enroot, MPI, NCCL, hardware.
 
-Each is ID -> (what is wrong, what to do); `bench.rules` is the registry. Sources: the code of Slurm 21.08 to 26.05,
+Each is ID -> (what is wrong, how to fix it); `bench.rules` is the registry. Sources: the code of Slurm 21.08 to 26.05,
 Pyxis 0.24 and Enroot 4.1, and public issues of Pyxis, Enroot, NCCL and PyTorch.
 """
 
@@ -8,57 +8,58 @@ Texts = dict[str, tuple[str, str]]
 
 PYXIS: Texts = {
     "PYX-01": (
-        "this Slurm aborts on container flags that take no argument",
+        "this Slurm version crashes on container flags without an argument",
         "set container.flags=environment; by hand: PYXIS_CONTAINER_WRITABLE=1, PYXIS_CONTAINER_MOUNT_HOME=0, "
-        "PYXIS_CONTAINER_REMAP_ROOT=1 (Pyxis 0.21 or later), or have Slurm upgraded to 25.11.5 or built without "
-        "--enable-developer",
+        "PYXIS_CONTAINER_REMAP_ROOT=1 (Pyxis 0.21 or later); or ask the admins to upgrade Slurm to 25.11.5 or to build "
+        "it without --enable-developer",
     ),
     "PYX-02": (
-        "the Pyxis plugin is missing on this node, or was built for another Slurm",
-        "have Pyxis rebuilt against the installed Slurm, on login and compute nodes; `srun --help | grep "
-        "container-image` shows it",
+        "the Pyxis plugin is missing on this node, or was built for another Slurm version",
+        "ask the admins to rebuild Pyxis against the installed Slurm, on login and compute nodes; if Pyxis works, "
+        "`srun --help | grep container-image` prints a line",
     ),
     "PYX-03": (
         "the ranks do not run in the image",
-        "name the image on the srun line (--container-image), not in #SBATCH; `srun … cat /etc/os-release` must show "
-        "the image's "
-        "system on every node. Without containers, `pip install 'runstop[engine]'` brings what is missing",
+        "put --container-image on the srun line, not in #SBATCH; `srun … cat /etc/os-release` must print the image's "
+        "system on every node. Without containers, `pip install 'runstop[engine]'` installs the missing packages",
     ),
     "PYX-04": (
-        "container flags are ignored, because no image is named",
+        "Pyxis ignores the container flags, because no image is given",
         "add --container-image or --container-name to the same srun: without it the command runs on the host",
     ),
     "PYX-05": (
-        "a container flag that takes no value was given one",
-        "write --container-writable alone: a word behind it is run as the program",
+        "a container flag without a value was given a value",
+        "write --container-writable alone: srun takes the next word as the program to run",
     ),
     "PYX-06": (
-        "the image's name is read as another registry's",
-        "write `#` behind a registry (nvcr.io#nvidia/pytorch:TAG, quoted), and begin a file's name with / or ./",
+        "Enroot looks for the image in the wrong registry",
+        "write `#` after the registry (nvcr.io#nvidia/pytorch:TAG, quoted); start the path of an image file with / or "
+        "./",
     ),
     "PYX-07": (
-        "what should be mounted does not exist on a node",
-        "`srun -N NODES ls -d SOURCE` for every source; create it, or correct container.mounts, DATADIR, MODEL and "
-        "LOGDIR",
+        "the source of a mount does not exist on a node",
+        "run `srun -N NODES ls -d SOURCE` for every source; create the missing one, or correct container.mounts, "
+        "DATADIR, MODEL and LOGDIR",
     ),
     "PYX-08": (
-        "the named container is there already, or is not there",
-        "put the job id into --container-name, and give --container-image with its first use",
+        "the named container exists already, or does not exist",
+        "put the job id into --container-name, and pass --container-image at its first use",
     ),
     "PYX-09": (
-        "the image's environment wins over the job's",
-        "name the variables in --container-env=A,B",
+        "the image's environment variables override the job's",
+        "list the variables in --container-env=A,B",
     ),
     "PYX-10": (
         "Slurm's commands do not exist inside the container",
-        "call srun, sbatch and scontrol from the batch script, outside; keep container flags out of #SBATCH lines",
+        "call srun, sbatch and scontrol from the batch script, outside the container; remove container flags from "
+        "#SBATCH lines",
     ),
     "PYX-11": (
         "the working directory does not exist in the container",
-        "correct --container-workdir, or mount the folder at that path",
+        "correct --container-workdir, or mount a folder at that path",
     ),
     "PYX-12": (
-        "a container option is malformed or contradicts another",
+        "a container option is malformed, or two options contradict each other",
         "correct the option named in the evidence; mounts are SRC:DST[:FLAG+FLAG], without blanks, commas or colons "
         "in paths",
     ),
@@ -66,189 +67,186 @@ PYXIS: Texts = {
 
 SLURM: Texts = {
     "SLU-01": (
-        "this site's Slurm wants GPUs asked for in another way",
-        "set cluster.slurm.gpu_request (gpus_per_node, gres, gres_typed, none) to what `scontrol show node | grep "
-        "Gres` shows",
+        "this cluster's Slurm needs another GPU request option",
+        "set cluster.slurm.gpu_request (gpus_per_node, gres, gres_typed, none) to match `scontrol show node | grep "
+        "Gres`",
     ),
     "SLU-02": (
-        "Slurm refuses the request, or would let it wait for ever: partition, account, QOS, nodes or time limit",
-        "`python -m bench doctor` names the part that does not fit; by hand: `scontrol show partition`, "
-        "`sacctmgr show assoc user=$USER`, and `sbatch --test-only FILE` until it takes it",
+        "Slurm rejects the request, or the job would wait forever: partition, account, QOS, nodes or time limit",
+        "`runstop doctor` names the wrong part; by hand: `scontrol show partition`, "
+        "`sacctmgr show assoc user=$USER`, and `sbatch --test-only FILE` until Slurm accepts the script",
     ),
     "SLU-03": (
-        "CPUs per task are asked for in two ways, or not at all",
-        "give --cpus-per-task on srun too (srun does not inherit it), and unset SRUN_CPUS_PER_TASK or "
+        "CPUs per task are set twice with different values, or not at all",
+        "pass --cpus-per-task to srun too (srun does not inherit it), and unset SRUN_CPUS_PER_TASK or "
         "SLURM_CPUS_PER_TASK",
     ),
     "SLU-04": (
-        "there is no accounting to ask how a job ended",
-        "have slurmdbd set up; until then trust only what the job itself wrote down",
+        "Slurm accounting is not available, so the end state of a job is unknown",
+        "ask the admins to set up slurmdbd; until then only the job's own files show how it ended",
     ),
     "SLU-05": (
-        "a failure was hidden by the script around it",
-        "use `set -euo pipefail` and PIPESTATUS, and let the script end with the exit code of the work",
+        "the script hides a failure of a command",
+        "use `set -euo pipefail` and PIPESTATUS, and end the script with the exit code of the work",
     ),
     "SLU-06": (
         "the job's folder or program is not visible on the compute node",
-        "submit from a file system that every node sees, and put scripts, LOGDIR and images there; /tmp and /dev/shm "
-        "are each "
-        "machine's own",
+        "submit from a file system that is mounted on every node, and put scripts, LOGDIR and images there; /tmp and "
+        "/dev/shm are local to each node",
     ),
     "SLU-07": (
         "the time limit ended the run",
-        "raise walltime (minutes per trial; `python -m bench resume RUN --walltime MIN`), or find out what made the "
-        "run slow",
+        "raise walltime (minutes per trial; `runstop resume RUN --walltime MIN`), or find out why the run was slow",
     ),
     "SLU-08": (
         "the run was cancelled",
-        "start it again; under Slurm `sacct -j JOB -o State%40` says who cancelled it",
+        "start the run again; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
     ),
     "SLU-09": (
         "a node failed",
-        "exclude the node named in the evidence (--exclude) and start again; tell the admins: `sinfo -R` gives the "
+        "exclude the node named in the evidence (--exclude), start again and inform the admins; `sinfo -R` shows the "
         "reason",
     ),
     "SLU-10": (
         "another job preempted this one",
-        "start it again in a partition or QOS that is not preempted",
+        "start the run again in a partition or QOS without preemption",
     ),
 }
 
 ENROOT: Texts = {
     "ENR-01": (
-        "the registry refuses the image: no credentials, or wrong ones",
-        "list `machine nvcr.io login $oauthtoken password KEY`, and the same for authn.nvidia.com, in "
-        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); Docker Hub's machines are registry-1.docker.io and "
+        "the registry refuses access to the image: credentials are missing or wrong",
+        "write `machine nvcr.io login $oauthtoken password KEY`, and the same line for authn.nvidia.com, into "
+        "$ENROOT_CONFIG_PATH/.credentials (mode 0600); for Docker Hub the machines are registry-1.docker.io and "
         "auth.docker.io",
     ),
-    "ENR-02": ("a registry token is stale", "delete its file in the .tokens folder of ENROOT_CACHE_PATH"),
+    "ENR-02": ("a registry token has expired", "delete its file in the .tokens folder of ENROOT_CACHE_PATH"),
     "ENR-03": (
-        "Enroot has no room for the image",
-        "point ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH at a local disk with three times the image's "
-        "size free",
+        "there is not enough disk space for the image on the node",
+        "set ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH to a local disk with free space for three times "
+        "the image's size",
     ),
     "ENR-04": (
         "users may not create containers on this node",
-        "have user.max_user_namespaces raised, and kernel.apparmor_restrict_unprivileged_userns set to 0 where it "
-        "exists",
+        "ask the admins to raise user.max_user_namespaces, and to set kernel.apparmor_restrict_unprivileged_userns to "
+        "0 if it exists",
     ),
     "ENR-05": (
         "the container's file system is read-only",
-        "add --container-writable, or mount a writable folder for what is written (HF_HOME, TRITON_CACHE_DIR, "
-        "MPLCONFIGDIR)",
+        "add --container-writable, or mount a writable folder for the files that the run writes (HF_HOME, "
+        "TRITON_CACHE_DIR, MPLCONFIGDIR)",
     ),
     "ENR-06": (
-        "an Enroot hook fails: the container cannot be set up",
-        "run `nvidia-container-cli info` on the node; drivers, and what NVIDIA_REQUIRE_CUDA of the image asks for, "
-        "must fit",
+        "an Enroot hook failed, so the container was not created",
+        "run `nvidia-container-cli info` on the node; the driver must satisfy NVIDIA_REQUIRE_CUDA of the image",
     ),
     "ENR-07": (
-        "the image's file is not on the compute node, or made for another CPU",
-        "put the .sqsh on a file system that every node sees, and begin its name with /; `file` on a binary in it "
-        "names the CPU",
+        "the image file is not on the compute node, or was built for another CPU architecture",
+        "put the .sqsh on a file system that is mounted on every node, and start its path with /; `file` on a binary "
+        "in it shows the CPU architecture",
     ),
     "ENR-08": (
-        "the image's file is damaged or half-written",
-        "import it again under another name and rename it when it is complete; `unsquashfs -s FILE` must succeed",
+        "the image file is damaged or incomplete",
+        "import it again under another name and rename it when the import is complete; `unsquashfs -s FILE` must "
+        "succeed",
     ),
     "ENR-09": (
-        "Enroot's run folders cannot be made on the node",
-        "have /run/pyxis and /run/user/UID made by the prolog",
+        "Enroot cannot create its runtime folders on the node",
+        "ask the admins to create /run/pyxis and /run/user/UID in the prolog",
     ),
     "ENR-10": (
         "the image cannot be imported",
-        "check name and tag: `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then point CONT at the "
+        "check name and tag with `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then set CONT to the "
         "imported .sqsh",
     ),
     "ENR-11": (
-        "the image's file has no record that fits it: somebody else made, renamed or exchanged it",
-        "import it with `python -m bench image import`, which names it by its digest and records where it came from",
+        "the image file does not match its record: it was created by another tool, renamed or replaced",
+        "import it with `runstop image import`: that names the file by its digest and records its source",
     ),
 }
 
 MPI: Texts = {
     "MPI-01": (
-        "this Slurm has no such MPI plugin",
-        "set SLURM_MPI_TYPE to one that `srun --mpi=list` shows (pmix, else pmi2)",
+        "this Slurm does not have the requested MPI plugin",
+        "set SLURM_MPI_TYPE to one that `srun --mpi=list` lists (pmix, else pmi2)",
     ),
     "MPI-02": (
-        "PMIx of the container and of the host do not understand each other",
-        "use --mpi=pmi2, or an image whose PMIx is as new as Slurm's; unset PMIX_* and try PMIX_MCA_psec=native, "
+        "the PMIx versions of the container and of the host are not compatible",
+        "use --mpi=pmi2, or an image with the same PMIx version as Slurm; unset PMIX_* and try PMIX_MCA_psec=native, "
         "PMIX_MCA_gds=hash",
     ),
     "MPI-03": (
-        "overlapping TP communication needs MPI",
+        "tensor-parallel communication overlap needs MPI",
         "start with srun --mpi=pmix, or set TP_COMM_OVERLAP=False",
     ),
 }
 
 NCCL: Texts = {
     "NCC-01": (
-        "the network interface that NCCL or Gloo should use is not there",
+        "the network interface for NCCL or Gloo does not exist",
         "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface that `ip -br addr` shows on every node, or "
         "unset them",
     ),
     "NCC-02": (
-        "NCCL found no InfiniBand and uses TCP sockets, which are 4 to 5 times slower between nodes",
-        "look for /dev/infiniband in the container and for NCCL_IB_DISABLE, NCCL_IB_HCA; `ibstat` on each node must "
-        "show active ports",
+        "NCCL does not find InfiniBand and uses TCP sockets, which are 4 to 5 times slower between nodes",
+        "check that /dev/infiniband is in the container, check NCCL_IB_DISABLE and NCCL_IB_HCA; `ibstat` on each node "
+        "must show active ports",
     ),
     "NCC-03": (
-        "InfiniBand fails",
-        "compare `ibstat` of the nodes and look for link errors with `ibqueryerrors`: a port error is a link that "
-        "went down, and "
-        "status 12 a peer that does not answer. Set NCCL_IB_HCA to ports that are up everywhere, raise `ulimit -l` "
-        "to unlimited",
+        "an InfiniBand operation failed",
+        "compare `ibstat` on the nodes and look for link errors with `ibqueryerrors`: a port error means that a link "
+        "went down, status 12 means that the remote port does not answer. Set NCCL_IB_HCA to ports that are up on all "
+        "nodes, and set `ulimit -l` to unlimited",
     ),
     "NCC-04": (
         "a node or a link is slow",
-        "run all_reduce_perf on pairs of nodes and leave out the one that is slow with every partner",
+        "run all_reduce_perf on pairs of nodes and exclude the node that is slow in every pair",
     ),
     "NCC-05": (
-        "the ranks do not meet as one world: the port is taken, rank 0 is not there, or each takes itself for rank 0",
+        "the ranks could not form one process group: the port is in use, rank 0 is missing, or several ranks are rank "
+        "0",
         "start all ranks with one srun (or torchrun) and set MASTER_ADDR; cluster.master_port=null picks a free port",
     ),
     "NCC-06": (
-        "ranks waited in vain for another one: a collective timed out",
-        "find the rank that did not come: the one with fewest collectives, or no messages; "
-        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-        "NCCL_DEBUG=INFO name it; then look at its node",
+        "a collective timed out: at least one rank did not take part",
+        "find the missing rank: it has the fewest collectives or no messages; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
+        "NCCL_DEBUG=INFO show it; then check its node",
     ),
     "NCC-07": (
-        "NCCL fails",
-        "run it again with NCCL_DEBUG=INFO: the first NCCL WARN line says which call failed on which node",
+        "an NCCL call failed",
+        "run again with NCCL_DEBUG=INFO: the first NCCL WARN line shows which call failed on which node",
     ),
 }
 
 HARDWARE: Texts = {
     "HW-01": (
-        "a GPU is broken",
-        "have the node drained; `nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE` and `dmesg -T | grep Xid` name the GPU",
+        "a GPU has a hardware error",
+        "ask the admins to drain the node; `nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE` and `dmesg -T | grep Xid` "
+        "show which GPU",
     ),
     "HW-02": (
         "the NVLink fabric is not ready",
-        "have nvidia-fabricmanager (NVL72: IMEX) started on the node in the driver's version, and the GPUs reset "
-        "after it",
+        "ask the admins to start nvidia-fabricmanager (NVL72: IMEX) on the node, in the driver's version, and then to "
+        "reset the GPUs",
     ),
     "HW-03": (
-        "there is no GPU, or no driver that fits",
-        "run `nvidia-smi` in the same srun and container; ask for GPUs (SLU-01); the driver must be as new as the "
-        "image's CUDA",
+        "no GPU is visible, or the driver does not fit",
+        "run `nvidia-smi` in the same srun and container; request GPUs (SLU-01); the driver must support the CUDA "
+        "version of the image",
     ),
     "HW-04": (
         "the NVIDIA libraries and the loaded kernel module have different versions",
-        "the driver was upgraded under a running module, or the container brings driver libraries of its own: compare "
-        "`cat /proc/driver/nvidia/version` with the library's version, and have the node drained and rebooted",
+        "the driver was upgraded without a reboot, or the container has its own driver libraries: compare "
+        "`cat /proc/driver/nvidia/version` with the library's version, and ask the admins to drain and reboot the node",
     ),
     "HW-05": (
-        "this GPU's compute capability does not fit what it is asked to run",
+        "this GPU's compute capability does not support the requested precision or kernel",
         "FP8 needs compute capability 8.9 or higher (H100, H200, L40S or newer): choose precision=bf16, or a newer "
-        "GPU; for "
-        "`no kernel image` take a torch or an image that was built for this GPU",
+        "GPU; for `no kernel image` use a torch or an image that was built for this GPU",
     ),
     "HW-06": (
         "the clocks of the nodes differ",
-        "have the time of these nodes synchronised (`chronyc tracking`, `timedatectl`): log lines of two nodes cannot "
-        "be compared, and from 5 min on MUNGE refuses credentials",
+        "ask the admins to synchronise the clocks of these nodes (`chronyc tracking`, `timedatectl`): log lines of two "
+        "nodes cannot be compared, and above 5 min MUNGE rejects credentials",
     ),
 }

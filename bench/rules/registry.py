@@ -1,4 +1,4 @@
-"""The registry of all rules, by ID: their texts, and the signs by which they are recognised in a log."""
+"""The registry of all rules, by ID: their texts, and the log patterns (signs) that identify them."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from bench.rules.signs import Sign
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can be wrong."""
+    """One known problem."""
 
     id: str
     title: str
     """What is wrong, in one line."""
     fix: str
-    """What to do about it."""
+    """How to fix it."""
     signs: tuple[Sign, ...] = ()
-    """What it leaves in a log."""
+    """Its patterns in a log."""
 
 
 _TEXTS = cluster.PYXIS | cluster.SLURM | cluster.ENROOT | cluster.MPI | cluster.NCCL | cluster.HARDWARE

@@ -1,64 +1,61 @@
 """Texts of the rules about the request and the run: configuration, data, memory, crashes, convergence.
 
-Each is ID -> (what is wrong, what to do).
+Each is ID -> (what is wrong, how to fix it).
 """
 
 from bench.rules.cluster import Texts
 
 CONFIG: Texts = {
     "CFG-01": (
-        "the ranks or the batch cannot be split as asked",
-        "make tp x pp x cp divide the ranks, dp x micro batch divide recipe.global_batch_size, and tp at most a "
-        "node's GPUs: "
-        "`python -m bench plan` lists the legal values",
+        "the ranks or the batch cannot be split as requested",
+        "tp x pp x cp must divide the number of ranks, dp x micro batch must divide recipe.global_batch_size, and tp "
+        "must not exceed the GPUs of a node: `runstop plan` lists the valid values",
     ),
     "CFG-02": (
-        "validation is due later than an epoch ends",
+        "the first validation is due after the end of an epoch",
         "set val_check_interval (in steps, CEIL(384 / GBS)) to at most the training batches of an epoch, or "
-        "check_val_every_n_epoch=None so that it counts across epochs; then see why the data is that short",
+        "check_val_every_n_epoch=None to count across epochs; then check why the data is so short",
     ),
     "CFG-03": (
-        "the model is not evaluated when the official rules say",
-        "evaluate every CEIL(384 / GBS) steps, leaving out the first FLOOR(0.125 x GBS + 2): "
-        "recipe.eval_every_samples=384, "
-        "recipe.eval_skip=null",
+        "the model is not evaluated at the samples that the official rules require",
+        "evaluate every CEIL(384 / GBS) steps and skip the first FLOOR(0.125 x GBS + 2) evaluations: "
+        "recipe.eval_every_samples=384, recipe.eval_skip=null",
     ),
     "CFG-04": (
-        "there is no reference convergence point for this global batch size",
-        "choose recipe.global_batch_size from 8 up, best one that has a point (llama2_70b_lora: 8, 16, 32, 128)",
+        "MLPerf has no reference convergence point for this global batch size",
+        "choose a recipe.global_batch_size of 8 or more, best one with a reference point (llama2_70b_lora: 8, 16, 32, "
+        "128)",
     ),
     "CFG-05": (
-        "a result with this name exists already",
-        "start in a new folder (leave launch.folder out), or move the old log away; never append to it",
+        "a result file with this name exists already",
+        "use a new run folder (remove launch.folder), or move the old log away; never append to a log",
     ),
     "CFG-06": (
         "data, tokenizer or checkpoint is missing, incomplete or not accessible",
-        "look at the path in the evidence from a compute node; set DATADIR and MODEL; compare rows and bytes with "
-        "their source; "
-        "for a gated model accept its licence and pass HF_TOKEN",
+        "check the path in the evidence on a compute node; set DATADIR and MODEL; compare rows and bytes with the "
+        "source; for a gated model accept its licence and set HF_TOKEN",
     ),
     "CFG-07": (
-        "a secret stands in a script, a plan or a log",
-        "revoke it; pass secrets by the name of an environment variable or file, never by value",
+        "a secret is in a script, a plan or a log",
+        "revoke the secret; pass secrets by the name of an environment variable or file, never by value",
     ),
     "CFG-08": (
         "results cannot be written: the disk is full, or the folder is not writable",
-        "`df -h` and `quota -s` on the node, make room; or set LOGDIR to a folder that the job may write",
+        "check `df -h` and `quota -s` on the node and free disk space, or set LOGDIR to a writable folder",
     ),
     "CFG-09": (
-        "the configuration was refused",
-        "correct the key named in the evidence; `python -m bench plan KEY=VALUE…` checks it without starting anything",
+        "the configuration is not valid",
+        "correct the key named in the evidence; `runstop plan KEY=VALUE…` checks it without starting a run",
     ),
     "CFG-10": (
         "the checkpoint does not fit the model",
         "compare the shapes in the evidence (first the checkpoint's, then the model's): load the checkpoint of the "
-        "model that "
-        "the configuration names, or convert it again for this model; a vocabulary may be padded to another size",
+        "configured model, or convert it again for this model; the vocabulary may be padded to another size",
     ),
     "CFG-11": (
-        "the run folder is not this user's alone",
-        "start in a new folder (leave launch.folder out), below a LOGDIR in which only you may write: others could "
-        "exchange files of a run, or put in modules that its ranks would import",
+        "other users can write to the run folder",
+        "use a new run folder (remove launch.folder) below a LOGDIR that only you can write to: other users could "
+        "replace files of the run, or add modules that its ranks import",
     ),
 }
 
@@ -66,60 +63,52 @@ RUN: Texts = {
     "RUN-01": (
         "a GPU ran out of memory",
         "raise parallel.tp (weights) or parallel.cp (activations), set recipe.recompute=full, or lower "
-        "recipe.micro_batch_size; "
-        "`nvidia-smi` on the node shows whether something else holds memory",
+        "recipe.micro_batch_size; `nvidia-smi` on the node shows whether another process uses GPU memory",
     ),
     "RUN-02": (
-        "a rank was killed from outside",
-        "find out who ended it: host memory, a time limit or a person. The node's `dmesg -T` names what the kernel "
-        "killed; "
-        "under Slurm ask `sacct -j JOB -o State,ExitCode,MaxRSS` too",
+        "a rank was killed by the system or by another process",
+        "find what killed it (OOM killer, time limit, user): `dmesg -T` on the node shows the OOM killer; under Slurm "
+        "run `sacct -j JOB -o State,ExitCode,MaxRSS` too",
     ),
     "RUN-03": (
         "the host ran out of memory",
-        "ask for all of the node's memory (--mem=0), and for less: fewer data workers, fewer ranks loading a "
-        "checkpoint at once",
+        "request all memory of the node (--mem=0), or use less: fewer data workers, fewer ranks that load a "
+        "checkpoint at the same time",
     ),
     "RUN-04": (
         "a rank crashed in native code",
-        "run it again with PYTHONFAULTHANDLER=1 for the Python stack; compare driver, CUDA and image versions with a "
-        "node that "
-        "works; after a bus error look for a full /dev/shm or disk (`df -h`)",
+        "run again with PYTHONFAULTHANDLER=1 for the Python stack; compare driver, CUDA and image versions with a node "
+        "that works; after a bus error check for a full /dev/shm or disk (`df -h`)",
     ),
     "RUN-05": (
-        "the loss is not a number: training diverged, or data or weights hold NaN",
-        "lower recipe.lr or warm up longer, check recipe.clip_grad and the precision; look for rows or weights that "
-        "are not finite",
+        "the loss is NaN or infinite: training diverged, or data or weights contain NaN",
+        "lower recipe.lr or use a longer warm-up, check recipe.clip_grad and the precision; look for NaN in rows and "
+        "weights",
     ),
     "RUN-06": (
         "the run does not converge: its evaluations do not reach the target",
-        "compare seed, learning rate, batch size, model and data with the benchmark's reference; train for more "
-        "steps if the "
-        "evaluations still improve; if they never did, look for wrong data, labels or initial weights",
+        "compare seed, learning rate, batch size, model and data with the benchmark's reference; train for more steps "
+        "if the evaluations still improve; if they never improved, check data, labels and initial weights",
     ),
     "RUN-07": (
-        "the log stops in the middle, without a reason",
-        "if the job still runs, it hangs: `py-spy dump --pid PID` on every rank shows where; if it is gone, look at "
-        "the node's "
-        "`dmesg -T` and, under Slurm, at `sacct -j JOB -o State,ExitCode`",
+        "the log ends before run_stop, without a reason",
+        "if the job still runs, it hangs: `py-spy dump --pid PID` on every rank shows where; if it has ended, check "
+        "`dmesg -T` on the node and, under Slurm, `sacct -j JOB -o State,ExitCode`",
     ),
     "RUN-08": (
-        "a program or Python module is missing, or does not fit the others",
-        "start the ranks in the image that the recipe was made for, and try `python -c 'import MODULE'` in it; on a "
-        "machine "
-        "without containers `pip install 'runstop[engine]'`; keep PYTHONPATH and ~/.local out (PYTHONNOUSERSITE=1); "
-        "torch "
-        "compiles kernels for GPUs and needs a C compiler there (gcc, or CC names another)",
+        "a program or Python module is missing, or its version does not fit",
+        "start the ranks in the image of the recipe, and try `python -c 'import MODULE'` in it; without containers run "
+        "`pip install 'runstop[engine]'`; do not use PYTHONPATH and ~/.local (PYTHONNOUSERSITE=1); torch compiles GPU "
+        "kernels and needs a C compiler (gcc, or set CC)",
     ),
     "RUN-09": (
         "a GPU kernel failed",
-        "run it again with CUDA_LAUNCH_BLOCKING=1 for the place; index errors mean token ids beyond the vocabulary; "
-        "if it always "
-        "is the same GPU, drain that node",
+        "run again with CUDA_LAUNCH_BLOCKING=1 to find the place; index errors mean token ids outside the vocabulary; "
+        "if it is always the same GPU, drain that node",
     ),
     "RUN-10": (
-        "a rank ended with an error of its own",
-        "do what its message says",
+        "a rank reported an error and ended",
+        "follow the message of the rank",
     ),
     "RUN-11": (
         "shared memory (/dev/shm) is too small",
@@ -127,48 +116,44 @@ RUN: Texts = {
         "fewer data workers",
     ),
     "RUN-12": (
-        "the log does not prove what the plan asked for",
-        "`python -m bench parse` names each finding; run the trial again from an unchanged plan",
+        "the log does not match the plan",
+        "`runstop parse` lists the problems; run the trial again from an unchanged plan",
     ),
     "RUN-13": (
         "a Python exception ended a rank",
-        "read the exception in the evidence and open the file and line that it names: they are the innermost frame "
-        "outside of "
-        "installed packages; the whole traceback stands in the log, just above",
+        "read the exception in the evidence and open its file and line: they are the innermost frame outside installed "
+        "packages; the complete traceback is in the log, above that line",
     ),
     "RUN-14": (
         "a file system failed while the run read or wrote",
-        "look at the storage, not at the run: `dmesg -T` on the node, then its mounts; a stale file handle means "
-        "that another "
-        "machine deleted or replaced an open file. Remount or repair it, and start the run again",
+        "check the storage, not the run: `dmesg -T` on the node, then its mounts; a stale file handle means that "
+        "another machine deleted or replaced an open file. Remount or repair the file system, and start the run again",
     ),
     "RUN-15": (
         "a limit of the process is reached: open files, threads or processes",
-        "raise it before the ranks start (`ulimit -n` for files, `ulimit -u` for processes; Slurm takes over the "
-        "limits of the "
-        "shell that submits), or use fewer data workers",
+        "raise the limit before the ranks start (`ulimit -n` for files, `ulimit -u` for processes; Slurm copies the "
+        "limits of the shell that submits), or use fewer data workers",
     ),
     "RUN-16": (
         "cuBLAS or cuDNN could not start on the GPU",
-        "most often no GPU memory is left: look with `nvidia-smi` on the node, and lower recipe.micro_batch_size; "
-        "else an "
+        "often the GPU memory is full: check `nvidia-smi` on the node, and lower recipe.micro_batch_size; otherwise an "
         "earlier kernel failed (CUDA_LAUNCH_BLOCKING=1 shows it), or the driver is too old for the image's CUDA",
     ),
     "RUN-17": (
         "the ranks stalled: a step, an evaluation or a collective did not end",
-        "look at the rank or node that the evidence names; rank_logs/trial_K_rank_R.stack shows where each rank stood. "
-        "A rank without a stack was stopped, or its node or network was gone. If healthy steps vary that much, raise "
+        "check the rank or node named in the evidence; rank_logs/trial_K_rank_R.stack shows where each rank waited. "
+        "A rank without a stack file was stopped, or its node or network failed. If normal steps vary that much, raise "
         "launch.stall.factor or launch.stall.floor_s",
     ),
     "RUN-18": (
-        "a step or an evaluation took many times the median",
-        "look at that moment in the nodes' `dmesg -T` and the monitoring of network, storage and GPU clocks; run the "
+        "a step or an evaluation took much longer than the median",
+        "check `dmesg -T` on the nodes, and the monitoring of network, storage and GPU clocks at that time; run the "
         "trial again",
     ),
     "RUN-19": (
-        "a group of ranks that trains apart has left",
-        "look at rank_logs/trial_K_rank_R.out of its ranks: a process that was killed, or a network that was too slow "
-        "for recipe.local_sgd.time_limit_s. The others went on with its rows; a run that is resumed has all groups, "
-        "and on one machine recipe.local_sgd.restarts=1 starts it again",
+        "a local SGD group left the run",
+        "check rank_logs/trial_K_rank_R.out of its ranks: a process was killed, or the network was too slow for "
+        "recipe.local_sgd.time_limit_s. The other groups continued and trained its rows too. A resumed run has all "
+        "groups again; on one machine recipe.local_sgd.restarts=1 restarts the group",
     ),
 }

@@ -1,35 +1,36 @@
-"""Texts of the rules about servers and their loads."""
+"""Texts of the rules about servers and the load on them."""
 
 SERVING: dict[str, tuple[str, str]] = {
     "SRV-01": (
-        "the server could not be started, or ended before it was healthy",
-        "read its output, rank_logs/trial_K.server.out; start the command line of the log's `server` record by hand",
+        "the server did not start, or exited before it was healthy",
+        "read its output, rank_logs/trial_K.server.out; run the command line in the log's `server` record by hand",
     ),
     "SRV-02": (
         "the server did not become healthy in time",
-        "read its output, rank_logs/trial_K.server.out: it may still load weights or compile; else raise "
-        "task.serving.server.healthy_within_s, or correct task.serving.server.health",
+        "read its output, rank_logs/trial_K.server.out: it may still load weights or compile; then raise "
+        "task.serving.server.startup_timeout_s, or correct task.serving.server.health",
     ),
     "SRV-03": (
-        "the server ended under load",
-        "read its output, rank_logs/trial_K.server.out; if it ran out of memory, let it hold fewer requests at a time",
+        "the server exited under load",
+        "read its output, rank_logs/trial_K.server.out; if it ran out of memory, limit its concurrent requests",
     ),
     "SRV-04": (
         "requests failed",
-        "the rows of the load say how each of them ended, and the server's output why; failures count as the slowest "
-        "requests",
+        "the per-request rows show how each request ended, and the server's output shows why; failed requests count "
+        "as the slowest",
     ),
     "SRV-05": (
-        "answers or prompts did not have as many tokens as was asked for",
-        "let the server ignore the end of an answer (task.serving.server.request or removes_eos), and give the client "
-        "the server's own tokenizer; speeds of shorter answers are not comparable",
+        "answers or prompts did not have the requested number of tokens",
+        "make the server ignore the end-of-sequence token (task.serving.server.request or removes_eos), and use the "
+        "server's tokenizer in the client; speeds of shorter answers are not comparable",
     ),
     "SRV-06": (
         "the client was the bottleneck",
-        "give it CPUs of its own, or lower the rate; what it measured is partly its own delay",
+        "give the client its own CPUs, or lower the rate; the measured times include the client's own delay",
     ),
     "SRV-07": (
-        "loadgen calls the load invalid",
-        "its reason is beside it: more requests for its percentile, a lower rate, or a limit that the server can keep",
+        "loadgen reports the result as INVALID",
+        "the message shows loadgen's reason: send more requests for its percentile, lower the rate, or set a latency "
+        "limit that the server can meet",
     ),
 }

@@ -1,8 +1,7 @@
-"""What each rule leaves in a log: texts of PyTorch, NCCL, Lightning, megatron-core, Slurm, Pyxis, Enroot and ours.
+"""Signs: log patterns of each rule, from PyTorch, NCCL, Lightning, megatron-core, Slurm, Pyxis, Enroot and runstop.
 
-A pattern is searched in one line (in a few thousand bytes of a longer one) without its escape sequences. It matches
-only what a failure prints.
-Where several fit one line, the first one listed wins.
+A pattern is searched in one line without its escape sequences (in a few thousand bytes of a long line). It matches only
+what a failure prints. If several patterns match a line, the first one listed wins.
 """
 
 from dataclasses import dataclass
@@ -13,29 +12,29 @@ from bench.rules.signs_of_ends import DEATHS, ECHOES, ENDS, HINTS
 
 
 class Weight(IntEnum):
-    """How much a sign explains: a higher one wins wherever it stands, then the earlier one."""
+    """How much a sign explains: the highest weight wins, then the earliest line."""
 
     HINT = 1
-    """Runs that are fine print it too: it counts in a run that failed, where nothing else does."""
+    """Successful runs print it too: it counts only in a failed run without another sign."""
     OUTCOME = 2
-    """What the MLPerf records say of how it went; `bench.diagnosis.trial_state` finds these."""
+    """The outcome of the trial by its MLPerf records; `bench.diagnosis.trial_state` finds these."""
     END = 3
-    """How a run was ended, whatever the reason."""
+    """How a run ended, without the reason."""
     ECHO = 4
-    """What ranks say when another one is gone."""
+    """What ranks print after another rank has died."""
     DEATH = 5
-    """A rank that died without a word of its own."""
+    """A rank died and printed no reason."""
     CAUSE = 6
-    """It names what is at fault."""
+    """It names the cause."""
 
 
 EVENTS = (Weight.END, Weight.ECHO, Weight.DEATH)
-"""Each can follow from another one: within a file the first explains the rest."""
+"""One can be the consequence of another: within a file the first one explains the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One way in which a rule shows."""
+    """One log pattern of a rule."""
 
     rule: str
     weight: Weight

@@ -1,6 +1,6 @@
 """Patterns of causes below the training: Pyxis, Enroot, MPI, Slurm, GPUs and their drivers.
 
-The order counts: of the patterns that fit a line the first one wins, and `bench.rules.signs` puts these files together.
+The order matters: the first pattern that matches a line wins. `bench.rules.signs` joins these files.
 """
 
 CAUSES: dict[str, tuple[bytes, ...]] = {
@@ -119,6 +119,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"NVIDIA driver on your system is too old|forward compatibility was attempted on non supported HW",
         rb"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver",
         rb"CUDA driver version is insufficient|NVIDIA-SMI has failed because|invalid device ordinal",
-        rb"CUDA-capable device\(s\) is/are busy|this rank needs GPU \d+, and \d+ can be seen",
+        rb"CUDA-capable device\(s\) is/are busy",
+        rb"this rank needs GPU \d+, (?:and|but only) \d+ (?:can be seen|GPUs are visible)",
     ),
 }

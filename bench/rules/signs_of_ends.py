@@ -1,6 +1,6 @@
-"""Patterns of how ranks and runs end, of what other ranks say then, and of hints.
+"""Patterns of how ranks and runs end, of what the other ranks then print, and of hints.
 
-The order counts: of the patterns that fit a line the first one wins, and `bench.rules.signs` puts these files together.
+The order matters: the first pattern that matches a line wins. `bench.rules.signs` joins these files.
 """
 
 from bench.rules.line_starts import TASKS

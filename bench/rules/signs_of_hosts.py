@@ -1,6 +1,6 @@
-"""Patterns of what ssh, docker and podman print when a host cannot be used.
+"""Patterns of the errors of ssh, docker and podman on a host.
 
-Sources: OpenSSH 9.2 and podman 4.3 as they printed it here; docker 27, and NVIDIA's container toolkit.
+Sources: output of OpenSSH 9.2 and podman 4.3; docker 27 and NVIDIA's container toolkit.
 """
 
 CAUSES: dict[str, tuple[bytes, ...]] = {

@@ -1,4 +1,4 @@
-"""Patterns of Ray's own words. Sources: ray/exceptions.py, job_manager.py, raylet and GCS of Ray 2.60."""
+"""Patterns of Ray's own messages. Sources: ray/exceptions.py, job_manager.py, raylet and GCS of Ray 2.60."""
 
 CAUSES: dict[str, tuple[bytes, ...]] = {
     "RAY-01": (

@@ -1,6 +1,6 @@
 """Patterns of causes in the training: memory, storage, configuration, network, the loss, missing modules.
 
-The order counts: of the patterns that fit a line the first one wins, and `bench.rules.signs` puts these files together.
+The order matters: the first pattern that matches a line wins. `bench.rules.signs` joins these files.
 """
 
 from bench.rules.line_starts import LINE, TASKS
@@ -44,7 +44,8 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "ENR-05": (rb"Read-only file system",),
     "CFG-02": (
         rb"val_check_interval.{0,40} must be less than or equal to the number of the training batches",
-        rb"evaluation every \d+ steps is \d+ samples, longer than the data's",
+        rb"evaluation interval of \d+ steps is \d+ samples, more than the",
+        rb"evaluation every \d+ steps is \d+ samples, longer than the data's",  # earlier versions
     ),
     "CFG-10": (
         rb"size mismatch for .{1,300}: copying a param with shape|Global shape mismatch for loaded",
@@ -81,7 +82,8 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"Address already in use|EADDRINUSE|address already in use",
         rb"^ {0,6}[1-9]\d{0,6}: .{0,200}GLOBAL_RANK: 0, MEMBER: 1/",
         rb"^ {0,6}[1-9]\d{0,6}: .{0,60}\brank[ :=]{1,3}(?:0 of 1|0/1|0,? world[ _]size[ :=]{1,2}1)\b",
-        rb"world[ _]size \(1\).{0,40} is not divisible by|\d+ ranks were started, and the plan is for \d+",
+        rb"world[ _]size \(1\).{0,40} is not divisible by",
+        rb"\d+ ranks were started, (?:and the plan is for|but the plan needs) \d+",
     ),
     "NCC-03": (
         rb"NCCL WARN Call to ibv_\w{1,40} failed|async fatal event on ",

@@ -1,4 +1,4 @@
-"""A run's folder: made for this run alone."""
+"""Create the folder of a run, and check that no other user can write to it."""
 
 import os
 import shutil
@@ -16,23 +16,23 @@ from bench.errors import ConfigError
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOT_OTHERS = 0o777 & ~OTHERS_WRITE
-"""The mode of a run folder; the umask may take away more."""
+"""The mode of a run folder; the umask may remove more bits."""
 
 
 def make(plan: Plan, config_yaml: str) -> Path:
-    """Return a new folder that is this run's alone, with what was asked and what was worked out in it.
+    """Create the folder of a run with config.yaml and plan.json in it, and return its path.
 
     Raises:
-        ConfigError: it exists, cannot be made or written, or holds a secret.
+        ConfigError: it exists, cannot be created, or a file in it would hold a secret.
     """
-    folder, plan_text, is_made = _path(plan), plan_kinds.dumps(plan), False
+    folder, plan_text, is_created = _path(plan), plan_kinds.dumps(plan), False
     masking.refuse([config_yaml], where=CONFIG)
     masking.refuse([plan_text], where=PLAN)
     try:
         for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
             missing.mkdir(mode=NOT_OTHERS, exist_ok=True)
         folder.mkdir(mode=NOT_OTHERS)
-        is_made = True
+        is_created = True
         _require_ours_or_remove(folder)
         (folder / RANK_LOGS).mkdir(mode=NOT_OTHERS)
         for name, text in ((CONFIG, config_yaml), (PLAN, plan_text)):
@@ -40,16 +40,16 @@ def make(plan: Plan, config_yaml: str) -> Path:
                 file.write(text)
     except FileExistsError as error:
         raise ConfigError(
-            "this folder exists, and a run never writes into another's",
+            "the run folder exists already",
             where=str(folder),
-            fix="leave launch.folder out for a new one",
+            fix="leave out launch.folder to get a new folder, or name one that does not exist",
             rule="CFG-05",
         ) from error
     except OSError as error:
-        if is_made:
+        if is_created:
             shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(
-            f"the run folder cannot be made: {error.strerror}",
+            f"the run folder cannot be created: {error.strerror}",
             where=str(folder),
             fix="set LOGDIR to a writable folder",
             rule="CFG-08",
@@ -58,21 +58,22 @@ def make(plan: Plan, config_yaml: str) -> Path:
 
 
 def require_ours(folder: Path) -> None:
-    """Raise ConfigError unless a run folder belongs to this user, and nobody else may write in it or exchange it.
+    """Raise ConfigError unless this user owns a run folder, and no other user can write to it or replace it.
 
-    Whoever may write there can change a plan, which says what runs, and results. `require_ours` in job.sh is the same.
+    A user who can write there can change results, and the plan, which defines what runs. `check_owner` in job.sh
+    makes the same checks.
     """
-    found, parent = folder.lstat(), folder.resolve().parent.stat()
-    if stat.S_ISLNK(found.st_mode):
-        raise _not_ours("this is a symbolic link", folder, fix="name the folder itself")
-    if found.st_uid != os.geteuid():
-        raise _not_ours("this run folder belongs to somebody else", folder, fix="start a run of your own")
-    if found.st_mode & OTHERS_WRITE:
-        fix = f"look for what is not yours in it, then chmod go-w {folder}"
-        raise _not_ours("others may write in this run folder", folder, fix=fix)
+    status, parent = folder.lstat(), folder.resolve().parent.stat()
+    if stat.S_ISLNK(status.st_mode):
+        raise _not_ours("the run folder is a symbolic link", folder, fix="name the folder itself")
+    if status.st_uid != os.geteuid():
+        raise _not_ours("another user owns this run folder", folder, fix="start a run of your own")
+    if status.st_mode & OTHERS_WRITE:
+        fix = f"look for files of other users in it, then chmod go-w {folder}"
+        raise _not_ours("other users can write to this run folder", folder, fix=fix)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
-        fix = "take a folder in it in which only you may write: set LOGDIR"
-        raise _not_ours("everybody may rename what lies here, also this run folder", folder.parent, fix=fix)
+        fix = "set LOGDIR to a folder below it that only you can write to"
+        raise _not_ours("every user can rename files here, including this run folder", folder.parent, fix=fix)
 
 
 def _require_ours_or_remove(folder: Path) -> None:
@@ -88,7 +89,7 @@ def _not_ours(what: str, where: Path, *, fix: str) -> ConfigError:
 
 
 def plan_in(folder: Path) -> Plan | None:
-    """Return the plan of a run folder; None if there is none, or none that can be read: logs are read without one."""
+    """Return the plan of a run folder; None if it has none, or if that cannot be read."""
     with suppress(ConfigError):
         return plan_kinds.load(folder / PLAN)
     return None
@@ -101,7 +102,14 @@ def _path(plan: Plan) -> Path:
     return Path(str(plan_paths.expanded(plan.config.cluster.paths.logs))) / name
 
 
+def of_array(parent: Path) -> Path:
+    """Return a new folder for a job array, next to the folders of its runs."""
+    folder = parent / f"array-{time.strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
+    folder.mkdir(mode=NOT_OTHERS)
+    return folder
+
+
 def short(path: Path) -> str:
-    """Return the path as one would type it here."""
+    """Return the path relative to the working directory if it is below it, else as it is."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

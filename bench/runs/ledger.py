@@ -1,7 +1,7 @@
-"""The ledger of a run: which trial has which seed, how often it was started, and what came of it.
+"""The ledger of a run: the seed, the attempts and the outcome of each trial.
 
-A trial keeps its seed for ever. What an attempt that was cut short left behind is set aside, so that no log ever holds
-two attempts and none of it is judged.
+A trial keeps its seed in every attempt. The files of an interrupted attempt are moved to attempts/, so that no log
+holds two attempts, and such a log is never judged.
 """
 
 import fcntl
@@ -21,27 +21,28 @@ from bench.contract.mllog import Binding
 from bench.contract.plan import Plan, Trial
 from bench.contract.run_files import LEDGER, MANIFEST, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
+from bench.runs.older_outcomes import with_current_outcome
 
 
 class Outcome(StrEnum):
-    """Where a trial, or an attempt at it, stands."""
+    """The state or the outcome of a trial, or of an attempt."""
 
     planned = "planned"
     running = "running"
     interrupted = "interrupted"
-    proven = "proven"
-    not_proven = "not proven"
+    valid = "valid"
+    invalid = "invalid"
     aborted = "aborted"
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still to be done; the others are final."""
+        """Whether the trial still has to run; the other outcomes are final."""
         return self in (Outcome.planned, Outcome.running, Outcome.interrupted)
 
     @property
     def is_result(self) -> bool:
-        """Whether the trial ran to its end and was judged."""
-        return self in (Outcome.proven, Outcome.not_proven)
+        """Whether the trial completed and was judged."""
+        return self in (Outcome.valid, Outcome.invalid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +53,16 @@ class Attempt:
     job: str | None = None
     nodes: str | None = None
     cause: str | None = None
-    """Why it was cut short."""
+    """Why it was interrupted."""
     nonce: str | None = None
-    """What its log begins with; None for attempts of versions that had no nonces."""
+    """The nonce in the first line of its log; None for attempts of versions that wrote no nonce."""
     checkpoint: int | None = None
-    """The step of the newest checkpoint when it began; None where there was none."""
+    """The step of the newest checkpoint when it started; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One trial. What its log proved is None until it was judged."""
+    """One trial. The values from its log are None until it is judged."""
 
     trial: int
     seed: int | None = None
@@ -70,32 +71,32 @@ class Entry:
     samples_to_target: int | None = None
     eval_final: float | None = None
     official: dict[str, bool | None] | None = None
-    """The official checker's verdict by ruleset."""
+    """The verdict of the official checker, by ruleset."""
     not_as_planned: list[str] | None = None
     log_sha256: str | None = None
-    """Of its log, as that was when the trial ended."""
+    """Checksum and size of its log when the trial ended."""
     log_bytes: int | None = None
     attempts: tuple[Attempt, ...] = ()
 
     @property
     def nonce(self) -> str | None:
-        """That of the last attempt, which is the one that its log must be of."""
+        """The nonce of the last attempt, which must have written the log."""
         return self.attempts[-1].nonce if self.attempts else None
 
 
 def create(folder: Path, plan: Plan) -> None:
-    """Write the ledger of a new run; one that is there already stays.
+    """Write the ledger of a new run; keep an existing one.
 
     Raises:
-        ConfigError: that one is of other trials.
+        ConfigError: the existing ledger has other trials.
     """
     planned = [Entry(trial=t.index, seed=t.seed, outcome=Outcome.planned) for t in plan.trials]
-    with alone(folder):
+    with locked(folder):
         if not (folder / LEDGER).exists():
             _write(folder, planned)
     if [(entry.trial, entry.seed) for entry in read(folder)] != [(entry.trial, entry.seed) for entry in planned]:
         raise ConfigError(
-            "the ledger is that of a run with other seeds",
+            "the ledger in this folder has other trials or seeds than this run",
             where=str(folder / LEDGER),
             fix="start a new run",
             rule="CFG-05",
@@ -106,7 +107,7 @@ def read(folder: Path) -> list[Entry]:
     """Return one entry per trial.
 
     Raises:
-        BenchError: there is none, or it is damaged.
+        BenchError: there is no ledger, or it is damaged.
     """
     try:
         return [_entry(raw) for raw in json.loads((folder / LEDGER).read_text())]
@@ -114,84 +115,83 @@ def read(folder: Path) -> list[Entry]:
         raise BenchError(
             f"the ledger cannot be read: {error!r}",
             where=str(folder / LEDGER),
-            fix="start a new run; the result_K.txt of this one can still be judged",
+            fix="start a new run; `runstop parse` can still check the result_K.txt of this one",
         ) from error
 
 
-def found(folder: Path) -> list[Entry]:
-    """Return one entry per trial, or nothing where there is no ledger that can be read."""
+def entries(folder: Path) -> list[Entry]:
+    """Return one entry per trial; an empty list if no ledger can be read."""
     with suppress(BenchError):
         return read(folder)
     return []
 
 
 def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, nodes: str | None = None) -> bool:
-    """Open a trial's next attempt, and keep job and nodes with it; return False if the trial is done.
+    """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
-    Attempts that have brought the trial to a new checkpoint are not counted.
+    Attempts after which there was a new checkpoint are not counted.
 
     Raises:
-        SubmitError: this job has started it as often as launch.attempts allows, and was cut short each time.
+        SubmitError: this job has started the trial launch.attempts times, and each attempt was interrupted.
     """
     entry = read(folder)[trial.index]
     if not entry.outcome.is_open:
         return False
-    made, cause = entry.attempts, _cause(folder, trial.index)
-    if entry.outcome is Outcome.running and made:
-        lost = "lost without a word: the node, or the batch script, died"
-        made = (*made[:-1], replace(made[-1], outcome=Outcome.interrupted, cause=cause or lost))
-    if made:
-        _set_aside(folder, trial, len(made))
+    previous, cause = entry.attempts, _cause(folder, trial.index)
+    if entry.outcome is Outcome.running and previous:
+        lost = "unknown: the node or the batch script was killed before it could report a cause"
+        previous = (*previous[:-1], replace(previous[-1], outcome=Outcome.interrupted, cause=cause or lost))
+    if previous:
+        _set_aside(folder, trial, len(previous))
     newest = checkpoint.newest(folder, trial.index)
-    tried = [attempt for attempt in made if attempt.job == job and attempt.checkpoint == newest]
+    tried = [attempt for attempt in previous if attempt.job == job and attempt.checkpoint == newest]
     if len(tried) >= attempts:
-        _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.interrupted, attempts=made))
+        _change(folder, trial.index, lambda entry: replace(entry, outcome=Outcome.interrupted, attempts=previous))
         causes = ", ".join(attempt.cause or "unknown" for attempt in tried)
         raise SubmitError(
-            f"trial {trial.index} was started {len(tried)} times and cut short each time: {causes}",
+            f"trial {trial.index} was started {len(tried)} times and interrupted each time: {causes}",
             where=str(folder / LEDGER),
-            fix="give it more time (walltime) or nodes that nobody takes away, then `python -m bench resume RUN`",
+            fix="raise walltime, or use nodes whose jobs are not preempted, then `runstop resume RUN`",
         )
     nonce = secrets.token_hex(16)
     new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
-    attempts_of.save(folder, Binding(nonce=nonce, trial=trial.index, attempt=len(made) + 1))
-    nothing: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes"))
-    _change(folder, trial.index, lambda e: replace(e, outcome=Outcome.running, attempts=(*made, new), **nothing))
+    attempts_of.save(folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1))
+    cleared: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes"))
+    _change(folder, trial.index, lambda e: replace(e, outcome=Outcome.running, attempts=(*previous, new), **cleared))
     return True
 
 
 def end(folder: Path, trial: int, outcome: Outcome, *, cause: str | None = None, **facts: Any) -> None:
-    """Close a trial and its attempt; facts are what its log proved, by the names of Entry's fields."""
+    """Record the outcome of a trial and of its attempt; facts are further fields of Entry."""
 
     def closed(entry: Entry) -> Entry:
         ended = (replace(last, outcome=outcome, cause=cause or last.cause) for last in entry.attempts[-1:])
-        made = (*entry.attempts[:-1], *ended)
-        return replace(entry, outcome=outcome, attempts=made, **facts)
+        return replace(entry, outcome=outcome, attempts=(*entry.attempts[:-1], *ended), **facts)
 
     _change(folder, trial, closed)
 
 
 def reopen(folder: Path) -> None:
-    """Let a run go on that had ended: its last words are set aside, and aborted trials are open again.
+    """Make a run that has ended ready to resume: move status.json and the manifest away, reopen aborted trials.
 
-    A trial that ran to its end and missed its target is a result, and stays one.
+    A completed trial that missed its target is a result, and keeps its outcome.
     """
-    with alone(folder):
+    with locked(folder):
         before = read(folder) if (folder / LEDGER).exists() else []
         opened = [replace(e, outcome=Outcome.interrupted) if e.outcome is Outcome.aborted else e for e in before]
         if opened != before:
             _write(folder, opened)
-        last_words = [folder / name for name in (MANIFEST, STATUS) if (folder / name).exists()]
-        if last_words:
+        final_files = [folder / name for name in (MANIFEST, STATUS) if (folder / name).exists()]
+        if final_files:
             kept = _numbered(folder / run_files.ATTEMPTS, "run")
             kept.mkdir(parents=True)
-        for path in last_words:  # status.json goes last: whoever finds it knows that the run may have to be reopened
+        for path in final_files:  # status.json is moved last: while it is there, the run may have to be reopened
             path.rename(kept / path.name)
 
 
 @contextmanager
 def reopened(folder: Path) -> Iterator[None]:
-    """Reopen a run for what is done in the block; if either fails, every file is as it was."""
+    """Reopen a run for the block; if reopening or the block fails, restore every file."""
     attempts = folder / run_files.ATTEMPTS
     kept, is_new = _numbered(attempts, "run"), not attempts.exists()
     try:
@@ -209,8 +209,8 @@ def reopened(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep other elements of a job array out, where the file system has locks."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the ledger against other tasks of a job array, if the file system supports locks."""
     with (folder / run_files.LEDGER_LOCK).open("w") as lock:
         with suppress(OSError):
             fcntl.lockf(lock, fcntl.LOCK_EX)
@@ -218,19 +218,19 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _change(folder: Path, trial: int, change: Callable[[Entry], Entry]) -> None:
-    """Replace a trial's entry by what `change` makes of it."""
-    with alone(folder):
-        entries = read(folder)
-        entries[trial] = change(entries[trial])
-        _write(folder, entries)
+    """Replace the entry of a trial by `change(entry)`."""
+    with locked(folder):
+        changed = read(folder)
+        changed[trial] = change(changed[trial])
+        _write(folder, changed)
 
 
-def _write(folder: Path, entries: list[Entry]) -> None:
-    masked_json.write(folder / LEDGER, [_plain(entry) for entry in entries])
+def _write(folder: Path, content: list[Entry]) -> None:
+    masked_json.write(folder / LEDGER, [_plain(entry) for entry in content])
 
 
 def _plain(value: Entry | Attempt) -> dict[str, Any]:
-    """Return what the file holds: what is not known is left out."""
+    """Return the JSON object of an entry or an attempt, without the fields that are None."""
     raw = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Entry):
         raw["attempts"] = [_plain(attempt) for attempt in value.attempts] or None
@@ -238,31 +238,33 @@ def _plain(value: Entry | Attempt) -> dict[str, Any]:
 
 
 def _entry(raw: dict[str, Any]) -> Entry:
-    """Return an entry of the file; earlier versions wrote the same keys, and other ones are none of ours."""
+    """Return an entry of the file; unknown keys are ignored."""
     if not isinstance(raw["trial"], int):
         raise TypeError(f"trial {raw['trial']!r}")
+    raw = with_current_outcome(raw)
     known = {f.name: raw[f.name] for f in fields(Entry) if f.name in raw}
     known["attempts"] = tuple(_attempt(attempt) for attempt in raw.get("attempts") or ())
     return Entry(**known | {"outcome": Outcome(raw["outcome"])})
 
 
 def _attempt(raw: dict[str, Any]) -> Attempt:
+    raw = with_current_outcome(raw)
     known = {f.name: raw[f.name] for f in fields(Attempt) if f.name in raw}
     return Attempt(**known | {"outcome": Outcome(raw["outcome"])})
 
 
 def _cause(folder: Path, trial: int) -> str | None:
-    """Return why the last attempt was cut short, as its batch script said; said once."""
+    """Return why the last attempt was interrupted, from the file that its batch script wrote; remove the file."""
     for name in (run_files.interrupted(f"_{trial}"), run_files.interrupted()):
         with suppress(OSError):
-            said = (folder / name).read_text().strip()
+            cause = (folder / name).read_text().strip()
             (folder / name).unlink()
-            return said or None
+            return cause or None
     return None
 
 
 def _set_aside(folder: Path, trial: Trial, number: int) -> None:
-    """Move what an attempt left behind to a folder of its own."""
+    """Move the files of an attempt to attempts/TRIAL.NUMBER."""
     kept = folder / run_files.attempt(trial.index, number)
     left = [path for pattern in run_files.of_attempt(trial.index) for path in folder.glob(pattern)]
     if left:

@@ -1,7 +1,7 @@
-"""The manifest of a run: the checksums of all files that make up its result, so that it can be handed on and checked.
+"""Write and read the manifest of a run: the checksums of all files of its result, so that a copy can be verified.
 
-It is written last. What is still written when a run ends (the job's own output) is not in it, and of adapters and
-checkpoints only that they are there.
+It is written last. The job's own output, which is still written when a run ends, is not in it. Of adapters and
+checkpoints it lists only the folders.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ PATTERNS = (
     *(run_files.RESULTS, run_files.prepare_log("*"), f"{run_files.facts('*')}/*", run_files.health("*")),
     *(f"{run_files.ATTEMPTS}/*/{run_files.RESULTS}", run_files.binding("*")),
 )
-"""What makes up a result, beside the files that logs have attached."""
+"""The files of a result, in addition to those that logs attach."""
 FOLDERS = (run_files.adapters("*"), f"{run_files.checkpoints('*')}/*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run folder held when its run had ended."""
+    """The content of a run folder when its run had ended."""
 
     version: int
     bench: str
@@ -43,18 +43,18 @@ class Manifest:
     written: str
     """When, in UTC (ISO 8601)."""
     image: dict[str, Any] | None
-    """Its name, and what its record said when the job was submitted; None for ranks in no container."""
+    """Name and recorded digest of the image when the job was submitted; None for ranks without a container."""
     folders: tuple[str, ...]
-    """Of which only the presence is known."""
+    """Folders whose content is not in the manifest."""
     files: Mapping[str, Content]
-    """By path from the run folder."""
+    """By path relative to the run folder."""
 
 
 def write(folder: Path) -> None:
     """Write the manifest of a run that has ended.
 
     Raises:
-        OSError: a file cannot be read, or this one not be written.
+        OSError: a file cannot be read, or the manifest cannot be written.
     """
     manifest = Manifest(
         version=VERSION,
@@ -62,13 +62,13 @@ def write(folder: Path) -> None:
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
         folders=tuple(sorted(_folders(folder))),
-        files={name: atomic_files.of(folder / name) for name in files(folder)},
+        files={name: atomic_files.checksum(folder / name) for name in files(folder)},
     )
     masked_json.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return a run's manifest; None if there is none, or one that is not as it was written, to the byte."""
+    """Return a run's manifest; None if there is none, or if it has changed since it was written."""
     raw = atomic_files.read_object(folder / MANIFEST)
     body = {name: value for name, value in raw.items() if name != "sha256"}
     try:
@@ -81,14 +81,14 @@ def read(folder: Path) -> Manifest | None:
 
 
 def files(folder: Path) -> list[str]:
-    """Return what makes up the result, as paths from the run folder; links are no files."""
-    found = {path for pattern in PATTERNS for path in folder.glob(pattern)}
-    found |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
-    return sorted(path.relative_to(folder).as_posix() for path in found if _is_file(path))
+    """Return the files of the result as paths relative to the run folder, without symbolic links."""
+    paths = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    paths |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
+    return sorted(path.relative_to(folder).as_posix() for path in paths if _is_file(path))
 
 
 def _folders(folder: Path) -> Iterator[str]:
-    """Yield the folders of which only the presence is kept: adapters and checkpoints."""
+    """Yield the folders that are listed without their content: adapters and checkpoints."""
     for pattern in FOLDERS:
         yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern) if path.is_dir())
 
@@ -96,7 +96,7 @@ def _folders(folder: Path) -> Iterator[str]:
 def _attached(log: Path) -> Iterator[Path]:
     if not _is_file(log):
         return
-    with suppress(LogError):  # one that cannot be read: who reads its content finds out
+    with suppress(LogError):  # a log that cannot be read is reported when it is judged
         records = logs.read(log)
         paths = (provenance_checks.attached_path(records, record) for record in records.all(mllog.ATTACHED_FILE))
         yield from (path for path in paths if path)
@@ -113,7 +113,7 @@ def _version() -> str:
 
 
 def _image(folder: Path) -> dict[str, Any] | None:
-    """Return what job.json keeps of the image, else its name in the plan."""
+    """Return the image in job.json, else its name in the plan."""
     known = atomic_files.read_object(folder / JOB).get("image")
     if isinstance(known, dict):
         return known

@@ -1,4 +1,4 @@
-"""Runs as one finds them: their folders, and where their jobs stand."""
+"""Find runs by their folders, and query their backends for the states of their jobs."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from bench import backends
 from bench.backends.protocol import Backend, Job, JobState, Queue
 from bench.contract import atomic_files
-from bench.contract.run_files import JOB, LEDGER, PLAN, RESERVE, STATUS, SUBMISSION
+from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
@@ -22,106 +22,118 @@ from bench.runs.status import Status
 
 POLL_S = 5.0
 ENDS_S = 300.0
-"""How long a job may take to end once its last word is written: its container and its node are being tidied up."""
+"""How long a job may take to end after it wrote status.json: its container and its node are cleaned up."""
 LAG_S = 60.0
-"""How long a backend may take to hear again of a job that it has forgotten."""
+"""How long a backend may not know a job before the job counts as lost."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder, and where its job stands."""
+    """A run folder, and the state of its job."""
 
     folder: Path
     backend: BackendName
     jobs: tuple[str, ...]
-    """Every job that worked on it, the last one last; none for a run on the machine it was started from."""
+    """The ids of its jobs, the newest last; none for a run on the machine that started it."""
     state: Job | None
     elements: tuple[Job, ...]
-    """Of an array, one per trial that its backend knows."""
+    """The tasks of a job array, one per trial that its backend knows."""
     outcomes: tuple[Outcome, ...]
     """Of each trial, by the ledger."""
     status: Status | None
-    """What the job wrote last."""
-    is_asked: bool = True
-    """Whether its backend could be asked from this machine."""
-    odd_backend: str = ""
-    """What job.json calls its backend, where none is called so: `backend` says nothing then, and is not asked."""
+    """The final status; None until the job has written it."""
+    is_queried: bool = True
+    """Whether its backend could be queried from this machine."""
+    unknown_backend: str = ""
+    """The backend in job.json if there is none of that name; `backend` is then meaningless, and is not queried."""
 
     @property
     def id(self) -> str:
-        """How its backend knows the run's last job."""
+        """The id of the newest job; without a job the path of the folder."""
         return self.jobs[-1] if self.jobs else str(self.folder)
 
     @property
     def states(self) -> tuple[Job, ...]:
-        """Of the job, or of each element of an array."""
+        """The state of the job, or of each task of a job array."""
         return self.elements or ((self.state,) if self.state else ())
 
     @property
     def is_active(self) -> bool:
-        """Whether its backend has work of it queued or running."""
+        """Whether it has a queued or running job."""
         return any(job.state.is_active for job in self.states)
 
     @property
-    def word(self) -> str:
-        """Where it stands, in one word: its backend's for what that still has, else ours."""
+    def state_name(self) -> str:
+        """The backend's name of the state while a job is active; then the outcome of the run."""
         if self.is_active:
-            words = [job.word for job in self.states]
-            counts = Counter(words)
-            return ", ".join(f"{counts[word]} {word}" for word in counts) if self.elements else words[0]
+            names = [job.native_state for job in self.states]
+            counts = Counter(names)
+            return ", ".join(f"{counts[name]} {name}" for name in counts) if self.elements else names[0]
         if self.status is not None:
             return str(self.status.outcome)
         if not self.states:
             return self._unknown
-        return min(self.states, key=lambda job: job.state is JobState.completed).word  # first what did not complete
+        return min(
+            self.states, key=lambda job: job.state is JobState.completed
+        ).native_state  # a job that did not complete comes first
 
     @property
     def _unknown(self) -> str:
-        if not self.is_asked:
-            return f"unknown: {self.odd_backend or self.backend.name} cannot be asked here"
+        if not self.is_queried:
+            return f"unknown: {self.unknown_backend or self.backend.name} cannot be queried here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
 
     @property
     def has_died(self) -> bool:
-        """Whether its job is gone without a last word: the batch script was killed, or its node."""
-        is_left = (self.folder / RESERVE).exists()  # the script makes it when it starts, and removes it when it ends
-        return is_left and self.is_asked and not self.is_active and self.status is None
+        """Whether its job ended without writing status.json: the batch script or its node was killed."""
+        has_reserve = (
+            self.folder / DISK_RESERVE
+        ).exists()  # the script creates it at its start and removes it at its end
+        return has_reserve and self.is_queried and not self.is_active and self.status is None
 
 
 def find(folder: Path) -> Run:
     """Return one run.
 
     Raises:
-        ConfigError: the folder is not a run's, or the run is of a backend that does not exist.
+        ConfigError: the folder is not a run folder, or there is no backend of the name in job.json.
     """
     if not (folder / JOB).exists() and not (folder / LEDGER).exists():
-        raise ConfigError("no run in this folder", where=str(folder), fix="python -m bench runs lists the runs")
+        raise ConfigError(
+            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+        )
     run = _runs([folder])[0]
-    if run.odd_backend:
-        what = f"there is no backend {run.odd_backend}; there are {', '.join(BackendName.__members__)}"
-        raise ConfigError(what, where=str(folder / JOB), fix="use the version of this program that started the run")
+    if run.unknown_backend:
+        what = f"there is no backend {run.unknown_backend}; there are {', '.join(BackendName.__members__)}"
+        raise ConfigError(what, where=str(folder / JOB), fix="use the version of runstop that started the run")
     return run
 
 
 def below(root: Path, *, must_answer: bool = False) -> list[Run]:
-    """Return the runs below a folder, the oldest first; each backend is asked once, however many runs there are.
+    """Return the runs below a folder, the oldest first; each backend is queried once for all of its runs.
 
-    Of a backend that cannot be asked only the folders say where its runs stand; that is told.
+    If a backend cannot be queried, a warning is logged, and the states of its runs come from their folders only.
 
     Raises:
         ConfigError: no such folder.
-        BenchError: a backend cannot be asked, and `must_answer` says that each must be.
+        BenchError: a backend cannot be queried, and `must_answer` is set.
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    return _runs([path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}")], must_answer=must_answer)
+    folders = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
+    return _runs([folder for folder in folders if not _is_of_several(folder)], must_answer=must_answer)
+
+
+def _is_of_several(folder: Path) -> bool:
+    """Whether a folder is that of a shared job or an array, whose runs have folders of their own next to it."""
+    return not (folder / LEDGER).exists() and "runs" in atomic_files.read_object(folder / JOB)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
-    """Yield where a run's job stands, whenever that changes, until it runs (`started`) or has ended.
+    """Yield the state of a run's job whenever it changes, until the job runs (`started`) or has ended.
 
-    A job that has written its last word has ended once its backend says so, or ENDS_S later.
+    A job that has written status.json counts as ended once its backend reports so, or ENDS_S later.
     """
     last, missing_since = None, time.monotonic()
     over_since: float | None = None
@@ -129,66 +141,66 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
         job = find(folder).state
         if job is not None:
             missing_since = time.monotonic()
-            if last is None or (job.word, job.reason) != (last.word, last.reason):
+            if last is None or (job.native_state, job.reason) != (last.native_state, last.reason):
                 yield job
             last = job
-        goes_on = job is None or (job.state is JobState.queued if started else job.state.is_active)
+        is_pending = job is None or (job.state is JobState.queued if started else job.state.is_active)
         if (folder / STATUS).exists():
             over_since = over_since or time.monotonic()
-            goes_on = goes_on and job is not None and not started and time.monotonic() - over_since < ENDS_S
-        if not goes_on:
+            is_pending = is_pending and job is not None and not started and time.monotonic() - over_since < ENDS_S
+        if not is_pending:
             return
         if time.monotonic() - missing_since > LAG_S:
-            raise SubmitError("nobody knows the job any more", where=str(folder), fix=f"python -m bench why {folder}")
+            raise SubmitError("the backend no longer knows the job", where=str(folder), fix=f"runstop why {folder}")
         time.sleep(POLL_S)
 
 
 def exit_code(folder: Path) -> int:
-    """Return what came of a run that has ended, as its job said, or as its backend does."""
+    """Return the exit code of a run that has ended: from status.json, else from the state of its job."""
     run = find(folder)
     if run.status is not None:
         return run.status.exit_code
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def _runs(found: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
-    raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(found))}
-    unasked = [_unasked(path, job) for path, job in raw.items()]
-    asked: dict[Path, Run] = {}
-    askable = [run for run in unasked if not run.odd_backend]
-    for name in {run.backend for run in askable}:
+def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
+    raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(folders))}
+    from_folders = [_from_folder(path, job) for path, job in raw.items()]
+    queried: dict[Path, Run] = {}
+    known = [run for run in from_folders if not run.unknown_backend]
+    for name in {run.backend for run in known}:
         try:
-            asked |= _asked_of(backends.get(name), [run for run in askable if run.backend is name])
+            queried |= _query(backends.get(name), [run for run in known if run.backend is name])
         except BenchError as error:
             if must_answer:
                 raise
-            _log.warning("%s cannot be asked where its runs stand: %s", name.name, error.what)
-    return [asked.get(run.folder, replace(run, is_asked=False)) for run in unasked]
+            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, error.what)
+    return [queried.get(run.folder, replace(run, is_queried=False)) for run in from_folders]
 
 
-def _asked_of(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
-    """Return what a backend knows of its runs, by their folders; nothing where it is not on this machine."""
-    if not backend.is_here():
+def _query(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
+    """Return the runs of a backend with their states, by folder; empty if the backend is not on this machine."""
+    if not backend.is_available():
         return {}
     if isinstance(backend, Queue):
-        runs = [_with_unnoted(run, backend) for run in runs]
+        runs = [_with_unrecorded_jobs(run, backend) for run in runs]
     known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, Queue)])
-    return {run.folder: _asked(run, known) for run in runs}
+    return {run.folder: _with_state(run, known) for run in runs}
 
 
-def _with_unnoted(run: Run, queue: Queue) -> Run:
-    """Return a run with the jobs that its queue has, and that nobody has noted because the queue's answer was lost."""
+def _with_unrecorded_jobs(run: Run, queue: Queue) -> Run:
+    """Return a run with the jobs that its queue has and that job.json lacks, since the reply to sbatch was lost."""
     if not (run.folder / SUBMISSION).exists():
         return run
     return replace(run, jobs=(*run.jobs, *(job for job in queue.submitted(run.folder) if job not in run.jobs)))
 
 
-def _unasked(path: Path, job: Mapping[str, Any]) -> Run:
-    """Return a run without what its backend knows."""
-    # Of earlier versions, which did not write the name down, only Slurm's runs have a job.json.
-    word = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
-    name = BackendName.__members__.get(word)
-    outcomes = tuple(entry.outcome for entry in ledger.found(path))
+def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
+    """Return a run from its folder alone, without the states of its jobs."""
+    # Earlier versions did not write the name; of their runs only those of Slurm have a job.json.
+    written = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    name = BackendName.__members__.get(written)
+    outcomes = tuple(entry.outcome for entry in ledger.entries(path))
     status = statuses.read(path)
     return Run(
         folder=path,
@@ -198,18 +210,18 @@ def _unasked(path: Path, job: Mapping[str, Any]) -> Run:
         elements=(),
         outcomes=outcomes,
         status=status,
-        odd_backend="" if name else word,
+        unknown_backend="" if name else written,
     )
 
 
 def _job_ids(entries: Any) -> tuple[str, ...]:
-    """Return the ids of the jobs in job.json; entries that nobody of ours has written are left out."""
-    found = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return tuple(str(id) for id in found if isinstance(id, str | int))
+    """Return the ids of the jobs in job.json; malformed entries are left out."""
+    ids = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return tuple(str(id) for id in ids if isinstance(id, str | int))
 
 
-def _asked(run: Run, known: Mapping[str, Job]) -> Run:
-    """Return a run with the state of its last job, and of its elements if that is an array."""
+def _with_state(run: Run, known: Mapping[str, Job]) -> Run:
+    """Return a run with the state of its newest job, and of the tasks if that is a job array."""
     elements = tuple(job for id, job in known.items() if run.jobs and id.startswith(f"{run.id}_"))
     active = next((job for job in elements if job.state.is_active), elements[-1] if elements else None)
     return replace(run, state=known.get(run.id) or active, elements=elements)
@@ -220,23 +232,23 @@ _log = logging.getLogger(__name__)
 
 
 def root() -> Path:
-    """Return the folder that run folders are made in."""
+    """Return the folder that holds the run folders."""
     return Path(os.environ.get("LOGDIR") or "runs")
 
 
 def resolved(run: Path) -> Path:
-    """Return the run folder that is meant: the newest one for `latest`, unless a folder has that name.
+    """Return the path; for `latest` the newest run folder, unless a folder has that name.
 
     Raises:
-        ConfigError: there is no run yet.
+        ConfigError: there are no runs.
     """
     if str(run) != LATEST or run.exists():
         return run
-    found = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
-    if not found:
+    files = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
+    if not files:
         raise ConfigError(
-            "there is no run yet", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
+            "there are no runs", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
         )
-    newest = max(found, key=lambda path: (path.stat().st_mtime, path)).parent
+    newest = max(files, key=lambda path: (path.stat().st_mtime, path)).parent
     _log.info("the newest run is %s", newest)
     return newest

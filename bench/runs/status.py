@@ -1,6 +1,6 @@
-"""The last word of a run, status.json: what it holds, and the one place that writes and reads it.
+"""Read and write the final status of a run, status.json.
 
-A batch script that cannot start Python any more writes the same object by itself (`status` in job.sh).
+A batch script that cannot start Python writes the same object itself (`status` in job.sh).
 """
 
 from dataclasses import dataclass, fields
@@ -11,22 +11,23 @@ from typing import Any
 from bench import masked_json
 from bench.contract import atomic_files
 from bench.contract.run_files import STATUS
+from bench.runs.older_outcomes import with_current_outcome
 
 
 class Ending(StrEnum):
     """How a run ended."""
 
-    proven = "proven"
-    not_proven = "not proven"
+    valid = "valid"
+    invalid = "invalid"
     failed = "failed"
     interrupted = "interrupted"
-    fine = "fine"
-    """Of a job that only looked at its nodes."""
+    passed = "passed"
+    """Of a job that only checked its nodes, and found no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How a run ended, and what to do about it."""
+    """How a run ended, and how to fix a failure."""
 
     outcome: Ending
     exit_code: int
@@ -37,7 +38,7 @@ class Status:
     rule: str | None = None
     evidence: str | None = None
     file: str | None = None
-    """Where the evidence stood when the run ended, and in which line."""
+    """The file and the line of the evidence when the run ended."""
     line: int | None = None
 
 
@@ -45,14 +46,14 @@ FILE_KEYS = {"during": "while"}
 
 
 def write(folder: Path, status: Status) -> None:
-    """Replace a run's status.json; what is not known is left out."""
-    said = {FILE_KEYS.get(f.name, f.name): getattr(status, f.name) for f in fields(Status)}
-    masked_json.write(folder / STATUS, {key: value for key, value in said.items() if value is not None})
+    """Replace a run's status.json; fields that are None are left out."""
+    content = {FILE_KEYS.get(f.name, f.name): getattr(status, f.name) for f in fields(Status)}
+    masked_json.write(folder / STATUS, {key: value for key, value in content.items() if value is not None})
 
 
 def read(folder: Path) -> Status | None:
-    """Return a run's last word; None while there is none, or none that can be read."""
-    raw = atomic_files.read_object(folder / STATUS)
+    """Return a run's final status; None if it has none yet, or if it cannot be read."""
+    raw = with_current_outcome(atomic_files.read_object(folder / STATUS))
     known: dict[str, Any] = {f.name: raw.get(FILE_KEYS.get(f.name, f.name)) for f in fields(Status)}
     if raw.get("outcome") not in [*Ending] or not isinstance(raw.get("exit_code"), int):
         return None

@@ -1,4 +1,4 @@
-"""What a run folder says of its run in one line: what was asked for, when, and how fast it was."""
+"""Summarize a run folder: its overrides, when it started, and how fast it was."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,21 +13,21 @@ from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
 from bench.runs.folder import plan_in
-from bench.texts import steering
+from bench.texts import control_character
 
 _OVERRIDES = "# overrides: "
-"""Begins the first line of a config.yaml."""
+"""The start of the first line of a config.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One run. Numbers are medians of its valid trials; None for what no valid trial proves."""
+    """One run. Numbers are medians over its valid trials; None if no valid trial has the number."""
 
     folder: Path
     started: str
-    """As 2026-11-22 07:53, in this machine's time; empty for a folder without a plan."""
+    """Such as 2026-11-22 07:53, in local time; empty for a folder without a plan."""
     overrides: str
-    """Of the command line that started it; empty where that is not known."""
+    """The overrides on its command line; empty if they are not known."""
     num_valid: int
     minutes: float | None
     step_time_ms: float | None
@@ -36,13 +36,15 @@ class Summary:
 
 
 def summary(folder: Path) -> Summary:
-    """Return what a run folder says; a folder that lacks some of it has a summary, too."""
-    plan, made = plan_in(folder), folder / PLAN
+    """Return the summary of a run folder; files may be missing."""
+    plan, plan_file = plan_in(folder), folder / PLAN
     valid = [result for result in _results(folder, plan) if result.valid]
     tokens = plan.config.training_data.seq_length if plan else None
     return Summary(
         folder=folder,
-        started=time.strftime("%Y-%m-%d %H:%M", time.localtime(made.stat().st_mtime)) if made.exists() else "",
+        started=time.strftime("%Y-%m-%d %H:%M", time.localtime(plan_file.stat().st_mtime))
+        if plan_file.exists()
+        else "",
         overrides=_overrides(folder),
         num_valid=len(valid),
         minutes=_median(result.minutes for result in valid),
@@ -52,8 +54,8 @@ def summary(folder: Path) -> Summary:
 
 
 def with_overrides(config_yaml: str, overrides: Sequence[str]) -> str:
-    """Return a config.yaml that says in its first line which words of a command line it was composed of."""
-    words = "".join(" " if steering(letter) else letter for letter in " ".join(overrides))
+    """Return a config.yaml whose first line lists the overrides that it was composed of."""
+    words = "".join(" " if control_character(letter) else letter for letter in " ".join(overrides))
     return f"{_OVERRIDES}{words}\n{config_yaml}" if words else config_yaml
 
 
@@ -66,13 +68,13 @@ def _overrides(folder: Path) -> str:
 
 def _results(folder: Path, plan: Plan | None) -> list[Result]:
     logs = [folder / trial.log for trial in plan.trials] if plan else sorted(folder.glob("result_*.txt"))
-    found = []
+    parsed = []
     for log in logs:
         with suppress(BenchError):
-            found.append(results.parse(log))
-    return found
+            parsed.append(results.parse(log))
+    return parsed
 
 
 def _median(numbers: Iterable[float | None]) -> float | None:
-    found = [number for number in numbers if number is not None]
-    return median(found) if found else None
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None

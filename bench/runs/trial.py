@@ -1,4 +1,4 @@
-"""What came of one trial: its log as we and the referee read it, against what was planned."""
+"""Judge one trial: check its log by our rules and the official checker, and compare it with the plan."""
 
 import os
 from pathlib import Path
@@ -16,30 +16,30 @@ from bench.runs import ledger
 from bench.runs.ledger import Outcome
 
 
-def foreign(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:
-    """Return that a trial's log is not the file that its last attempt wrote.
+def unowned_log(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:
+    """Return the problem of a log that the trial's last attempt did not write.
 
-    None if it is, if there is no log, and for attempts of versions that bound no logs. A folder that may have moved
-    has files of other inodes and owners, so that only the nonce counts.
+    None if the attempt wrote it, if the log is missing, and for attempts of versions that wrote no nonce. In a folder
+    that may have been moved, files have other inodes and owners, so that only the nonce is compared.
     """
-    path, entries = folder / trial.log, ledger.found(folder)
+    path, entries = folder / trial.log, ledger.entries(folder)
     nonce = entries[trial.index].nonce if trial.index < len(entries) else None
     if nonce is None or not os.path.lexists(path):
         return None
     try:
         log = logs.read(path)
-        what = provenance_checks.stranger(log, nonce)
+        what = provenance_checks.nonce_mismatch(log, nonce)
         if what is None:
-            what = None if may_have_moved else provenance_checks.copied(log)
+            what = None if may_have_moved else provenance_checks.copy_mismatch(log)
         else:
-            what += whose(entries, log.events[0].value)
+            what += owning_attempt(entries, log.events[0].value)
     except LogError as error:
         what = error.what
     return broken("LOG-17", f"{path.name} was not written by this attempt: {what}", str(path)) if what else None
 
 
-def whose(entries: list[ledger.Entry], nonce: Any) -> str:
-    """Return which other attempt of this run a nonce belongs to, as the end of a sentence."""
+def owning_attempt(entries: list[ledger.Entry], nonce: Any) -> str:
+    """Return which other attempt of this run has a nonce, as the end of a sentence; empty if none has."""
     for entry in entries:
         for number, attempt in enumerate(entry.attempts, 1):
             if attempt.nonce is not None and attempt.nonce == nonce:
@@ -48,59 +48,60 @@ def whose(entries: list[ledger.Entry], nonce: Any) -> str:
 
 
 def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | None:
-    """Judge a trial that has ended and enter it in the ledger; None, and aborted, for one that failed before its end.
+    """Judge a trial that has ended and record it in the ledger; return None for one that failed before run_stop.
 
-    A failure after a successful run_stop does not undo it. A log that this attempt did not write is never judged.
+    A failure after a successful run_stop does not change the result. A log that this attempt did not write is never
+    judged.
 
     Raises:
-        LogError: the trial ended well, and left no log, or there is one that it did not write.
+        LogError: the trial succeeded and wrote no log, or another attempt wrote the log.
     """
     log = folder / trial.log
-    if found := foreign(folder, trial):
-        ledger.end(folder, trial.index, Outcome.aborted, cause=found.titled, not_as_planned=[found.titled])
+    if problem := unowned_log(folder, trial):
+        ledger.end(folder, trial.index, Outcome.aborted, cause=problem.titled, not_as_planned=[problem.titled])
         if failed:
             return None
-        raise _refused(found)
+        raise _refused(problem)
     if failed and not (log.exists() and parse(log).status == mllog.SUCCESS):
         ledger.end(folder, trial.index, Outcome.aborted, **content(log))
         return None
     judged = judge(log, plan, trial)
-    outcome = Outcome.proven if judged.valid else Outcome.not_proven
+    outcome = Outcome.valid if judged.valid else Outcome.invalid
     ledger.end(folder, trial.index, outcome, **facts(judged), **content(log))
     return judged
 
 
 def require_own(folder: Path, trial: Trial) -> None:
     """Raise LogError if a trial's log is not the one that its last attempt wrote."""
-    if found := foreign(folder, trial):
-        raise _refused(found)
+    if problem := unowned_log(folder, trial):
+        raise _refused(problem)
 
 
-def _refused(found: Finding) -> LogError:
-    return LogError(found.what, where=found.where, fix=found.fix, rule=found.rule)
+def _refused(problem: Finding) -> LogError:
+    return LogError(problem.what, where=problem.where, fix=problem.fix, rule=problem.rule)
 
 
 def settle(folder: Path, plan: Plan, trial: Trial) -> None:
-    """Enter a trial whose log says that it ended well, if its job was cut short before it could enter it."""
+    """Judge and record a trial that succeeded, if its job was interrupted before it could do so."""
     log = folder / trial.log
     if ledger.read(folder)[trial.index].outcome is not Outcome.running:
         return
-    if found := foreign(folder, trial):
-        ledger.end(folder, trial.index, Outcome.interrupted, cause=found.titled)
+    if problem := unowned_log(folder, trial):
+        ledger.end(folder, trial.index, Outcome.interrupted, cause=problem.titled)
     elif log.exists() and parse(log).status == mllog.SUCCESS:
         close(folder, plan, trial, failed=False)
 
 
 def content(log: Path) -> dict[str, Any]:
-    """Return what the ledger keeps of the file itself; nothing where there is none."""
+    """Return checksum and size of a log as fields of the ledger; empty if the log is missing."""
     if not log.exists():
         return {}
-    kept = atomic_files.of(log)
+    kept = atomic_files.checksum(log)
     return {"log_sha256": kept.sha256, "log_bytes": kept.bytes}
 
 
 def facts(judged: Judged) -> dict[str, Any]:
-    """Return what the ledger keeps of a finished trial besides its outcome."""
+    """Return the fields of the ledger that a finished trial fills, except its outcome."""
     result = judged.result
     return {
         "minutes": result.minutes,

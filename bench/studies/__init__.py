@@ -1,4 +1,4 @@
-"""Studies: a named set of runs, what of it runs next, and the tables that its logs prove."""
+"""Studies: run a named set of runs, and turn their logs into tables."""
 
 from bench.studies.folder import STUDY
 from bench.studies.library import titles

@@ -1,4 +1,4 @@
-"""The arms of a study: those that it lists, and every combination of its axes, each with the cases that match it."""
+"""Build the arms of a study: the listed ones and every combination of its axes, with the cases that match."""
 
 import itertools
 import random
@@ -11,56 +11,60 @@ from bench.results.study import PlannedArm
 from bench.studies.spec import Calculated, Case, Study, matches
 
 NAME_LABEL = "arm"
-"""The label that every arm has: its name."""
+"""The label with the name of the arm, which every arm has."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One arm, with all that the study says of it."""
+    """One arm with its labels, overrides and cases applied."""
 
     name: str
     labels: Mapping[str, str]
     overrides: tuple[str, ...]
-    """Of the study, of the arm, then of the cases that match, each over the ones before."""
+    """Those of the study, of the arm, and of the matching cases; later ones win."""
     not_advisable: str | None = None
     calculated: Calculated | None = None
     note: str | None = None
 
     @property
     def slug(self) -> str:
-        """Its name, as a part of a folder's."""
+        """The name as it is used in folder names."""
         return slug(self.name)
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """Its labels and its name, which figures, cases and tables may ask for alike."""
+        """Its labels and its name, by which figures, cases and tables select arms."""
         return {NAME_LABEL: self.name, **self.labels}
 
 
 def slug(name: str) -> str:
-    """Return an arm's name as a part of a folder's."""
+    """Return the name of an arm as it is used in folder names."""
     return _UNSAFE.sub("_", name).strip("_")
 
 
-def of(study: Study, *, where: str) -> list[Arm]:
-    """Return the arms in the order of the file: those that are listed, and the combinations of the axes.
+def build(study: Study, *, where: str) -> list[Arm]:
+    """Return the arms in the order of the file: the listed ones, and the combinations of the axes.
 
     Raises:
-        ConfigError: there is none, two have the same name or folder, or a case matches none.
+        ConfigError: there is no arm, two arms have the same folder, or a case matches no arm.
     """
     every = list(_every(study))
     _check_cases(study, every, where=where)
     arms = [arm for arm in (_with_cases(arm, study.cases) for arm in every) if arm is not None]
     if not arms:
-        raise ConfigError("a study without arms", where=where, fix="give arms or axes")
+        raise ConfigError("the study has no arms", where=where, fix="add arms or axes")
     for a, b in itertools.combinations(arms, 2):
         if a.slug.lower() == b.slug.lower():
             raise ConfigError(
                 f"the arms {a.name!r} and {b.name!r} would share a folder, {a.slug}", where=where, fix="rename one"
             )
     if nameless := [arm.name for arm in arms if not arm.slug]:
-        raise ConfigError(f"{nameless[0]!r} names no folder", where=where, fix="use letters or digits in its name")
+        raise ConfigError(
+            f"no folder name can be made of the arm name {nameless[0]!r}",
+            where=where,
+            fix="use letters or digits in the name",
+        )
     return arms
 
 
@@ -84,7 +88,7 @@ def _of_axes(study: Study) -> Iterator[Arm]:
 
 
 def _with_cases(arm: Arm, cases: tuple[Case, ...]) -> Arm | None:
-    """Return an arm with what the cases say of it; None if one leaves it out. A later case counts over earlier ones."""
+    """Return an arm with the matching cases applied, later ones over earlier; None if a case leaves it out."""
     mine = [case for case in cases if matches(arm.all_labels, case.match)]
     if any(case.leave_out for case in mine):
         return None
@@ -101,29 +105,29 @@ def _with_cases(arm: Arm, cases: tuple[Case, ...]) -> Arm | None:
 def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
     for number, case in enumerate(study.cases):
         if not any(matches(arm.all_labels, case.match) for arm in arms):
-            words = ", ".join(f"{name}: {value}" for name, value in case.match.items())
+            labels = ", ".join(f"{name}: {value}" for name, value in case.match.items())
             known = sorted({f"{name}: {value}" for arm in arms for name, value in arm.labels.items()})
             raise ConfigError(
-                f"a case that matches no arm: {words}",
+                f"this case matches no arm: {labels}",
                 where=f"{where}: cases[{number}]",
-                fix=f"the labels of the arms are {', '.join(known) or 'none'}",
+                fix=f"correct match; labels of the arms: {', '.join(known) or 'none'}",
             )
 
 
 def blocks(arms: Sequence[PlannedArm], *, runs: int, seed: int) -> list[tuple[str, ...]]:
-    """Return the arms of each block in their order: drawn in every other block, and turned round in the next one.
+    """Return the run order of the arms in each block: shuffled in every other block, and reversed in the next one.
 
-    All arms are drawn, those too that do not run and are left out: the others' order is the same once these can run.
-    Over two blocks each arm comes as often before another one as after it, so that what drifts with time (heat, other
-    jobs) does not favour one of a pair. More runs leave the order of the earlier blocks as it is.
+    The shuffle includes arms that cannot run, which are left out afterwards: the order of the others stays the same
+    when these can run. Over two blocks each arm runs as often before another one as after it, so that drift (heat,
+    other jobs) does not favour one of a pair. More runs do not change the order of earlier blocks.
     """
-    found: list[tuple[str, ...]] = []
+    orders: list[tuple[str, ...]] = []
     for block in range(runs):
         if block % 2:
-            found.append(found[-1][::-1])
+            orders.append(orders[-1][::-1])
             continue
-        drawn = [arm.name for arm in arms]
-        random.Random(f"{seed} {block}").shuffle(drawn)
-        found.append(tuple(drawn))
+        shuffled = [arm.name for arm in arms]
+        random.Random(f"{seed} {block}").shuffle(shuffled)
+        orders.append(tuple(shuffled))
     running = {arm.name for arm in arms if arm.runs}
-    return [tuple(name for name in block if name in running) for block in found]
+    return [tuple(name for name in block if name in running) for block in orders]

@@ -1,4 +1,4 @@
-"""Refuse a study that contradicts itself, before any of its arms is planned."""
+"""Check a study for mistakes and contradictions before its arms are planned."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import Pivot, Study, matches
 
 MAX_RUNS = 1000
-"""Of each arm."""
+"""The largest number of runs of each arm."""
 _ALIKE = 0.85
-"""How much of a new name may be that of another one; above, it is taken for a misspelling."""
+"""A new name that is more similar than this to a known one counts as misspelt."""
 
 
 def check(study: Study, *, where: str) -> None:
-    """Raise ConfigError where a study names what it does not have, or has a number that makes no sense."""
+    """Raise ConfigError if a study refers to something that it does not define, or has a number out of range."""
     _check_numbers(study, where=where)
-    arms = arms_of.of(study, where=where)
+    arms = arms_of.build(study, where=where)
     _check_columns(study, where=where)
     _check_coefficients(study, arms, where=where)
     _check_pairs(study, arms, where=where)
@@ -29,9 +29,9 @@ def check(study: Study, *, where: str) -> None:
 
 
 def check_runs(runs: int, *, where: str) -> None:
-    """Raise ConfigError for a number of runs of each arm that nobody means: every one of them has its place."""
+    """Raise ConfigError for a number of runs of each arm out of range."""
     if not 1 <= runs <= MAX_RUNS:
-        raise ConfigError(f"{runs} runs of each arm", where=where, fix=f"ask for 1 to {MAX_RUNS:,} of them")
+        raise ConfigError(f"{runs} runs of each arm", where=where, fix=f"set a number from 1 to {MAX_RUNS:,}")
 
 
 def check_published(table: PublishedTable, *, where: str) -> None:
@@ -41,14 +41,14 @@ def check_published(table: PublishedTable, *, where: str) -> None:
 
 
 def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) -> NoReturn:
-    """Raise ConfigError for a name that does not exist, with those that do."""
+    """Raise ConfigError for a name that does not exist, with the known ones."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}")
 
 
 def alike(name: str, known: Sequence[str]) -> bool:
-    """Return whether a name is a misspelt one of these rather than a new one, such as one with a word more."""
+    """Return whether a name is a misspelling of a known one. A known name with a word appended is a new name."""
     is_longer = any(name.startswith(f"{one}_") for one in known)
     return not is_longer and bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
 
@@ -63,42 +63,46 @@ def _check_numbers(study: Study, *, where: str) -> None:
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            raise ConfigError(what, where=where, fix="steps and limit are 1 or more, margin lies between 0 and 1")
+            raise ConfigError(what, where=where, fix="set steps and limit to 1 or more, and margin between 0 and 1")
 
 
 def _check_columns(study: Study, *, where: str) -> None:
     if not study.columns:
-        raise ConfigError("a study without columns", where=where, fix="name a measurement in columns")
+        raise ConfigError("the study has no columns", where=where, fix="add a measurement to columns")
     measurements = [column.measurement for column in study.columns]
     for number, column in enumerate(study.columns):
         name, place = column.measurement, f"{where}: columns[{number}]"
         _check_measurement(name, where=place)
         if name in measurements[:number]:
-            raise ConfigError(f"two columns of {name}", where=place, fix="leave one out")
+            raise ConfigError(f"two columns have the measurement {name}", where=place, fix="remove one of them")
         unit = names.UNITS.get(name, column.unit)
         if column.unit not in ("", unit):
             fix = f"set unit: {unit}" if unit else "leave unit out"
-            raise ConfigError(f"{name} is in {unit or 'no unit'}, not in {column.unit!r}", where=place, fix=fix)
+            raise ConfigError(f"the unit of {name} is {unit or 'empty'}, not {column.unit!r}", where=place, fix=fix)
 
 
 def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> None:
-    """Raise ConfigError where coefficients are of no column, or an arm has two places in them."""
+    """Raise ConfigError if coefficients refer to no column, or if an arm is in two of their groups."""
     labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
     for number, one in enumerate(study.coefficients):
         place = f"{where}: coefficients[{number}]"
-        _require_column(study, one.of, where=place)
+        _require_column(study, one.measurement, where=place)
         for name in (*one.same, *(name for match in one.among for name in match)):
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
-                raise ConfigError(f"coefficients among no arm: {match}", where=place, fix="see the arms' labels")
+                raise ConfigError(
+                    f"this entry of among matches no arm: {match}", where=place, fix="use labels of the arms"
+                )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
-                fix = "give each arm to one entry of among"
-                raise ConfigError(f"{arm.name} is compared among two groups of arms", where=place, fix=fix)
-        if one.of in [other.of for other in study.coefficients[:number]]:
-            raise ConfigError(f"two columns of coefficients of {one.of}", where=place, fix="leave one out")
+                fix = "let each arm match one entry of among"
+                raise ConfigError(f"{arm.name} matches two entries of among", where=place, fix=fix)
+        if one.measurement in [other.measurement for other in study.coefficients[:number]]:
+            raise ConfigError(
+                f"two columns have the coefficients of {one.measurement}", where=place, fix="remove one of them"
+            )
 
 
 def _check_measurement(name: str, *, where: str) -> None:
@@ -114,7 +118,7 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             if name not in known:
                 refuse_unknown(name, known, noun="arm", where=place)
         if pair.first == pair.second:
-            raise ConfigError(f"{pair.first} is compared with itself", where=place, fix="name two arms")
+            raise ConfigError(f"{pair.first} is compared with itself", where=place, fix="name two different arms")
         _require_column(study, pair.measurement, where=place)
 
 
@@ -131,9 +135,11 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
 
 
 def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
-    """Raise ConfigError if a table has no row, or if an arm would hide another one behind its number."""
+    """Raise ConfigError if a table has no row label, or if two arms have the same cell."""
     if not table.rows:
-        raise ConfigError(f"no label names the rows of {table.title!r}", where=where, fix="add one, such as arm")
+        raise ConfigError(
+            f"the table {table.title!r} has no row labels", where=where, fix="add one to rows, such as arm"
+        )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:
         if not matches(arm.all_labels, table.match):
@@ -141,18 +147,20 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
         place = tuple(arm.all_labels.get(label, "") for label in (*table.rows, *table.columns))
         if (other := first.setdefault(place, arm.name)) != arm.name:
             raise ConfigError(
-                f"the arms {other!r} and {arm.name!r} have the same place in the table {table.title!r}",
+                f"the arms {other!r} and {arm.name!r} have the same cell in the table {table.title!r}",
                 where=where,
-                fix="name in rows or columns the label in which they differ, or leave one out with match",
+                fix="add the label in which they differ to rows or columns, or exclude one with match",
             )
     if not first:
-        raise ConfigError(f"no arm is in the table {table.title!r}", where=where, fix="see the arms' labels")
+        raise ConfigError(
+            f"the table {table.title!r} matches no arm", where=where, fix="use labels of the arms in match"
+        )
 
 
 def _require_column(study: Study, measurement: str, *, where: str) -> None:
     columns = [column.measurement for column in study.columns]
     if measurement not in columns:
-        refuse_unknown(measurement, columns, noun="column of the measurement", where=where)
+        refuse_unknown(measurement, columns, noun="column with the measurement", where=where)
 
 
 def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
@@ -162,13 +170,13 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"{arm.name} is calculated from {short.steps} of {short.of_steps} steps",
+                f"calculated of {arm.name}: {short.steps} of {short.of_steps} steps",
                 where=where,
-                fix="run fewer steps than the times are scaled to, and at least one",
+                fix="set steps to at least 1 and less than of_steps",
             )
         if study.window is not None:
             raise ConfigError(
-                f"{arm.name} is calculated from {short.steps} steps, and window says how many steps each run has",
+                f"calculated of {arm.name} and window both set the number of steps",
                 where=where,
-                fix="leave one of them out",
+                fix="remove one of them",
             )

@@ -1,4 +1,4 @@
-"""The studies and published figures that there are, in conf/ and in a site's own folder, read and checked."""
+"""Load and check the studies and published figures in conf/ and in the folder of --config-dir."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Texts(yaml.CBaseLoader):
-    """Reads every scalar but null as text, and refuses a key that stands twice in one mapping."""
+    """Reads every scalar except null as text, and refuses duplicate keys in a mapping."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         is_null = node.style is None and node.value in ("", "~", "null")
@@ -31,9 +31,9 @@ class _Texts(yaml.CBaseLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            problem = f"the key {key!r} stands twice"
+            problem = f"duplicate key {key!r}"
             if is_list := isinstance(key, list | dict):
-                problem = f"a key is a word, and this one is {key!r:.60}"
+                problem = f"a key must be a text, not {key!r:.60}"
             if is_list or key in seen:
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
@@ -41,14 +41,14 @@ class _Texts(yaml.CBaseLoader):
 
 
 def load_yaml(path: Path, kind: type[T]) -> T:
-    """Return what a file holds.
+    """Return the content of a file, which may have keys of earlier versions.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has an unknown, missing or mistyped key; with its place.
+        ConfigError: it cannot be read, is not YAML, or has an unknown, missing or mistyped key.
     """
     try:
         raw = yaml.load(path.read_text(), Loader=_Texts)  # noqa: S506  # a BaseLoader: texts only
-        return msgspec.convert(raw, kind, strict=False)
+        return msgspec.convert(_with_current_keys(raw), kind, strict=False)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot be read: {reason}", where=str(path), fix="name a readable file") from error
@@ -58,14 +58,31 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         raise _explained(str(error), path, kind) from error
 
 
+def _with_current_keys(raw: Any) -> Any:
+    """Return a study with the present names of keys: earlier versions wrote `words` and, in coefficients, `of`."""
+    if not isinstance(raw, dict):
+        return raw
+    renamed = {"overrides" if key == "words" else key: value for key, value in raw.items()}
+    if isinstance(renamed.get("study"), dict):
+        renamed["study"] = _with_current_keys(renamed["study"])
+    if isinstance(columns := renamed.get("coefficients"), list):
+        renamed["coefficients"] = [
+            {"measurement" if key == "of" else key: value for key, value in one.items()}
+            if isinstance(one, dict)
+            else one
+            for one in columns
+        ]
+    return renamed
+
+
 def is_before(path: Path, first: str, second: str) -> bool:
-    """Return whether a file has both keys, and the first one before the other."""
+    """Return whether a file has both keys, the first one above the second."""
     keys = list(yaml.load(path.read_text(), Loader=_Texts))  # noqa: S506  # a BaseLoader: texts only
     return {first, second} <= set(keys) and keys.index(first) < keys.index(second)
 
 
 def dump_yaml(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a YAML file in one step."""
+    """Replace a YAML file atomically."""
     part = path.with_suffix(".part")
     part.write_text(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120))
     part.replace(path)
@@ -76,30 +93,30 @@ def _of_yaml(error: Exception) -> str:
     return f"{problem or 'not YAML'}{f', line {mark.line + 1}' if mark else ''}"
 
 
-def _explained(said: str, path: Path, kind: type[msgspec.Struct]) -> ConfigError:
-    """Return msgspec's words for a wrong key or value, with its place in the file and the keys that there are."""
-    what, _, place = said.partition(" - at `")
+def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigError:
+    """Return msgspec's message about a wrong key or value as an error with the place in the file and the known keys."""
+    what, _, place = message.partition(" - at `")
     keys = place.rstrip("`").removeprefix("$.").removeprefix("$")
     where = f"{path}{f': {keys}' if keys else ''}"
     if unknown := re.search(r"unknown field `(.*)`", what):
         known = _keys(kind)
         near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
         offer = f"did you mean {near[0]}? " if near else ""
-        fix = f"{offer}the keys of bench/studies/spec.py: {', '.join(sorted(known))}"
-        return ConfigError(f"no key {unknown[1]!r}", where=where, fix=fix)
+        fix = f"{offer}known keys: {', '.join(sorted(known))}"
+        return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
         return ConfigError(f"{missing[1]} is missing", where=where, fix=f"add {missing[1]}")
-    return ConfigError(what.replace("`", ""), where=where, fix="give a value of that type")
+    return ConfigError(what.replace("`", ""), where=where, fix="set a value of that type")
 
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:
     """Return the keys of a type and of all types in it."""
-    found: set[str] = set()
+    keys: set[str] = set()
 
     def walk(node: Any) -> None:
         if isinstance(node, msgspec.inspect.StructType):
             for field in node.fields:
-                found.add(field.encode_name)
+                keys.add(field.encode_name)
                 walk(field.type)
         for part in ("types", "item_types"):
             for inner in getattr(node, part, ()):
@@ -109,28 +126,27 @@ def _keys(kind: type[msgspec.Struct]) -> set[str]:
                 walk(inner)
 
     walk(msgspec.inspect.type_info(kind))
-    return found
+    return keys
 
 
 STUDIES, PUBLISHED = "study", "published"
-"""Folders of conf/, and of the folder that --config-dir names."""
+"""Subfolders of conf/ and of the folder of --config-dir."""
 
 
 def names(*, config_dir: Path | None = None) -> list[str]:
-    """Return the names of all studies."""
     return sorted(_files(STUDIES, config_dir))
 
 
 def titles(config_dir: Path | None = None) -> list[tuple[str, Study]]:
-    """Return all studies by name."""
+    """Return name and content of all studies."""
     return [(name, load(name, config_dir=config_dir)) for name in names(config_dir=config_dir)]
 
 
 def load(name: str, *, config_dir: Path | None = None) -> Study:
-    """Return a study that contradicts itself nowhere.
+    """Return a study that has passed all checks.
 
     Raises:
-        ConfigError: there is none of this name, or its file, or one that it names, is wrong.
+        ConfigError: no study has this name, or its file, or a published table that it names, has a mistake.
     """
     path = _file(STUDIES, name, config_dir)
     study = msgspec.structs.replace(load_yaml(path, Study), axes_first=is_before(path, "axes", "arms"))
@@ -140,7 +156,7 @@ def load(name: str, *, config_dir: Path | None = None) -> Study:
 
 
 def with_runs(study: Study, runs: int) -> Study:
-    """Return the study with another number of runs of each arm; raise ConfigError for one that nobody means."""
+    """Return the study with another number of runs of each arm; raise ConfigError for a number out of range."""
     checks.check_runs(runs, where="--runs")
     return msgspec.structs.replace(study, runs=runs)
 
@@ -160,7 +176,9 @@ def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
 
 def _files(group: str, config_dir: Path | None) -> Mapping[str, Path]:
     if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError("no such folder", where=f"--config-dir {config_dir}", fix="name the folder that has study/")
+        raise ConfigError(
+            "no such folder", where=f"--config-dir {config_dir}", fix="name a folder with a subfolder study/"
+        )
     folders = [CONF / group, *([config_dir / group] if config_dir else [])]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 

@@ -1,4 +1,4 @@
-"""What one proven run of a study measured: over its window of steps, and scaled where the run was shorter."""
+"""Read the measurements of one valid run of a study: over its window of steps, and scaled for shortened runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from statistics import median
 from bench.contract import run_files
 from bench.errors import LogError
 from bench.history import compare, measured_trials
-from bench.history.compare import Side
-from bench.history.measured_trials import ProvenTrial, Runs
+from bench.history.compare import RunSet
+from bench.history.measured_trials import Runs, ValidTrial
 from bench.mlperf.result import Result
 from bench.results.kind import read
 from bench.results.measurement import Measurement, hardware_facts
@@ -21,32 +21,32 @@ from bench.studies.spec import Calculated, Window
 SCALED = ("time_of_steps", "run_time")
 """Measurements that are proportional to the number of steps."""
 EPOCH = "epoch_time"
-"""Calculated from the time of all steps, where of_steps is the number of steps of an epoch."""
+"""The measurement calculated from the time of all steps, if of_steps is the number of steps of an epoch."""
 _RATES = ("throughput", "throughput_per_gpu", "real_throughput_per_gpu", "arithmetic_per_gpu", "mfu")
 _FACTS = ("accelerator", "host_processor_model_name", "operating_system", "commit", "image")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Numbers of one run by the names of measurements, and the facts of what ran."""
+    """The measurements of one run by name, with the facts about hardware and software."""
 
     numbers: Mapping[str, Measurement]
     calculated: frozenset[str] = frozenset()
-    """Names of numbers that are scaled from a shorter run."""
+    """Names of the measurements that are scaled from a shorter run."""
     facts: Mapping[str, str]
     began_ms: int | None = None
-    """When it began by its log's clock, which a copy of the log keeps."""
+    """The time of run_start in its log, which a copy of the log keeps."""
 
 
 def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
-    """Return what the log of a run's trial proves.
+    """Return the measurements in the log of a run's trial.
 
     Raises:
         LogError: the log cannot be read, has changed since its trial ended, or does not list the steps of the window.
     """
     log = folder / run_files.result(0)
     content = read(log)
-    measured_trials.checksum(log, next((entry for entry in ledger.found(folder) if entry.trial == 0), None))
+    measured_trials.checksum(log, next((entry for entry in ledger.entries(folder) if entry.trial == 0), None))
     numbers = {one.name: one for one in content.of_kind.measurements}
     if window is not None:
         numbers |= {one.name: one for one in of_window(content.result, numbers, window)}
@@ -59,21 +59,21 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
 
 
 def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window) -> list[Measurement]:
-    """Return step time and rates over the steps after the first skip_steps, from the listed time of each step.
+    """Return step time and rates over the steps of the window, from the logged time of each step.
 
-    Rates count training only. Those of the whole run count the same work, so that they differ by one factor.
+    The rates count training only. The rates of the whole run count the same work, so all differ by the same factor.
     """
     times_ms = _steps_ms(result, window)
     step_ms, total_s = median(times_ms), sum(times_ms) / 1000
     steps = Measurement(name="step_time", unit="ms", value=step_ms, n=len(times_ms))
-    found = [steps, Measurement(name="time_of_steps", unit="s", value=total_s, n=len(times_ms))]
-    assert result.global_batch_size is not None  # or there are no listed steps
+    of_steps = [steps, Measurement(name="time_of_steps", unit="s", value=total_s, n=len(times_ms))]
+    assert result.global_batch_size is not None  # else no steps are listed
     samples_s = result.global_batch_size * len(times_ms) / total_s
     if "throughput" in numbers:
         factor = samples_s / numbers["throughput"].value
         rates = (numbers[name] for name in _RATES if name in numbers)
-        found += [replace(rate, value=factor * rate.value, n=len(times_ms)) for rate in rates]
-    return found
+        of_steps += [replace(rate, value=factor * rate.value, n=len(times_ms)) for rate in rates]
+    return of_steps
 
 
 def _steps_ms(result: Result, window: Window) -> list[float]:
@@ -84,53 +84,53 @@ def _steps_ms(result: Result, window: Window) -> list[float]:
         raise LogError(
             f"the log lists {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
             where=result.file,
-            fix="run it again: an attempt that went on from a checkpoint lists only its own steps",
+            fix="run it again: an attempt that resumed from a checkpoint lists only its own steps",
         )
     return times_ms
 
 
 def _scaled(numbers: Mapping[str, Measurement], short: Calculated) -> dict[str, Measurement]:
-    """Return the times that of_steps steps would take."""
+    """Return the times scaled to of_steps steps."""
     factor = short.of_steps / short.steps
-    found = {name: replace(numbers[name], value=factor * numbers[name].value) for name in SCALED if name in numbers}
-    if "time_of_steps" in found:
-        found[EPOCH] = replace(found["time_of_steps"], name=EPOCH)
-    return found
+    scaled = {name: replace(numbers[name], value=factor * numbers[name].value) for name in SCALED if name in numbers}
+    if "time_of_steps" in scaled:
+        scaled[EPOCH] = replace(scaled["time_of_steps"], name=EPOCH)
+    return scaled
 
 
 def facts(result: Result) -> dict[str, str]:
-    """Return what a log says of the machine and of what ran on it."""
+    """Return the hardware and software in a log, by title."""
     known = result.hyperparameters
     logged = {name.replace("_", " "): str(known[name]) for name in _FACTS if name in known}
     gpus = {"GPUs": str(result.num_gpus)} if result.num_gpus else {}
     return {**gpus, **hardware_facts(result), **logged, **result.software}
 
 
-def side(text: str) -> Side:
-    """Return the runs that a user means, as `bench.history.compare.side` does.
+def run_set(text: str) -> RunSet:
+    """Return the runs of a path, as `bench.history.compare.run_set` does; runs of a study as its tables have them.
 
     Raises:
-        ConfigError: there are no runs, or the study that they are of cannot be read.
+        ConfigError: there are no runs, or their study cannot be read.
     """
-    found = compare.side(text)
-    trials: list[ProvenTrial] = []
-    left_out = list(found.runs.left_out)
-    for trial in found.runs.trials:
+    of_path = compare.run_set(text)
+    trials: list[ValidTrial] = []
+    left_out = list(of_path.runs.left_out)
+    for trial in of_path.runs.trials:
         try:
             trials.append(_as_in_study(trial))
         except LogError as error:
             left_out.append(f"{trial.folder.name}: {error.what}")
-    return replace(found, runs=Runs(trials=tuple(trials), left_out=tuple(left_out)))
+    return replace(of_path, runs=Runs(trials=tuple(trials), left_out=tuple(left_out)))
 
 
-def _as_in_study(trial: ProvenTrial) -> ProvenTrial:
-    """Return a trial with the numbers that its study's tables have of it; one of no study as it is."""
+def _as_in_study(trial: ValidTrial) -> ValidTrial:
+    """Return a trial with the measurements of its study's tables; a trial of no study is returned unchanged."""
     slug = compare.arm_of(trial.folder)
     if not slug:
         return trial
-    kept = folder.kept(trial.folder.parent)
-    arm = next((arm for arm in arms.of(kept.study, where=folder.STUDY) if arm.slug == slug), None)
+    stored = folder.read(trial.folder.parent)
+    arm = next((arm for arm in arms.build(stored.study, where=folder.STUDY) if arm.slug == slug), None)
     if arm is None:
         return trial
-    numbers = of_run(trial.folder, arm, window=kept.study.window).numbers
+    numbers = of_run(trial.folder, arm, window=stored.study.window).numbers
     return replace(trial, measurements=numbers)

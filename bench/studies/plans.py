@@ -1,9 +1,9 @@
-"""Plan every arm of a study before the first one starts, and say why one cannot run.
+"""Plan every arm of a study before the first run starts, and record why an arm cannot run.
 
-What cannot be composed is a mistake in the study or on the command line, such as a misspelt key, and is raised. There
-are two exceptions, whose arms have `-` in their cells: a choice of a group that may come with a later version (an
-engine, a cluster, a container, a kind, a task that is named like no other), and what composes and cannot be planned,
-because it does not fit the memory or cannot be split over the ranks.
+A config that cannot be composed is a mistake in the study or on the command line, such as a misspelt key, and raises an
+error. There are two exceptions, whose arms have `-` in their cells: a choice of a group that a later version may have
+(an engine, a cluster, a container, a kind, a task with a name like no other), and a config that cannot be planned,
+since it does not fit into memory or cannot be split over the ranks.
 """
 
 from bisect import bisect_left
@@ -25,21 +25,21 @@ from bench.studies.spec import Study
 
 
 def candidates(config: Config, *, limit: int) -> tuple[int, ...]:
-    """Return the micro-batches to try, largest first: what the plan says fits, then each an eighth smaller.
+    """Return the micro-batches to try, largest first: the largest that fits by the estimate, then each 1/8 smaller.
 
-    The first one is 1 if the plan says that nothing fits, which planning then refuses with its reason.
+    The first one is 1 if none fits by the estimate; planning then refuses it with the reason.
     """
     world = _world(config)
     sizes = range(1, limit + 1)
     first = max(1, bisect_left(sizes, True, key=lambda size: not _fits(config, world, size)))
-    found = [first]
-    while found[-1] > 1:
-        found.append(found[-1] - max(1, found[-1] // 8))
-    return tuple(found)
+    sizes_tried = [first]
+    while sizes_tried[-1] > 1:
+        sizes_tried.append(sizes_tried[-1] - max(1, sizes_tried[-1] // 8))
+    return tuple(sizes_tried)
 
 
-def overrides(config: Config, size: int) -> list[str]:
-    """Return the overrides of runs with this micro-batch: every replica computes one for each pipeline stage."""
+def micro_batch_overrides(config: Config, size: int) -> list[str]:
+    """Return the overrides for this micro-batch; each replica computes one micro-batch per pipeline stage and step."""
     w = _world(config)
     split = [f"parallel.{axis}={getattr(w, axis)}" for axis in ("tp", "pp", "cp")] + [
         f"parallel.sp={str(w.sp).lower()}"
@@ -52,7 +52,7 @@ def _global(world: World, size: int) -> int:
 
 
 def _world(config: Config) -> World:
-    """Return how the ranks are split; where the config leaves that open, as is best for micro-batches of one."""
+    """Return the parallelism; what the config leaves open is chosen for micro-batches of 1."""
     num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
     recipe = replace(config.training_recipe, micro_batch_size=1, global_batch_size=num_ranks)
     return layouts.choose(replace(config, recipe=recipe)).world
@@ -65,7 +65,7 @@ def _fits(config: Config, world: World, size: int) -> bool:
 
 
 OPTIONAL_GROUPS = ("engine", "cluster", "container")
-"""Groups whose choices differ between versions and sites."""
+"""Config groups whose choices differ between versions and sites."""
 OPTIONAL_KEYS = ("engine.name", "task.kind", "cluster.backend", "container.runtime")
 """Keys with a fixed set of values that grows with versions."""
 CLUSTER = "cluster="
@@ -75,44 +75,44 @@ OF_THE_STUDY = {
     "launch.array": "each run is one trial",
     "launch.dry_run": "use --dry-run",
 }
-"""Overrides that a study sets by itself, and what to use in their place."""
+"""Overrides that a study sets itself, with the alternative for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A study as it is to be run: what stands in conf/, and what the command line adds."""
+    """A study from conf/, with the overrides of the command line."""
 
     study: Study
     arms: Sequence[Arm]
-    words: Sequence[str]
-    """Overrides of the command line; they count over those of the arms."""
+    cli_overrides: Sequence[str]
+    """Overrides of the command line, applied after those of the arms."""
     config_dir: Path | None = None
 
     def overrides(self, arm: Arm, batch: Sequence[str] = ()) -> list[str]:
-        """Return all overrides of an arm's runs but the folder and the seed; `batch` are those of its micro-batch.
+        """Return all overrides of an arm's runs except folder and seed; `batch` are those of its micro-batch.
 
-        An arm that names a cluster runs there: the command line's cluster is that of all others.
+        An arm that names a cluster runs there; the cluster of the command line is used for the other arms.
         """
-        has_own = any(word.startswith(CLUSTER) for word in arm.overrides)
-        words = [word for word in self.words if not (has_own and word.startswith(CLUSTER))]
-        return [*arm.overrides, *words, *batch, *_length(self.study, arm), "trials=1"]
+        has_own = any(override.startswith(CLUSTER) for override in arm.overrides)
+        of_call = [one for one in self.cli_overrides if not (has_own and one.startswith(CLUSTER))]
+        return [*arm.overrides, *of_call, *batch, *_length(self.study, arm), "trials=1"]
 
 
-def check_words(request: Request) -> Config:
-    """Return the config of the study's own overrides with those of the command line.
+def check_overrides(request: Request) -> Config:
+    """Return the config composed of the study's overrides and those of the command line.
 
     Raises:
-        ConfigError: one of these is wrong, or is not for a study.
+        ConfigError: an override is wrong, or a study sets it itself.
     """
-    for word in request.words:
-        key = word.lstrip("+~").partition("=")[0]
+    for override in request.cli_overrides:
+        key = override.lstrip("+~").partition("=")[0]
         if key in OF_THE_STUDY:
-            raise ConfigError(f"{key} is set by the study", where=word, fix=OF_THE_STUDY[key])
-    return compose.unplanned([*request.study.overrides, *request.words], config_dir=request.config_dir)
+            raise ConfigError(f"{key} is set by the study", where=override, fix=OF_THE_STUDY[key])
+    return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 
 def plan_arms(request: Request) -> list[PlannedArm]:
-    """Return what the plan of each arm says, or why there is none.
+    """Return the planned arms; an arm without a plan has the reason.
 
     Raises:
         ConfigError: the study or the command line has a mistake.
@@ -121,24 +121,24 @@ def plan_arms(request: Request) -> list[PlannedArm]:
 
 
 def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, block: int) -> tuple[Plan, str]:
-    """Return the plan of one run, and its config.yaml; both arms of a block have the same seed."""
-    words = request.overrides(arm, batch)
-    seed = compose.unplanned(words, config_dir=request.config_dir).seed_base + block
+    """Return the plan of one run, and its config.yaml; all arms of a block have the same seed."""
+    overrides = request.overrides(arm, batch)
+    seed = compose.unplanned(overrides, config_dir=request.config_dir).seed_base + block
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     own = [f"seed_base={seed}", f"launch.folder='{quoted}'"]
-    plan, config_yaml = compose.for_run([*words, *own], config_dir=request.config_dir)
+    plan, config_yaml = compose.for_run([*overrides, *own], config_dir=request.config_dir)
     return plan, config_yaml
 
 
 def batch_overrides(request: Request, arm: Arm, size: int | None) -> list[str]:
-    """Return the overrides of a micro-batch; none where the study does not search the largest one."""
+    """Return the overrides of a micro-batch; empty if the study does not search the largest one."""
     if size is None:
         return []
-    return overrides(compose.unplanned(request.overrides(arm), config_dir=request.config_dir), size)
+    return micro_batch_overrides(compose.unplanned(request.overrides(arm), config_dir=request.config_dir), size)
 
 
 def _length(study: Study, arm: Arm) -> list[str]:
-    """Return what makes the runs of an arm as long as the study says."""
+    """Return the overrides that set the number of steps of an arm's runs."""
     steps = arm.calculated.steps if arm.calculated else None
     if study.window is not None:
         steps = study.window.skip_steps + study.window.steps
@@ -160,7 +160,7 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
         batch: list[str] = []
         if request.study.max_batch is not None:
             sizes = candidates(config, limit=request.study.max_batch.limit)
-            batch = overrides(config, sizes[0])
+            batch = micro_batch_overrides(config, sizes[0])
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)
@@ -168,13 +168,13 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
 
 
 def _missing(error: ConfigError) -> str | None:
-    """Return that a choice is not there yet; None for what is a mistake."""
+    """Return that a choice does not exist in this version or site; None if the error is a mistake."""
     if isinstance(error, UnknownChoiceError):
         group = error.group.split("@")[0]
         is_new_task = group == "task" and not checks.alike(error.name, error.known)
-        return f"{group} {error.name} is not there" if group in OPTIONAL_GROUPS or is_new_task else None
+        return f"{group} {error.name} does not exist" if group in OPTIONAL_GROUPS or is_new_task else None
     if isinstance(error, InvalidValueError) and error.key in OPTIONAL_KEYS and error.value is not None:
-        return f"{error.key.partition('.')[0]} {error.value} is not there"
+        return f"{error.key.partition('.')[0]} {error.value} does not exist"
     return None
 
 
@@ -183,7 +183,7 @@ def _of_arm(error: ConfigError, arm: Arm) -> ConfigError:
 
 
 def of_plan(name: str, plan: Plan) -> PlannedArm:
-    """Return what is kept of an arm's plan."""
+    """Return the values of an arm's plan that the study stores."""
     w, config = plan.world, plan.config
     split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
@@ -201,8 +201,8 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
 
 
 def _of_training(plan: TrainingPlan) -> dict[str, Any]:
-    """Return what is kept of the plan of a training arm alone."""
-    step_s = plan.apart.mean_step_s if plan.apart else plan.cost and plan.cost.step_s
+    """Return the stored values that only training plans have."""
+    step_s = plan.local_sgd.mean_step_s if plan.local_sgd else plan.cost and plan.cost.step_s
     return {
         "micro_batch_size": plan.batch.micro_batch_size,
         "global_batch_size": plan.batch.global_batch_size,
@@ -215,7 +215,7 @@ def _of_training(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _fingerprint(plan: Plan) -> str:
-    """Return what differs whenever an arm measures something else; paths, account and folders are left out."""
+    """Return a checksum of all that affects an arm's measurements, without paths, account and folders."""
     c = plan.config
     parts = (
         c.task,

@@ -1,4 +1,4 @@
-"""Read a study's folder: all that is to be shown of it, from its run folders' logs."""
+"""Build the result of a study, with all its tables, from the logs in its folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,56 +10,58 @@ from bench.studies import arms as arms_of
 from bench.studies import checks, library, session, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
-from bench.studies.folder import Kept
+from bench.studies.folder import StoredStudy
 from bench.studies.session import State
 from bench.studies.spec import Pair, Study
 from bench.studies.tables import ArmRuns
 
 
 def read(folder: Path, *, runs: int | None = None) -> StudyResult:
-    """Return a study's tables; nothing is composed, started or asked of the user.
+    """Return the tables of a study, without composing or starting anything.
 
-    `runs` is how many of each arm count; without it as many as the study says.
+    `runs` is how many runs of each arm count, by default the number in the study.
 
     Raises:
-        ConfigError: it is not a study's folder, or nobody means so many runs.
+        ConfigError: it is not a study's folder, or the number of runs is out of range.
     """
-    kept, planned = folders.kept(folder), folders.planned(folder)
-    study = kept.study if runs is None else library.with_runs(kept.study, runs)
-    arms = [arm for arm in arms_of.of(study, where=folders.STUDY) if arm.name in planned]
-    standings = session.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, ask=False)
-    found = [tables.read(arm, planned[arm.name], study, standings) for arm in arms]
+    stored, planned = folders.read(folder), folders.read_planned(folder)
+    study = stored.study if runs is None else library.with_runs(stored.study, runs)
+    arms = [arm for arm in arms_of.build(study, where=folders.STUDY) if arm.name in planned]
+    statuses = session.run_statuses(
+        folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, must_query=False
+    )
+    of_arms = [tables.read(arm, planned[arm.name], study, statuses) for arm in arms]
     columns = (*tables.columns(study), *tables.coefficient_columns(study))
-    rows = [tables.row(runs, study, kept.publications) for runs in found]
+    rows = [tables.row(runs, study, stored.publications) for runs in of_arms]
     return StudyResult(
-        name=kept.name,
+        name=stored.name,
         title=study.title,
         question=study.question,
         source=study.source,
         folder=str(folder.absolute()),
         columns=columns,
-        rows=tables.with_coefficients(rows, found, study),
+        rows=tables.with_coefficients(rows, of_arms, study),
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
-        differences=tuple(_difference(pair, found, columns, margin=study.margin) for pair in study.pairs),
+        differences=tuple(_difference(pair, of_arms, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
             Publication(name=name, title=table.title, place=table.place, hardware=table.hardware, date=table.date)
-            for name, table in kept.publications.items()
+            for name, table in stored.publications.items()
         ),
-        cluster=kept.cluster,
-        command=kept.command,
-        commit=_all_of(found, "commit"),
-        date=_dates(found),
-        hardware=_hardware(found),
+        cluster=stored.cluster,
+        command=stored.command,
+        commit=_all_of(of_arms, "commit"),
+        date=_dates(of_arms),
+        hardware=_hardware(of_arms),
         order=tuple(arms_of.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
-        notes=(*_notes(kept, study, found), *_further_runs(folder, arms, planned, study)),
+        notes=(*_notes(stored, study, of_arms), *_further_runs(folder, arms, planned, study)),
     )
 
 
-def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
-    """Return what the blocks that both arms have say about a pair."""
+def _difference(pair: Pair, of_arms: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
+    """Compare the two arms of a pair over the blocks that both have."""
     column = next(column for column in columns if column.measurement == pair.measurement)
-    by_arm = {runs.arm.name: runs for runs in found}
+    by_arm = {runs.arm.name: runs for runs in of_arms}
     lacking = [f"{name}: {why}" for name in (pair.first, pair.second) if (why := _why_no_value(name, by_arm))]
     first, second = (
         {} if lacking else tables.by_block(by_arm[name], pair.measurement) for name in (pair.first, pair.second)
@@ -83,68 +85,68 @@ def _difference(pair: Pair, found: Sequence[ArmRuns], columns: Sequence[Column],
 
 
 def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:
-    """Return why an arm has no number at all; empty where it has one."""
+    """Return why an arm has no value at all; empty if it has one."""
     if name not in by_arm:
         return "not planned yet"
     runs = by_arm[name]
     if not runs.planned.runs:
         return runs.planned.reason
-    return "" if runs.proven else "; ".join(dict.fromkeys(runs.missing.values()))
+    return "" if runs.valid else "; ".join(dict.fromkeys(runs.missing.values()))
 
 
-def _all_of(found: Sequence[ArmRuns], fact: str) -> str:
-    return ", ".join(dict.fromkeys(one.facts[fact] for runs in found for _, one in runs.proven if fact in one.facts))
+def _all_of(of_arms: Sequence[ArmRuns], fact: str) -> str:
+    return ", ".join(dict.fromkeys(one.facts[fact] for runs in of_arms for _, one in runs.valid if fact in one.facts))
 
 
-def _hardware(found: Sequence[ArmRuns]) -> str:
-    """Return the accelerators of the runs, or their processors where there are none."""
-    accelerators = _all_of(found, "accelerator")
-    return _all_of(found, "host processor model name") if accelerators in ("", "cpu") else accelerators
+def _hardware(of_arms: Sequence[ArmRuns]) -> str:
+    """Return the accelerators of the runs, or their processors if they have none."""
+    accelerators = _all_of(of_arms, "accelerator")
+    return _all_of(of_arms, "host processor model name") if accelerators in ("", "cpu") else accelerators
 
 
-def _dates(found: Sequence[ArmRuns]) -> str:
+def _dates(of_arms: Sequence[ArmRuns]) -> str:
     """Return the days, in UTC, on which the first and the last run began."""
-    times = [one.began_ms for runs in found for _, one in runs.proven if one.began_ms is not None]
+    times = [one.began_ms for runs in of_arms for _, one in runs.valid if one.began_ms is not None]
     days = [_day(time_ms) for time_ms in (min(times), max(times))] if times else []
     return " to ".join(dict.fromkeys(filter(None, days)))
 
 
 def _day(time_ms: int) -> str:
-    """Return a time of a log as a date; empty for one that no calendar holds."""
+    """Return a time of a log as a date; empty if it is out of range."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
     except (ValueError, OverflowError, OSError):
         return ""
 
 
-def _notes(kept: Kept, study: Study, found: Sequence[ArmRuns]) -> list[str]:
+def _notes(stored: StoredStudy, study: Study, of_arms: Sequence[ArmRuns]) -> list[str]:
     notes = []
-    missing = sum(len(runs.missing) for runs in found)
-    total = missing + sum(len(runs.proven) for runs in found)
+    missing = sum(len(runs.missing) for runs in of_arms)
+    total = missing + sum(len(runs.valid) for runs in of_arms)
     if missing:
-        notes.append(f"{total - missing} of {total} runs are proven")
+        notes.append(f"{total - missing} of {total} runs are valid")
     if study.window is not None:
         steps, skipped = study.window.steps, study.window.skip_steps
-        notes.append(f"step times and rates are over {steps} steps, after {skipped} that are not counted")
-    return [*notes, *_other_units(kept)]
+        notes.append(f"step times and rates are over {steps} steps, after {skipped} skipped steps")
+    return [*notes, *_other_units(stored)]
 
 
 def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, PlannedArm], study: Study) -> Iterator[str]:
-    """Yield how many proven runs lie in blocks beyond those that the study counts: `--runs` asked for them once."""
+    """Yield a note about valid runs in blocks beyond `runs`, which an earlier call with `--runs` started."""
     blocks = (int(path.suffix[1:]) for path in folder.glob("*.*/") if path.suffix[1:].isdecimal())
     last = max((block for block in blocks if block <= checks.MAX_RUNS), default=0)
     if last <= study.runs:
         return
-    every = session.of(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, ask=False)
-    further = sum(block >= study.runs and run.state is State.proven for (_, block), run in every.runs.items())
+    every = session.run_statuses(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, must_query=False)
+    further = sum(block >= study.runs and run.state is State.valid for (_, block), run in every.runs.items())
     if further:
-        yield f"{further} proven runs of further blocks are not counted: --runs {last} counts them"
+        yield f"{further} valid runs in further blocks are not counted; use --runs {last} to count them"
 
 
-def _other_units(kept: Kept) -> Iterator[str]:
-    """Yield which published figures are in another unit than the column in which they stand."""
-    for column in kept.study.columns:
-        figures = [figure for table in kept.publications.values() for figure in table.figures]
+def _other_units(stored: StoredStudy) -> Iterator[str]:
+    """Yield notes about published figures whose unit differs from that of their column."""
+    for column in stored.study.columns:
+        figures = [figure for table in stored.publications.values() for figure in table.figures]
         units = {one.unit for one in figures if one.measurement == column.measurement and one.value is not None}
         if column.unit and (others := sorted(units - {column.unit})):
             yield f"{column.title}: published in {', '.join(others)}, not in {column.unit}"

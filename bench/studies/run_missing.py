@@ -1,4 +1,4 @@
-"""Run or queue what a study lacks, as its cluster's backend does it."""
+"""Run or queue the missing runs of a study on their backends."""
 
 import shutil
 import sys
@@ -8,10 +8,10 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from bench import backends, masking, preflight
-from bench.backends.protocol import Queue, SharesNodes
+from bench.backends.protocol import Queue, SharesNodes, SubmitsArrays
 from bench.console import sheet
+from bench.contract import atomic_files, plan_kinds
 from bench.contract import plan as contract_plans
-from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, PLAN, SUBMISSION
 from bench.contract.schema import BackendName
@@ -26,35 +26,37 @@ from bench.runs.run import POLL_S
 from bench.runs.summary import with_overrides
 from bench.studies import folder as folders
 from bench.studies import plans
-from bench.studies.session import Session, Standing, Standings, State
+from bench.studies.session import RunStatus, RunStatuses, Session, State
 from bench.studies.spec import Jobs
 
 
 def run_here(session: Session, backend: BackendName) -> None:
-    """Run what is missing, each run at most once a call; one that fails leaves its reason, and the rest goes on."""
+    """Run the missing runs here, each at most once per call; after a failed run the next one starts."""
     tried = set[Path]()
     while True:
-        standings = session.standings()
-        todo = next((run for run in session.left(standings, backend) if run.folder not in tried), None)
+        statuses = session.statuses()
+        todo = next((run for run in session.left(statuses, backend) if run.folder not in tried), None)
         if todo is None:
             return
         tried.add(todo.folder)
-        announce(session, todo, standings)
+        announce(session, todo, statuses)
         attempt(session, todo, begin_or_resume)
 
 
-def announce(session: Session, todo: Standing, standings: Standings) -> None:
-    """Say how far the study is, and which run is next."""
-    done, total = sum(run.is_done for run in standings.runs.values()), len(standings.runs)
+def announce(session: Session, todo: RunStatus, statuses: RunStatuses) -> None:
+    """Print the progress of the study, and the next run."""
+    done, total = sum(run.is_done for run in statuses.runs.values()), len(statuses.runs)
     block = f"block {todo.name.block + 1} of {session.request.study.runs}"
-    sheet.to_stderr().print(f"\n{session.kept.name}: {done} of {total} runs are done; {block}, {todo.name.arm.name}")
+    sheet.to_stderr().print(
+        f"\n{session.stored.name}: {done} of {total} runs done; next: {block}, {todo.name.arm.name}"
+    )
 
 
-def attempt(session: Session, todo: Standing, work: Callable[[Session, Standing], None]) -> None:
-    """Run or queue one arm in one block; what stops it is printed and kept, unless it stops the study."""
-    reasons = folders.not_started(session.folder)
+def attempt(session: Session, todo: RunStatus, work: Callable[[Session, RunStatus], None]) -> None:
+    """Run or queue one run; print an error and record it in not_started.json, and continue with the study."""
+    reasons = folders.not_started_reasons(session.folder)
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for the study's table
+        with redirect_stdout(sys.stderr):  # stdout is for the table of the study
             work(session, todo)
         reasons.pop(todo.folder.name, None)
     except BenchError as error:
@@ -62,15 +64,15 @@ def attempt(session: Session, todo: Standing, work: Callable[[Session, Standing]
         reasons.pop(todo.folder.name, None)
         if not todo.folder.exists():
             reasons[todo.folder.name] = masking.masked(error.what)
-    if reasons != folders.not_started(session.folder):
-        folders.note_not_started(session.folder, reasons)
+    if reasons != folders.not_started_reasons(session.folder):
+        folders.write_not_started(session.folder, reasons)
 
 
-def begin_or_resume(session: Session, todo: Standing) -> None:
-    """Go on with a run's own plan if it has one, else make and start it.
+def begin_or_resume(session: Session, todo: RunStatus) -> None:
+    """Resume a run that has a plan, else plan and start it.
 
     Raises:
-        BenchError: it cannot start, or it failed.
+        BenchError: the run cannot start, or it failed.
     """
     plan = plan_in(todo.folder)
     if plan is not None:
@@ -81,10 +83,10 @@ def begin_or_resume(session: Session, todo: Standing) -> None:
 
 
 def plan_in(folder: Path) -> contract_plans.Plan | None:
-    """Return the plan of a run that goes on; None where there is none, after what was cut short there is removed.
+    """Return the plan of a run to resume; None if there is none, after removing an incomplete folder.
 
     Raises:
-        ConfigError: there is a ledger, and its plan cannot be read.
+        ConfigError: the folder has a ledger, and its plan cannot be read.
     """
     if not folder.exists():
         return None
@@ -94,70 +96,100 @@ def plan_in(folder: Path) -> contract_plans.Plan | None:
         if (folder / LEDGER).exists():
             raise
     require_ours(folder)
-    shutil.rmtree(folder)  # a kill while the folder was being made: nothing ran in it
+    shutil.rmtree(folder)  # the process was killed while it created the folder: nothing ran in it
     return None
 
 
-def start_anew(session: Session, todo: Standing) -> None:
+def start_anew(session: Session, todo: RunStatus) -> None:
     """Plan, check and start a run in its folder."""
     start.run(*planned(session, todo), [])
 
 
-def planned(session: Session, todo: Standing) -> tuple[contract_plans.Plan, str]:
+def planned(session: Session, todo: RunStatus) -> tuple[contract_plans.Plan, str]:
     """Return the plan of a run, and its config.yaml."""
     batch = session.batch_of(todo)
     plan, config_yaml = plans.for_run(session.request, todo.name.arm, batch, folder=todo.folder, block=todo.name.block)
-    words = [*session.request.overrides(todo.name.arm, batch), f"launch.folder={short(todo.folder)}"]
-    return plan, with_overrides(config_yaml, words)
+    overrides = [*session.request.overrides(todo.name.arm, batch), f"launch.folder={short(todo.folder)}"]
+    return plan, with_overrides(config_yaml, overrides)
 
 
 SHARED = "job."
-"""Begins the name of a folder of a job that runs share."""
+"""The prefix of folder names of shared jobs."""
 
 
 def run_queued(session: Session, queue: Queue, backend: BackendName) -> None:
-    """Queue what is missing, each run at most once a call, and follow the jobs to their end where that is asked for."""
+    """Queue the missing runs, each at most once per call; wait until the jobs have ended if launch.wait is set."""
     console, tried = sheet.to_stderr(), set[Path]()
-    said = ""
+    printed = ""
     while True:
         if isinstance(queue, SharesNodes):
             for folder in _shared_folders(session.folder):
-                queue.note_shared(folder)
-        standings = session.standings()
-        todo = session.left(standings, backend)
+                queue.record_shared_jobs(folder)
+        statuses = session.statuses()
+        todo = session.left(statuses, backend)
         _submit(session, queue, [run for run in todo if run.folder not in tried])
         is_new = any(run.folder not in tried for run in todo)
         tried |= {run.folder for run in todo}
-        standings = session.standings() if is_new else standings
-        if (words := _counted(list(standings.runs.values()))) != said:
-            console.print(f"{session.kept.name}: {words}")
-            said = words
-        if not session.waits or not any(run.has_job for run in standings.runs.values()):
+        statuses = session.statuses() if is_new else statuses
+        if (counts := _counted(list(statuses.runs.values()))) != printed:
+            console.print(f"{session.stored.name}: {counts}")
+            printed = counts
+        if not session.waits or not any(run.has_job for run in statuses.runs.values()):
             return
         time.sleep(POLL_S)
 
 
-def _counted(runs: Sequence[Standing]) -> str:
+def _counted(runs: Sequence[RunStatus]) -> str:
     counts = {state: sum(run.state is state for run in runs) for state in State}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
 def _shared_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"{SHARED}*") if (path / JOB).exists())
+    """Return the folders of jobs that runs share, and of arrays."""
+    return sorted(path.parent for path in folder.glob(f"*/{JOB}") if "runs" in atomic_files.read_object(path))
 
 
-def _submit(session: Session, queue: Queue, todo: Sequence[Standing]) -> None:
+def _submit(session: Session, queue: Queue, todo: Sequence[RunStatus]) -> None:
     shared = _sharing(session)
     if isinstance(queue, SharesNodes):
         for some in _jobs([run for run in todo if run.name.arm.name in shared], session):
             _submit_shared(session, queue, some)
     elif shared and session.request.study.jobs is Jobs.shared:
-        raise ConfigError("jobs of this cluster are never shared", where="jobs", fix="set jobs: each in the study")
+        raise ConfigError("runs cannot share a job on this backend", where="jobs", fix="set jobs: each in the study")
     else:
         shared = set()
+    separate = [one for one in todo if one.name.arm.name not in shared]
+    if isinstance(queue, SubmitsArrays):
+        new = [one for one in separate if not (one.folder / JOB).exists()]
+        separate = [one for one in separate if one not in new]
+        _submit_arrays(session, queue, new)
+    for one in separate:
+        attempt(session, one, submit_one)
+
+
+def _submit_arrays(session: Session, queue: SubmitsArrays, todo: Sequence[RunStatus]) -> None:
+    """Submit new runs as tasks of job arrays; a refused run leaves its reason."""
+    prepared: list[start.Prepared] = []
+
+    def prepare(session: Session, one: RunStatus) -> None:
+        _remove_unsubmitted(one.folder)
+        plan, config_yaml = planned(session, one)
+        prepared.append(start.prepare(plan, config_yaml, start.check(plan)))
+
     for one in todo:
-        if one.name.arm.name not in shared:
-            attempt(session, one, submit_one)
+        attempt(session, one, prepare)
+    _submit_prepared(session, queue, prepared)
+
+
+def _submit_prepared(session: Session, queue: SubmitsArrays, prepared: Sequence[start.Prepared]) -> None:
+    with redirect_stdout(sys.stderr):  # stdout is for the study's table
+        jobs = start.submit_runs(queue, prepared)
+    errors = {folder: error for folder, error in jobs.items() if isinstance(error, BenchError)}
+    for text in dict.fromkeys(masking.masked(str(error)) for error in errors.values()):
+        print(text, file=sys.stderr)
+    refused = {folder.name: masking.masked(error.what) for folder, error in errors.items() if not folder.exists()}
+    if refused:
+        folders.write_not_started(session.folder, folders.not_started_reasons(session.folder) | refused)
 
 
 def _sharing(session: Session) -> set[str]:
@@ -170,10 +202,10 @@ def _sharing(session: Session) -> set[str]:
     return {name for pair in study.pairs for name in (pair.first, pair.second)}
 
 
-def _jobs(runs: Sequence[Standing], session: Session) -> Iterator[list[Standing]]:
-    """Yield the runs of each shared job: whole blocks, as many as the cluster's longest job has time for."""
+def _jobs(runs: Sequence[RunStatus], session: Session) -> Iterator[list[RunStatus]]:
+    """Yield the runs of each shared job: whole blocks, as many as fit into the longest walltime of the cluster."""
     minutes = {arm.name: arm.walltime_min or 0 for arm in session.planned}
-    some: list[Standing] = []
+    some: list[RunStatus] = []
     for block in range(session.request.study.runs):
         mine = [run for run in runs if run.name.block == block]
         total = sum(minutes[run.name.arm.name] for run in (*some, *mine))
@@ -185,11 +217,11 @@ def _jobs(runs: Sequence[Standing], session: Session) -> Iterator[list[Standing]
         yield some
 
 
-def submit_one(session: Session, todo: Standing) -> None:
-    """Hand a run to its queue as a job of its own, or go on with it there.
+def submit_one(session: Session, todo: RunStatus) -> None:
+    """Submit a run as a separate job, or resume it.
 
     Raises:
-        BenchError: it is refused, before anything started or by the queue.
+        BenchError: a check or the queue refuses the run.
     """
     if (todo.folder / JOB).exists():
         resume.resume(todo.folder)
@@ -199,24 +231,30 @@ def submit_one(session: Session, todo: Standing) -> None:
 
 
 def _remove_unsubmitted(folder: Path) -> None:
-    """Remove what a call that was cut short left of a run before it was handed to the queue."""
+    """Remove the folder of a run that an interrupted call created and did not submit."""
     if folder.exists():
         require_ours(folder)
         shutil.rmtree(folder)
 
 
-def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[Standing]) -> None:
-    """Submit one job for these runs; where their nodes differ, one for those that need the same ones."""
-    found: list[tuple[Plan, Standing]] = []
+def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[RunStatus]) -> None:
+    """Submit one job for these runs; if they need different nodes, one job for each set of nodes."""
+    prepared: list[tuple[Plan, RunStatus]] = []
     for one in todo:
-        attempt(session, one, lambda session, one: found.append((_prepared(session, queue, one), one)))
-    groups = _on_same_nodes(found, queue)
+        attempt(session, one, lambda session, one: prepared.append((_prepared(session, queue, one), one)))
+    groups = _on_same_nodes(prepared, queue)
     if groups[1:] and session.request.study.jobs is Jobs.shared:
-        raise ConfigError("runs share a job, and need different nodes", where="jobs", fix="set jobs: each in the study")
+        raise ConfigError(
+            "the runs need different nodes and cannot share a job", where="jobs", fix="set jobs: each in the study"
+        )
     for group in groups:
         if len({one.name.arm.name for _, one in group}) == 1 and session.request.study.jobs is not Jobs.shared:
-            for _, one in group:
-                attempt(session, one, submit_one)
+            if isinstance(queue, SubmitsArrays):
+                new = [start.Prepared(plan=plan, folder=one.folder, findings=()) for plan, one in group]
+                _submit_prepared(session, queue, new)
+            else:
+                for _, one in group:
+                    attempt(session, one, submit_one)
             continue
         try:
             job = _submitted(session, queue, [(plan, one.folder) for plan, one in group])
@@ -225,10 +263,12 @@ def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[Standing
             print(masking.masked(str(error)), file=sys.stderr)
 
 
-def _on_same_nodes(found: Sequence[tuple[Plan, Standing]], queue: SharesNodes) -> list[list[tuple[Plan, Standing]]]:
-    """Return the runs, in their order, with those together that need the same nodes."""
-    groups: list[list[tuple[Plan, Standing]]] = []
-    for plan, one in found:
+def _on_same_nodes(
+    prepared: Sequence[tuple[Plan, RunStatus]], queue: SharesNodes
+) -> list[list[tuple[Plan, RunStatus]]]:
+    """Return the runs grouped by the nodes that they need, in order."""
+    groups: list[list[tuple[Plan, RunStatus]]] = []
+    for plan, one in prepared:
         mine = next((group for group in groups if queue.shares_nodes([group[0][0], plan])), None)
         if mine is None:
             groups.append([(plan, one)])
@@ -237,8 +277,8 @@ def _on_same_nodes(found: Sequence[tuple[Plan, Standing]], queue: SharesNodes) -
     return groups
 
 
-def _prepared(session: Session, queue: SharesNodes, one: Standing) -> Plan:
-    """Return the plan of a run whose folder is ready for a job."""
+def _prepared(session: Session, queue: SharesNodes, one: RunStatus) -> Plan:
+    """Create the folder of a run for a shared job unless it exists, and return its plan."""
     if (one.folder / JOB).exists():
         require_ours(one.folder)
         return plan_kinds.load(one.folder / PLAN)
@@ -253,7 +293,7 @@ def _prepared(session: Session, queue: SharesNodes, one: Standing) -> Plan:
 
 
 def _submitted(session: Session, queue: SharesNodes, runs: Sequence[tuple[Plan, Path]]) -> str:
-    """Return the id of the job; where there is none, the runs' folders are as they were."""
+    """Submit a shared job and return its id; if that fails, restore the folders of the runs."""
     folder = next(path for n in range(1, 10_000) if not (path := session.folder / f"{SHARED}{n}").exists())
     with ExitStack() as stack:
         stack.enter_context(written(session.folder))
@@ -262,68 +302,69 @@ def _submitted(session: Session, queue: SharesNodes, runs: Sequence[tuple[Plan, 
             stack.enter_context(resume.without_reserve(run))
         folder.mkdir(mode=NOT_OTHERS)
         try:
-            return queue.submit_shared(runs, folder, name=f"{session.kept.name}-{session.kept.cluster}")
+            return queue.submit_shared(runs, folder, name=f"{session.stored.name}-{session.stored.cluster}")
         except BenchError:
-            if not (folder / SUBMISSION).exists():  # else there may be a job that works in these folders
+            if not (folder / SUBMISSION).exists():  # with this file, a job may have been submitted
                 shutil.rmtree(folder)
             raise
 
 
 def run_sequentially(session: Session) -> None:
-    """Run what is missing, each run at most once a call; one that cannot start leaves its reason, and the rest goes on.
+    """Run the missing runs one after another on their backends, each at most once per call.
 
-    A call that is stopped leaves the job under way at work. The next call waits for it, and then goes on.
+    After a run that cannot start, the next one starts. If the call is stopped, the current job keeps running; the next
+    call waits for it and continues.
     """
     tried = set[Path]()
     while True:
-        standings = session.standings()
-        for under_way in (one for one in standings.runs.values() if one.has_job):
-            _follow(under_way)
-            standings = session.standings()
-        todo = next((one for one in session.left(standings) if one.folder not in tried), None)
+        statuses = session.statuses()
+        for active in (one for one in statuses.runs.values() if one.has_job):
+            _follow(active)
+            statuses = session.statuses()
+        todo = next((one for one in session.left(statuses) if one.folder not in tried), None)
         if todo is None:
             return
         tried.add(todo.folder)
-        announce(session, todo, standings)
+        announce(session, todo, statuses)
         is_queued = isinstance(backends.get(session.backend_of(todo)), Queue)
         attempt(session, todo, submit_one if is_queued else begin_or_resume)
 
 
-def _follow(run: Standing) -> None:
-    """Wait for the end of a run's job, and say where it stands; one that nobody knows any more has ended."""
+def _follow(run: RunStatus) -> None:
+    """Wait for the end of a run's job and print its states; a job that its backend no longer knows has ended."""
     console = sheet.to_stderr()
     try:
         for job in runs.wait(run.folder):
             reason = f": {job.reason}" if job.reason else ""
-            console.print(f"{run.folder.name}: {job.word}{reason}", markup=False)
+            console.print(f"{run.folder.name}: {job.native_state}{reason}", markup=False)
     except KeyboardInterrupt:
-        console.print(f"the job goes on; python -m bench cancel {short(run.folder)} ends it", markup=False)
+        console.print(f"the job keeps running; `runstop cancel {short(run.folder)}` ends it", markup=False)
         raise
     except SubmitError as error:
         print(error, file=sys.stderr)
 
 
 def run_missing(session: Session) -> int:
-    """Return 0 when every run is proven or queued; 1 when one has failed, and where no arm can run.
+    """Run or queue the missing runs; return 0 if every run is valid or active, 1 if one failed or no arm can run.
 
     Raises:
-        ConfigError: another process runs the study, or it has changed since its runs were made.
+        ConfigError: another process runs the study, or the study has changed since its runs were started.
     """
-    with folders.opened(session.folder, session.kept, session.planned):
+    with folders.locked(session.folder, session.stored, session.planned):
         try:
-            if session.request.study.jobs is Jobs.in_turn:
+            if session.request.study.jobs is Jobs.sequential:
                 run_sequentially(session)
             else:
-                _run_side_by_side(session)
+                _run_concurrently(session)
         except Stopped:
-            print(f"stopped; to go on: {session.kept.command}", file=sys.stderr)
+            print(f"stopped; to continue: {session.stored.command}", file=sys.stderr)
             raise
-    states = [run.state for run in session.standings().runs.values()]
-    return 0 if states and all(state in (State.proven, State.active) for state in states) else 1
+    states = [run.state for run in session.statuses().runs.values()]
+    return 0 if states and all(state in (State.valid, State.active) for state in states) else 1
 
 
-def _run_side_by_side(session: Session) -> None:
-    """Let each backend work on its arms: queues get theirs first, and work on them while this machine runs its own."""
+def _run_concurrently(session: Session) -> None:
+    """Run each arm on its backend: submit to queues first, then run the arms of this machine."""
     for name in session.backends:
         match backends.get(name):
             case Queue() as queue:

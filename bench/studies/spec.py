@@ -1,6 +1,6 @@
-"""What conf/study/NAME.yaml holds, as types that check every key of it.
+"""The schema of conf/study/NAME.yaml.
 
-YAML's scalars are read as text, and the type of a field says what the text means: `batch: 8` is the label "8".
+YAML scalars are read as text and converted to the type of the field: under labels, `batch: 8` is the text "8".
 """
 
 from collections.abc import Mapping
@@ -10,68 +10,72 @@ import msgspec
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a file; a key that it does not know is an error."""
+    """A part of the file; unknown keys are errors."""
 
 
 class Arm(Part, frozen=True, kw_only=True):
     """One system, setting or size that is measured."""
 
     labels: dict[str, str] = {}
-    """What sets it apart from other arms; tables and published figures find it by these."""
+    """Values that identify the arm; tables and published figures select it by these."""
     overrides: tuple[str, ...] = ()
 
 
 class Calculated(Part, frozen=True, kw_only=True):
-    """The times of a run of `steps` are scaled to `of_steps`, and marked with *."""
+    """A run of `steps` steps whose times are scaled to `of_steps` steps, and marked with *."""
 
     steps: int
     of_steps: int
 
 
 class Case(Part, frozen=True, kw_only=True):
-    """What holds for all arms whose labels match."""
+    """Settings for all arms whose labels match."""
 
     match: dict[str, str | tuple[str, ...]]
-    """A value, or several of which one must be the arm's, by label; `arm` is the arm's name."""
+    """By label, the value or the possible values; the label `arm` is the name."""
     overrides: tuple[str, ...] = ()
     not_advisable: str | None = None
-    """Why there is an X in place of a number: the arm does not run."""
+    """Why the arm does not run and its cells have an X."""
     leave_out: bool = False
-    """There is no such arm."""
+    """Whether to remove the arm from the study."""
     note: str | None = None
-    """What the row must say of itself, beside its numbers."""
+    """A remark in the row of the arm."""
     calculated: Calculated | None = None
 
 
 class Window(Part, frozen=True, kw_only=True):
-    """Runs have skip_steps + steps steps; step time and throughput are taken over the last `steps` of them."""
+    """Runs have skip_steps + steps steps; step time and throughput are measured over the last `steps` of them."""
 
     skip_steps: int
     steps: int
 
 
 class MaxBatch(Part, frozen=True, kw_only=True):
-    """Runs take the largest micro-batch, up to this limit, that the plan says fits, without gradient accumulation.
+    """Runs use the largest micro-batch up to this limit that fits by the plan, without gradient accumulation.
 
-    Where a run is out of memory the next smaller one is tried (`bench.studies.plans`).
+    If a run is out of memory, the next smaller one is tried (`bench.studies.plans`).
     """
 
     limit: int
 
 
 class Jobs(Enum):
-    """How runs are handed to a queue."""
+    """How runs are submitted to a queue."""
 
     each = "each"
-    """Every run is a job of its own: the fastest way, on whatever nodes there are."""
+    """Every run is a separate job, on any nodes."""
     shared = "shared"
-    """Runs take turns on the same nodes, in one job: what is compared must not differ in its nodes."""
-    in_turn = "in_turn"
-    """A run begins when the one before it has ended, whatever starts them: for places that have the same machines."""
+    """Runs share one job and run one after another on the same nodes, so that nodes do not affect the comparison."""
+    sequential = "sequential"
+    """A run starts when the previous one has ended, on any backend: for backends that share the same machines."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Jobs | None":
+        return cls.sequential if value == "in_turn" else None  # the name in files of earlier versions
 
 
 class ColumnSpec(Part, frozen=True, kw_only=True):
-    """One number of every arm."""
+    """One measurement of every arm."""
 
     measurement: str
     """A name of `bench.results.names`."""
@@ -81,24 +85,24 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
 
 
 class Coefficients(Part, frozen=True, kw_only=True):
-    """A column of efficiency coefficients: the value of each arm over that of the best one that it is compared with."""
+    """A column of efficiency coefficients: the value of each arm divided by that of the best arm of its group."""
 
-    of: str
-    """The measurement of a column."""
+    measurement: str
+    """The measurement of an existing column."""
     title: str = "efficiency coefficient"
     among: tuple[dict[str, str | tuple[str, ...]], ...] = ({},)
-    """The arms that match an entry are compared with each other, such as all systems on one node."""
+    """Arms that match the same entry form a group, such as all systems on one node."""
     same: tuple[str, ...] = ()
-    """Labels in which arms must agree to be compared: which work they do."""
+    """Labels that must be equal within a group, such as the model."""
 
     @property
     def column(self) -> str:
-        """The name of the column, as tables ask for it."""
-        return f"{self.of}_coefficient"
+        """The name of the column in `tables`."""
+        return f"{self.measurement}_coefficient"
 
 
 class Pair(Part, frozen=True, kw_only=True):
-    """Two arms to compare, by their names; the comparison says how `first` differs from `second`."""
+    """Two arms to compare, by name; the result is the difference of `first` from `second`."""
 
     first: str
     second: str
@@ -106,18 +110,18 @@ class Pair(Part, frozen=True, kw_only=True):
 
 
 class Pivot(Part, frozen=True, kw_only=True):
-    """A table with one measurement, whose rows and columns are labels."""
+    """A table of one measurement, whose rows and columns are labels."""
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     measurement: str
     match: dict[str, str | tuple[str, ...]] = {}
-    """Only the arms whose labels match, as in a case."""
+    """Labels of the arms in the table, as in a case."""
 
 
 class Study(Part, frozen=True, kw_only=True):
-    """A named set of runs, and the tables to make of them."""
+    """A named set of runs, and their tables."""
 
     title: str
     question: str
@@ -125,16 +129,16 @@ class Study(Part, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     arms: dict[str, Arm] = {}
     axes: dict[str, dict[str, tuple[str, ...]]] = {}
-    """Overrides by axis and choice: there is an arm for every combination, named after its choices."""
+    """Overrides by axis and choice; every combination is an arm, named after its choices."""
     axes_first: bool = False
-    """Whether the arms of the axes come before those of `arms`; by the order of the file, which need not say it."""
+    """Whether the arms of the axes come before those of `arms`; set from the order of the keys in the file."""
     cases: tuple[Case, ...] = ()
     runs: int = 3
     seed: int = 1
     jobs: Jobs | None = None
-    """None: the arms of pairs share a job where they need the same nodes; every other run has one of its own."""
+    """None: arms of `pairs` share a job if they need the same nodes; every other run has its own job."""
     margin: float = 0.02
-    """Relative differences below it do not matter: two arms can be proven equivalent within it."""
+    """The relative difference up to which two arms count as equivalent."""
     window: Window | None = None
     max_batch: MaxBatch | None = None
     columns: tuple[ColumnSpec, ...]
@@ -149,5 +153,5 @@ Matching = Mapping[str, str | tuple[str, ...]]
 
 
 def matches(labels: Mapping[str, str], match: Matching) -> bool:
-    """Return whether an arm's labels are among those that are asked for."""
-    return all(labels.get(name) in ((want,) if isinstance(want, str) else want) for name, want in match.items())
+    """Return whether an arm's labels have the required values."""
+    return all(labels.get(name) in ((value,) if isinstance(value, str) else value) for name, value in match.items())

@@ -1,4 +1,4 @@
-"""Make the rows and cells of a study from its run folders, beside the published figures, and turn them into tables."""
+"""Build the rows, cells and tables of a study from its run folders and the published figures."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from bench.results.study import Cell, Column, Mark, PlannedArm, Published, Row, 
 from bench.studies import measured
 from bench.studies.arms import Arm
 from bench.studies.measured import Measured
-from bench.studies.session import Standing, Standings, State
+from bench.studies.session import RunStatus, RunStatuses, State
 from bench.studies.spec import Coefficients, Pivot, Study, matches
 
 ESTIMATES = {
@@ -20,55 +20,55 @@ ESTIMATES = {
     "estimated_throughput_per_gpu": "tokens_s_gpu",
     "estimated_memory": "memory_gib",
 }
-"""Columns that the plan fills, and the field of a planned arm that has them."""
+"""Columns with estimates of the plan, and the fields of PlannedArm."""
 COEFFICIENT, OF_LABEL = "efficiency_coefficient", "of"
-"""The measurement of published coefficients, and their label that names what they are of."""
+"""The measurement of published coefficients, and the label with the measurement that they are of."""
 BATCHES = ("micro_batch_size", "global_batch_size")
-"""Columns that the plan fills, once a run has proven that it works."""
+"""Columns with values of the plan, which are shown once a run is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRuns:
-    """One arm, and what its runs have proven."""
+    """One arm, and its valid runs."""
 
     arm: Arm
     planned: PlannedArm
-    proven: Sequence[tuple[Standing, Measured]]
+    valid: Sequence[tuple[RunStatus, Measured]]
     missing: Mapping[int, str]
-    """Why a block has no number, by block."""
+    """By block, why it has no value."""
     too_large: tuple[int, ...]
-    """Micro-batches with which a run was out of memory."""
+    """Micro-batches that ran out of memory."""
 
 
-def read(arm: Arm, planned: PlannedArm, study: Study, standings: Standings) -> ArmRuns:
-    """Return what the runs of an arm have proven, and why others have not."""
-    proven: list[tuple[Standing, Measured]] = []
+def read(arm: Arm, planned: PlannedArm, study: Study, statuses: RunStatuses) -> ArmRuns:
+    """Return the valid runs of an arm, and why the others are not valid."""
+    valid: list[tuple[RunStatus, Measured]] = []
     missing: dict[int, str] = {}
     for block in range(study.runs if planned.runs else 0):
-        run = standings.runs[arm.name, block]
-        if run.state is not State.proven:
+        run = statuses.runs[arm.name, block]
+        if run.state is not State.valid:
             missing[block] = f"{run.state}{f': {run.reason}' if run.reason else ''}"
             continue
         try:
-            proven.append((run, measured.of_run(run.folder, arm, window=study.window)))
+            valid.append((run, measured.of_run(run.folder, arm, window=study.window)))
         except LogError as error:
             missing[block] = error.what
-    too_large = standings.too_large.get(arm.name, ())
-    return ArmRuns(arm=arm, planned=planned, proven=proven, missing=missing, too_large=too_large)
+    too_large = statuses.too_large.get(arm.name, ())
+    return ArmRuns(arm=arm, planned=planned, valid=valid, missing=missing, too_large=too_large)
 
 
 def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
-    """Return the row of an arm."""
     names = [column.measurement for column in study.columns]
     coefficients = {
-        one.column: _published(runs.arm, COEFFICIENT, publications, of=one.of) for one in study.coefficients
+        one.column: _published(runs.arm, COEFFICIENT, publications, coefficient_of=one.measurement)
+        for one in study.coefficients
     }
     return Row(
         arm=runs.arm.name,
         labels=runs.arm.labels,
         cells={name: _noted(_cell(name, runs), runs.arm.note) for name in names},
         published={name: _published(runs.arm, name, publications) for name in names} | coefficients,
-        facts=agreed([one.facts for _, one in runs.proven]),
+        facts=agreed([one.facts for _, one in runs.valid]),
     )
 
 
@@ -78,7 +78,7 @@ def agreed(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _noted(cell: Cell, note: str | None) -> Cell:
-    """Return a cell whose remark begins with what the study says of its arm."""
+    """Return a cell whose remark begins with the note of its arm."""
     return cell if note is None else replace(cell, reason="; ".join(filter(None, (note, cell.reason))))
 
 
@@ -89,40 +89,40 @@ def _cell(name: str, runs: ArmRuns) -> Cell:
     if name in ESTIMATES:
         estimate = getattr(planned, ESTIMATES[name])
         if estimate is None:
-            return Cell(mark=Mark.no_result, reason="the plan has no estimate: no rates of this GPU were measured")
-        return Cell(mark=Mark.estimated, value=estimate, reason="by the plan")
-    found = [(run, value) for run, one in runs.proven if (value := _value(name, run, one, planned)) is not None]
-    if not found:
+            return Cell(mark=Mark.no_result, reason="the plan has no estimate: there are no measured rates of this GPU")
+        return Cell(mark=Mark.estimated, value=estimate, reason="estimated by the plan")
+    of_runs = [(run, value) for run, one in runs.valid if (value := _value(name, run, one, planned)) is not None]
+    if not of_runs:
         return Cell(mark=Mark.no_result, reason=_why_none(name, runs))
-    values = tuple(value for _, value in found)
-    is_calculated = any(name in one.calculated for _, one in runs.proven)
+    values = tuple(value for _, value in of_runs)
+    is_calculated = any(name in one.calculated for _, one in runs.valid)
     return Cell(
         mark=Mark.calculated if is_calculated else Mark.measured,
         value=fmean(values),
         deviation=stdev(values) if values[1:] else None,
         values=values,
         reason="; ".join(_remarks(runs, is_calculated=is_calculated)),
-        runs=tuple(run.folder.name for run, _ in found),
+        runs=tuple(run.folder.name for run, _ in of_runs),
     )
 
 
-def _value(name: str, run: Standing, found: Measured, planned: PlannedArm) -> float | None:
+def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -> float | None:
     if name in BATCHES:
         size: int | None = getattr(planned, name)
         tried, first = run.name.batch, planned.micro_batch_size
         return size if size is None or tried is None or not first else size * tried / first
-    return found.numbers[name].value if name in found.numbers else None
+    return measured.numbers[name].value if name in measured.numbers else None
 
 
 def _why_none(name: str, runs: ArmRuns) -> str:
-    if runs.proven:
-        known = ", ".join(sorted(runs.proven[0][1].numbers))
-        return f"its runs did not measure it, but {known}"
+    if runs.valid:
+        known = ", ".join(sorted(runs.valid[0][1].numbers))
+        return f"not measured by its runs; measured are {known}"
     return "; ".join(dict.fromkeys(runs.missing.values()))
 
 
 def _remarks(runs: ArmRuns, *, is_calculated: bool) -> list[str]:
-    short, total = runs.arm.calculated, len(runs.proven) + len(runs.missing)
+    short, total = runs.arm.calculated, len(runs.valid) + len(runs.missing)
     remarks = []
     if is_calculated and short is not None:
         remarks.append(f"calculated from {short.steps:,} of {short.of_steps:,} steps")
@@ -130,15 +130,15 @@ def _remarks(runs: ArmRuns, *, is_calculated: bool) -> list[str]:
         remarks.append(f"out of memory with micro-batches of {', '.join(map(str, runs.too_large))}")
     if runs.missing:
         causes = "; ".join(dict.fromkeys(runs.missing.values()))
-        remarks.append(f"{len(runs.missing)} of {total} runs have no number ({causes})")
+        remarks.append(f"{len(runs.missing)} of {total} runs have no value ({causes})")
     return remarks
 
 
 def _published(
-    arm: Arm, measurement: str, publications: Mapping[str, PublishedTable], *, of: str = ""
+    arm: Arm, measurement: str, publications: Mapping[str, PublishedTable], *, coefficient_of: str = ""
 ) -> tuple[Published, ...]:
-    """Return the figures whose labels are all among the arm's; those of a coefficient say what it is `of`, too."""
-    labels = {**arm.all_labels, OF_LABEL: of} if of else arm.all_labels
+    """Return the figures whose labels the arm has; those of coefficients have the label `of`, too."""
+    labels = {**arm.all_labels, OF_LABEL: coefficient_of} if coefficient_of else arm.all_labels
     return tuple(
         Published(publication=name, value=figure.value, printed=figure.printed, reason=figure.reason)
         for name, table in publications.items()
@@ -148,8 +148,8 @@ def _published(
 
 
 def by_block(runs: ArmRuns, measurement: str) -> dict[Hashable, float]:
-    """Return the values of an arm's proven runs, by their blocks."""
-    return {run.name.block: one.numbers[measurement].value for run, one in runs.proven if measurement in one.numbers}
+    """Return the values of an arm's valid runs by block."""
+    return {run.name.block: one.numbers[measurement].value for run, one in runs.valid if measurement in one.numbers}
 
 
 def columns(study: Study) -> tuple[Column, ...]:
@@ -160,7 +160,7 @@ def columns(study: Study) -> tuple[Column, ...]:
 
 
 def pivot(table: Pivot, arms: Sequence[Arm], all_columns: Sequence[Column]) -> Table:
-    """Return a table whose rows and columns are labels, in the order in which the arms have them."""
+    """Return a table whose rows and columns are labels, in the order of the arms."""
     mine = [arm for arm in arms if matches(arm.all_labels, table.match)]
     across = tuple(dict.fromkeys(_key(arm, table.columns) for arm in mine))
     down = tuple(dict.fromkeys(_key(arm, table.rows) for arm in mine))
@@ -183,23 +183,23 @@ REFERENCE = "the reference"
 
 
 def coefficient_columns(study: Study) -> tuple[Column, ...]:
-    """Return the columns that a study declares of coefficients; fewer of a time are better, more of a rate."""
+    """Return the columns of coefficients; lower is better for coefficients of times, higher for those of rates."""
     of_values = {column.measurement: column for column in study.columns}
     return tuple(
-        Column(measurement=c.column, title=c.title, unit="", higher_is_better=of_values[c.of].higher_is_better)
+        Column(measurement=c.column, title=c.title, unit="", higher_is_better=of_values[c.measurement].higher_is_better)
         for c in study.coefficients
     )
 
 
-def with_coefficients(rows: Sequence[Row], found: Sequence[ArmRuns], study: Study) -> tuple[Row, ...]:
-    """Return the rows with the cells of all coefficients. `found` has the runs of each row's arm."""
+def with_coefficients(rows: Sequence[Row], of_arms: Sequence[ArmRuns], study: Study) -> tuple[Row, ...]:
+    """Return the rows with the cells of all coefficients; `of_arms` has the runs of each arm."""
     cells: dict[str, dict[str, Cell]] = {row.arm: {} for row in rows}
-    runs = {one.arm.name: one for one in found}
+    runs = {one.arm.name: one for one in of_arms}
     for declared in study.coefficients:
         for group in _groups(rows, declared):
             for arm, cell in _of_group(group, runs, declared, study).items():
                 cells[arm][declared.column] = cell
-    alone = Cell(mark=Mark.no_result, reason="the study compares it with no other arm")
+    alone = Cell(mark=Mark.no_result, reason="the study does not compare it with another arm")
     names = [declared.column for declared in study.coefficients]
     return tuple(
         replace(row, cells={**row.cells, **{name: cells[row.arm].get(name, alone) for name in names}}) for row in rows
@@ -207,7 +207,7 @@ def with_coefficients(rows: Sequence[Row], found: Sequence[ArmRuns], study: Stud
 
 
 def _groups(rows: Sequence[Row], declared: Coefficients) -> Iterator[list[Row]]:
-    """Yield the arms that are compared with each other: those of one entry of `among`, with the same labels."""
+    """Yield the groups of arms that are compared: those of one entry of `among` with equal labels `same`."""
     for match in declared.among:
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
@@ -219,46 +219,46 @@ def _groups(rows: Sequence[Row], declared: Coefficients) -> Iterator[list[Row]]:
 def _of_group(
     group: Sequence[Row], runs: Mapping[str, ArmRuns], declared: Coefficients, study: Study
 ) -> dict[str, Cell]:
-    column = next(one for one in study.columns if one.measurement == declared.of)
-    means = {row.arm: value for row in group if (value := row.cells[declared.of].value) is not None}
+    column = next(one for one in study.columns if one.measurement == declared.measurement)
+    means = {row.arm: value for row in group if (value := row.cells[declared.measurement].value) is not None}
     if len(means) < 2:
-        return {row.arm: _none(row.cells[declared.of]) for row in group}
+        return {row.arm: _none(row.cells[declared.measurement]) for row in group}
     best = (max if column.higher_is_better else min)(means, key=lambda arm: means[arm])
-    reference = next(row for row in group if row.arm == best).cells[declared.of]
-    values = {arm: by_block(runs[arm], declared.of) for arm in means}
+    reference = next(row for row in group if row.arm == best).cells[declared.measurement]
+    values = {arm: by_block(runs[arm], declared.measurement) for arm in means}
     return {
         row.arm: _coefficient_cell(
-            row.cells[declared.of], values_by_block(values[row.arm], values[best]), best, reference
+            row.cells[declared.measurement], values_by_block(values[row.arm], values[best]), best, reference
         )
         if row.arm in means
-        else _none(row.cells[declared.of])
+        else _none(row.cells[declared.measurement])
         for row in group
     }
 
 
 def _none(cell: Cell) -> Cell:
-    """Return why an arm has no coefficient."""
+    """Return the cell of an arm without a coefficient."""
     if cell.value is None:
         return Cell(mark=cell.mark, reason=cell.reason)
-    return Cell(mark=Mark.no_result, reason="no other arm that it is compared with has a number")
+    return Cell(mark=Mark.no_result, reason="no other arm of its group has a value")
 
 
 def _coefficient_cell(own: Cell, values: tuple[Sequence[float], Sequence[float]], best: str, reference: Cell) -> Cell:
-    """Return the coefficient of an arm, or of the reference itself, which is 1 and has no interval."""
+    """Return the coefficient of an arm; that of the reference is 1 and has no interval."""
     mark = own.mark if own.mark is not Mark.measured else reference.mark
     if own is reference:
         return Cell(mark=mark, value=1.0, text="1", values=(1.0,) * own.n, reason=REFERENCE, runs=own.runs)
     if not values[0]:
-        return Cell(mark=Mark.no_result, reason=f"no block has runs of it and of {best}")
-    found = coefficient(*values, pairing=Pairing.block)
+        return Cell(mark=Mark.no_result, reason=f"no block has valid runs of both this arm and {best}")
+    result = coefficient(*values, pairing=Pairing.block)
     ratios = tuple(one / other for one, other in zip(*values, strict=True))
-    why = f"; no interval: {found.reason}" if found.low is None else ""
+    why = f"; no interval: {result.reason}" if result.low is None else ""
     return Cell(
         mark=mark,
-        value=found.value,
-        text=found.text,
-        low=found.low,
-        high=found.high,
+        value=result.value,
+        text=result.text,
+        low=result.low,
+        high=result.high,
         values=ratios,
         reason=f"relative to {best}{why}",
         runs=own.runs,

@@ -1,4 +1,4 @@
-"""Watch trials while they run: a live screen on a terminal, dated lines in a pipe, or JSON."""
+"""Watch running trials: a live screen on a terminal, lines with timestamps in a pipe, or JSON."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,10 +30,10 @@ LIVE_S, PLAIN_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How trials are shown, and until when."""
+    """Options of `watch`."""
 
     interval_s: float | None = None
-    """None stands for one second on a terminal and one minute in a pipe."""
+    """None means one second on a terminal and one minute in a pipe."""
     once: bool = False
     until_target: bool = False
     """End as soon as all trials have reached their targets."""
@@ -45,7 +45,7 @@ def watch(job: WatchedTrials, how: How, *, console: "Console | None" = None, pol
     with closing(job), _shown(job, how, console) as (show, usual_s):
         interval_s, due = usual_s if how.interval_s is None else how.interval_s, 0.0
         while True:
-            ends = job.is_over() or how.once  # asked before the logs are read: what was written last is then read too
+            ends = job.is_over() or how.once  # before reading, so that the last lines are not missed
             job.poll()
             ends = ends or job.has_stopped() or (how.until_target and job.is_reached())
             now = time.monotonic()
@@ -66,19 +66,19 @@ def follow(
     curves: Curves | None = None,
     gpus: Gpus | None = None,
 ) -> None:
-    """Show one trial until it is no longer alive and its log is read to the end; what was shown last stays."""
+    """Show one trial until it ends and its log is read to the end; the last output stays on the screen."""
     trial = Watched(name, Follower(log), expected, curves=curves, gpus=gpus)
     job = WatchedTrials((trial,), is_over=lambda: not is_alive(), ends_with_logs=False)
     watch(job, How(), console=console, poll_s=LAUNCHED_POLL_S)
 
 
 Show = Callable[[list[View], bool], None]
-"""Takes the trials, and whether it is time to show them."""
+"""Arguments: the trials, and whether an update of the output is due."""
 
 
 @contextmanager
 def _shown(job: WatchedTrials, how: How, console: "Console | None") -> Iterator[tuple[Show, float]]:
-    """Yield how to show trials, and how often."""
+    """Yield a function that shows trials, and the update interval in seconds."""
     from rich.console import Console
 
     screen = console or Console(highlight=False)
@@ -96,7 +96,7 @@ def _shown(job: WatchedTrials, how: How, console: "Console | None") -> Iterator[
 
 @contextmanager
 def _live(console: "Console", *, whole_screen: bool) -> Iterator[Show]:
-    """Redraw one picture, on a screen of its own or below what was printed; the last one stays."""
+    """Redraw the screen, in full-screen mode or below earlier output; the last state stays visible."""
     from rich.live import Live
 
     latest: list[View] = []
@@ -126,7 +126,7 @@ def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
 
 
 def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:
-    """Print each evaluation once it is there; when it is time, a line for each trial that runs, or has ended since."""
+    """Print each new evaluation; if an update is due, also a line for each trial that runs or has just ended."""
     lines = [
         f"{_date(evaluated.time_ms)}  {evaluation_line(view, evaluated)}"
         for view in views
@@ -148,8 +148,8 @@ def _say(console: "Console", text: str) -> None:
 
 
 def _date(time_ms: int) -> str:
-    """Return a time as this machine's clock shows it; words for one of a log that no calendar holds."""
+    """Return a time in local time; a placeholder if the log's time is out of range."""
     try:
         return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):
-        return "without a date"
+        return "unknown time"

@@ -1,4 +1,4 @@
-"""What the GPUs of a trial under way do now, from the files that their samplers write beside the log."""
+"""Current state of a running trial's GPUs, from the telemetry files in its run folder."""
 
 import math
 import time
@@ -11,15 +11,15 @@ from bench.contract import run_files, telemetry
 from bench.contract.telemetry import Sample
 
 STALE_MS = 60_000
-"""A sample that is older says nothing of now; the clocks of nodes are closer together than this."""
+"""Older samples are ignored; the clock difference between nodes is smaller than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hottest:
-    """The GPU with the highest temperature, at one moment."""
+    """The GPU with the highest temperature."""
 
     gpus: int
-    """Of how many."""
+    """The number of GPUs with samples."""
     gpu: int
     power_w: float | None
     sm_clock_mhz: float | None
@@ -27,16 +27,19 @@ class Hottest:
     throttle: tuple[str, ...] | None
 
     def text(self) -> str:
-        """Return it as one line."""
+        """Return the state of the GPU in one line."""
         numbers = ((self.power_w, "W"), (self.sm_clock_mhz, "MHz"))
         known = [f"{value:,.0f} {unit}" for value, unit in numbers if value is not None]
-        held = [f"held down by {' and '.join(self.throttle)}"] if self.throttle else []
-        return ", ".join([f"{self.temperature_c:.0f} °C", *known, *held]) + f" (hottest of {self.gpus}: GPU {self.gpu})"
+        throttled = [f"throttled: {', '.join(self.throttle)}"] if self.throttle else []
+        return (
+            ", ".join([f"{self.temperature_c:.0f} °C", *known, *throttled])
+            + f" (hottest of {self.gpus}: GPU {self.gpu})"
+        )
 
 
 @dataclass(slots=True)
 class Gpus:
-    """The GPUs of a trial; the files are read at most as often as they are written."""
+    """Reads the GPU samples of a trial, at most once per sampling interval."""
 
     folder: Path
     trial: int
@@ -44,7 +47,7 @@ class Gpus:
     _hottest: Hottest | None = None
 
     def hottest(self, now_ms: int) -> Hottest | None:
-        """Return the hottest GPU now; None where none is sampled."""
+        """Return the hottest GPU; None without recent samples."""
         if time.monotonic() - self._read_s >= telemetry.EVERY_S:
             self._read_s = time.monotonic()
             self._hottest = hottest([sample for sample in self._newest() if sample.time_ms > now_ms - STALE_MS])
@@ -57,7 +60,7 @@ class Gpus:
 
 
 def hottest(samples: list[Sample]) -> Hottest | None:
-    """Return the hottest GPU; None where no temperature is known."""
+    """Return the hottest GPU; None if no temperature is known."""
     known = [(sample.temperature_c, sample) for sample in samples if sample.temperature_c is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""One trial at one moment, in words. Text from logs is shown clean: it steers no terminal and holds no secret."""
+"""Describe the state of a trial in text. Text from logs has control characters escaped and secrets masked."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +10,14 @@ from bench.watch.prediction import Outlook, Planned, goal, reached
 from bench.watch.progress import Evaluated, Progress, clock
 
 SHOWN_EVALUATIONS, SHOWN_CHANCES = 3, 3
-"""How many of the latest evaluations, and of the likeliest coming ones, are written out."""
+"""How many of the latest evaluations, and of the most likely upcoming ones, are listed."""
 BASIS, NOTE = "based on", "note"
-_WORKINGS = ("step_times_ms", "line_gaps_ms", "eval_times_s", "recent_losses", "lowest_loss", "place")
+_INTERMEDIATE = ("step_times_ms", "line_gaps_ms", "eval_times_s", "recent_losses", "lowest_loss", "place")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One trial at one moment."""
+    """The state of one trial at one moment."""
 
     name: str
     progress: Progress
@@ -26,7 +26,7 @@ class View:
     outcome: str | None = None
     """The outcome in the ledger of the run."""
     note: str | None = None
-    """A remark about its log: it does not exist yet, or it began anew."""
+    """A remark about its log: it does not exist yet, or it was restarted."""
     hottest: Hottest | None = None
     """The hottest GPU, while the trial runs."""
 
@@ -44,24 +44,24 @@ class View:
 
     @property
     def state(self) -> str:
-        """What the trial is doing, or how it ended."""
+        """The phase of the trial, or how it ended."""
         if self.progress.phase != "stopped":
             return self.progress.phase
         if self.is_reached:
-            return "target reached" + (f", {clean(self.outcome)}" if self.outcome not in (None, "proven") else "")
+            return "target reached" + (f", {clean(self.outcome)}" if self.outcome not in (None, "valid") else "")
         return f"stopped: {clean(self.progress.status or 'no status')}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that is known as strict JSON holds it, without what it is worked out from."""
-        progress = {name: value for name, value in asdict(self.progress).items() if name not in _WORKINGS}
+        """Return the state for strict JSON, without intermediate values."""
+        progress = {name: value for name, value in asdict(self.progress).items() if name not in _INTERMEDIATE}
         more = {"step": self.progress.step, "step_time_median_ms": self.progress.step_time_ms}
-        wanted = goal(self.progress, self.planned)
+        target = goal(self.progress, self.planned)
         identity = {
             "name": self.name,
             "outcome": self.outcome,
             "note": self.note,
             "is_reached": self.is_reached,
-            "target": wanted and wanted.value,
+            "target": target and target.value,
             "hottest_gpu": self.hottest and asdict(self.hottest),
         }
         return identity | progress | more | asdict(self.outlook)
@@ -80,32 +80,32 @@ def warning_lines(view: View) -> list[str]:
 
 
 def evaluation_line(view: View, evaluated: Evaluated) -> str:
-    """Return what one evaluation says."""
+    """Return one evaluation in one line."""
     at = "" if evaluated.samples is None else f" at {evaluated.samples:,} samples"
-    wanted = goal(view.progress, view.planned, evaluated.metric)
+    target = goal(view.progress, view.planned, evaluated.metric)
     parts = f"{view.name}  evaluation {_value(evaluated)}{at}"
-    if wanted is None:
+    if target is None:
         return parts
-    return f"{parts}, target {wanted.value:g} {'reached' if wanted.is_reached_by(evaluated.value) else 'not reached'}"
+    return f"{parts}, target {target.value:g} {'reached' if target.is_reached_by(evaluated.value) else 'not reached'}"
 
 
 def current(views: Sequence[View]) -> View:
-    """Return the trial to show in detail: the one that runs, else the latest that began."""
+    """Return the trial to show in detail: the running one, else the last one that started."""
     running = [view for view in views if view.is_running]
     begun = [view for view in views if view.has_begun]
     return (running or begun[::-1] or list(views))[0]
 
 
 def facts(view: View) -> Iterator[tuple[str, str]]:
-    """Yield what is known, each with its name."""
+    """Yield labels and values of everything that is known about the trial."""
     progress, seen = view.progress, view.outlook
     if view.note:
         yield NOTE, clean(view.note)
-    if progress.points_asked is not None:
+    if progress.points_requested is not None:
         latest = f"; last {clean(progress.last_point)}" if progress.last_point and view.is_running else ""
-        yield "measured", f"{progress.points_done} of {progress.points_asked} {progress.points_are}{latest}"
-    if progress.answers_asked is not None:
-        yield "answers", f"{progress.answers_asked:,} asked for"
+        yield "measured", f"{progress.points_done} of {progress.points_requested} {progress.points_name}{latest}"
+    if progress.answers_requested is not None:
+        yield "answers", f"{progress.answers_requested:,} requested"
     if progress.samples is not None:
         step = "" if progress.step is None else f", step {progress.step:,}"
         yield "trained", f"{progress.samples:,} samples{step}"
@@ -122,7 +122,11 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         return
     if seen.next_samples is not None:
         yield "next", _next(view)
-    if progress.points_asked is None and progress.answers_asked is None and (forecast := _forecast(seen)) is not None:
+    if (
+        progress.points_requested is None
+        and progress.answers_requested is None
+        and (forecast := _forecast(seen)) is not None
+    ):
         yield "forecast", forecast
     if seen.samples_range is not None and seen.basis:
         yield BASIS, seen.basis
@@ -140,13 +144,13 @@ def _pace(view: View) -> str:
 
 
 def _evaluations(view: View) -> str:
-    wanted, done = goal(view.progress, view.planned), view.progress.evaluations
+    target, done = goal(view.progress, view.planned), view.progress.evaluations
     parts = [_value(e) + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
     if len(done) > SHOWN_EVALUATIONS:
         parts.insert(0, "…")
-    if wanted is not None:
+    if target is not None:
         parts += [] if parts else ["none yet"]
-        parts.append(f"(target {wanted.value:g})")
+        parts.append(f"(target {target.value:g})")
     return "  ".join(parts)
 
 

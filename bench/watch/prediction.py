@@ -1,4 +1,4 @@
-"""What lies ahead of a trial: its next evaluation, when it will likely reach its target, and what is wrong with it."""
+"""Forecast a running trial: its next evaluation, when it likely reaches its target, and warnings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
 
 
 RECENT = 9
-"""The present step time is the median of so many measurements: a slower GPU shows soon, a single hiccup does not."""
+"""The current step time is the median of this many measurements: robust to outliers, quick to show a slower GPU."""
 PACE_SHARE = 0.90
-"""Probability that a range of times is meant to hold."""
+"""Coverage of a time range."""
 STEP_DRIFT = 0.015
-"""Least half width of the range of the step time, over the step time: the pace of published runs drifts by as much."""
-STEP_UNSURE = 0.10
-"""The same before there are three measurements."""
+"""Minimum half-width of the step time's range, relative to the step time: the drift in published runs."""
+STEP_DRIFT_INITIAL = 0.10
+"""The same with fewer than three measurements."""
 EVAL_ROW_STEPS, EVAL_ROW_STEPS_LOW, EVAL_ROW_STEPS_HIGH = 0.45, 0.39, 1.10
-"""Time to evaluate a row over the time to train on one, used before a trial's first evaluation: typical, low and high.
+"""Time to evaluate a row / time to train on a row, used before a trial's first evaluation: typical, low and high.
 In 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46, 0.40 and 1.11 for the first
 evaluation, and 0.45, 0.39 and 0.82 for the later ones."""
 EVAL_AFTER_FIRST_LOW, EVAL_AFTER_FIRST_HIGH = 0.70, 1.02
-"""Time of the later evaluations over that of the first, which in some runs still warms up; quantiles of the same
-runs."""
+"""Time of later evaluations / time of the first, which includes warm-up in some runs; quantiles of the same runs."""
 EVAL_DRIFT = 0.03
-"""Least half width of the range of the evaluation time, over the evaluation time, once later ones have been seen."""
+"""Minimum half-width of the evaluation time's range, relative to it, after the second evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in seconds, and a range that is meant to hold it with 90 %."""
+    """A time in seconds with its 90 % range."""
 
     typical: float
     low: float
@@ -45,23 +44,23 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A coming evaluation, and in how many seconds its result will be there."""
+class EvaluationEta:
+    """An upcoming evaluation, and the time until its result."""
 
     samples: int
     seconds: Span
 
 
 def step_time_s(progress: Progress) -> Span | None:
-    """Return the present time of an optimizer step; None before the first measurement."""
+    """Return the current time of an optimizer step; None before the first measurement."""
     recent = [time_ms / 1000 for time_ms in progress.step_times_ms[-RECENT:]]
     if not recent:
         return None
-    return _around(recent, least=STEP_DRIFT if len(recent) > 2 else STEP_UNSURE)
+    return _around(recent, least=STEP_DRIFT if len(recent) > 2 else STEP_DRIFT_INITIAL)
 
 
 def eval_time_s(progress: Progress) -> Span | None:
-    """Return the time of the coming evaluations: as the later ones took, else by the first, else by the step time."""
+    """Return the time of an upcoming evaluation, from later ones, else from the first, else from the step time."""
     first, *later = progress.eval_times_s or (None,)
     if later:
         return _around(later[-RECENT:], least=EVAL_DRIFT)
@@ -74,8 +73,8 @@ def eval_time_s(progress: Progress) -> Span | None:
     return Span(row_s * EVAL_ROW_STEPS, row_s * EVAL_ROW_STEPS_LOW, row_s * EVAL_ROW_STEPS_HIGH)
 
 
-def arrivals(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Iterator[Arrival]:
-    """Yield when each coming evaluation will end; nothing while the pace or the place in training is not known."""
+def evaluation_etas(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Iterator[EvaluationEta]:
+    """Yield the time until each upcoming evaluation ends; nothing while speed or progress are unknown."""
     gbs, step, evaluation = progress.global_batch_size, step_time_s(progress), eval_time_s(progress)
     if not gbs or step is None or evaluation is None or not upcoming:
         return
@@ -84,16 +83,16 @@ def arrivals(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Iterat
         busy_s = max(0, upcoming[0] - trained) / gbs * step.typical
     elif progress.eval_start_ms is not None and progress.samples is not None:
         trained, since_ms = progress.samples, progress.eval_start_ms
-        busy_s = evaluation.typical if upcoming[0] <= trained else 0.0  # else its result is there
+        busy_s = evaluation.typical if upcoming[0] <= trained else 0.0  # else its result is already logged
     else:
         return
     done_s = min(busy_s, max(0, now_ms - since_ms) / 1000)
     for number, samples in enumerate(upcoming, 1):
-        yield Arrival(samples, _remaining(step, max(0, samples - trained) / gbs, evaluation, number, done_s))
+        yield EvaluationEta(samples, _remaining(step, max(0, samples - trained) / gbs, evaluation, number, done_s))
 
 
 def _remaining(step: Span, num_steps: float, evaluation: Span, num_evals: int, done_s: float) -> Span:
-    """Return the time of steps and evaluations, less what has passed; the errors of the two are independent."""
+    """Return the remaining time of steps and evaluations; their errors are independent."""
     typical = num_steps * step.typical + num_evals * evaluation.typical - done_s
     sooner = hypot(num_steps * (step.typical - step.low), num_evals * (evaluation.typical - evaluation.low))
     later = hypot(num_steps * (step.high - step.typical), num_evals * (evaluation.high - evaluation.typical))
@@ -101,7 +100,7 @@ def _remaining(step: Span, num_steps: float, evaluation: Span, num_evals: int, d
 
 
 def _around(times_s: Sequence[float], *, least: float) -> Span:
-    """Return the median of times and the range of the next one, by Student's t; `least` is its minimal half width."""
+    """Return the median and the range of the next time (Student's t); `least` is the minimum relative half-width."""
     from scipy.special import stdtrit
 
     middle, count, half = median(times_s), len(times_s), 0.0
@@ -111,13 +110,13 @@ def _around(times_s: Sequence[float], *, least: float) -> Span:
     return Span(middle, max(0.0, middle - half), middle + half)
 
 
-AHEAD = 64
-"""How many evaluations the forecast looks ahead where no plan ends them."""
+MAX_UPCOMING = 64
+"""The number of upcoming evaluations in the forecast if no plan limits them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What is known of a trial before it has logged anything; None and empty for a bare log."""
+    """What the plan determines for a trial; None and empty for a log without a plan."""
 
     title: str | None = None
     max_samples: int | None = None
@@ -125,22 +124,22 @@ class Planned:
     """The samples trained on at each evaluation."""
     target: float | None = None
     is_published: bool = True
-    """Whether it may be compared with published runs of its benchmark: a tiny model only borrows the name."""
+    """Whether it may be compared with published runs: false for a tiny model with a benchmark's name."""
     limit_min: float | None = None
-    """The trial is ended this long after its first line."""
+    """Time limit of the trial, from its first log line."""
     stall: Stall | None = None
-    """When its ranks end a trial that has stalled."""
+    """The settings of the ranks' stall watchdog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A coming evaluation, and how likely the target is reached there."""
+    """An upcoming evaluation, and the probability that the target is reached there."""
 
     samples: int
     minutes: float
-    """The time of the trial if it ends there."""
+    """The trial's time if it ends there."""
     minutes_low: float
-    """The range of that time is minutes_low to minutes_high; it allows for errors in the trial's pace."""
+    """The range of that time is minutes_low to minutes_high; it includes uncertainty of the trial's speed."""
     minutes_high: float
     probability: float
     """The probability that the target is reached there and not before."""
@@ -150,14 +149,14 @@ class Coming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What can be said of a trial at one moment; None stands for what is not known."""
+    """The forecast of a trial at one moment; None means unknown."""
 
     elapsed_s: float | None = None
     """The time since run_start, or until run_stop."""
     silent_s: float | None = None
     """The time since the latest line of the log."""
     step_time_ms: float | None = None
-    """The recent step time, or that of the whole trial once it has stopped."""
+    """The recent step time; that of the whole trial after it has stopped."""
     step_time_trend: float | None = None
     """The recent step time divided by that of the whole trial, minus 1."""
     eval_time_s: float | None = None
@@ -167,13 +166,13 @@ class Outlook:
     """The time until the result of the next evaluation."""
     coming: tuple[Coming, ...] = ()
     samples_range: tuple[float | None, float | None, float | None] | None = None
-    """Samples to target: low, median and high of a 90 % range. A None in it lies beyond the coming evaluations."""
+    """Samples to target: low, median and high of a 90 % range. None: after the last evaluation of the forecast."""
     minutes_range: tuple[float | None, float | None, float | None] | None = None
-    """The same in minutes; low and high also allow for errors in the trial's pace."""
+    """The same in minutes; low and high include uncertainty of the trial's speed."""
     basis: str | None = None
     """What the forecast is based on, or why there is none."""
     left_s: float | None = None
-    """The time that is left until the walltime is over."""
+    """The remaining walltime."""
     chance_in_time: float | None = None
     """The probability of reaching the target within the walltime."""
     warnings: tuple[str, ...] = ()
@@ -183,30 +182,29 @@ class Outlook:
 
 
 def goal(progress: Progress, planned: Planned, metric: str | None = None) -> Goal | None:
-    """Return what an evaluation must reach, by the log or else by the plan; None if nothing, or one metric of
-    several."""
+    """Return the target of an evaluation, from the log or else from the plan; None without a (single) target."""
     goals = progress.goals or (() if planned.target is None else (Goal(planned.target),))
-    return next((wanted for wanted in goals if wanted.metric == metric), None)
+    return next((target for target in goals if target.metric == metric), None)
 
 
 def reached(progress: Progress, planned: Planned) -> bool:
-    """Return whether the last evaluation reaches the target, or one checkpoint all of several; False without one."""
+    """Return whether the last evaluation reached the target; with several targets, whether all were at one point."""
     if len(progress.goals) > 1:
         done = {(e.samples, e.metric) for e in progress.evaluations if _is_reached_by(e, progress, planned)}
-        return any(all((samples, wanted.metric) in done for wanted in progress.goals) for samples, _ in done)
+        return any(all((samples, target.metric) in done for target in progress.goals) for samples, _ in done)
     return bool(progress.evaluations) and _is_reached_by(progress.evaluations[-1], progress, planned)
 
 
 def _is_reached_by(evaluated: Evaluated, progress: Progress, planned: Planned) -> bool:
-    wanted = goal(progress, planned, evaluated.metric)
-    return wanted is not None and wanted.is_reached_by(evaluated.value)
+    target = goal(progress, planned, evaluated.metric)
+    return target is not None and target.is_reached_by(evaluated.value)
 
 
 def due(progress: Progress, planned: Planned) -> tuple[int, ...]:
-    """Return when the trial will evaluate, in samples, with an evaluation that is under way; empty where nothing says.
+    """Return the samples at which the trial will evaluate, including a running evaluation; empty if unknown.
 
-    The plan decides. Without one it is the latest interval between the trial's own evaluations, and before there are
-    two of them the grid of its benchmark's rules.
+    Taken from the plan; without one, from the latest interval between the trial's evaluations; before the second
+    evaluation, from the schedule in the benchmark's rules.
     """
     done = [evaluated.samples for evaluated in progress.evaluations if evaluated.samples is not None]
     last = done[-1] if done else 0
@@ -221,11 +219,11 @@ def due(progress: Progress, planned: Planned) -> tuple[int, ...]:
     else:
         return ()
     start = last + interval if done or not rules or not gbs else rules.first(gbs)
-    return tuple(range(start, start + AHEAD * interval, interval))
+    return tuple(range(start, start + MAX_UPCOMING * interval, interval))
 
 
 def look(progress: Progress, planned: Planned, now_ms: int) -> Outlook:
-    """Return what lies ahead of the trial at this moment."""
+    """Return the forecast of the trial at this moment."""
     start, stop, is_over = progress.run_start_ms, progress.run_stop_ms, progress.phase == "stopped"
     usual, step, evaluation = progress.step_time_ms, step_time_s(progress), eval_time_s(progress)
     lately = usual if is_over or step is None else step.typical * 1000
@@ -245,14 +243,14 @@ def look(progress: Progress, planned: Planned, now_ms: int) -> Outlook:
 
 
 def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> Outlook:
-    """Return the outlook with what the coming evaluations may bring; when, only while training goes on."""
+    """Return the outlook with the forecast of upcoming evaluations; with times only while training continues."""
     upcoming = due(progress, planned)
     seen = replace(seen, next_samples=upcoming[0] if upcoming else None)
     usual_s = watch_progress.usual_silence_s(
         progress, step_time_ms=seen.step_time_ms, eval_time_s=seen.eval_time_s, next_samples=seen.next_samples
     )
     stalled = tuple(watch_progress.stall(progress, silent_s=seen.silent_s, usual_s=usual_s, limits=planned.stall))
-    ahead = () if stalled else tuple(arrivals(progress, upcoming, now_ms))
+    ahead = () if stalled else tuple(evaluation_etas(progress, upcoming, now_ms))
     forecast, basis, off_band = _forecast_of(progress, planned, upcoming)
     next_s = ahead[0].seconds.typical if ahead else None
     seen = replace(seen, next_s=next_s, basis=basis)
@@ -264,12 +262,12 @@ def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> 
     return replace(seen, chance_in_time=chance, warnings=(*seen.warnings, *unlike, *stalled, *too_late))
 
 
-def _forecasting(seen: Outlook, forecast: "Forecast", ahead: Sequence[Arrival]) -> Outlook:
-    """Return the outlook with the forecast, in minutes as well once this trial's own pace is known."""
+def _forecasting(seen: Outlook, forecast: "Forecast", ahead: Sequence[EvaluationEta]) -> Outlook:
+    """Return the outlook with the forecast in samples, and in minutes if the trial's speed is known."""
     bounds = forecast.samples_low, forecast.samples_median, forecast.samples_high
     if not ahead or seen.elapsed_s is None:
         return replace(seen, samples_range=bounds)
-    minutes = {float(arrival.samples): _minutes(seen.elapsed_s, arrival.seconds) for arrival in ahead}
+    minutes = {float(eta.samples): _minutes(seen.elapsed_s, eta.seconds) for eta in ahead}
     low, middle, high = (None if bound is None else minutes.get(bound) for bound in bounds)
     coming = tuple(
         Coming(int(chance.samples), at.typical, at.low, at.high, chance.probability, chance.cumulative)
@@ -294,29 +292,29 @@ def _left_s(progress: Progress, planned: Planned, now_ms: int) -> float | None:
 def _forecast_of(
     progress: Progress, planned: Planned, upcoming: tuple[int, ...]
 ) -> "tuple[Forecast | None, str, str | None]":
-    """Return the forecast, what it is based on or why there is none, and which loss lies outside the reference band."""
-    wanted, benchmark, gbs = goal(progress, planned), progress.benchmark, progress.global_batch_size
-    if wanted is None:
-        return None, "the benchmark has several targets" if progress.goals else "no target is known", None
+    """Return the forecast, its basis or why there is none, and a loss outside the reference band."""
+    target, benchmark, gbs = goal(progress, planned), progress.benchmark, progress.global_batch_size
+    if target is None:
+        return None, "the benchmark has several targets" if progress.goals else "no target", None
     if not planned.is_published:
-        return None, f"{planned.title} is not a model of which runs are published", None
+        return None, f"no published runs of {planned.title}", None
     if benchmark is None or gbs is None:
-        return None, "the log names no benchmark or no global batch size", None
+        return None, "no benchmark or no global batch size in the log", None
     evaluations = tuple((e.samples, e.value) for e in progress.evaluations if e.samples is not None)
     off_band = _off_band(evaluations, benchmark, gbs)
-    forecast = _forecast(evaluations, benchmark, gbs, wanted.value, upcoming)
+    forecast = _forecast(evaluations, benchmark, gbs, target.value, upcoming)
     if forecast is not None:
         return forecast, forecast.source, off_band
     if off_band is not None:
         return None, "no published run had such losses", off_band
-    return None, f"no published runs of {benchmark} to target {wanted.value:g} at global batch size {gbs}", None
+    return None, f"no published runs of {benchmark} to target {target.value:g} at global batch size {gbs}", None
 
 
 @lru_cache(maxsize=32)
 def _forecast(
     evaluations: tuple[tuple[float, float], ...], benchmark: str, gbs: int, target: float, grid: tuple[int, ...]
 ) -> "Forecast | None":
-    """Return the forecast; kept, since a new one is needed after an evaluation only, and it is shown every second."""
+    """Return the forecast; cached, since it changes only after an evaluation but is shown every second."""
     from bench.mlperf.forecast import forecast
 
     return forecast(evaluations, benchmark=benchmark, global_batch_size=gbs, target=target, grid=grid or None)
@@ -324,21 +322,21 @@ def _forecast(
 
 @lru_cache(maxsize=32)
 def _off_band(evaluations: tuple[tuple[float, float], ...], benchmark: str, gbs: int) -> str | None:
-    """Return the latest loss outside the reference band and the band there, in words; None unless most are outside."""
+    """Return the latest loss outside the reference band and the band there as text; None unless most are outside."""
     from bench.mlperf.forecast import latest_outside
 
-    found = latest_outside(evaluations, benchmark=benchmark, global_batch_size=gbs)
-    if found is None:
+    outside = latest_outside(evaluations, benchmark=benchmark, global_batch_size=gbs)
+    if outside is None:
         return None
-    loss, point = found
+    loss, point = outside
     return f"{loss:.4f} at {point.samples:,} samples; 99 % of published runs: {point.low:.4f} to {point.high:.4f}"
 
 
-def _chance_in_time(seen: Outlook, ahead: Sequence[Arrival]) -> float | None:
-    """Return 0 where not even the next evaluation ends within the walltime."""
+def _chance_in_time(seen: Outlook, ahead: Sequence[EvaluationEta]) -> float | None:
+    """Return the probability to reach the target in time; 0 if the next evaluation ends after the walltime."""
     if seen.left_s is None or not ahead:
         return None
-    in_time = {arrival.samples for arrival in ahead if arrival.seconds.typical <= seen.left_s}
+    in_time = {eta.samples for eta in ahead if eta.seconds.typical <= seen.left_s}
     if not in_time:
         return 0.0
     return sum(c.probability for c in seen.coming if c.samples in in_time) if seen.coming else None

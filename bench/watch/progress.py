@@ -1,4 +1,4 @@
-"""How far a trial has come, as far as its log says; what the log does not say is None."""
+"""The progress of a trial according to its log, with warnings of divergence, stalls and a short walltime."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where training was at a moment."""
+    """Samples trained on at a moment."""
 
     samples: int
     time_ms: int
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What the log says of its latest trial so far; `bench.watch.tracker` keeps it up to date."""
+    """The progress of the latest trial in a log, updated by `bench.watch.tracker`; None for what is not logged."""
 
     trial: int = 1
     """The number of the trial in this log, from 1."""
@@ -50,11 +50,11 @@ class Progress:
     """Time of the latest record."""
     status: str | None = None
     """The status in run_stop: success or aborted."""
-    points_asked: int | None = None
-    """How many points a kernels task measures, or loads a serving task; None for tasks of other kinds."""
-    points_are: str = "points"
-    answers_asked: int | None = None
-    """Of a generation task: how many answers it gives; its log has them when all are given."""
+    points_requested: int | None = None
+    """The number of points of a kernels task or loads of a serving task; None for other kinds."""
+    points_name: str = "points"
+    answers_requested: int | None = None
+    """The number of answers of a generation task; it logs the answers at the end."""
     points_done: int = 0
     last_point: str | None = None
     samples: int | None = None
@@ -72,20 +72,20 @@ class Progress:
     """The times between two records of one training block."""
     eval_times_s: tuple[float, ...] = ()
     eval_time_is_estimated: bool = False
-    """True if the log does not say when evaluations start; then their time is what the training steps leave over."""
+    """True if evaluations have no start in the log; then their time is estimated from the step time."""
     place: Place | None = None
-    """The latest place in this training block; None while there is no training."""
+    """The latest position in this training block; None while there is no training."""
     eval_start_ms: int | None = None
-    """The start of the evaluation that is under way."""
+    """The start of the running evaluation."""
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What evaluations must reach: the logged target, else the benchmark's targets, which may be several."""
+        """The targets of evaluations: the logged target, else those of the benchmark."""
         return goals(BENCHMARKS.get(self.benchmark or ""), self.logged_target)
 
     @property
     def goal(self) -> Goal | None:
-        """The only goal; None if there is none, or several."""
+        """The only target; None if there is none, or several."""
         return self.goals[0] if len(self.goals) == 1 else None
 
     @property
@@ -104,17 +104,17 @@ class Progress:
 
 
 SILENT_GAPS, SILENT_STEPS, SILENT_EVALS, SILENT_S = 4, 10, 3, 30
-"""How many usual gaps, step times or evaluation times without a line are too long; at least SILENT_S seconds."""
+"""A log has stalled after this many usual gaps, step times or evaluation times without a line, and SILENT_S seconds."""
 OVERDUE = 1.5
-"""How many times the wait for the next evaluation is too long."""
+"""A log has stalled after this multiple of the expected time until the next evaluation."""
 GAPS_KNOWN = 3
-"""From so many gaps on their median is what is usual."""
+"""The number of gaps needed for a median."""
 DIVERGED, WORSENED = 1.5, 1.05
-"""Smoothed training loss, and evaluation loss, over the lowest so far: more than published runs show."""
+"""Ratios of smoothed training loss and evaluation loss to their minimum so far, above those in published runs."""
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as people read it: 4.1 s, 2:10, 1:02:03, or 12 days."""
+    """Return a duration as text: 4.1 s, 2:10, 1:02:03 or 12 days."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds >= 2 * 86400:
@@ -129,53 +129,57 @@ def divergence(progress: Progress) -> Iterator[str]:
         yield f"diverges: {progress.not_finite}"
     lowest, recent = progress.lowest_loss, progress.recent_losses
     if lowest is not None and lowest > 0 and median(recent) > DIVERGED * lowest:
-        yield f"diverges: train loss {median(recent):.4g} after {lowest:.4g} (medians of {len(recent)})"
-    values, wanted = [evaluated.value for evaluated in progress.evaluations], progress.goal
-    if wanted and not wanted.higher_is_better and values and values[-1] > WORSENED * min(values):
-        yield f"diverges: evaluation {values[-1]:.4f} after {min(values):.4f}"
+        yield f"diverges: train loss rose from {lowest:.4g} to {median(recent):.4g} (medians of {len(recent)})"
+    values, target = [evaluated.value for evaluated in progress.evaluations], progress.goal
+    if target and not target.higher_is_better and values and values[-1] > WORSENED * min(values):
+        yield f"diverges: evaluation rose from {min(values):.4f} to {values[-1]:.4f}"
 
 
 def stall(progress: Progress, *, silent_s: float | None, usual_s: float | None, limits: Stall | None) -> Iterator[str]:
-    """Yield that the log is silent for too long, and what the ranks will do about it if they watch themselves."""
+    """Yield a warning if the log has stalled, with the action of the ranks' watchdog if it is on."""
     if silent_s is None or usual_s is None or silent_s <= usual_s:
         return
     doing = "evaluation" if progress.phase == "evaluating" else "training"
     times_s = progress.eval_times_s if doing == "evaluation" else [gap / 1000 for gap in progress.line_gaps_ms]
     middle_s = median(times_s) if times_s else 0
-    than = f"{silent_s / middle_s:.1f} times the median of {clock(middle_s)}" if middle_s else f"where {clock(usual_s)}"
-    text = f"stalled: no new line for {clock(silent_s)} of {doing}, {than}{'' if middle_s else ' is long'}"
+    limit = (
+        f"{silent_s / middle_s:.1f} times the median of {clock(middle_s)}" if middle_s else f"limit {clock(usual_s)}"
+    )
+    text = f"stalled: no new line for {clock(silent_s)} of {doing} ({limit})"
     last_s = None if limits is None else _ended_after_s(progress, limits)
     if last_s is None:
         yield text
     elif silent_s <= last_s:
-        yield f"{text}; its ranks end it after {clock(last_s)} at the latest and say who held them up (RUN-17)"
+        yield f"{text}; its watchdog ends it after at most {clock(last_s)} and names the stalled rank (RUN-17)"
     else:
-        yield f"{text}; its ranks should have ended it after {clock(last_s)} (RUN-17): all of them may be stopped"
+        yield f"{text}; its watchdog should have ended it after {clock(last_s)} (RUN-17): all ranks may have stopped"
 
 
 def _ended_after_s(progress: Progress, limits: Stall) -> float | None:
-    """Return the longest silence before the ranks' watchdog ends a trial; None where this log cannot say it."""
-    if progress.phase == "evaluating":  # the ranks judge the first one by their warm-up, which no log has
+    """Return the longest silence before the ranks' watchdog ends a trial; None if unknown from this log."""
+    if progress.phase == "evaluating":  # for the first one, the limit depends on the warm-up, which is not logged
         took_s = progress.eval_time_s
         return None if took_s is None else limits.limit_s(took_s) + limits.grace_s
     if progress.step_time_ms is None or not progress.line_gaps_ms:
         return None
-    unlogged_s = median(progress.line_gaps_ms) / 1000  # the ranks may have got further than the last line
+    unlogged_s = median(progress.line_gaps_ms) / 1000  # the ranks may be further than the last line
     return unlogged_s + limits.limit_s(progress.step_time_ms / 1000) + limits.grace_s
 
 
 def usual_silence_s(
     progress: Progress, *, step_time_ms: float | None, eval_time_s: float | None, next_samples: int | None
 ) -> float | None:
-    """Return how long the log may be silent, or None: some log every few steps, others only around evaluations."""
+    """Return how long the log may be silent, or None if unknown; logging intervals differ between programs."""
     start_ms, gbs, place = progress.run_start_ms, progress.global_batch_size, progress.place
     if progress.eval_start_ms is not None and start_ms is not None:
         if progress.eval_times_s:
             return max(SILENT_S, SILENT_EVALS * median(progress.eval_times_s))
-        return max(SILENT_S, (progress.eval_start_ms - start_ms) / 1000)  # the first one: as long as training was
+        return max(
+            SILENT_S, (progress.eval_start_ms - start_ms) / 1000
+        )  # the first one may take as long as the training before it
     if place is None or step_time_ms is None:
         return None
-    hidden_s = eval_time_s or 0 if progress.eval_time_is_estimated else 0  # no line says that it evaluates
+    hidden_s = eval_time_s or 0 if progress.eval_time_is_estimated else 0  # evaluations without a start in the log
     least_s = max(SILENT_S, SILENT_STEPS * step_time_ms / 1000 + hidden_s)
     waits = []
     if len(progress.line_gaps_ms) >= GAPS_KNOWN:
@@ -193,4 +197,4 @@ def too_late(left_s: float | None, *, next_s: float | None, chance: float | None
     if chance == 0:
         yield f"cannot reach the target: {left}, and the next evaluation ends in {clock(next_s)}"
     elif chance < 0.5:
-        yield f"will likely not reach the target: {left}, a chance of {chance * 100:.0f} %"
+        yield f"will likely not reach the target: {left}, probability {chance * 100:.0f} %"

@@ -1,4 +1,4 @@
-"""A finished log as it was watched: what could be said of the trial after each of its records."""
+"""Replay a finished log: the state and forecast of the trial after each record."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +12,18 @@ from bench.watch.tracker import Tracker
 
 
 def replay(path: Path | str, *, planned: Planned | None = None) -> Iterator[View]:
-    """Yield the view of a trial after each record of its log, with the forecast as it was at that moment.
+    """Yield the view of a trial after each record of its log, with the forecast at that moment.
 
-    A view's progress is one object that the next record changes: take from it what is needed before going on.
+    All views share one progress object, which the next record changes.
 
     Raises:
-        LogError: the file cannot be read, or holds no record.
+        LogError: the file cannot be read, or has no record.
     """
     events, _ = reader.read(path)
     if not events:
-        raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="name the result_K.txt of a trial")
+        raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="give the result_K.txt of a trial")
     known, tracker, name = planned or Planned(), Tracker(), Path(path).name
     for event in events:
-        tracker.take([event])
+        tracker.update([event])
         outlook = prediction.look(tracker.progress, known, event.time_ms)
         yield View(name=name, progress=tracker.progress, planned=known, outlook=outlook)

@@ -1,4 +1,4 @@
-"""Trials under way as a picture that fits the terminal."""
+"""Draw running trials as a screen that fits the terminal."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH, COLUMN_WIDTH, BAR_WIDTH, NAME_WIDTH = 12, 8, 24, 18
 LEAST_ROWS = 4
-"""Trials to list before the chances are left out."""
+"""Minimum number of listed trials; the table of probabilities is left out to make room for them."""
 UNLIKELY = 0.005
-"""Coming evaluations that are less probable are left out, except the next one."""
+"""Upcoming evaluations with a lower probability are left out, except the next one."""
 QUIET_S = 60
-"""From here on a picture says how long ago the latest line came."""
+"""After this time without a line, the age of the last line is shown."""
 SPARKS, SPARKED = "▁▂▃▄▅▆▇█", 20
 SPARK_RANGE = 0.1
-"""Step times are drawn within median ± 10 %, so that a steady pace looks steady."""
+"""Step times are drawn within median ± 10 %, so that small variations look small."""
 
 
 def picture(views: Sequence[View], *, width: int, height: int) -> "Group":
-    """Return the trials as a terminal of this size holds them: a row each if there are several, and one in detail."""
+    """Return the screen for a terminal of this size: one trial in detail, and a table if there are several."""
     from rich.console import Group
     from rich.text import Text
 
@@ -53,8 +53,8 @@ def _headline(view: View) -> "Text":
         text.append(f"  {clock(seen.elapsed_s)}", "bold")
     if seen.silent_s is not None and seen.silent_s >= QUIET_S:
         text.append(f"  last line {clock(seen.silent_s)} ago", "yellow")
-    named = [view.planned.title or progress.benchmark, progress.platform]
-    return text.append("  " + " on ".join(clean(name) for name in named if name))
+    names = [view.planned.title or progress.benchmark, progress.platform]
+    return text.append("  " + " on ".join(clean(name) for name in names if name))
 
 
 def _style(view: View) -> str:
@@ -68,7 +68,7 @@ def _style(view: View) -> str:
 
 
 def _details(view: View, chances: "list[Text]") -> "list[Text]":
-    """Return a line for each fact, the chances below the forecast, and what is wrong."""
+    """Return a line for each fact, the probabilities below the forecast, and warnings."""
     from rich.text import Text
 
     more = {"trained": _bar(view), "step time": _sparkline(view.progress)}
@@ -82,7 +82,7 @@ def _details(view: View, chances: "list[Text]") -> "list[Text]":
 
 
 def _bar(view: View) -> str:
-    """Return how far training is on the way to where it likely ends, else to where its plan ends it."""
+    """Return a progress bar up to the likely end of training, else up to the end in its plan."""
     seen, samples = view.outlook, view.progress.samples
     total = (seen.samples_range[1] if seen.samples_range else None) or view.planned.max_samples
     if total is None or samples is None or not view.is_running:
@@ -101,7 +101,7 @@ def _sparkline(progress: Progress) -> str:
 
 
 def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
-    """Return the coming evaluations side by side: when each ends, and how likely it is the one to reach the target."""
+    """Return a table of the upcoming evaluations: when each ends, and its probability to reach the target."""
     from rich.text import Text
 
     likely = [c for n, c in enumerate(coming) if n == 0 or c.probability >= UNLIKELY]
@@ -111,10 +111,10 @@ def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
     rows = {
         "samples": [f"{c.samples:,}" for c in likely],
         "minutes": [f"{c.minutes:.1f}" for c in likely],
-        "from min": [f"{c.minutes_low:.1f}" for c in likely],
-        "to min": [f"{c.minutes_high:.1f}" for c in likely],
-        "target here": [percent(c.probability) for c in likely],
-        "by then": [percent(c.cumulative) for c in likely],
+        "min low": [f"{c.minutes_low:.1f}" for c in likely],
+        "min high": [f"{c.minutes_high:.1f}" for c in likely],
+        "P(target)": [percent(c.probability) for c in likely],
+        "cumulative": [percent(c.cumulative) for c in likely],
     }
     return [
         Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells))
@@ -123,7 +123,7 @@ def _chances(coming: Sequence[Coming], width: int) -> "list[Text]":
 
 
 def _overview(views: Sequence[View], shown: View, *, rows: int) -> "Table":
-    """Return a row for each trial; where there is no room for all, those around the one that is shown in detail."""
+    """Return a row for each trial; if there is no room for all, those around the one shown in detail."""
     from rich.table import Table
     from rich.text import Text
 
@@ -132,13 +132,13 @@ def _overview(views: Sequence[View], shown: View, *, rows: int) -> "Table":
     for name in ("trial", "state", "samples", "evaluation", "s/step", "time", "expected min"):
         table.add_column(name, justify="left" if name in ("trial", "state") else "right", no_wrap=True)
     for view in list(views)[first : first + rows]:
-        named = Text(_short(view.name), "bold" if view is shown else "")
-        table.add_row(named, Text(view.state, _style(view)), *_row(view))
+        name_cell = Text(_short(view.name), "bold" if view is shown else "")
+        table.add_row(name_cell, Text(view.state, _style(view)), *_row(view))
     return table
 
 
 def _short(name: str) -> str:
-    """Return a name, or the end of it, where names of a set differ."""
+    """Return a name, cut at its start if it is long, since names of a set differ at their end."""
     name = clean(name)
     return name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}"
 

@@ -1,4 +1,4 @@
-"""The trials to watch: those of a run folder, of logs, or of a log that is replayed."""
+"""Find the trials to watch: those of a run folder, of logs, or of a replayed log."""
 
 import math
 import re
@@ -27,19 +27,19 @@ from bench.watch.progress import Phase, Progress
 from bench.watch.tracker import Tracker
 from bench.watch.trackers import Curves
 
-QUESTIONS_S = 10.0
-"""How long an answer of the queue holds."""
+QUERY_INTERVAL_S = 10.0
+"""Seconds between two queries of the job's state."""
 
 
 class Queue:
-    """The state of a run's job; the backend is asked at most every QUESTIONS_S seconds."""
+    """The state of a run's job; the backend is queried at most every QUERY_INTERVAL_S seconds."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._asked_s = folder, -math.inf
+        self._folder, self._queried_s = folder, -math.inf
         self._run: runs.Run | None = None
 
     def is_over(self) -> bool:
-        """Whether the job has written its status, or Slurm says that it has ended."""
+        """Whether the job has written its status, or its backend reports that it has ended."""
         if (self._folder / STATUS).exists():
             return True
         run = self._look()
@@ -47,15 +47,15 @@ class Queue:
 
     @property
     def waits_for(self) -> str:
-        """What a trial that has not begun waits for."""
+        """What a trial that has not started waits for."""
         run = self._look()
         if run is None or run.state is None or run.state.state is JobState.running:
             return "the first line of its log"
-        return f"job {run.jobs[-1]}: {run.state.word}" + (f" ({run.state.reason})" if run.state.reason else "")
+        return f"job {run.jobs[-1]}: {run.state.native_state}" + (f" ({run.state.reason})" if run.state.reason else "")
 
     def _look(self) -> runs.Run | None:
-        if time.monotonic() - self._asked_s > QUESTIONS_S:
-            self._asked_s = time.monotonic()
+        if time.monotonic() - self._queried_s > QUERY_INTERVAL_S:
+            self._queried_s = time.monotonic()
             with suppress(BenchError):
                 self._run = runs.find(self._folder)
         return self._run
@@ -66,7 +66,7 @@ RUNNING: tuple[Phase, ...] = ("training", "evaluating", "measuring", "generating
 
 
 class Source(Protocol):
-    """Where the events of a log come from."""
+    """A source of log events."""
 
     restarts: int
 
@@ -74,14 +74,14 @@ class Source(Protocol):
 
 
 class Replay:
-    """A finished log whose events are given out `speed` times as fast as they were written."""
+    """A finished log whose events are replayed at `speed` times their original rate."""
 
     restarts = 0
 
     def __init__(self, path: Path, *, speed: float) -> None:
         self._events, self._next, self._speed = reader.read(path)[0], 0, speed
         if not self._events:
-            raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="name the result_K.txt of a trial")
+            raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="give the result_K.txt of a trial")
         self._began, self._first_ms = time.monotonic(), self._events[0].time_ms
 
     def now_ms(self) -> int:
@@ -100,19 +100,19 @@ class Replay:
 
 @dataclass(slots=True)
 class Watched:
-    """A log, and how far its trial has come."""
+    """A log with the progress of its trial."""
 
     name: str
     source: Source
     planned: Planned = Planned()
     trials: int = 1
-    """How many trials the log will hold, one after the other."""
+    """The number of sequential trials in the log."""
     outcome: str | None = None
     """The outcome in the ledger, once the trial has ended."""
     curves: Curves | None = None
-    """The curves that are written for experiment trackers."""
+    """Writes curves for experiment trackers."""
     gpus: Gpus | None = None
-    """What samples the GPUs while it runs; None for a log alone."""
+    """Reads GPU samples while the trial runs; None for a log without a run folder."""
     _tracker: Tracker = field(default_factory=Tracker)
     _restarts: int = 0
 
@@ -121,10 +121,10 @@ class Watched:
         if self.source.restarts != self._restarts:
             self._restarts, self._tracker = self.source.restarts, Tracker()
             if self.curves:
-                self.curves.begin_anew()
-        self._tracker.take(events)
+                self.curves.restart()
+        self._tracker.update(events)
         if self.curves:
-            self.curves.take(events)
+            self.curves.update(events)
 
     @property
     def progress(self) -> Progress:
@@ -136,7 +136,7 @@ class Watched:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the log is complete, or nothing more will be written to it."""
+        """Whether the log is complete, or its trial has ended."""
         return self.outcome is not None or (self.progress.phase == "stopped" and self.progress.trial >= self.trials)
 
     @property
@@ -149,9 +149,9 @@ class Watched:
         if self.trials > 1 or progress.trial > 1:
             name += f" trial {progress.trial}" + (f" of {self.trials}" if self.trials >= progress.trial else "")
         if self.outcome is not None and progress.phase != "stopped" and progress.last_ms is not None:
-            now_ms = progress.last_ms  # it died without a run_stop
+            now_ms = progress.last_ms  # it ended without a run_stop
             progress = replace(progress, phase="stopped", status=self.outcome)
-        note = "its log began anew" if self._restarts else None
+        note = "the log was restarted" if self._restarts else None
         return View(
             name=name,
             progress=progress,
@@ -169,20 +169,20 @@ def _wall_clock_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class WatchedTrials:
-    """The trials that are watched together: those of one run folder, or of several logs."""
+    """The watched trials: those of one run folder, or of several logs."""
 
     trials: tuple[Watched, ...]
     prepare: Watched | None = None
-    """The log that is shown until the first trial begins."""
+    """The log that is shown until the first trial starts."""
     folder: Path | None = None
-    """The run folder: its ledger holds the outcomes of the trials, its status the end of the run."""
+    """The run folder, with the ledger (outcomes of trials) and the status (end of the run)."""
     is_over: Callable[[], bool] = lambda: False
-    """Whether no log will grow any more."""
+    """Whether the run has ended, so that no log will grow."""
     ends_with_logs: bool = True
-    """Whether watching also ends when every trial has stopped."""
+    """Whether watching ends when all trials have stopped."""
     now_ms: Callable[[], int] = _wall_clock_ms
     queue: Queue | None = None
-    """The queue of a run that has a job in one."""
+    """The job state of a run that has a job."""
 
     def poll(self) -> None:
         for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
@@ -214,25 +214,25 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
     """Return the job of a run folder, or of logs.
 
     Raises:
-        ConfigError: nothing, or folders and other things together; what `run_folder` raises.
+        ConfigError: no path, or folders and logs together; also as `run_folder`.
     """
     folders = [path for path in paths if path.is_dir()]
     if len(folders) == len(paths) == 1 and (trials, walltime_min) == (1, None):
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            f"{len(folders)} folders and {len(paths) - len(folders)} logs cannot be watched like this",
+            f"cannot watch {len(folders)} folders and {len(paths) - len(folders)} logs with these options",
             where=", ".join(map(str, paths)) or "the command line",
-            fix="name one run folder, whose plan says trials and walltime, or the logs of a set",
+            fix="give one run folder (without --trials and --walltime, which are in its plan), or only logs",
         )
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
 
 def run_folder(folder: Path) -> WatchedTrials:
-    """Return the job of a run folder, by its plan; a folder without one is watched by the logs in it.
+    """Return the trials of a run folder from its plan; without a plan, the logs in the folder.
 
     Raises:
-        ConfigError: the folder holds neither, or its plan cannot be read.
+        ConfigError: the folder has neither, or its plan cannot be read.
     """
     if not (folder / PLAN).exists():
         return log_files(_logs(folder))
@@ -240,7 +240,7 @@ def run_folder(folder: Path) -> WatchedTrials:
     count = len(plan.trials)
     if not count:
         raise ConfigError(
-            "this job only looks at its nodes: it has no trials", where=str(folder), fix=f"python -m bench why {folder}"
+            "this job only checks its nodes: it has no trials to watch", where=str(folder), fix=f"runstop why {folder}"
         )
     trials = tuple(
         Watched(
@@ -260,17 +260,17 @@ def run_folder(folder: Path) -> WatchedTrials:
 
 
 def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
-    """Return the job of logs that need not exist yet, each of one or of several trials.
+    """Return the trials of logs that need not exist yet, each with one or several trials.
 
     Raises:
-        ConfigError: one can never be there, or is more likely a run folder whose name is mistyped.
+        ConfigError: a path can never become a log, or is likely a mistyped run folder.
     """
     for path in paths:
         if not path.exists() and not (path.suffix and path.parent.is_dir()):
             raise ConfigError(
-                f"there is no {printable(str(path))}",
+                f"file not found: {printable(str(path))}",
                 where="the command line",
-                fix="look at `python -m bench runs`; a log that is waited for has a suffix, and its folder exists",
+                fix="runstop runs lists the runs; to wait for a log, its name needs a suffix and its folder must exist",
             )
     limits = Planned(limit_min=walltime_min)
     are_alike = len({path.name for path in paths}) < len(paths)
@@ -281,14 +281,14 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
 
 
 def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
-    """Return a finished log as a job that goes on now."""
+    """Return a finished log as a running job."""
     source = Replay(path, speed=speed)
     watched = Watched(printable(path.name), source, Planned(limit_min=walltime_min), trials)
     return WatchedTrials((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
 
 
 def planned(plan: Plan, command: Command) -> Planned:
-    """Return what the plan says of a trial, or of the run that its prepare command makes."""
+    """Return the planned values of a trial, or of the training in its prepare command."""
     trained, is_preparing = plan_kinds.training_plan(plan), command.name == plans.PREPARE
     if is_preparing and trained is not None:
         trained = trained.base or trained
@@ -306,17 +306,17 @@ def planned(plan: Plan, command: Command) -> Planned:
 
 
 def _logs(folder: Path) -> list[Path]:
-    """Return the logs of trials in a folder, in the order of their numbers."""
+    """Return the logs of trials in a folder, ordered by number."""
     for pattern in (RESULTS, JOB_OUTPUTS):
-        if found := sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
-            return found
+        if logs := sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
+            return logs
     raise ConfigError(
         f"nothing to watch in this folder: no {PLAN}, {RESULTS} or {JOB_OUTPUTS}",
         where=str(folder),
-        fix="name a run folder, or the log of a trial",
+        fix="give a run folder, or the log of a trial",
     )
 
 
 def _outcomes(folder: Path) -> dict[int, str]:
-    """Return what the ledger says of trials that have ended, by number."""
-    return {entry.trial: entry.outcome for entry in ledger.found(folder) if not entry.outcome.is_open}
+    """Return the outcomes of finished trials from the ledger, by number."""
+    return {entry.trial: entry.outcome for entry in ledger.entries(folder) if not entry.outcome.is_open}

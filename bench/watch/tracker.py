@@ -1,6 +1,6 @@
-"""Follow how far a trial has come from its log alone, event by event.
+"""Update the progress of a trial with the events of its log.
 
-Records mean the same here as in `bench.mlperf.result`: `bench.mlperf.log` says which of them count samples.
+Records have the same meaning as in `bench.mlperf.result`; `bench.mlperf.log` defines which of them count samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,24 +13,24 @@ from bench.mlperf.log import Pace, Stretch
 from bench.mlperf.reader import Event, is_number
 from bench.watch.progress import Evaluated, Place, Progress
 
-KEPT = 256
-"""Measurements of a step that are remembered: all of a LoRA run, the recent ones of a longer one."""
+WINDOW = 256
+"""The number of recent measurements that are kept: all steps of a LoRA run, the last ones of a longer run."""
 SMOOTHED = 5
-"""Training losses whose median is taken for the loss: single batches jump."""
+"""The smoothed training loss is the median of this many losses."""
 
 
 class Tracker:
-    """Follows a log and keeps the progress of its latest trial."""
+    """Keeps the progress of the latest trial of a log."""
 
     def __init__(self) -> None:
         self.progress = Progress()
         self._pace = Pace()
 
-    def take(self, events: Iterable[Event]) -> None:
+    def update(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._take(event, event.key.rstrip())  # some loggers write a blank behind
+            self._update(event, event.key.rstrip())  # some loggers add a trailing space
 
-    def _take(self, event: Event, key: str) -> None:
+    def _update(self, event: Event, key: str) -> None:
         stretch = self._pace.advance(event)
         if key in (mllog.INIT_START, mllog.RUN_START) and self.progress.run_start_ms is not None:
             self.progress = _next_trial(self.progress, key)
@@ -38,15 +38,15 @@ class Tracker:
         now.first_ms = event.time_ms if now.first_ms is None else now.first_ms
         now.last_ms = max(event.time_ms, now.last_ms or event.time_ms)
         now.phase = "preparing" if now.phase == "waiting" else now.phase
-        if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some evaluate when the clock has stopped
+        if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some programs evaluate after run_stop
             return
-        # An evaluation without eval_start lies within the training that it ends.
+        # An evaluation without eval_start is part of the training interval that it ends.
         if stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY:
             _trained(now, stretch, event.time_ms)
         if key in _FACTS and (fact := _fact(event.value, _FACTS[key][1])) is not None:
             setattr(now, _FACTS[key][0], fact)
-        elif key in _TAKE:
-            _TAKE[key](now, event)
+        elif key in _HANDLERS:
+            _HANDLERS[key](now, event)
 
 
 _FACTS: dict[str, tuple[str, type[int] | type[float] | type[str]]] = {
@@ -65,12 +65,12 @@ def _fact(value: Any, kind: type[int] | type[float] | type[str]) -> int | float 
         return value if isinstance(value, str) else None
     if not is_number(value):
         return None
-    found = int(value) if kind is int else float(value)
-    return found if found > 0 else None
+    number = int(value) if kind is int else float(value)
+    return number if number > 0 else None
 
 
 def _next_trial(ended: Progress, key: str) -> Progress:
-    """Return the start of the trial that follows in the same log. At run_start, its settings were logged already."""
+    """Return the progress of the next trial in the same log. At run_start, its settings are already logged."""
     if key == mllog.INIT_START:
         return Progress(trial=ended.trial + 1)
     return Progress(trial=ended.trial + 1, **{field: getattr(ended, field) for field, _ in _FACTS.values()})
@@ -79,26 +79,26 @@ def _next_trial(ended: Progress, key: str) -> Progress:
 def _trained(now: Progress, stretch: Stretch, time_ms: int) -> None:
     if now.global_batch_size:
         step_time_ms = stretch.time_ms * now.global_batch_size / stretch.trained
-        now.step_times_ms = (*now.step_times_ms, step_time_ms)[-KEPT:]
-    now.line_gaps_ms = (*now.line_gaps_ms, stretch.time_ms)[-KEPT:]
+        now.step_times_ms = (*now.step_times_ms, step_time_ms)[-WINDOW:]
+    now.line_gaps_ms = (*now.line_gaps_ms, stretch.time_ms)[-WINDOW:]
     now.place = Place(int(stretch.samples), time_ms)
 
 
 def _run_start(now: Progress, event: Event) -> None:
     now.phase, now.run_start_ms, now.place = "training", event.time_ms, Place(0, event.time_ms)
-    if now.points_asked is not None:
+    if now.points_requested is not None:
         now.phase, now.place = "measuring", None
-    if now.answers_asked is not None:
+    if now.answers_requested is not None:
         now.phase, now.place = "generating", None
 
 
-def _asked(now: Progress, event: Event) -> None:
-    now.points_asked = len(event.value) if isinstance(event.value, list) else None
-    now.points_are = "loads" if event.key == mllog.LOADS_ASKED else "points"
+def _requested_points(now: Progress, event: Event) -> None:
+    now.points_requested = len(event.value) if isinstance(event.value, list) else None
+    now.points_name = "loads" if event.key == mllog.LOADS_REQUESTED else "points"
 
 
-def _answers_asked(now: Progress, event: Event) -> None:
-    now.answers_asked = len(event.value) if isinstance(event.value, list) else None
+def _requested_answers(now: Progress, event: Event) -> None:
+    now.answers_requested = len(event.value) if isinstance(event.value, list) else None
 
 
 def _point(now: Progress, event: Event) -> None:
@@ -115,7 +115,7 @@ def _block_start(now: Progress, event: Event) -> None:
 
 
 def _training(now: Progress, event: Event) -> None:
-    """Take the training loss of a train_loss record, or of tracked_stats if it has one."""
+    """Read the training loss of a train_loss record, or of tracked_stats if it has one."""
     logged: dict[str, Any] = event.value if isinstance(event.value, dict) else {"train_loss": event.value}
     lr: Any = event.metadata.get("lr", logged.get("lr"))
     now.lr = lr if is_number(lr) else now.lr
@@ -139,11 +139,11 @@ def _loss(now: Progress, loss: Any) -> None:
 
 
 def _uncounted(now: Progress, step_time_s: Any, step: Any) -> None:
-    """Take what the logger says of its steps where nothing counts samples."""
+    """Read the logger's step time and step number if no record counts samples."""
     if not is_number(step_time_s) or step_time_s <= 0:
         return
-    now.step_times_ms = (*now.step_times_ms, step_time_s * 1000)[-KEPT:]
-    # The step counts samples in some loggers, steps in others: that many samples at least.
+    now.step_times_ms = (*now.step_times_ms, step_time_s * 1000)[-WINDOW:]
+    # Some loggers count samples in `step`, others steps: a lower bound of the samples.
     if now.global_batch_size and is_number(step) and step > 0 and step % now.global_batch_size == 0:
         now.samples = max(int(step), now.samples or 0)
 
@@ -157,7 +157,7 @@ def _eval_start(now: Progress, event: Event) -> None:
 def _evaluation(now: Progress, event: Event) -> None:
     samples = _samples(now, event)
     if now.eval_start_ms is None and now.phase != "stopped":
-        _unannounced(now, samples, event.time_ms)
+        _estimate_eval_time(now, samples, event.time_ms)
     if samples is not None:
         now.samples = max(samples, now.samples or 0)
     if not is_number(event.value):
@@ -169,20 +169,20 @@ def _evaluation(now: Progress, event: Event) -> None:
     now.not_finite = None
 
 
-def _unannounced(now: Progress, samples: int | None, time_ms: int) -> None:
-    """Take how long an evaluation took that no eval_start announced: all that the steps before it leave over."""
+def _estimate_eval_time(now: Progress, samples: int | None, time_ms: int) -> None:
+    """Estimate the time of an evaluation without eval_start: the time since the last position minus its steps."""
     place, gbs, step_time_ms = now.place, now.global_batch_size, now.step_time_ms
     now.place = None if samples is None else Place(samples, time_ms)
     if place is None or samples is None or step_time_ms is None or not gbs or samples <= place.samples:
-        return  # the last: its eval_stop has been there already
+        return  # for samples <= place.samples, its eval_stop was logged before
     took_s = (time_ms - place.time_ms - (samples - place.samples) / gbs * step_time_ms) / 1000
     if took_s > 0:
-        now.eval_times_s, now.eval_time_is_estimated = (*now.eval_times_s, took_s)[-KEPT:], True
+        now.eval_times_s, now.eval_time_is_estimated = (*now.eval_times_s, took_s)[-WINDOW:], True
 
 
 def _eval_stop(now: Progress, event: Event) -> None:
     if now.eval_start_ms is not None and event.time_ms > now.eval_start_ms:
-        now.eval_times_s = (*now.eval_times_s, (event.time_ms - now.eval_start_ms) / 1000)[-KEPT:]
+        now.eval_times_s = (*now.eval_times_s, (event.time_ms - now.eval_start_ms) / 1000)[-WINDOW:]
     now.phase, now.eval_start_ms, now.place = "training", None, Place(now.samples or 0, event.time_ms)
 
 
@@ -193,9 +193,9 @@ def _run_stop(now: Progress, event: Event) -> None:
     now.phase, now.run_stop_ms, now.place, now.eval_start_ms = "stopped", event.time_ms, None, None
 
 
-_TAKE: dict[str, Callable[[Progress, Event], None]] = {
-    mllog.ANSWERS_ASKED: _answers_asked,
-    **dict.fromkeys((mllog.KERNELS_ASKED, mllog.LOADS_ASKED), _asked),
+_HANDLERS: dict[str, Callable[[Progress, Event], None]] = {
+    mllog.ANSWERS_REQUESTED: _requested_answers,
+    **dict.fromkeys((mllog.KERNELS_REQUESTED, mllog.LOADS_REQUESTED), _requested_points),
     **dict.fromkeys((mllog.KERNEL_MEASURED, mllog.KERNEL_FAILED, mllog.LOAD_MEASURED), _point),
     mllog.RUN_START: _run_start,
     mllog.RESUMED: _resumed,
@@ -209,7 +209,7 @@ _TAKE: dict[str, Callable[[Progress, Event], None]] = {
 
 
 def _samples(now: Progress, event: Event) -> int | None:
-    """Return how many samples training has got to, by an event other than of a block."""
+    """Return the sample count of an event that is not a block event."""
     known = BENCHMARKS.get(now.benchmark or "")
     samples: Any = event.metadata.get("epoch_num" if known and known.epoch_num_is_samples else "samples_count")
     return int(samples) if is_number(samples) and samples >= 0 else None

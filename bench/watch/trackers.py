@@ -1,7 +1,7 @@
-"""The curves of a log for experiment trackers: TensorBoard's event files, MLflow's file store, W&B's offline runs.
+"""Write the curves of a log for experiment trackers: TensorBoard event files, MLflow file store, W&B offline runs.
 
-Whoever watches a run writes them, beside its logs; ranks never do. A tracker is written from the log alone, so that it
-can be deleted, and is there again after the next `runstop watch`. The only module that imports the trackers' packages.
+The process that watches a run writes them into its run folder; ranks never do. They are written from the log alone:
+after deletion, the next `runstop watch` writes them again. No other module imports the trackers' packages.
 """
 
 import fcntl
@@ -23,9 +23,9 @@ from bench.errors import ConfigError
 from bench.mlperf.reader import Event, is_number
 
 EXTRAS = {Tracker.tensorboard: "tensorboard", Tracker.mlflow: "mlflow", Tracker.wandb: "wandb"}
-"""The package of each tracker, which is also the extra of ours that installs it."""
+"""The package of each tracker, which is also the name of runstop's extra that installs it."""
 FOLDER = "trackers"
-"""In the run folder; one folder for each tracker below it."""
+"""Folder in the run folder, with a subfolder for each tracker."""
 _LOG = logging.getLogger(__name__)
 _LOSS, _EVALUATION = "train/loss", "eval/value"
 _MARK = "written_by_runstop"
@@ -60,43 +60,43 @@ def require(trackers: Iterable[Tracker]) -> None:
 
 
 def curves(plan: Plan, folder: Path, *, trial: str) -> "Curves | None":
-    """Return what the curves of a trial of this run are written with, or None where nobody asked for them.
+    """Return the writer of a trial's curves, or None if the config has no trackers.
 
-    A tracker that is not installed here is left out with a warning: whoever watches a run may not be who started it.
+    A tracker that is not installed here is left out with a warning: another user may have started the run.
     """
-    wanted = list(dict.fromkeys(plan.config.launch.trackers))
-    for tracker in wanted.copy():
+    trackers = list(dict.fromkeys(plan.config.launch.trackers))
+    for tracker in trackers.copy():
         try:
             require([tracker])
         except ConfigError as error:
-            _LOG.warning("the curves are not written for %s: %s; %s", tracker.name, error.what, error.fix)
-            wanted.remove(tracker)
-    return Curves(wanted, folder / FOLDER, trial) if wanted else None
+            _LOG.warning("no curves for %s: %s; %s", tracker.name, error.what, error.fix)
+            trackers.remove(tracker)
+    return Curves(trackers, folder / FOLDER, trial) if trackers else None
 
 
 def points(event: Event) -> Iterator[Point]:
-    """Yield the numbers that a record adds to the curves; a record that counts no samples has no place on them."""
+    """Yield the points that a record adds to the curves; records without a sample count have none."""
     samples = event.metadata.get("samples_count")
     if not is_number(samples) or samples < 0:
         return
     key = event.key.rstrip()
     if key == mllog.TRAIN_LOSS:
-        named = {_LOSS: event.value, "train/learning_rate": event.metadata.get("lr")}
+        values = {_LOSS: event.value, "train/learning_rate": event.metadata.get("lr")}
     elif key == mllog.EVAL_ACCURACY:
         metric = event.metadata.get("metric")
-        named = {f"eval/{metric}" if isinstance(metric, str) else _EVALUATION: event.value}
+        values = {f"eval/{metric}" if isinstance(metric, str) else _EVALUATION: event.value}
     elif key == mllog.TRACKED_STATS and isinstance(event.value, dict):
-        named = {f"stats/{name}": value for name, value in event.value.items()}
+        values = {f"stats/{name}": value for name, value in event.value.items()}
     else:
         return
-    for name, value in named.items():
+    for name, value in values.items():
         if is_number(value):
             yield Point(masking.masked(name), float(value), int(samples), event.time_ms)
 
 
 @dataclass(slots=True)
 class Curves:
-    """The curves of one trial, written while its log is read; a log that begins anew has them written anew."""
+    """Writes the curves of one trial while its log is read; if the log restarts, they are written again."""
 
     trackers: Sequence[Tracker]
     folder: Path
@@ -105,24 +105,24 @@ class Curves:
     _open: list[Curve] = field(default_factory=list)
     _lock: IO[str] | None = None
     _is_off: bool = False
-    """Whether nothing is written, because another process writes these curves already or writing has failed."""
+    """Whether writing is off, because another process writes these curves or writing has failed."""
 
-    def take(self, events: Iterable[Event]) -> None:
-        found = [point for event in events for point in points(event)]
-        if not found or self._is_off:
+    def update(self, events: Iterable[Event]) -> None:
+        new_points = [point for event in events for point in points(event)]
+        if not new_points or self._is_off:
             return
         try:
             self._is_off = self._lock is None and not self._begin()
             for curve in self._open:
-                curve.add(found)
-        except ConfigError:  # somebody else's files lie there
+                curve.add(new_points)
+        except ConfigError:  # the folder has files of another program
             raise
-        except Exception as error:  # noqa: BLE001 - a full disk, or a tracker's own error: the run goes on all the same
+        except Exception as error:  # noqa: BLE001 - a full disk or an error of the tracker must not end the run
             _warn(error, self.folder)
             self._is_off = True
 
-    def begin_anew(self) -> None:
-        """Forget what was written: the next points are the first ones of another log."""
+    def restart(self) -> None:
+        """Prepare for another log: the next points are its first ones."""
         self.close()
         self._is_off = False
 
@@ -130,7 +130,7 @@ class Curves:
         for curve in self._open:
             try:
                 curve.close()
-            except Exception as error:  # noqa: BLE001 - as in `take`
+            except Exception as error:  # noqa: BLE001 - as in `update`
                 _warn(error, self.folder)
         self._open.clear()
         if self._lock is not None:
@@ -138,7 +138,7 @@ class Curves:
             self._lock = None
 
     def _begin(self) -> bool:
-        """Return whether this process is the one that writes, with all trackers open and empty."""
+        """Open all trackers with empty folders; return False if another process writes these curves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = (self.folder / f".{self.trial}.lock").open("w")
         try:
@@ -162,19 +162,19 @@ def _warn(error: Exception, folder: Path) -> None:
 
 
 def _emptied(folder: Path) -> Path:
-    """Return a new folder; one that we wrote before is removed, and anything else is left alone.
+    """Return an empty folder; one that runstop wrote before is removed first.
 
     Raises:
-        ConfigError: the folder holds what is not ours.
+        ConfigError: the folder has files that runstop did not write.
     """
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARK).exists():
             raise ConfigError(
-                "this folder is not of our making, and is not overwritten", where=str(folder), fix="move it away"
+                "this folder was not written by runstop and is not overwritten", where=str(folder), fix="move it away"
             )
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)  # in one step, or half of it would be left without the mark that it is ours
+        folder.rename(old)  # atomic, so that no partly removed folder without our mark remains
         shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
@@ -182,7 +182,7 @@ def _emptied(folder: Path) -> Path:
 
 
 class _TensorBoard:
-    """An event file; TensorBoard shows the folder while it grows."""
+    """A TensorBoard event file."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Record
@@ -208,7 +208,9 @@ class _MLflow:
     """A run in a file store: `mlflow ui --backend-store-uri FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want a database, and still read these
+        os.environ.setdefault(
+            "MLFLOW_ALLOW_FILE_STORE", "true"
+        )  # newer versions default to a database, but still read file stores
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(tracking_uri=folder.as_uri())
@@ -224,7 +226,7 @@ class _MLflow:
 
 
 class _WandB:
-    """An offline run: `wandb sync FOLDER/wandb/offline-run-*` uploads it; nothing here talks to a server."""
+    """An offline run, without network access: `wandb sync FOLDER/wandb/offline-run-*` uploads it."""
 
     def __init__(self, folder: Path) -> None:
         import wandb

@@ -1,8 +1,8 @@
-"""Convert GovReport's published rows into rows that training reads.
+"""Convert GovReport's published rows to the format of jobs/data/rows.py.
 
-They are published in two forms: parquet (input_ids, labels; -100 where a token does not count), and NVIDIA's npy of the
-same rows, a pickled list of {input_ids, loss_mask, seq_start_id}. Both hold rows of one length, packed from many
-reports. There is no document mask, so attention runs over the whole row.
+They are published in two formats: parquet (input_ids, labels; -100 if a token does not count), and NVIDIA's npy of the
+same rows, a pickled list of {input_ids, loss_mask, seq_start_id}. Both have rows of one length, packed from many
+reports. There is no document mask, so attention covers the whole row.
 
 Source: MLPerf Training llama2_70b_lora, and NVIDIA's convert_dataset.py for it.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.schema import Data
 from bench.errors import ConfigError
@@ -23,7 +23,7 @@ from jobs.data.writing import described
 from jobs.ranks.progress import tracked
 
 SPLITS = {"train": "train", "eval": "validation"}
-"""Our names of the splits, and those in the file names."""
+"""Names of the splits here, and in the file names."""
 NOT_COUNTED = -100
 """The label that the loss of transformers ignores."""
 BATCH_ROWS = 64
@@ -37,21 +37,21 @@ Row = tuple[np.ndarray, np.ndarray]
 
 
 def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[str, Any]:
-    """Write the rows of both splits into a folder that appears when it is complete; return its manifest.
+    """Write the rows of both splits into a new folder; return its manifest.
 
     Raises:
-        ConfigError: the number of rows, their length or a token does not fit the plan, or the files hold no rows.
+        ConfigError: the number of rows, their length or a token does not match the plan, or the files have no rows.
     """
     if folder.exists():
-        raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
-    found = {name: _files(source, published) for name, published in SPLITS.items()}
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
+    files = {name: _files(source, published) for name, published in SPLITS.items()}
     manifest: dict[str, Any] = {
         "data": data.name,
         "source": {"folder": str(source.absolute()), "files": []},
         "splits": {},
     }
-    with appearing(folder) as part:
-        for name, paths in found.items():
+    with atomic_folder(folder) as part:
+        for name, paths in files.items():
             num_rows = data.train_rows if name == "train" else data.eval_rows
             shape, last = (num_rows, data.seq_length), paths[-1]
             manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
@@ -69,9 +69,9 @@ def _files(source: Path, published: str) -> list[Path]:
         if files := sorted([*folder.glob(f"{published}-*.parquet"), *folder.glob(f"{published}.parquet")]):
             return files
     raise ConfigError(
-        f"no rows called {published}",
+        f"no {published} rows in this folder",
         where=str(source),
-        fix=f"name a folder with {published}-00000-of-00001.parquet or {published}.npy",
+        fix=f"give a folder with {published}-00000-of-00001.parquet or {published}.npy",
     )
 
 
@@ -88,7 +88,7 @@ def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int]
                 counts.write(mask.tobytes())
                 counted += int(mask.sum())
     if written != shape[0]:
-        _refuse(where, f"{written:,} rows, and the plan says {shape[0]:,} of {name}")
+        _refuse(where, f"the file has {written:,} rows, but the plan needs {shape[0]:,} {name} rows")
     return {"rows": written, "tokens": written * shape[1], "counted_tokens": counted}
 
 
@@ -98,10 +98,10 @@ def _checked(paths: list[Path], shape: tuple[int, int], vocab_size: int) -> Iter
         rows = _from_npy(path) if path.suffix == ".npy" else _from_parquet(path)
         for i, (tokens, counts) in enumerate(rows):
             if tokens.shape != (shape[1],) or counts.shape != tokens.shape:
-                what = f"{tokens.shape} tokens and {counts.shape} labels, and the plan says {shape[1]}"
+                what = f"{tokens.shape} tokens and {counts.shape} labels, but the plan needs {shape[1]}"
                 _refuse(path, f"row {i} has {what}")
             if tokens.min() < 0 or tokens.max() >= vocab_size:
-                _refuse(path, f"row {i} holds token {tokens.max()}, and the model has {vocab_size} words")
+                _refuse(path, f"row {i} has token {tokens.max()}, but the model's vocabulary has {vocab_size} tokens")
             yield tokens, counts
 
 
@@ -122,7 +122,7 @@ def _from_parquet(path: Path) -> Iterator[Row]:
 def _row(path: Path, i: int, tokens: np.ndarray, labels: np.ndarray) -> Row:
     counts = labels != NOT_COUNTED
     if labels.shape == tokens.shape and not np.array_equal(labels[counts], tokens[counts]):
-        _refuse(path, f"the labels of row {i} are not its tokens: they are shifted, or of other rows")
+        _refuse(path, f"the labels of row {i} do not match its tokens: they are shifted, or from another row")
     return tokens, counts
 
 
@@ -138,7 +138,7 @@ def _from_npy(path: Path) -> Iterator[Row]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, lists, dicts and numbers, and refuses any other class, since unpickling it could run code."""
+    """Reads arrays, lists, dicts and numbers. Any other class is refused, since unpickling it could run code."""
 
     _RECONSTRUCT = np.empty(0).__reduce__()[0]
     KNOWN = {
@@ -152,7 +152,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in self.KNOWN:
             return self.KNOWN[name]
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, which is not allowed")
 
 
 def _unpickled(path: Path) -> Any:
@@ -162,7 +162,7 @@ def _unpickled(path: Path) -> Any:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         _, _, dtype = read(file)
         if not dtype.hasobject:
-            raise ValueError(f"it holds {dtype}")
+            raise ValueError(f"the dtype is {dtype} instead of object")
         return _ArrayUnpickler(file).load()
 
 
@@ -170,5 +170,5 @@ def _refuse(path: Path, what: str) -> None:
     raise ConfigError(
         f"{path.name}: {what}",
         where=str(path),
-        fix="bring MLPerf's GovReport rows, or correct data.train_rows, data.eval_rows, data.seq_length or model=",
+        fix="use MLPerf's GovReport rows, or correct data.train_rows, data.eval_rows, data.seq_length or model=",
     )

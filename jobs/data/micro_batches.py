@@ -1,4 +1,4 @@
-"""Cut a global batch into micro-batches, and say what their tokens must predict: the same for every engine."""
+"""Split a global batch into micro-batches, with their labels and loss weights; used by every engine."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from jobs.data.rows import Rows
 
 
 def cut(plan: TrainingPlan, indices: np.ndarray, *, replica: int) -> list[np.ndarray]:
-    """Return the row indices of one data-parallel replica's share of a global batch, one array for each micro-batch."""
+    """Return the row indices of one data-parallel replica's share of a global batch, one array per micro-batch."""
     share = np.split(indices, plan.world.dp)[replica]
     return np.split(share, len(share) // plan.batch.micro_batch_size)
 
@@ -23,6 +23,6 @@ def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
     counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
     labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
-    weights[:, -1] = 0  # the last token's successor lies outside the row
+    weights[:, -1] = 0  # the last token has no successor in the row
     weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
     return tokens, labels, weights

@@ -1,11 +1,11 @@
-"""Lay tokenised documents out as rows: packed one after another, or one a row with padding behind.
+"""Arrange tokenised documents in rows: packed one after another, or one per row with padding.
 
 Packed: the documents of a split follow one another, each with its EOS, and every row is full; a document that does not
-end in its row goes on in the next one, and what follows the last full row is dropped. There is no document mask:
-attention reaches back over the whole row, into earlier documents too, as in the pre-training of Megatron-LM and Llama.
+end in its row continues in the next one, and the rest after the last full row is dropped. There is no document mask:
+attention covers the whole row, including earlier documents, as in the pre-training of Megatron-LM and Llama.
 
-Padded: a document is cut at seq_length, and padding fills what is left of its row. A document of which no token would
-count, because its prompt fills the row, is left out.
+Padded: a document is truncated to seq_length, and padding fills the rest of its row. A document of which no token would
+count, because its prompt fills the row, is skipped.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CHUNK_TOKENS = 2**20
-"""Documents are laid out in chunks of about so many tokens, rows of padding included."""
+"""Documents are processed in chunks of about this many tokens, including padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class Documents:
     prompts: np.ndarray
 
     def chosen(self, which: np.ndarray) -> "Documents":
-        """Return the documents that a mask [D] chooses."""
+        """Return the documents selected by a mask [D]."""
         if which.all():
             return self
         return Documents(self.tokens[np.repeat(which, self.lengths)], self.lengths[which], self.prompts[which])
 
     def answers(self) -> np.ndarray:
-        """Return which tokens are not of a prompt [T]."""
+        """Return the mask of tokens that are not in a prompt [T]."""
         return self.positions() >= np.repeat(self.prompts, self.lengths)
 
     def positions(self) -> np.ndarray:
-        """Return the place of each token in its document [T]."""
+        """Return the position of each token in its document [T]."""
         starts = np.cumsum(self.lengths) - self.lengths
         places: np.ndarray = np.arange(len(self.tokens)) - np.repeat(starts, self.lengths)
         return places
@@ -64,7 +64,7 @@ def chunks(tokens: np.ndarray, documents: np.ndarray, *, seq_length: int) -> Ite
 
 
 def is_kept(documents: np.ndarray, *, seq_length: int, packing: bool, answer_only: bool) -> np.ndarray:
-    """Return which documents of (length, prompt) [D, 2] some token counts of."""
+    """Return the mask of documents (length, prompt) [D, 2] with at least one token that counts."""
     if packing or not answer_only:
         return np.ones(len(documents), dtype=bool)
     return documents[:, 1] < seq_length
@@ -81,7 +81,7 @@ def padded(documents: Documents, *, seq_length: int, answer_only: bool, pad: int
 
 
 def packed(parts: Iterable[Documents], *, seq_length: int, answer_only: bool) -> Iterator[Rows]:
-    """Yield the full rows of documents that come in parts."""
+    """Yield the full rows of documents that arrive in parts."""
     tokens, counts = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
     for part in parts:
         tokens = np.concatenate([tokens, part.tokens])

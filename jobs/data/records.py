@@ -1,4 +1,4 @@
-"""Read the records of a block; every error names the line, record or row that it is in."""
+"""Split data files into blocks and read their records; every error names the line, record or row."""
 
 import gzip
 import json
@@ -31,16 +31,16 @@ class Block:
     start: int
     stop: int
     num_bytes: int
-    """Of the file, for the progress."""
+    """Size in the file, for the progress."""
     first: int = 0
     """The number of its first record, for array and parquet."""
 
 
 def cut(path: Path) -> Iterator[Block]:
-    """Yield a file's blocks, in their order.
+    """Yield the blocks of a file in order.
 
     Raises:
-        ConfigError: the file is damaged where it must be read to be cut.
+        ConfigError: the file is damaged.
     """
     size = path.stat().st_size
     if path.suffix == ".parquet":
@@ -56,7 +56,7 @@ def cut(path: Path) -> Iterator[Block]:
 
 
 def refused(what: str, path: str, fix: str) -> ConfigError:
-    """Return the error of a file that is not as it should be."""
+    """Return the error of an invalid file."""
     return ConfigError(what, where=path, fix=fix, rule="CFG-06")
 
 
@@ -74,12 +74,12 @@ def parquet_file(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             yield file
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        what = f"the parquet is cut short or damaged: {str(error).splitlines()[0]}"
+        what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
         raise refused(what, str(path), "copy it again") from error
 
 
 def _cut_parquet(path: Path, size: int) -> Iterator[Block]:
-    """Yield runs of row groups that hold about BLOCK_BYTES each, as they are stored."""
+    """Yield ranges of row groups with about BLOCK_BYTES each on disk."""
     with parquet_file(path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         sizes, rows = [group.total_byte_size for group in groups], [group.num_rows for group in groups]
@@ -98,10 +98,10 @@ def _is_array(path: Path) -> bool:
 
 
 def _cut_array(path: Path) -> Iterator[Block]:
-    """Yield the blocks of an array of JSON objects, without parsing them.
+    """Yield the blocks of an array of JSON objects, without parsing the objects.
 
     Raises:
-        ConfigError: something else stands between them, or the end is missing.
+        ConfigError: there is something else between the objects, or the end is missing.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         end, number, first, start = 0, 0, 0, None
@@ -132,31 +132,31 @@ def _objects(text: mmap.mmap) -> Iterator[tuple[int, int]]:
                 yield begins, mark.end()
 
 
-def _require(text: mmap.mmap, start: int, stop: int, want: bytes, path: Path, number: int) -> None:
-    there = text[start : min(stop, start + 2**16)].removeprefix(BOM if start == 0 else b"")
-    if b"".join(there.split()) != want:
-        what = f"behind {number:,} records: {bytes(there[:40])!r} stands where {want.decode()} should"
+def _require(text: mmap.mmap, start: int, stop: int, expected: bytes, path: Path, number: int) -> None:
+    actual = text[start : min(stop, start + 2**16)].removeprefix(BOM if start == 0 else b"")
+    if b"".join(actual.split()) != expected:
+        what = f"after {number:,} records: expected {expected.decode()}, got {bytes(actual[:40])!r}"
         raise refused(what, str(path), "write one array of JSON objects, or one object on each line; copy it again")
 
 
 PARQUET_ROWS = 256
-"""Rows that are read at a time."""
+"""Rows per read."""
 NOT_JSON = "write one JSON object on each line"
 NOT_UTF_8 = "write the file again as UTF-8"
 
 
 def read(block: Block, source: DataSource) -> Iterator[dict[str, str]]:
-    """Yield a block's records, each with text in all of the source's columns.
+    """Yield a block's records, each with text in all columns of the source.
 
     Raises:
-        ConfigError: the file is damaged, or a record is not of the source's form.
+        ConfigError: the file is damaged, or a record does not have the source's format.
     """
     columns, fix = FORMATS[source].columns, columns_fix(source)
     if block.form == "parquet":
-        found = _parquet(block, columns, fix)
+        located = _parquet(block, columns, fix)
     else:
-        found = {"lines": _lines, "gzip": _gzip_lines, "array": _array}[block.form](block)
-    for place, record in found:
+        located = {"lines": _lines, "gzip": _gzip_lines, "array": _array}[block.form](block)
+    for place, record in located:
         if wrong := check_record(record, columns) or _broken_text(record, columns):
             raise refused(f"{place}: {wrong}", block.path, fix)
         yield record
@@ -167,15 +167,15 @@ def _broken_text(record: dict[str, str], columns: tuple[str, ...]) -> str | None
         for name in columns:
             record[name].encode()
     except UnicodeEncodeError:
-        return f"{name} holds half of a surrogate pair, which is no character"
+        return f"{name} contains an unpaired surrogate, which is not a valid character"
     return None
 
 
 def _parquet(block: Block, columns: tuple[str, ...], fix: str) -> Iterator[tuple[object, Any]]:
     with parquet_file(Path(block.path)) as file:
-        there = file.schema_arrow.names
-        if missing := [name for name in columns if name not in there]:
-            raise refused(f"no column {', '.join(missing)}; there are {', '.join(there)}", block.path, fix)
+        names = file.schema_arrow.names
+        if missing := [name for name in columns if name not in names]:
+            raise refused(f"no column {', '.join(missing)}; the columns are {', '.join(names)}", block.path, fix)
         groups, number = list(range(block.start, block.stop)), block.first - 1
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=list(columns)):
             for record in batch.to_pylist():
@@ -187,7 +187,7 @@ def _lines(block: Block) -> Iterator[tuple[object, Any]]:
     with open(block.path, "rb") as file:
         file.seek(max(0, block.start - 1))
         if block.start:
-            file.readline()  # the end of a line that began before
+            file.readline()  # the rest of a line that belongs to the block before
         while (begins := file.tell()) < block.stop and (line := file.readline()):
             place = Line(block.path, begins)
             if not line.isspace():
@@ -196,7 +196,7 @@ def _lines(block: Block) -> Iterator[tuple[object, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The line that begins at an offset of a file; its number is counted when it is printed, as in errors."""
+    """A line by its offset in a file; the line number is counted when it is printed."""
 
     path: str
     begins: int
@@ -218,7 +218,7 @@ def _gzip_lines(block: Block) -> Iterator[tuple[object, Any]]:
                 if not line.isspace():
                     yield f"line {number}", _parsed(line, f"line {number}", block.path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = f"the gzip is cut short or damaged behind line {number}: {error}"
+        what = f"the gzip file is truncated or damaged after line {number}: {error}"
         raise refused(what, block.path, "copy it again") from error
 
 
@@ -236,11 +236,11 @@ def _array(block: Block) -> Iterator[tuple[object, Any]]:
         file.seek(block.start)
         text = file.read(block.stop - block.start)
     try:
-        held = json.loads(f"[{text.decode('utf-8')}]")
+        parsed = json.loads(f"[{text.decode('utf-8')}]")
     except UnicodeDecodeError as error:
         what = f"byte {block.start + error.start + 1:,} of the file is not UTF-8 ({error.reason})"
         raise refused(what, block.path, NOT_UTF_8) from error
     except (ValueError, RecursionError) as error:
-        raise refused(f"behind record {block.first}: not JSON: {error}", block.path, NOT_JSON) from error
-    for number, record in enumerate(held, block.first):
+        raise refused(f"after record {block.first}: not JSON: {error}", block.path, NOT_JSON) from error
+    for number, record in enumerate(parsed, block.first):
         yield f"record {number}", record

@@ -4,8 +4,8 @@ A data folder holds, for `train` and `eval`:
 
 - NAME_tokens.npy, int32 [rows, S];
 - NAME_counts.npy, bool [rows, S]: the tokens that count in the loss;
-- NAME_lengths.npy, int32 [rows]: how many tokens of each row are real. Padding is what lies behind them. Without this
-  file, as in rows that a site converted from GovReport, every token is real.
+- NAME_lengths.npy, int32 [rows]: the number of real tokens in each row; the rest is padding. Without this file, as in
+  rows that a site converted from GovReport, every token is real.
 """
 
 from collections.abc import Iterator
@@ -24,21 +24,21 @@ def rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return tokens and counts [num_rows, seq_length] and the real tokens of each row, the same on every rank.
 
-    Without lengths every token is real and counts, so the work is at least that of real rows. With them each row's
-    length is drawn from the list, and the rest is padding of token 0.
+    Without lengths every token is real and counts, so the work is at least that of real rows. With lengths each row's
+    length is sampled from the list, and the rest is padding of token 0.
     """
     shape, rng = (num_rows, seq_length), np.random.default_rng(seed)
     tokens = rng.integers(vocab_size, size=shape, dtype=np.int32)
     if lengths is None:
         return tokens, np.broadcast_to(np.True_, shape), np.broadcast_to(np.int32(seq_length), num_rows)
-    drawn = rng.choice(np.asarray(lengths, dtype=np.int32), size=num_rows)
-    counts = np.arange(seq_length) < drawn[:, None]
-    return np.where(counts, tokens, 0), counts, drawn
+    sampled = rng.choice(np.asarray(lengths, dtype=np.int32), size=num_rows)
+    counts = np.arange(seq_length) < sampled[:, None]
+    return np.where(counts, tokens, 0), counts, sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A split of the data: tokens and counts [rows, S], memory-mapped where they lie in files."""
+    """A split of the data: tokens and counts [rows, S], memory-mapped if they are in files."""
 
     tokens: np.ndarray
     counts: np.ndarray
@@ -47,7 +47,7 @@ class Rows:
 
 
 def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Write one split whose rows end, before their padding, with a token that counts."""
+    """Write one split. The last real token of each row must count."""
     np.save(folder / f"{name}_tokens.npy", tokens)
     np.save(folder / f"{name}_counts.npy", counts)
     is_counted_behind = np.logical_or.accumulate(counts[:, ::-1], axis=1)
@@ -55,7 +55,7 @@ def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> Non
 
 
 def real_tokens(rows: Rows, indices: np.ndarray) -> int:
-    """Return how many tokens of these rows are no padding; -1 is an empty row, which has none.
+    """Return how many tokens of these rows are not padding; index -1 is an empty row.
 
     `indices.size * S` is the number with padding.
     """
@@ -67,37 +67,37 @@ def real_tokens(rows: Rows, indices: np.ndarray) -> int:
 
 
 def load(plan: TrainingPlan, name: str) -> Rows:
-    """Return a split, checked against the plan's row count and length; random rows are drawn here.
+    """Return a split, checked against the plan's row count and length; random rows are generated here.
 
     Raises:
         ConfigError: a file is missing or its shape is not the plan's.
     """
-    folder, want = Path(str(plan.data_dir)), plan.config.training_data
-    num_rows = want.train_rows if name == "train" else want.eval_rows
-    if want.source is DataSource.random:
+    folder, data = Path(str(plan.data_dir)), plan.config.training_data
+    num_rows = data.train_rows if name == "train" else data.eval_rows
+    if data.source is DataSource.random:
         vocab_size = plan.config.model.vocab_size
-        return Rows(*rows(num_rows, want.seq_length, vocab_size=vocab_size, seed=want.seed, lengths=want.lengths))
+        return Rows(*rows(num_rows, data.seq_length, vocab_size=vocab_size, seed=data.seed, lengths=data.lengths))
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
         lengths = _lengths(folder / f"{name}_lengths.npy")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the {name} rows of {want.name} cannot be read: {error}",
+            f"the {name} rows of {data.name} cannot be read: {error}",
             where=str(folder),
-            fix="run jobs.tasks.prepare, or point DATADIR at prepared rows",
+            fix="run jobs.tasks.prepare, or set DATADIR to a folder with prepared rows",
             rule="CFG-06",
         ) from error
-    if tokens.shape != (num_rows, want.seq_length) or counts.shape != tokens.shape:
+    if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"{name} holds rows {tokens.shape} and counts {counts.shape}; the plan says {(num_rows, want.seq_length)}",
+            f"{name} holds rows {tokens.shape} and counts {counts.shape}; the plan says {(num_rows, data.seq_length)}",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
         )
     if lengths is not None and lengths.shape != (num_rows,):
         raise ConfigError(
-            f"{name} holds the lengths of {lengths.shape} rows; the plan says {(num_rows,)}",
+            f"{name} has the lengths of {lengths.shape} rows; the plan says {(num_rows,)}",
             where=str(folder / f"{name}_lengths.npy"),
             fix="prepare the data again",
             rule="CFG-06",

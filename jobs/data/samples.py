@@ -1,7 +1,7 @@
-"""Small samples in the formats of real data sets: made-up reports and their summaries (jobs/data/tiny_reports.py).
+"""Small samples in the formats of real data sets: generated reports and summaries (jobs/data/tiny_reports.py).
 
-A sample is a folder with the records and a byte-level BPE tokenizer that is trained on them. Both are the same for one
-seed and number of records. Nothing of the real data sets is in them.
+A sample is a folder with the records and a byte-level BPE tokenizer that is trained on them. Both depend only on the
+seed and the number of records. They contain nothing of the real data sets.
 """
 
 import gzip
@@ -10,14 +10,14 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.contract.data import Data, DataSource
 from bench.contract.data_files import TOKENIZER, TOKENIZER_CONFIG
 from bench.errors import ConfigError
 from jobs.data import tiny_reports
 
 RECORDS = "records"
-"""The folder in a sample that holds the file of records."""
+"""The subfolder with the file of records."""
 FILES = {
     DataSource.fineweb_edu: "sample.parquet",
     DataSource.c4: "sample.json.gz",
@@ -26,15 +26,15 @@ FILES = {
 }
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 VOCABULARY = range(320, 513)
-"""Entries of the tokenizer: 256 bytes and 3 special tokens leave no merges to fewer."""
+"""Vocabulary sizes of the tokenizer: 256 bytes, 3 special tokens and some merges."""
 QUESTION = "Summarise the report in five values."
 MORE_REMARKS = 12
-"""Fewer than so many stand at the end of a report, so that records differ in length."""
+"""Exclusive maximum of remarks at the end of a report, so that records differ in length."""
 ROW_GROUP = 64
 
 
 def provide(folder: Path, data: Data, vocab_size: int) -> None:
-    """Write the sample of a data config, unless it is there.
+    """Write the sample of a data config, unless it exists.
 
     Raises:
         ConfigError: the model's vocabulary is too small for the tokenizer.
@@ -43,19 +43,19 @@ def provide(folder: Path, data: Data, vocab_size: int) -> None:
         return
     if vocab_size < VOCABULARY.start:
         raise ConfigError(
-            f"a sample's tokenizer has {VOCABULARY.start} entries or more, and the model {vocab_size}",
+            f"model.vocab_size={vocab_size} is less than the {VOCABULARY.start} entries of a sample's tokenizer",
             where="model.vocab_size",
             fix=f"set model.vocab_size={VOCABULARY.stop - 1}",
         )
     pairs = list(reports(int(data.sample or 0), data.seed))
-    with appearing(folder) as part:
+    with atomic_folder(folder) as part:
         (part / RECORDS).mkdir()
         write(part / RECORDS / FILES[data.source], data.source, pairs)
         train_tokenizer(part, pairs, min(vocab_size, VOCABULARY.stop - 1))
 
 
 def reports(num_records: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield a report, with more or fewer remarks, and its summary, as texts."""
+    """Yield reports with a random number of remarks, and their summaries."""
     rng = random.Random(seed)
     for _ in range(num_records):
         report, summary = tiny_reports.document(rng, with_summary=True)

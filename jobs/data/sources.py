@@ -1,10 +1,10 @@
-"""What a record of each source says: one function for each."""
+"""Prompt and answer of a record, with one function per source."""
 
 from bench.contract.data import PromptType
 
 
 def prompt(question: str, context: str, kind: PromptType) -> str:
-    """Return the text before an answer; a context of nothing but spaces is left out, with its heading."""
+    """Return the text before an answer; an empty context is omitted with its heading."""
     has_context = bool(context.strip())
     match kind:
         case PromptType.plain:
@@ -19,20 +19,18 @@ def prompt(question: str, context: str, kind: PromptType) -> str:
 
 
 def c4(record: dict[str, str], prompt_type: None = None) -> tuple[str, str]:
-    """Return the prompt, which is empty, and the text."""
+    """Return an empty prompt and the text."""
     return "", record["text"]
 
 
 def fineweb_edu(record: dict[str, str], prompt_type: None = None) -> tuple[str, str]:
-    """Return the prompt, which is empty, and the text."""
+    """Return an empty prompt and the text."""
     return "", record["text"]
 
 
 def dolly(record: dict[str, str], prompt_type: PromptType) -> tuple[str, str]:
-    """Return the prompt and the answer."""
     return prompt(record["instruction"], record["context"], prompt_type), record["response"]
 
 
 def pubmedqa(record: dict[str, str], prompt_type: PromptType) -> tuple[str, str]:
-    """Return the prompt and the answer."""
     return prompt(record["question"], record["context"], prompt_type), record["answer"]

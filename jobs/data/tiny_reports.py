@@ -1,10 +1,10 @@
-"""Reports and their summaries from a small seeded grammar: the data of the tiny tasks.
+"""Generate reports and summaries from a small seeded grammar: the data of the tiny tasks.
 
 A report states five facts about one agency. Each is stated in three sentences of different words, and all sentences are
 shuffled. A value follows its kind, so a model of reports learns to read `cost` and to copy the cost stated earlier. A
-summary gives only the five values, in one fixed order, and ends with words of comment. LoRA must teach this form, and
-must teach to copy each value after another fact's value instead of after its own kind. Nothing predicts the comment, so
-the loss on a summary cannot fall to zero: the least is NUM_COMMENTS * log(len(COMMENT)) / 16 tokens = 0.69 nats. All
+summary has only the five values in a fixed order, and ends with random comment words. LoRA must learn this format, and
+to copy each value after another fact's value instead of after its own kind. The comment is unpredictable, so the loss
+on a summary has a minimum: NUM_COMMENTS * log(len(COMMENT)) / 16 tokens = 0.69 nats. All
 words of summaries occur in reports too, because LoRA does not train the embeddings. One word is one token.
 """
 
@@ -50,20 +50,22 @@ def rows(num_rows: int, *, seq_length: int, seed: int, with_summaries: bool) -> 
     Raises:
         ConfigError: a document is longer than a row.
     """
-    rng, index = random.Random(seed), {word: i for i, word in enumerate(vocabulary())}
+    rng, index = random.Random(seed), {token: i for i, token in enumerate(vocabulary())}
     tokens = np.full((num_rows, seq_length), index[PAD], dtype=np.int32)
     counts = np.zeros((num_rows, seq_length), dtype=bool)
     report, summary = document(rng, with_summaries)
-    for row in tracked(range(num_rows), what="rows made", total=num_rows, unit="rows"):
+    for row in tracked(range(num_rows), what="rows", total=num_rows, unit="rows"):
         start = 0
         while (end := start + len(report) + len(summary)) <= seq_length:
-            tokens[row, start:end] = [index[word] for word in report + summary]
+            tokens[row, start:end] = [index[token] for token in report + summary]
             counts[row, start + len(report) if with_summaries else start : end] = True
             start = end
             report, summary = document(rng, with_summaries)
         if start == 0:
             raise ConfigError(
-                f"a document has {end} words, and a row {seq_length}", where="data.seq_length", fix="choose 96 or more"
+                f"a document has {end} words, but a row only {seq_length}",
+                where="data.seq_length",
+                fix="set 96 or more",
             )
     return tokens, counts
 

@@ -1,7 +1,7 @@
-"""Blocks of tokenised documents on disk. A finished one is kept over a kill, and is known whole by its checksums.
+"""Tokenise files into blocks on disk. A finished block survives an interruption, and is verified by its checksums.
 
-NNNNNN.tokens holds the tokens of a block's documents one after another (int32), NNNNNN.documents for each document its
-length and the length of its prompt (int32), NNNNNN.json what they are; it is written last.
+NNNNNN.tokens has the tokens of a block's documents one after another (int32), NNNNNN.documents the length of each
+document and of its prompt (int32), NNNNNN.json the description; it is written last.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from jobs.data import records, sources, splits
 from jobs.data import tokenizer as tokenizers
 from jobs.data.records import Block
 from jobs.data.tokenizer import Tokenizer
-from jobs.data.workers import Ask
+from jobs.data.workers import Submit
 from jobs.ranks.progress import tracked
 
 PARTS: dict[DataSource, Callable[[dict[str, str], Any], tuple[str, str]]] = {
@@ -33,14 +33,14 @@ PARTS: dict[DataSource, Callable[[dict[str, str], Any], tuple[str, str]]] = {
 }
 FILES = ("tokens", "documents")
 BATCH_RECORDS, BATCH_LETTERS = 256, 2**20
-"""A batch ends with the first of the two."""
+"""Limits of a batch, in records and in characters."""
 VERSION = 1
-"""Of what is made of a record: raise it, and no block of before is used again."""
+"""Version of the tokenised blocks: if it is raised, older blocks are not used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """What a tokenised block holds."""
+    """The description of a tokenised block."""
 
     block: Block
     number: int
@@ -49,16 +49,16 @@ class TokenBlock:
     longest: int
     """Tokens of its longest document."""
     num_empty: int
-    """Records without text, or without an answer: they are left out."""
+    """Skipped records: without text, or without an answer."""
     sha256: dict[str, str]
 
 
-def make(
-    block: Block, number: int, folder: Path, *, source: DataSource, kind: PromptType | None, by: Tokenizer
+def tokenize_block(
+    block: Block, number: int, folder: Path, *, source: DataSource, kind: PromptType | None, tokenizer: Tokenizer
 ) -> TokenBlock:
-    """Return a block tokenised into a folder; one that is there already and whole is not made again."""
-    if (there := _finished_block(folder, number, block)) is not None:
-        return there
+    """Tokenise a block into a folder, unless a complete one exists; return its description."""
+    if (existing := _finished_block(folder, number, block)) is not None:
+        return existing
     digests = {name: hashlib.sha256() for name in FILES}
     counted = dict.fromkeys(("num_documents", "num_tokens", "longest", "num_empty"), 0)
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def make(
             counted["num_empty"] += len(batch) - len(full)
             if not full:
                 continue
-            for name, array in _arrays(tokenizers.encode(by, full), counted).items():
+            for name, array in _arrays(tokenizers.encode(tokenizer, full), counted).items():
                 files[name].write(array.tobytes())
                 digests[name].update(array.tobytes())
     for name in FILES:
@@ -81,7 +81,7 @@ def make(
 
 
 def _arrays(encoded: list[tuple[np.ndarray, int]], counted: dict[str, int]) -> dict[str, np.ndarray]:
-    """Return what is written of documents, and count them."""
+    """Return the arrays to write for some documents, and add to the counts."""
     tokens = np.concatenate([tokens for tokens, _ in encoded]).astype("<i4")
     documents = np.array([(len(tokens), prompt) for tokens, prompt in encoded], dtype="<i4")
     counted["num_documents"] += len(documents)
@@ -102,13 +102,13 @@ def _batches(block: Block, source: DataSource, kind: PromptType | None) -> Itera
         yield batch
 
 
-def from_plain(held: dict[str, Any]) -> TokenBlock:
-    """Return what `asdict` made plain."""
-    return TokenBlock(**held | {"block": Block(**held["block"])})
+def from_plain(plain: dict[str, Any]) -> TokenBlock:
+    """Return the inverse of `asdict`."""
+    return TokenBlock(**plain | {"block": Block(**plain["block"])})
 
 
 def _finished_block(folder: Path, number: int, block: Block) -> TokenBlock | None:
-    """Return a block that was tokenised before, if it is whole and the same."""
+    """Return the description of a block that was tokenised before, if it is complete and unchanged."""
     try:
         done = from_plain(json.loads(_path(folder, number, "json").read_text()))
         same = all(atomic_files.sha256(_path(folder, number, name)) == digest for name, digest in done.sha256.items())
@@ -138,31 +138,31 @@ def _path(folder: Path, number: int, name: str) -> Path:
 _LOG = logging.getLogger(__name__)
 
 
-def tokenised(ask: Ask, sources: list[Path], data: Data) -> list[TokenBlock]:
-    """Return the tokenised blocks in their order, no more of them than the rows need.
+def tokenize_files(submit: Submit, sources: list[Path], data: Data) -> list[TokenBlock]:
+    """Return the tokenised blocks in order, only as many as the rows need.
 
     Raises:
-        ConfigError: a file is damaged or of another form, or no file holds a record.
+        ConfigError: a file is damaged or has another format, or no file has a record.
     """
     cut = itertools.chain.from_iterable(map(records.cut, sources))
-    answers = ask({"block": asdict(block), "number": number} for number, block in enumerate(cut))
+    results = submit({"block": asdict(block), "number": number} for number, block in enumerate(cut))
     total, unit, size = _progress_total(sources, data)
-    made, documents, tokens, longest = list[TokenBlock](), 0, 0, 0
-    for answer in tracked(answers, what=f"{data.name} tokenised", total=total, unit=unit, size=size):
-        made.append(from_plain(answer))
-        documents, tokens = documents + made[-1].num_documents, tokens + made[-1].num_tokens
-        longest = max(longest, made[-1].longest)
+    blocks, documents, tokens, longest = list[TokenBlock](), 0, 0, 0
+    for result in tracked(results, what=f"{data.name} tokenised", total=total, unit=unit, size=size):
+        blocks.append(from_plain(result))
+        documents, tokens = documents + blocks[-1].num_documents, tokens + blocks[-1].num_tokens
+        longest = max(longest, blocks[-1].longest)
         if splits.are_enough(data, num_documents=documents, num_tokens=tokens, longest=longest):
-            last = sources.index(Path(made[-1].block.path))
-            _LOG.info("%s: %d of %d files hold enough", data.name, last + 1, len(sources))
+            last = sources.index(Path(blocks[-1].block.path))
+            _LOG.info("%s: %d of %d files are enough", data.name, last + 1, len(sources))
             break
     if not documents:
-        raise records.refused("no records", str(sources[0]), "name files in data.files that hold some")
-    return made
+        raise records.refused("the files have no records", str(sources[0]), "set data.files to files with records")
+    return blocks
 
 
 def _progress_total(sources: list[Path], data: Data) -> tuple[float, str, Callable[[dict[str, Any]], float]]:
-    """Return what the progress counts: tokens where a number of them is enough, otherwise what is read."""
+    """Return total, unit and size function of the progress: tokens if a known number is enough, else bytes read."""
     megabytes = sum(path.stat().st_size for path in sources) / 1e6
     if data.packing and data.test_split is None:
         needed = (data.eval_rows + data.train_rows) * data.seq_length / 1e6

@@ -1,8 +1,8 @@
-"""A model's own tokenizer.json, through Hugging Face's tokenizers, and where a document begins and ends.
+"""Load a model's tokenizer.json with Hugging Face's tokenizers, and encode documents with BOS and EOS.
 
-A document is BOS (where the tokenizer adds one), its tokens, EOS. Whether there is a BOS says add_bos_token in
-tokenizer_config.json or, without it, the post-processor of tokenizer.json. EOS is eos_token of tokenizer_config.json. A
-special token that is written out in a text, such as </s>, is text and never ends a document.
+A document is BOS (if the tokenizer adds one), its tokens, EOS. Whether there is a BOS is set by add_bos_token in
+tokenizer_config.json or, without it, by the post-processor of tokenizer.json. EOS is eos_token of
+tokenizer_config.json. A special token that is spelled out in a text, such as </s>, is text and never ends a document.
 """
 
 import json
@@ -26,24 +26,24 @@ LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPACE = "▁"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's symbol for a space."""
 MOST_WORDS = 2**20
-"""A cache that is larger is emptied before the next batch."""
+"""A larger cache is cleared before the next batch."""
 _CUT = re.compile(r" (?<=\S )")
-"""A space behind another character. What Unicode calls white space is white space for Python's \\s too."""
+"""A space after a character that is not white space; Python's \\s covers Unicode's white space."""
 _INNER_SPACE = re.compile(f"[^{SPACE}]{SPACE}")
 
 
-class Words:
-    """The tokens of each word that was seen, for one tokenizer."""
+class WordCache:
+    """Caches the tokens of each word of one tokenizer."""
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]], *, space: str, odd: str) -> None:
-        """`space` is put before all words but the first; texts that hold `odd`, if it is not empty, are left alone."""
+        """`space` is put before all words but the first; texts that contain `odd` (if not "") are encoded whole."""
         self._encode, self._space, self._odd = encode, space, odd
         self._known: dict[str, list[int]] = {}
 
     def ids(self, texts: list[str]) -> list[list[int]]:
-        """Return the tokens of each text."""
+        """Return the token ids of each text."""
         if len(self._known) > MOST_WORDS:
             self._known.clear()
         cut = [self._cut(text) for text in texts]
@@ -53,39 +53,39 @@ class Words:
         return [list(chain.from_iterable(map(known, words))) for words in cut]
 
     def _cut(self, text: str) -> list[str]:
-        """Return the pieces of a text; itself, where a piece would be empty or a text cannot be cut."""
+        """Return the words of a text; the whole text if a word would be empty or the text cannot be split."""
         first, *others = _CUT.split(text)
         if "" in others or (self._odd and self._odd in text):
             return [text]
-        return [first, *[self._space + word for word in others]] if self._space else [first, *others]
+        return [first, *[self._space + other for other in others]] if self._space else [first, *others]
 
 
-def of(tokenizer: "Tokenizers") -> Callable[[list[str]], list[list[int]]]:
-    """Return what gives the tokens of texts: by words where the tokenizer is known to allow it."""
+def encoder_of(tokenizer: "Tokenizers") -> Callable[[list[str]], list[list[int]]]:
+    """Return a function that encodes texts: word by word with a cache if the tokenizer is known to allow it."""
 
     def whole(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    written = json.loads(tokenizer.to_str())
-    if any(not token["special"] for token in written["added_tokens"]) or written["model"].get("type") != "BPE":
+    definition = json.loads(tokenizer.to_str())
+    if any(not token["special"] for token in definition["added_tokens"]) or definition["model"].get("type") != "BPE":
         return whole
-    if written["model"].get("dropout"):
+    if definition["model"].get("dropout"):
         return whole
-    if _is_byte_level(written):
-        return Words(whole, space=" ", odd="").ids
-    if _is_sentencepiece(written):
-        return Words(whole, space="", odd=SPACE).ids
+    if _is_byte_level(definition):
+        return WordCache(whole, space=" ", odd="").ids
+    if _is_sentencepiece(definition):
+        return WordCache(whole, space="", odd=SPACE).ids
     return whole
 
 
-def _is_byte_level(written: dict[str, Any]) -> bool:
-    """Return whether a tokenizer cuts as GPT-2's or Llama 3's does, and does nothing else to a text."""
-    cutter = written["pre_tokenizer"] or {}
-    if written["normalizer"] is not None or written["model"].get("continuing_subword_prefix"):
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Return whether a tokenizer splits text as GPT-2's or Llama 3's, and changes nothing else."""
+    pre_tokenizer = definition["pre_tokenizer"] or {}
+    if definition["normalizer"] is not None or definition["model"].get("continuing_subword_prefix"):
         return False
-    if cutter.get("type") == "ByteLevel":
-        return bool(cutter["use_regex"]) and not cutter["add_prefix_space"]
-    steps = cutter.get("pretokenizers", [])
+    if pre_tokenizer.get("type") == "ByteLevel":
+        return bool(pre_tokenizer["use_regex"]) and not pre_tokenizer["add_prefix_space"]
+    steps = pre_tokenizer.get("pretokenizers", [])
     if [step["type"] for step in steps] != ["Split", "ByteLevel"]:
         return False
     split, bytes_ = steps
@@ -93,14 +93,14 @@ def _is_byte_level(written: dict[str, Any]) -> bool:
     return plain and not bytes_["use_regex"] and not bytes_["add_prefix_space"]
 
 
-def _is_sentencepiece(written: dict[str, Any]) -> bool:
-    """Return whether a tokenizer writes ▁ for spaces and before the text, as Llama 2's does, and merges over none."""
+def _is_sentencepiece(definition: dict[str, Any]) -> bool:
+    """Return whether a tokenizer writes ▁ for spaces and before the text, as Llama 2's, and never merges across it."""
     prepend, replace = {"type": "Prepend", "prepend": SPACE}, {"String": " "}
-    steps = (written["normalizer"] or {}).get("normalizers", [])
-    if written["pre_tokenizer"] is not None or len(steps) != 2 or steps[0] != prepend:
+    steps = (definition["normalizer"] or {}).get("normalizers", [])
+    if definition["pre_tokenizer"] is not None or len(steps) != 2 or steps[0] != prepend:
         return False
     replaces = steps[1].get("type") == "Replace" and steps[1]["pattern"] == replace and steps[1]["content"] == SPACE
-    model = written["model"]
+    model = definition["model"]
     has_bytes = bool(model.get("byte_fallback")) and all(f"<0x{i:02X}>" in model["vocab"] for i in range(256))
     return replaces and has_bytes and not _has_inner_space(model["vocab"])
 
@@ -111,31 +111,31 @@ def _has_inner_space(vocab: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A tokenizer with the tokens around a document."""
+    """A tokenizer with its BOS, EOS and padding tokens."""
 
     inner: "Tokenizers"
     ids: Callable[[list[str]], list[list[int]]]
-    """The tokens of whole texts, faster than `inner` where words come again."""
+    """Encodes whole texts, faster than `inner` if words repeat."""
     bos: int | None
-    """None: documents begin without one."""
+    """None: documents have no BOS."""
     eos: int
     pad: int
-    """EOS where the tokenizer has no padding token; padding never counts."""
+    """EOS if the tokenizer has no padding token; padding never counts."""
     num_ids: int
-    """One more than the largest token."""
+    """Largest token id + 1."""
 
 
 def load(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json and the tokenizer_config.json beside it.
+    """Load a tokenizer.json and the tokenizer_config.json in the same folder.
 
     Raises:
-        ConfigError: it cannot be read, or it does not say how a document ends.
+        ConfigError: it cannot be read, or it has no EOS.
     """
     from tokenizers import Tokenizer as Tokenizers
 
     try:
         inner = Tokenizers.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
         raise bad_tokenizer(path, error) from error
     inner.no_truncation()
     inner.no_padding()
@@ -151,7 +151,7 @@ def load(path: Path) -> Tokenizer:
         raise unnamed_token(path, "eos_token" if eos is None else "bos_token")
     pad = _token(inner, config, "pad_token", path)
     num_ids = 1 + max(inner.get_vocab(with_added_tokens=True).values())
-    return Tokenizer(inner, of(inner), bos if adds_bos else None, eos, eos if pad is None else pad, num_ids)
+    return Tokenizer(inner, encoder_of(inner), bos if adds_bos else None, eos, eos if pad is None else pad, num_ids)
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -165,21 +165,21 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _token(inner: "Tokenizers", config: dict[str, Any], name: str, path: Path) -> int | None:
-    """Return the number of a token that the config names, as a text or as {"content": text}."""
+    """Return the id of a token in the config, which is a text or {"content": text}."""
     text = config.get(name)
     text = text.get("content") if isinstance(text, dict) else text
     if text is None:
         return None
     if (number := inner.token_to_id(text)) is None:
-        raise bad_tokenizer(path, f"it has no token {text!r}, which {TOKENIZER_CONFIG} names as {name}")
+        raise bad_tokenizer(path, f"it has no token {text!r}, which is {name} in {TOKENIZER_CONFIG}")
     return int(number)
 
 
 def encode(tokenizer: Tokenizer, parts: Sequence[tuple[str, str]]) -> list[tuple[np.ndarray, int]]:
-    """Return each document's tokens and how many of them are its prompt's, from (prompt, answer).
+    """Return each document's tokens and the number of prompt tokens, from (prompt, answer).
 
-    Prompt and answer are tokenised as one text. A token that reaches from the prompt into the answer is the answer's:
-    the model has to write it.
+    Prompt and answer are tokenised as one text. A token that spans both belongs to the answer, since the model has to
+    generate it.
     """
     texts = [prompt + answer for prompt, answer in parts]
     if not any(prompt for prompt, _ in parts):

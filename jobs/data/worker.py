@@ -1,7 +1,7 @@
-"""A process that tokenises blocks and checksums files: `python -m jobs.data.worker PARENT`, started by `workers.py`.
+"""A worker process that tokenises blocks and checksums files: `python -m jobs.data.worker PARENT` (see `workers.py`).
 
-It reads one JSON object a line: first its settings, then what to do; each of these gets one line of an answer. It ends
-with its input, and at once when the process that started it, PARENT by its id, is gone.
+It reads one JSON object per line: first its settings, then jobs; each job gets one line as its result. It ends at the
+end of its input, or when the process with the id PARENT has ended.
 """
 
 import json
@@ -35,12 +35,12 @@ def main() -> None:
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the answer to each line behind the first one, which holds the settings."""
-    given = iter(lines)
-    settings, load = json.loads(next(given)), cache(tokenizers.load)
-    for line in given:
+    """Yield the result of each job; the first line has the settings."""
+    remaining = iter(lines)
+    settings, load = json.loads(next(remaining)), cache(tokenizers.load)
+    for line in remaining:
         try:
-            answer: dict[str, Any] = {"done": _done(json.loads(line), settings, load)}
+            answer: dict[str, Any] = {"done": _result(json.loads(line), settings, load)}
         except BenchError as error:
             answer = {"error": {"what": error.what, "where": error.where, "fix": error.fix, "rule": error.rule}}
         except OSError as error:
@@ -48,14 +48,16 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
         yield json.dumps(answer)
 
 
-def _done(job: dict[str, Any], settings: dict[str, Any], load: Any) -> dict[str, Any]:
-    """Return what came of a job: a file described, or a block tokenised."""
+def _result(job: dict[str, Any], settings: dict[str, Any], load: Any) -> dict[str, Any]:
+    """Do a job: describe a file, or tokenise a block."""
     if "file" in job:
         return described(Path(job["file"]))
     kind = None if settings["prompt_type"] is None else PromptType[settings["prompt_type"]]
-    source, by = DataSource[settings["source"]], load(Path(settings["tokenizer"]))
+    source, tokenizer = DataSource[settings["source"]], load(Path(settings["tokenizer"]))
     block, folder = Block(**job["block"]), Path(settings["folder"])
-    return asdict(tokenization.make(block, job["number"], folder, source=source, kind=kind, by=by))
+    return asdict(
+        tokenization.tokenize_block(block, job["number"], folder, source=source, kind=kind, tokenizer=tokenizer)
+    )
 
 
 def _end_with(parent: int) -> None:

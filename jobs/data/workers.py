@@ -1,7 +1,7 @@
-"""Processes that tokenise at the same time, and their answers in the order of the questions.
+"""Run tokenizer jobs in worker processes, and yield their results in the order of the jobs.
 
-They are programs of their own instead of a multiprocessing pool: that would either fork a process that holds threads
-and a GPU, or import the program that started it, with all of torch, once for each.
+The workers are separate programs instead of a multiprocessing pool, which would either fork a process with threads and
+a GPU, or import the parent's program, with all of torch, in each worker.
 """
 
 import json
@@ -17,17 +17,17 @@ from typing import Any
 
 from bench.errors import BenchError, ConfigError
 
-AHEAD = 2
-"""Questions for each process that may wait for their turn, or whose answers wait to be taken."""
-Ask = Callable[[Iterable[dict[str, Any]]], Iterator[dict[str, Any]]]
+PREFETCH_JOBS = 2
+"""Jobs per process that may be queued, or whose results wait to be consumed."""
+Submit = Callable[[Iterable[dict[str, Any]]], Iterator[dict[str, Any]]]
 
 
 @contextmanager
-def started(num: int, settings: dict[str, Any]) -> Iterator[Ask]:
-    """Start so many processes; yield what puts questions to them and yields their answers, in the same order.
+def started(num: int, settings: dict[str, Any]) -> Iterator[Submit]:
+    """Start num processes; yield a function that submits jobs and yields their results in order.
 
     Raises:
-        ConfigError: the first error of an answer, in the order of the questions.
+        ConfigError: the first error of a job, in the order of the jobs.
     """
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     argv = [sys.executable, "-m", "jobs.data.worker", str(os.getpid())]
@@ -41,7 +41,7 @@ def started(num: int, settings: dict[str, Any]) -> Iterator[Ask]:
         for process in processes:
             _put(process, settings)
             idle.put(process)
-        yield lambda questions: _in_order(threads, idle, questions, num * AHEAD)
+        yield lambda jobs: _in_order(threads, idle, jobs, num * PREFETCH_JOBS)
     finally:
         for process in processes:
             process.kill()
@@ -53,37 +53,37 @@ def started(num: int, settings: dict[str, Any]) -> Iterator[Ask]:
 def _in_order(
     threads: ThreadPoolExecutor,
     idle: "queue.SimpleQueue[subprocess.Popen[str]]",
-    questions: Iterable[dict[str, Any]],
-    ahead: int,
+    jobs: Iterable[dict[str, Any]],
+    num_pending: int,
 ) -> Iterator[dict[str, Any]]:
-    asked: deque[Future[dict[str, Any]]] = deque()
+    pending: deque[Future[dict[str, Any]]] = deque()
     try:
-        for question in questions:
-            asked.append(threads.submit(_answer, idle, question))
-            if len(asked) >= ahead:
-                yield asked.popleft().result()
-        while asked:
-            yield asked.popleft().result()
+        for job in jobs:
+            pending.append(threads.submit(_run, idle, job))
+            if len(pending) >= num_pending:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
-        for future in asked:
+        for future in pending:
             future.cancel()
 
 
-def _answer(idle: "queue.SimpleQueue[subprocess.Popen[str]]", question: dict[str, Any]) -> dict[str, Any]:
+def _run(idle: "queue.SimpleQueue[subprocess.Popen[str]]", job: dict[str, Any]) -> dict[str, Any]:
     process = idle.get()
     try:
-        _put(process, question)
+        _put(process, job)
         assert process.stdout is not None
         line = process.stdout.readline()
     finally:
         idle.put(process)
     if not line:
         raise _ended(process)
-    return understood(line)
+    return result_of(line)
 
 
-def understood(line: str) -> dict[str, Any]:
-    """Return what an answer says was done, or raise the error that it tells of."""
+def result_of(line: str) -> dict[str, Any]:
+    """Return the result in a worker's line, or raise its error."""
     answer = json.loads(line)
     if "error" in answer:
         raise ConfigError(answer["error"].pop("what"), **answer["error"])
@@ -102,8 +102,8 @@ def _put(process: "subprocess.Popen[str]", message: dict[str, Any]) -> None:
 
 def _ended(process: "subprocess.Popen[str]") -> BenchError:
     return BenchError(
-        f"a process that tokenises ended with exit code {process.wait()}",
+        f"a tokenizer process ended with exit code {process.wait()}",
         where=" ".join(map(str, process.args)) if isinstance(process.args, list) else str(process.args),
-        fix="look above for its last words; -9 is the kernel's, out of memory: use fewer processes. "
-        "What is done is kept: run it again",
+        fix="read its output above; exit code -9 usually means out of memory: use fewer processes. "
+        "Then run it again: finished blocks are kept",
     )

@@ -1,4 +1,4 @@
-"""Write the rows of tokenised blocks, and what a manifest says of them."""
+"""Write the rows of tokenised blocks and their manifest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,24 +13,24 @@ from bench.contract.data import Data
 from jobs.data import packing, splits, tokenization
 from jobs.data.packing import Documents, Rows
 from jobs.data.tokenization import TokenBlock
-from jobs.data.workers import Ask
+from jobs.data.workers import Submit
 
 DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4"}
 COUNTED = ("rows", "tokens", "real_tokens", "counted_tokens")
-"""What a manifest says of a split: its rows, their tokens, those that are not padding, and those of the loss."""
+"""Counts of a split in the manifest: rows, all tokens, tokens without padding, tokens in the loss."""
 
 
 @dataclass(slots=True)
 class RowFiles:
-    """NAME_tokens.npy, NAME_counts.npy and NAME_lengths.npy of one split, and how much has been written to them."""
+    """NAME_tokens.npy, NAME_counts.npy and NAME_lengths.npy of one split, and the counts written so far."""
 
     files: dict[str, BinaryIO]
     num_rows: int
-    """Of the headers."""
+    """Number of rows in the headers."""
     written: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
 
     def write(self, rows: Rows) -> None:
-        """Append rows, and leave out those that the headers have no room for."""
+        """Append rows, at most num_rows in total."""
         room = self.num_rows - self.written["rows"]
         tokens, counts, lengths = rows.tokens[:room], rows.counts[:room], rows.lengths[:room]
         for name, array in (("tokens", tokens), ("counts", counts), ("lengths", lengths)):
@@ -46,7 +46,7 @@ class RowFiles:
 
 @contextmanager
 def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterator[RowFiles]:
-    """Yield the files of a split, with the headers of so many rows."""
+    """Yield the open files of a split, with headers for num_rows rows."""
     files: dict[str, BinaryIO] = {}
     try:
         for part, descr in DTYPES.items():
@@ -61,40 +61,40 @@ def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterat
 
 def described(path: Path) -> dict[str, Any]:
     """Return a file's name, size and sha256, as a manifest lists them."""
-    content = atomic_files.of(path)
+    content = atomic_files.checksum(path)
     return {"path": path.name, "bytes": content.bytes, "sha256": content.sha256}
 
 
-def write(folder: Path, work: Path, made: list[TokenBlock], data: Data, *, pad: int, where: str) -> dict[str, Any]:
-    """Write both splits of the blocks in `work`; return what is in them and what was left out.
+def write(folder: Path, work: Path, blocks: list[TokenBlock], data: Data, *, pad: int, where: str) -> dict[str, Any]:
+    """Write both splits from the blocks in `work`; return the manifest with the counts of rows and skipped records.
 
     Raises:
-        ConfigError: the blocks hold fewer rows than the config says; `where` names their files.
+        ConfigError: the blocks have fewer rows than the config requires; `where` names their files.
     """
-    documents = np.concatenate([tokenization.documents(work, block) for block in made])
+    documents = np.concatenate([tokenization.documents(work, block) for block in blocks])
     chosen = splits.choose(documents, data)
     masks = {"train": chosen.train, "eval": chosen.eval}
-    there = {name: splits.num_rows(documents[mask], data) for name, mask in masks.items()}
-    splits.require(there, data, where)
+    available = {name: splits.num_rows(documents[mask], data) for name, mask in masks.items()}
+    splits.require(available, data, where)
     written = {}
     for name, mask in masks.items():
-        wanted = data.train_rows if name == "train" else data.eval_rows
-        with opened(folder, name, num_rows=wanted, seq_length=data.seq_length) as out:
-            for rows in _rows(_documents(work, made, mask, data), data, pad):
+        num_rows = data.train_rows if name == "train" else data.eval_rows
+        with opened(folder, name, num_rows=num_rows, seq_length=data.seq_length) as out:
+            for rows in _rows(_documents(work, blocks, mask, data), data, pad):
                 out.write(rows)
                 if out.is_full:
                     break
-        written[name] = out.written | {"rows_there": there[name], "documents": int(mask.sum())}
+        written[name] = out.written | {"rows_there": available[name], "documents": int(mask.sum())}
     records = splits.described(documents, chosen, data)
-    records |= {"left_out_empty": sum(block.num_empty for block in made)}
+    records |= {"left_out_empty": sum(block.num_empty for block in blocks)}
     records |= {"left_out_long_prompts": int((~(chosen.train | chosen.eval)).sum())}
     return {"data": data.name, "records": records, "splits": written}
 
 
-def _documents(work: Path, made: list[TokenBlock], mask: np.ndarray, data: Data) -> Iterator[Documents]:
-    """Yield the documents that a mask over all of them chooses, in chunks."""
+def _documents(work: Path, blocks: list[TokenBlock], mask: np.ndarray, data: Data) -> Iterator[Documents]:
+    """Yield the documents selected by a mask over all documents, in chunks."""
     start = 0
-    for block in made:
+    for block in blocks:
         listed, tokens = tokenization.documents(work, block), tokenization.tokens(work, block)
         for chunk in packing.chunks(tokens, listed, seq_length=data.seq_length):
             stop = start + len(chunk.lengths)
@@ -111,10 +111,10 @@ def _rows(documents: Iterator[Documents], data: Data, pad: int) -> Iterator[Rows
         yield packing.padded(part, seq_length=data.seq_length, answer_only=data.answer_only, pad=pad)
 
 
-def checksums(ask: Ask, folder: Path, made: list[TokenBlock]) -> dict[str, Any]:
-    """Return what a manifest says of the files that were read and of those that were written."""
-    read = list(dict.fromkeys(block.block.path for block in made))
+def checksums(submit: Submit, folder: Path, blocks: list[TokenBlock]) -> dict[str, Any]:
+    """Return size and sha256 of the files that were read and written, for the manifest."""
+    read = list(dict.fromkeys(block.block.path for block in blocks))
     written = sorted(map(str, folder.glob("*.npy")))
-    described = list(ask({"file": path} for path in [*read, *written]))
+    described = list(submit({"file": path} for path in [*read, *written]))
     sources = [one | {"path": path} for path, one in zip(read, described, strict=False)]
     return {"source": {"files": sources}, "files": described[len(read) :]}

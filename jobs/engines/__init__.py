@@ -1,4 +1,4 @@
-"""The protocol of a training engine; `jobs.tasks` knows no engine by name."""
+"""The protocol of a training engine. `jobs.tasks` uses only this protocol and imports no engine by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,67 +24,70 @@ Fact = tuple[str, Any, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class WarmUpTimes:
-    """What the last iteration of a warm-up took, with the device's work; the first one compiles."""
+    """Duration of the last warm-up iteration, device work included. The first iteration compiles and is not used."""
 
     step_s: float
     eval_batch_s: float
-    """Evaluating one global batch."""
+    """Time to evaluate one global batch."""
 
 
 class Snapshot(Protocol):
-    """This rank's part of a training state, as it was when it was taken."""
+    """This rank's part of the training state at one step."""
 
     @property
     def is_copy(self) -> bool:
-        """Whether training may go on while it is written; False where the host has no room for a copy.
+        """Whether training may continue while the snapshot is written. False if host memory has no room for a copy.
 
-        Ranks need not agree: each looks at its own host's memory.
+        Ranks need not agree: each checks the memory of its own host.
         """
 
     def write(self, folder: Path) -> None:
-        """Write it, and then rank_N.json, which says so; a thread may call this. It calls no collective."""
+        """Write the snapshot, then rank_N.json, which marks it as complete. A thread may call this: no collectives."""
 
 
 class Engine(Protocol):
     """The model and its optimizer on one rank. All ranks call every method together."""
 
     def load(self, folder: Path, *, adapters: bool) -> None:
-        """Load a checkpoint: the adapters, or all other weights. The optimizer starts anew.
+        """Load a checkpoint: the adapters, or all other weights. The optimizer state is reset.
 
         Raises:
             ConfigError: the folder holds no checkpoint of this model.
         """
 
     def save(self, folder: Path, *, adapters: bool) -> None:
-        """Save the adapters, or all other weights, so that any layout can load them."""
+        """Save the adapters, or all other weights, in a form that any parallel layout can load."""
 
     def state_bytes(self) -> int:
-        """Return what a snapshot of this rank takes on disk."""
+        """Return the size of this rank's snapshot on disk."""
 
     def snapshot(self) -> Snapshot:
-        """Return the training state: what is trained, the optimizer and the generators. The one before was written."""
+        """Return the training state: trained weights, optimizer and random generators.
+
+        The caller has written the snapshot before this one: its memory is used again.
+        """
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
-        """Turn a folder that all ranks have written to into a checkpoint; rank 0 does. It calls no collective."""
+        """Turn a folder that all ranks have written to into a checkpoint. Only rank 0 calls this: no collectives."""
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
-        """Go on from a checkpoint, whatever layout saved it.
+        """Resume from a checkpoint that any parallel layout has saved.
 
         Raises:
             ConfigError: it is not a checkpoint of this training.
         """
 
     def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:
-        """Train and evaluate on synthetic rows, then restore all state; rank 0 writes what `profile` asks for.
+        """Train and evaluate on synthetic rows, then restore all state. Rank 0 writes the files of `profile`.
 
-        Return what that took; None without an iteration.
+        Return the times of the last iteration; None if `iterations` is 0.
         """
 
     def facts(self) -> Sequence[Fact]:
-        """Return what the log must say of how this engine computes, as the warm-up has shown it."""
+        """Return the log entries about how this engine computes, as observed during the warm-up."""
 
     def train_step(self, rows: "Rows", indices: "np.ndarray", step: int) -> Any:
-        """Launch the update by one global batch, without waiting for the device; return the argument of `mean_loss`."""
+        """Launch the update by one global batch without waiting for the device; return the argument of `mean_loss`."""
 
     def mean_loss(self, share: Any) -> float:
         """Return the mean loss over a step's rows (nats per token), the same on every rank. It waits for the device."""
@@ -93,34 +96,36 @@ class Engine(Protocol):
         """Return the mean over all rows of each row's mean loss (nats per token that counts)."""
 
 
-class Apart(Protocol):
-    """What a rank of a group that trains apart does besides, with the other groups. All living ranks call it alike."""
+class LocalSgdEngine(Protocol):
+    """The part of local SGD in the training loop of a rank. All ranks of all active groups make the same calls."""
 
     def begin(self, step: int) -> None:
-        """Begin after a step: the first one, or the one whose state was loaded."""
+        """Start after step 0, or after the step of a loaded checkpoint."""
 
-    def enter(self, step: int) -> int:
-        """Return the step after which this group trains: the given one, unless it was started again and joins later.
+    def rejoin(self, step: int) -> int:
+        """Return the step after which this group trains: the given one, unless it was restarted and rejoins later.
 
         Raises:
-            BenchError: the others have finished, or do not let it in.
+            BenchError: the other groups have finished, or do not readmit it.
         """
 
-    def mine(self, indices: "np.ndarray") -> "np.ndarray":
+    def group_rows(self, indices: "np.ndarray") -> "np.ndarray":
         """Return this group's share of the rows of a batch.
 
         Raises:
-            BenchError: the groups that are left cannot share it evenly.
+            BenchError: the batch cannot be split equally over the active groups.
         """
 
     def is_due(self, step: int, *, is_saved: bool) -> bool:
-        """Return whether the groups are merged after this step, or a merge ends. What is saved waits for its end."""
+        """Return whether a weight averaging starts or ends after this step. A checkpoint waits for the end of one."""
 
-    def after(self, step: int, share: Any, *, is_saved: bool) -> Sequence[Fact]:
-        """Do what is due after a step, whose `train_step` returned the share; return what the log must say of it.
+    def average(self, step: int, loss_share: Any, *, is_saved: bool) -> Sequence[Fact]:
+        """Start or end the weight averaging that is due after a step; return its log records.
+
+        loss_share: what `train_step` returned.
 
         Raises:
-            BenchError: the other groups have gone on without this one, or rank 0 is gone.
+            BenchError: the other groups continued without this one, or rank 0 ended.
         """
 
 
@@ -131,20 +136,20 @@ class EngineModule(Protocol):
         """Join the process groups of the plan's layout.
 
         Raises:
-            SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
+            SubmitError: the number of ranks differs from the plan, this rank has no GPU, or the rendezvous failed.
         """
 
     def end_ranks(self) -> None:
-        """Leave the process groups together."""
+        """Destroy the process groups; all ranks call this together."""
 
     def build(self, plan: TrainingPlan, seed: int) -> Engine:
-        """Return the engine with random weights drawn from the seed; the ranks have been started."""
+        """Return the engine with random weights of this seed; `start_ranks` has been called."""
 
-    def apart(self, engine: Engine, plan: TrainingPlan, groups: "Groups") -> Apart:
-        """Return what merges the groups of a plan; an engine whose plans have no groups need not export it."""
+    def local_sgd(self, engine: Engine, plan: TrainingPlan, groups: "Groups") -> LocalSgdEngine:
+        """Return the local SGD of an engine. Only an engine that supports parallel.groups exports it."""
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that it uses, for the log."""
+        """Return the versions of the libraries that the engine uses, for the log."""
 
 
 def engine_of(plan: Plan) -> EngineModule:

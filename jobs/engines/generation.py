@@ -1,8 +1,8 @@
-"""The protocol of what generates: an engine's package exports `generator(plan, seed)` beside `build`.
+"""The protocol of an engine that generates: its package exports `generator(plan, seed)` as well as `build`.
 
-The ranks of one replica (`plan.world.tp` consecutive ones) call every method together; replicas know nothing of each
-other. `plan.config.task.generation` says how batches are made and tokens are drawn, `plan.weights` how weights lie in
-memory. Requests carry token ids, and answers end at exactly the length asked for: no token ends one early.
+The ranks of one replica (`plan.world.tp` consecutive ranks) call every method together; replicas do not communicate.
+`plan.config.task.generation` has the settings for batching and sampling, `plan.weights` the data type of the weights.
+Requests carry token ids. An answer has exactly the requested length: no token ends it early.
 """
 
 from collections.abc import Sequence
@@ -17,55 +17,55 @@ from jobs.engines import EngineModule, Fact
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer that is asked for."""
+    """A prompt, and how many tokens to generate."""
 
     prompt: tuple[int, ...]
     """Token ids."""
     length: int
-    """How many new ones, exactly."""
+    """The exact number of new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request. Times count from when its batch was handed in."""
+    """The answer to a request. Times are measured from the call of `generate`."""
 
     tokens: tuple[int, ...]
-    """The new ones."""
+    """The new tokens."""
     first_s: float
-    """When the first of them was in host memory."""
+    """When the first new token was in host memory."""
     done_s: float
-    """When all of them were."""
+    """When the last new token was in host memory."""
 
 
 class Generator(Protocol):
-    """The model on one rank, ready to answer."""
+    """The model on one rank, ready to generate."""
 
     def load(self, folder: Path) -> None:
-        """Load a checkpoint in place of the random weights.
+        """Replace the random weights by a checkpoint.
 
         Raises:
             ConfigError: the folder holds no checkpoint of this model.
         """
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Answer these requests untimed, so that nothing is compiled, captured or allocated later.
+        """Answer these requests without timing, so that nothing is compiled, captured or allocated later.
 
-        They are the requests to come, with the same prompts. One call of `generate` follows for all of them, or, with
-        order=one_by_one, one call for each. A generator may answer as few and as short ones as it needs for that.
+        They are the requests that `generate` will get: all in one call, or, with order=one_by_one, one per call. A
+        generator may answer only some of them, and only their first tokens, if that is enough.
         """
 
     def facts(self) -> Sequence[Fact]:
-        """Return what the log must say of how this generator computes, as the warm-up has shown it."""
+        """Return the log entries about how this generator computes, as observed during the warm-up."""
 
     def generate(self, requests: Sequence[Request], *, seed: int) -> list[Answer]:
-        """Return the answers, in the order of the requests, which are worked on side by side."""
+        """Return the answers in the order of the requests, which are processed concurrently."""
 
 
 class GeneratingModule(EngineModule, Protocol):
-    """What the package of an engine that can generate exports besides."""
+    """What the package of an engine that can generate exports in addition."""
 
     def generator(self, plan: GenerationPlan, seed: int) -> Generator:
-        """Return the generator with random weights drawn from the seed; the ranks have been started."""
+        """Return the generator with random weights of this seed; `start_ranks` has been called."""
 
 
 def engine_of(plan: GenerationPlan) -> GeneratingModule:

@@ -1,4 +1,4 @@
-"""What the snapshots of all engines share: a rank's files, its generators, and host memory for copies."""
+"""Shared by the snapshots of all engines: a rank's files, its random generators, and host memory for copies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,25 +13,25 @@ from jobs.weights import checkpoint_writer
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.checkpoint_writer import Piece
 
-ROOM = 0.8
-"""The share of the free host memory that copies of all ranks of a node may take."""
+MAX_HOST_MEMORY_SHARE = 0.8
+"""The copies of all ranks of a node may take this share of the free host memory."""
 
 
 def write(folder: Path, pieces: Iterable[Piece]) -> None:
-    """Write this rank's file, and then the record that says so."""
+    """Write this rank's file, then the record that marks it as complete."""
     rank = torch.distributed.get_rank()
     record = checkpoint_writer.write(folder / f"rank_{rank}.distcp", pieces)
     atomic_files.write(folder / f"rank_{rank}.json", record)
 
 
 def has_room(plan: Plan, num_bytes: int) -> bool:
-    """Return whether each rank of a node, whatever its group, may copy so many bytes into the host's memory."""
-    room: float = ROOM * psutil.virtual_memory().available
-    return plan.config.cluster.ranks_per_node * num_bytes <= room
+    """Return whether each rank of a node can copy `num_bytes` into host memory, in whatever group it trains."""
+    available: float = MAX_HOST_MEMORY_SHARE * psutil.virtual_memory().available
+    return plan.config.cluster.ranks_per_node * num_bytes <= available
 
 
 def host_memory(tensor: Tensor) -> Tensor:
-    """Return host memory of a tensor's size and type, page-locked for copies from a GPU; keep it, for it stays so."""
+    """Return host memory of a tensor's shape and type, page-locked for a GPU's tensor. It is never unregistered."""
     memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     if tensor.is_cuda:  # torch's own allocator of such memory would round up to a power of two
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
@@ -39,7 +39,7 @@ def host_memory(tensor: Tensor) -> Tensor:
 
 
 def generators(more: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the bits of this rank's generators: torch's, and those that its engine has more."""
+    """Return the states of this rank's random generators: torch's, and `more` of the engine."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -47,15 +47,15 @@ def generators(more: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
 
 
 def generator_pieces(states: Mapping[str, Tensor]) -> Iterator[Piece]:
-    """Yield the bits as they are saved, under this rank's own names."""
+    """Yield the generator states to save, under names that contain this rank."""
     for name, bits in states.items():
         yield Piece(_key(name), tuple(bits.shape), (0,), bits)
 
 
 def restore_generators(reader: Reader, states: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Set torch's generators to where they were when the same layout saved them; return the bits of the engine's own.
+    """Restore torch's generators from a checkpoint of the same layout; return the states of the engine's own.
 
-    `states` are the bits of now, which are overwritten.
+    `states`: the current states, which are overwritten.
     """
     reader.read(Wanted(_key(name), tuple(bits.shape), (0,), bits) for name, bits in states.items())
     torch.set_rng_state(states.pop("cpu"))

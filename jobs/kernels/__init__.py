@@ -1,1 +1,1 @@
-"""Measure kernels and links: what is called (one file a family), and how it is timed."""
+"""Benchmarks of kernels and interconnects: the measured calls (one file per family), and how they are timed."""

@@ -22,15 +22,15 @@ BACKENDS = {
     AttentionBackend.cudnn: SDPBackend.CUDNN_ATTENTION,
 }
 FUSED = "_scaled_dot_product_"
-"""Begins the name of the operator of every backend but math, which is several operators."""
+"""The prefix of the operator of every backend except math, which consists of several operators."""
 
 
 def prepare(point: Point, device: torch.device) -> Prepared:
-    """Return the pass of a point, forward or backward.
+    """Return the forward or backward pass of a point.
 
     Raises:
-        RuntimeError: torch has no such backend for this device and these sizes.
-        BenchError: another backend ran than the one that was asked for.
+        RuntimeError: torch does not support the backend for this device and these sizes.
+        BenchError: torch used another backend than the requested one.
     """
     batch, heads, groups, length, head = point.sizes
     backend = AttentionBackend[point.variant]
@@ -41,47 +41,47 @@ def prepare(point: Point, device: torch.device) -> Prepared:
         torch.randn(batch, groups, length, head, dtype=dtype, device=device, requires_grad=is_backward)
         for _ in range(2)
     )
-    repeats = heads // groups if backend is AttentionBackend.efficient else 1  # it takes no groups of queries
-    k, v = (_repeated(tensor, repeats, is_backward=is_backward) for tensor in (k_BGSD, v_BGSD))
+    repeats = heads // groups if backend is AttentionBackend.efficient else 1  # this backend does not support GQA
+    k, v = (_repeat_heads(tensor, repeats, is_backward=is_backward) for tensor in (k_BGSD, v_BGSD))
 
     def forward() -> Tensor:
         with sdpa_kernel(BACKENDS[backend]):
             return scaled_dot_product_attention(q_BHSD, k, v, is_causal=True, enable_gqa=k.shape[1] != heads)
 
-    with Operators() as seen:
+    with FusedOperator() as observed:
         out_BHSD = forward()
-    ran = _require(seen.fused, backend) + (f", keys and values repeated {repeats} times before" * (repeats > 1))
+    implementation = _require(observed.name, backend) + (f", keys and values repeated {repeats} times" * (repeats > 1))
     if not is_backward:
-        return Prepared(forward, ran)
+        return Prepared(forward, implementation)
     grad_BHSD = torch.randn_like(out_BHSD)
-    return Prepared(lambda: torch.autograd.grad(out_BHSD, (q_BHSD, k, v), grad_BHSD, retain_graph=True), ran)
+    return Prepared(lambda: torch.autograd.grad(out_BHSD, (q_BHSD, k, v), grad_BHSD, retain_graph=True), implementation)
 
 
-class Operators(TorchDispatchMode):
-    """Notes which fused attention operator is called within the block."""
+class FusedOperator(TorchDispatchMode):
+    """Records the fused attention operator that is called inside the block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.fused = ""
+        self.name = ""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        self.fused = name if name.startswith(FUSED) else self.fused
+        self.name = name if name.startswith(FUSED) else self.name
         return function(*args, **(kwargs or {}))
 
 
-def _repeated(tensor: Tensor, repeats: int, *, is_backward: bool) -> Tensor:
+def _repeat_heads(tensor: Tensor, repeats: int, *, is_backward: bool) -> Tensor:
     if repeats == 1:
         return tensor
     return tensor.detach().repeat_interleave(repeats, dim=1).requires_grad_(is_backward)
 
 
 def _require(fused: str, backend: AttentionBackend) -> str:
-    """Return the operator that ran, or math; raise BenchError if it is not of the backend that was asked for."""
+    """Return the name of the operator that ran; raise BenchError if it does not belong to the requested backend."""
     if backend.name in (fused or AttentionBackend.math.name):
         return f"aten.{fused}" if fused else "math: several operators"
     raise BenchError(
-        f"{backend.name} attention was asked for, and {fused or 'math'} ran",
+        f"{backend.name} attention was requested, but torch used {fused or 'math'}",
         where="task.kernels.attention.backends",
-        fix="name the backends that this torch has",
+        fix="list only backends that this version of torch supports on this device",
     )

@@ -1,4 +1,4 @@
-"""Matrix products x_MK w_NK^T, as a linear layer computes them."""
+"""GEMMs x_MK w_NK^T, as in a linear layer."""
 
 import torch
 
@@ -7,11 +7,11 @@ from jobs.kernels.timing import Prepared
 
 DTYPES = {GemmPrecision.fp32: torch.float32, GemmPrecision.bf16: torch.bfloat16}
 FP8, LARGEST = torch.float8_e4m3fn, 448.0
-"""E4M3, and its largest number."""
+"""E4M3, and its largest value."""
 
 
 def prepare(point: Point, device: torch.device) -> Prepared:
-    """Return the product of random numbers; those of zeros take less power, and are faster."""
+    """Return a GEMM of random values; zeros would take less power and run faster."""
     m, n, k = point.sizes
     precision = GemmPrecision[point.variant]
     if precision is GemmPrecision.fp8:
@@ -19,7 +19,7 @@ def prepare(point: Point, device: torch.device) -> Prepared:
     x_MK, w_NK = (torch.randn(rows, k, dtype=DTYPES[precision], device=device) for rows in (m, n))
     out_MN = torch.empty(m, n, dtype=DTYPES[precision], device=device)
     tf32 = ", TF32 off" if precision is GemmPrecision.fp32 and device.type == "cuda" else ""
-    return Prepared(lambda: torch.mm(x_MK, w_NK.T, out=out_MN), ran=f"torch.mm{tf32}")
+    return Prepared(lambda: torch.mm(x_MK, w_NK.T, out=out_MN), implementation=f"torch.mm{tf32}")
 
 
 def _prepare_fp8(m: int, n: int, k: int, device: torch.device) -> Prepared:
@@ -31,11 +31,11 @@ def _prepare_fp8(m: int, n: int, k: int, device: torch.device) -> Prepared:
             x_MK, w_NK.T, scale_a=scale_M, scale_b=scale_N.T, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
-    return Prepared(call, ran="torch._scaled_mm, one scale a row, fast accumulation")
+    return Prepared(call, implementation="torch._scaled_mm, one scale per row, fast accumulation")
 
 
 def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random numbers in FP8, and the scale [rows, 1] of each row."""
+    """Return random values in FP8, and the scale [rows, 1] of each row."""
     values = torch.randn(rows, columns, dtype=torch.bfloat16, device=device)
     scale = values.abs().amax(dim=1, keepdim=True).float() / LARGEST
     return (values / scale).to(FP8), scale

@@ -1,4 +1,4 @@
-"""Memory copies of one rank: between host and device, within the device, and to the next GPU of the node."""
+"""Memory copies of one rank: between host and device, inside the device, and to the next GPU of the node."""
 
 import torch
 
@@ -7,7 +7,7 @@ from bench.errors import SubmitError
 from jobs.kernels.timing import Prepared
 
 BLOCK = 2**20
-"""Random bytes that fill host memory again and again: drawing 1 GiB of them would take seconds."""
+"""Size of the random block that fills host memory repeatedly; generating 1 GiB of random bytes would take seconds."""
 
 
 def prepare(point: Point, device: torch.device) -> Prepared:
@@ -19,8 +19,8 @@ def prepare(point: Point, device: torch.device) -> Prepared:
     elif way is Copy.device_to_host:
         source, target = _random(size, device), _on_host(size, point)
     else:
-        source, target = _random(size, device), _empty(size, _next(device) if way is Copy.peer else device)
-    return Prepared(lambda: target.copy_(source, non_blocking=True), ran="torch.Tensor.copy_")
+        source, target = _random(size, device), _empty(size, _next_gpu(device) if way is Copy.peer else device)
+    return Prepared(lambda: target.copy_(source, non_blocking=True), implementation="torch.Tensor.copy_")
 
 
 def _empty(size: int, device: torch.device) -> torch.Tensor:
@@ -40,16 +40,16 @@ def _on_host(size: int, point: Point) -> torch.Tensor:
     return buffer
 
 
-def _next(device: torch.device) -> torch.device:
-    """Return the GPU after this one; every rank copies to it at the same time, so that each link carries one way."""
+def _next_gpu(device: torch.device) -> torch.device:
+    """Return the next GPU. All ranks copy to their next GPU at the same time, so each link is used in one direction."""
     count = torch.cuda.device_count()
     assert device.index is not None
     other = (device.index + 1) % count
     if count < 2 or not torch.cuda.can_device_access_peer(device.index, other):
         raise SubmitError(
-            f"GPU {device.index} sees {count} GPUs, and none that it can copy to without the host",
+            f"GPU {device.index} has no peer access to another GPU ({count} GPUs are visible to this process)",
             where="cluster.slurm.gpu_request",
-            fix="let every rank see all GPUs of its node, or measure without task.kernels.memcpy",
+            fix="make all GPUs of the node visible to every rank, or remove task.kernels.memcpy",
             rule="HW-03",
         )
     return torch.device("cuda", other)

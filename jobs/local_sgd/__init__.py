@@ -1,1 +1,1 @@
-"""Local SGD: groups of ranks take steps of their own, and average their weights every H steps."""
+"""Local SGD: groups of ranks take H inner steps each, and then average their weights."""

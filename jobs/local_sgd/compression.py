@@ -1,6 +1,6 @@
-"""Numbers in FP32 as the bytes that cross the network between groups, and back.
+"""Encode FP32 numbers as the bytes that are sent between groups, and decode them.
 
-int8: SCALED numbers share a scale, their largest one over 127, so that each is at most half a scale away from itself.
+int8: SCALED numbers share a scale, the largest of them over 127. The error of each number is at most half a scale.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 from bench.contract.local_sgd import SCALED, Compress
 
 MULTIPLE = SCALED
-"""The numbers of what is encoded are a multiple of this."""
+"""The count of encoded numbers must be a multiple of this."""
 
 
 def encoded(numbers: Tensor, compress: Compress) -> Tensor:
-    """Return flat FP32 numbers as bytes."""
+    """Encode flat FP32 numbers."""
     if compress is Compress.none:
         return numbers.contiguous().view(torch.uint8)
     if compress is Compress.bf16:
@@ -25,7 +25,7 @@ def encoded(numbers: Tensor, compress: Compress) -> Tensor:
 
 
 def decoded(raw: Tensor, compress: Compress) -> Tensor:
-    """Return the numbers of encoded bytes, in FP32."""
+    """Decode bytes to FP32 numbers."""
     if compress is Compress.none:
         return raw.view(torch.float32)
     if compress is Compress.bf16:

@@ -1,7 +1,7 @@
-"""Train apart: this rank's share of each batch, and the outer step that merges the groups every H inner steps.
+"""Local SGD in the training loop: this group's share of each batch, and the outer step every H inner steps.
 
-With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps go on; see `outer.Outer.step`. On
-a GPU that thread has a stream of its own, of high priority, so that neither waits for the kernels of the other.
+With `overlap_steps` the shard is copied, and a thread exchanges it while inner steps run; see `OuterOptimizer.step`. On
+a GPU that thread has a stream of its own with high priority, so that neither waits for the kernels of the other.
 """
 
 import time
@@ -17,179 +17,187 @@ from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError
 from jobs.engines import Fact
 from jobs.engines.megatron.engine import MegatronEngine
-from jobs.local_sgd import joining
+from jobs.local_sgd import rejoin
+from jobs.local_sgd.averaging import AllReduceResult, GroupAllReduce
 from jobs.local_sgd.groups import Groups
-from jobs.local_sgd.merging import Meeting, Merged
-from jobs.local_sgd.outer import Outer
+from jobs.local_sgd.outer_optimizer import OuterOptimizer
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A merge that was begun after a step."""
+    """A weight averaging that was started after a step."""
 
     step: int
     copy: list[Tensor]
-    future: "Future[Merged]"
+    future: "Future[AllReduceResult]"
 
 
 class LocalSgdTraining:
-    """What a rank does to train apart. `mine` and `after` are called at every step."""
+    """Local SGD on one rank (`jobs.engines.LocalSgdEngine`)."""
 
     def __init__(self, engine: MegatronEngine, plan: TrainingPlan, groups: Groups) -> None:
         local_sgd = plan.recipe.averaging
         assert local_sgd is not None
         self._engine, self._plan, self._groups, self._settings = engine, plan, groups, local_sgd
-        self._meeting = Meeting(groups, local_sgd.compress, local_sgd.time_limit_s)
-        engine.outer = self._outer = Outer([state.master for state in engine.parts.optimizer.states()], local_sgd)
+        self._all_reduce = GroupAllReduce(groups, local_sgd.compress, local_sgd.time_limit_s)
+        engine.outer = self._outer = OuterOptimizer(
+            [state.master for state in engine.parts.optimizer.states()], local_sgd
+        )
         self._thread, self._stream = _thread_and_stream(self._outer.library)
         self._rows_at_once = plan.world.dp * plan.batch.micro_batch_size
         self._pending: _Pending | None = None
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Begin after a step: the first time, or after the state of this step was loaded."""
+        """Start after step 0, or after the step whose state was loaded."""
         if not step:
             self._outer.restart()
         self._num_steps = 0
 
-    def enter(self, step: int) -> int:
-        """Return the step after which this group trains: the given one, or where it was started again, its entry's.
+    def rejoin(self, step: int) -> int:
+        """Return the step after which this group trains: the given one, or that of its readmission after a restart.
 
         Raises:
-            BenchError: the others do not let it in any more.
+            BenchError: the other groups have finished, or do not readmit it.
         """
-        if not self._groups.life:
+        if not self._groups.restart_count:
             return step
-        about = joining.take(self._groups, tensors=self._state(), limit_s=self._settings.time_limit_s)
-        self._groups.living = about["living"]
-        self._meeting.begin()
-        self._engine.parts.optimizer.resume(about["num_steps"])
+        header = rejoin.receive_state(self._groups, tensors=self._state(), limit_s=self._settings.time_limit_s)
+        self._groups.active = header["active"]
+        self._all_reduce.begin()
+        self._engine.parts.optimizer.resume(header["num_steps"])
         self._engine.parts.refresh_weights()
-        entered: int = about["step"]
-        return entered
+        rejoined_after: int = header["step"]
+        return rejoined_after
 
-    def mine(self, indices: np.ndarray) -> np.ndarray:
-        """Return this group's share of a batch. The shares of groups that have left are those of the others.
+    def group_rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return this group's share of the rows of a batch, which is split over the active groups.
 
         Raises:
-            BenchError: so many groups cannot share a batch.
+            BenchError: the batch cannot be split equally over the active groups.
         """
-        if not self._num_steps:  # after a merge, and what was evaluated or saved behind it
+        if not self._num_steps:  # after a weight averaging and the evaluation or checkpoint that follows it
             self._since_s = time.perf_counter()
         self._num_steps += 1
-        living = self._groups.living
-        if len(indices) % (len(living) * self._rows_at_once):
+        active = self._groups.active
+        if len(indices) % (len(active) * self._rows_at_once):
             raise self._uneven(len(indices))
-        return np.split(indices, len(living))[living.index(self._groups.number)]
+        return np.split(indices, len(active))[active.index(self._groups.number)]
 
     def is_due(self, step: int, *, is_saved: bool) -> bool:
-        """Return whether `after` has something to do."""
+        """Return whether `average` has something to do."""
         must_end = self._pending is not None and (is_saved or step >= self._pending.step + self._settings.overlap_steps)
         return must_end or step % self._settings.interval == 0 or step == self._plan.max_steps
 
-    def after(self, step: int, share: Tensor, *, is_saved: bool) -> list[Fact]:
-        """Merge what is due after a step; return what the log must say of it.
+    def average(self, step: int, loss_share: Tensor, *, is_saved: bool) -> list[Fact]:
+        """Start or end the weight averaging that is due after a step; return its log records.
 
-        What is evaluated or saved next waits for its merge, as does the end.
+        An evaluation, a checkpoint and the end of the run wait for the averaging to end.
         """
-        loss, facts = self._engine.mean_loss(share.clone()), []
-        said = {"loss": loss, "step_s": (time.perf_counter() - self._since_s) / self._num_steps}
+        loss, facts = self._engine.mean_loss(loss_share.clone()), []
+        report = {"loss": loss, "step_s": (time.perf_counter() - self._since_s) / self._num_steps}
         if self._pending is not None:
-            facts += self._ended(step)
+            facts += self._finish(step)
         if step % self._settings.interval == 0 or step == self._plan.max_steps:
             waits = is_saved or step == self._plan.max_steps or step in self._plan.evaluation.at_steps
-            self._begun(step, said, is_copied=bool(self._settings.overlap_steps) and not waits)
+            self._start(step, report, is_copied=bool(self._settings.overlap_steps) and not waits)
             assert self._pending is not None
             if not self._pending.copy:
-                facts += self._ended(step)
+                facts += self._finish(step)
         self._num_steps = 0
         return facts
 
     def _uneven(self, num_rows: int) -> BenchError:
         return BenchError(
-            f"a group has left, and {len(self._groups.living)} groups cannot share {num_rows} rows in micro-batches of "
-            f"{self._plan.batch.micro_batch_size}",
+            f"after a group left, {num_rows} rows cannot be split over the other {len(self._groups.active)} groups "
+            f"in micro-batches of {self._plan.batch.micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix="resume from a checkpoint, with all groups; next time let every number of groups divide the batch",
+            fix="resume from a checkpoint with all groups, or use a global batch that every number of groups divides",
             rule="RUN-19",
         )
 
-    def _begun(self, step: int, said: dict[str, float], *, is_copied: bool) -> None:
+    def _start(self, step: int, report: dict[str, float], *, is_copied: bool) -> None:
         copy = self._outer.copy() if is_copied else []
         source = copy or self._outer.inner
-        work = (f"merge/{step}", said, lambda: self._outer.pieces(source), self._outer.take)
+        work = (f"weight averaging {step}", report, lambda: self._outer.chunks(source), self._outer.set_mean)
         ends_after = step + (self._settings.overlap_steps if is_copied else 0)
-        lets_in = ends_after < self._plan.max_steps  # a group enters at the end of a merge, and has to train
-        self._stream.wait_stream(self._outer.library.current_stream())  # which still has to compute the weights
-        self._pending = _Pending(step, copy, self._thread.submit(self._merge, *work, lets_in=lets_in))
+        may_readmit = ends_after < self._plan.max_steps  # a readmitted group must have a step left to train
+        self._stream.wait_stream(self._outer.library.current_stream())  # the weights may still be computed there
+        self._pending = _Pending(step, copy, self._thread.submit(self._average, *work, may_readmit=may_readmit))
 
-    def _merge(self, *work: Any, lets_in: bool) -> Merged:
-        """Exchange the pieces, in a thread. What its stream does is complete when this returns."""
+    def _average(self, *work: Any, may_readmit: bool) -> AllReduceResult:
+        """Exchange the chunks, in a thread. The work of its stream is complete when this returns."""
         library = self._outer.library
         done = library.Event()
         with library.stream(self._stream):
-            merged = self._meeting.merge(*work, lets_in=lets_in)
+            result = self._all_reduce.average(*work, may_readmit=may_readmit)
             done.record()
         done.synchronize()
-        return merged
+        return result
 
-    def _ended(self, step: int) -> list[Fact]:
-        """Wait for the merge that is on its way, and apply it."""
+    def _finish(self, step: int) -> list[Fact]:
+        """Wait for the pending weight averaging, and apply it."""
         pending, since_s = self._pending, time.perf_counter()
         assert pending is not None
-        merged = pending.future.result()
+        result = pending.future.result()
         self._outer.step(pending.copy)
         optimizer = self._engine.parts.optimizer
         optimizer.resume(optimizer.num_steps)
         self._engine.parts.refresh_weights()
-        self._groups.living, self._pending = sorted({*merged.groups, *merged.joined}), None
-        joined = [self._let_in(group, life, step) for group, life in merged.joined.items()]
+        self._groups.active, self._pending = sorted({*result.groups, *result.readmitted}), None
+        joined = [self._readmit(group, count, step) for group, count in result.readmitted.items()]
         stopped_s = time.perf_counter() - since_s
-        return [*self._left(merged, pending), self._fact(merged, pending.step, stopped_s), *joined]
+        return [*self._left(result, pending), self._fact(result, pending.step, stopped_s), *joined]
 
-    def _let_in(self, group: int, life: int, step: int) -> Fact:
-        """Let a group that was started again go on as a copy of group 0, which sends it its state."""
+    def _readmit(self, group: int, restart_count: int, step: int) -> Fact:
+        """Readmit a restarted group: group 0 sends it its training state."""
         since_s, sent, optimizer = time.perf_counter(), 0, self._engine.parts.optimizer
         if self._groups.number == 0:
-            about = {"step": step, "living": self._groups.living, "num_steps": optimizer.num_steps}
-            state, limit_s = self._state(), self._settings.time_limit_s
+            header = {"step": step, "active": self._groups.active, "num_steps": optimizer.num_steps}
+            limit_s = self._settings.time_limit_s
             try:
-                sent = joining.give(self._groups, group, life=life, about=about, tensors=state, limit_s=limit_s)
-            except RuntimeError as error:  # gloo's; it is missed at the next merge
-                print(f"group {group} does not join: {str(error).splitlines()[0]}", flush=True)
+                sent = rejoin.send_state(
+                    self._groups,
+                    group,
+                    restart_count=restart_count,
+                    header=header,
+                    tensors=self._state(),
+                    limit_s=limit_s,
+                )
+            except RuntimeError as error:  # gloo's; the next weight averaging will find that the group is missing
+                print(f"group {group} could not rejoin: {str(error).splitlines()[0]}", flush=True)
         return mllog.GROUP_JOINED, group, {"rank_bytes": sent, "seconds": round(time.perf_counter() - since_s, 6)}
 
     def _state(self) -> list[Tensor]:
-        """Return all that training goes on from, but the generators."""
+        """Return the training state without the random generators."""
         states = self._engine.parts.optimizer.states()
         of_optimizer = [tensor for state in states for tensor in (state.master, state.exp_avg, state.exp_avg_sq)]
         return [*of_optimizer, *self._outer.weights, *self._outer.momentum]
 
-    def _left(self, merged: Merged, pending: _Pending) -> list[Fact]:
+    def _left(self, result: AllReduceResult, pending: _Pending) -> list[Fact]:
         return [
             (mllog.GROUP_LEFT, group, {"merge_step": pending.step, "time_limit_s": self._settings.time_limit_s})
-            for group in merged.left
+            for group in result.left
         ]
 
-    def _fact(self, merged: Merged, step: int, stopped_s: float) -> Fact:
-        by_group = zip(merged.groups, merged.said, strict=True)
+    def _fact(self, result: AllReduceResult, step: int, stopped_s: float) -> Fact:
         losses, step_times = {}, {}
-        for group, said in by_group:
-            losses[str(group)], step_times[str(group)] = said["loss"], round(said["step_s"], 6)
-        about = {
+        for group, report in zip(result.groups, result.reports, strict=True):
+            losses[str(group)], step_times[str(group)] = report["loss"], round(report["step_s"], 6)
+        metadata = {
             "merge_step": step,
-            "groups": merged.groups,
+            "groups": result.groups,
             "losses": losses,
             "step_times_s": step_times,
-            "rank_bytes": merged.rank_bytes,
-            "exchange_s": round(merged.exchange_s, 6),
-            "waited_for_groups_s": round(merged.waited_s, 6),
+            "rank_bytes": result.rank_bytes,
+            "exchange_s": round(result.exchange_s, 6),
+            "waited_for_groups_s": round(result.waited_s, 6),
             "training_stopped_s": round(stopped_s, 6),
         }
-        return mllog.OUTER_STEP, -(-step // self._settings.interval), about
+        return mllog.OUTER_STEP, -(-step // self._settings.interval), metadata
 
 
 def _thread_and_stream(library: Any) -> tuple[ThreadPoolExecutor, Any]:
-    """Return a thread whose current device is that of this one, and a stream for it."""
+    """Return a thread with the same current device as this one, and a stream for it."""
     on_device = {"initializer": library.set_device, "initargs": (library.current_device(),)}
-    return ThreadPoolExecutor(1, thread_name_prefix="merging", **on_device), library.Stream(priority=-1)
+    return ThreadPoolExecutor(1, thread_name_prefix="weight-averaging", **on_device), library.Stream(priority=-1)

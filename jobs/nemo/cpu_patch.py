@@ -1,4 +1,4 @@
-"""Let NeMo train on a machine without CUDA, over gloo; where CUDA exists, nothing changes."""
+"""Let NeMo train on a machine without CUDA, over gloo. With CUDA, nothing is changed."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jobs.engines.megatron import cpu_patch
 
 
 def install() -> None:
-    """Patch torch and megatron-core in this process. Call it before anything of NeMo is imported."""
+    """Patch torch and megatron-core in this process. Call this before importing NeMo."""
     if torch.cuda.is_available():
         return
     cpu_patch.install()
@@ -22,9 +22,9 @@ def install() -> None:
 
 
 def install_adapters() -> None:
-    """Let NeMo put adapters on megatron-core's linears: it compares classes with those of Transformer Engine.
+    """Let NeMo add adapters to megatron-core's linears: it compares classes with those of Transformer Engine.
 
-    Where there is none, megatron-core has stand-ins that are no classes, and NeMo takes them for the real ones.
+    Without Transformer Engine, megatron-core has mocks that are not classes, and NeMo would use them as classes.
     """
     from nemo.collections.llm.peft import lora, utils
 
@@ -33,11 +33,11 @@ def install_adapters() -> None:
 
 
 class _NoStream:
-    """In place of a stream: NeMo wraps models for data parallelism on a side stream."""
+    """Replaces a CUDA stream: NeMo wraps models for data parallelism on a side stream."""
 
 
 def _to(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return Tensor.to; it reads "cuda" as the CPU. NeMo moves what it reports of each step to "cuda"."""
+    """Return Tensor.to with "cuda" mapped to the CPU. NeMo moves the reports of each step to "cuda"."""
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return method(self, *("cpu" if arg == "cuda" else arg for arg in args), **kwargs)
@@ -46,7 +46,7 @@ def _to(method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def _type(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Tensor.type; megatron-core's optimizers compare the name of a gradient's type with CUDA's."""
+    """Return Tensor.type; megatron-core's optimizers compare the type name of a gradient with CUDA's."""
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         name = method(self, *args, **kwargs)

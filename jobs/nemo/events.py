@@ -27,9 +27,9 @@ from jobs.tasks import train
 
 
 class Events(pl.Callback):
-    """Loads, warms up, says at which steps Lightning evaluates and when it stops, and logs all of it.
+    """Loads weights, warms up, decides at which steps Lightning evaluates and when it stops, and logs all of it.
 
-    alive is told how far this rank is, and warmed_up what the warm-up took.
+    alive is called with the progress of this rank, warmed_up with the times of the warm-up.
     """
 
     def __init__(self, begun: Begun[TrainingPlan], *, alive: Alive, warmed_up: Callable[[WarmUpTimes], object]) -> None:
@@ -41,23 +41,23 @@ class Events(pl.Callback):
         self._summed: Tensor | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Create megatron-core's groups and seed, which NeMo leaves out where the ranks have met or there is no GPU."""
+        """Create megatron-core's groups and set the seeds: NeMo skips this if a process group exists or on CPUs."""
         init_model_parallel(pl_module)
-        own = self._trial.seed + 100 * get_pipeline_model_parallel_rank()  # as NeMo does, with a seed of its own
+        own = self._trial.seed + 100 * get_pipeline_model_parallel_rank()  # as NeMo does, with the trial's seed
         torch.manual_seed(own)
         model_parallel_cuda_manual_seed(own, force_reset_rng=True)
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Load the base checkpoint, before NeMo puts adapters on the model, and take over when to evaluate."""
+        """Load the base checkpoint before NeMo adds adapters to the model, and set the steps with an evaluation."""
         if self._plan.base_dir is not None:
             weights.load(_bare(trainer.strategy.megatron_parallel[0]), Path(self._plan.base_dir), self._plan.config)
-            for optimizer in trainer.optimizers:  # none yet where adapters are trained
+            for optimizer in trainer.optimizers:  # there are none yet if adapters are trained
                 optimizer.mcore_optimizer.reload_model_params()
         at_steps = self._plan.evaluation.at_steps
         trainer.fit_loop.epoch_loop._should_check_val_fx = lambda fetcher: trainer.global_step in at_steps
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before the first step: warm up and start the clock."""
+        """Before the first step: warm up and start the timed part."""
         if self._pace is not None:
             return
         model = trainer.strategy.megatron_parallel
@@ -65,8 +65,8 @@ class Events(pl.Callback):
             _require_input_gradients(_bare(model[0]))
         if (usual := warm_up(self._plan, model)) is not None:
             self._warmed_up(usual)
-        of_recipe = {"engine": self._plan.config.engine.name.name, "recipe": recipe.chosen(self._plan)}
-        self._log.event(mllog.STRATEGY, "megatron", **of_recipe, rank_bytes=_rank_bytes(model))
+        recipe_info = {"engine": self._plan.config.engine.name.name, "recipe": recipe.chosen(self._plan)}
+        self._log.event(mllog.STRATEGY, "megatron", **recipe_info, rank_bytes=_rank_bytes(model))
         transport.log_used(self._plan, self._begun.who, self._begun.folder, self._log)
         timing.settle()
         timing.forget_memory()
@@ -77,7 +77,7 @@ class Events(pl.Callback):
         self._pace = train.begin(self._plan, self._log, 0, self._alive)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the step; where nothing is evaluated behind the last one, this was all."""
+        """Log the step; finish after the last one unless an evaluation follows."""
         assert self._pace is not None and self._rows is not None
         plan, step = self._plan, trainer.global_step
         self._alive(TRAINING, step, self._pace.stepped(rows_of.real_tokens(self._rows, next(self._order))))
@@ -100,7 +100,7 @@ class Events(pl.Callback):
                 self._summed += output["loss_sum_and_ub_size"]
 
     def on_validation_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Log the evaluation, and go on or stop; TP ranks count the same rows, which the quotient does not show."""
+        """Log the evaluation, and continue or stop. TP ranks count the same rows, which cancels out in the quotient."""
         assert self._summed is not None and self._pace is not None
         torch.distributed.all_reduce(self._summed)
         loss_sum, num_rows = self._summed.tolist()
@@ -116,14 +116,14 @@ class Events(pl.Callback):
         self._pace.restart(step)
 
     def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Log the memory, and keep the adapters."""
+        """Log the memory peaks, and save the adapters."""
         timing.log_memory(self._plan, self._log)
         if plans.keeps_adapters(self._plan.config):
             folder = self._begun.folder / run_files.adapters(self._trial.index)
             weights.save(self._plan, [_bare(chunk) for chunk in trainer.strategy.megatron_parallel], folder)
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """End this rank at once; Lightning would first take the model apart."""
+        """End this rank at once; Lightning would first tear down the model."""
         self._begun.guard.fail(exception)
 
     def _finish(self, trainer: Any, step: int, *, reached: bool) -> None:
@@ -134,9 +134,9 @@ class Events(pl.Callback):
 
 
 def warm_up(plan: TrainingPlan, model: Any) -> WarmUpTimes | None:
-    """Pass synthetic rows forward and backward, and forward alone; return what that took the last time.
+    """Run forward and backward, and an evaluation, on synthetic rows; return the times of the last iteration.
 
-    No weight changes, and generators draw what they would have drawn. NeMo's optimizer makes its first step in the run.
+    Weights and random generators do not change. NeMo's optimizer takes its first step in the run.
     """
     rows = rows_of.synthetic(plan)
     indices = np.arange(plan.batch.global_batch_size)
@@ -155,14 +155,14 @@ def warm_up(plan: TrainingPlan, model: Any) -> WarmUpTimes | None:
 
 
 def _require_input_gradients(model: Any) -> None:
-    """Let recomputed layers pass gradients on to their adapters: the output of a frozen embedding requires none."""
+    """Make the output of a frozen embedding require gradients, so that recomputed layers train their adapters."""
     if hasattr(model, "embedding"):
         model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
 
 
 @contextmanager
 def _same_generators() -> Iterator[None]:
-    """Leave all random generators as they are found."""
+    """Restore all random generators afterwards."""
     tracker = get_cuda_rng_tracker()
     host, device, tracked = torch.get_rng_state(), torch.cuda.get_rng_state(), tracker.get_states()
     yield
@@ -173,7 +173,7 @@ def _same_generators() -> Iterator[None]:
 
 
 def _rank_bytes(model: Any) -> list[int]:
-    """Return of each rank the bytes of the weights that it holds; all ranks call this together."""
+    """Return the bytes of the weights on each rank; all ranks call this together."""
     own = sum(parameter.numel() * parameter.element_size() for chunk in model for parameter in chunk.parameters())
     held = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(held, own)
@@ -181,7 +181,7 @@ def _rank_bytes(model: Any) -> list[int]:
 
 
 def _bare(model: Any) -> Any:
-    """Return megatron-core's model without what NeMo, DDP and BF16 have wrapped around it."""
+    """Return megatron-core's model without the wrappers of NeMo, DDP and BF16."""
     while hasattr(model, "module"):
         model = model.module
     return model

@@ -1,4 +1,4 @@
-"""NeMo's own recipes with the numbers of a plan: LoRA, fine- and pre-training of Llama 2, pre-training of GPT-3."""
+"""NeMo's own recipes with the settings of a plan: LoRA, fine-tuning, pre-training (Llama 2, GPT-3)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ from jobs.ranks.identity import Rank
 
 
 def fitting(plan: TrainingPlan, who: Rank, *, data: RowsModule, callback: Any, folder: Path) -> Callable[[], Any]:
-    """Return what trains as the recipe says, with our rows and our callback; NeMo's own log goes into the folder."""
+    """Return the recipe as a callable that trains, with our rows and callback; folder: of NeMo's own log."""
     recipe = _recipe(plan)
     _set_model(plan, recipe.model.config)
     _set_trainer(plan, who, recipe.trainer)
@@ -46,7 +46,7 @@ def fitting(plan: TrainingPlan, who: Rank, *, data: RowsModule, callback: Any, f
 
 
 def chosen(plan: TrainingPlan) -> str:
-    """Return which of NeMo's recipes does this kind of training: its module and function."""
+    """Return the module and function of NeMo's recipe for this kind of training."""
     training = plan.config.training
     if plan.config.model.position is Position.learned:
         return "gpt3_175b.pretrain_recipe"
@@ -55,7 +55,7 @@ def chosen(plan: TrainingPlan) -> str:
 
 
 def _recipe(plan: TrainingPlan) -> Any:
-    """Return the recipe, with its own numbers."""
+    """Return the recipe with its default settings."""
     module, _, function = chosen(plan).partition(".")
     size: dict[str, Any] = {"num_nodes": plan.world.num_nodes, "num_gpus_per_node": plan.world.ranks_per_node}
     if function == "finetune_recipe":
@@ -64,14 +64,14 @@ def _recipe(plan: TrainingPlan) -> Any:
 
 
 def _set_model(plan: TrainingPlan, config: Any) -> None:
-    """Set the sizes of the model; without Transformer Engine and Apex its parts are megatron-core's own."""
+    """Set the sizes of the model; without Transformer Engine and Apex, use megatron-core's own layers."""
     m = plan.config.model
     config.num_layers, config.hidden_size, config.ffn_hidden_size = m.num_layers, m.hidden_size, m.ffn_hidden_size
     config.num_attention_heads, config.num_query_groups = m.num_attention_heads, m.num_query_groups
     config.vocab_size, config.seq_length = m.vocab_size, m.max_seq_length
     config.layernorm_epsilon, config.rotary_base = m.norm_epsilon, m.rope_base
     config.add_bias_linear, config.share_embeddings_and_output_weights = m.bias, m.tied_embeddings
-    config.use_transformer_engine_full_layer_spec = False  # GPT-3's recipe asks for one that NeMo 2.7.3 has no more
+    config.use_transformer_engine_full_layer_spec = False  # GPT-3's recipe requests one that NeMo 2.7.3 no longer has
     if plan.recompute.full:
         config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     if plan.config.cluster.device is Device.cuda:
@@ -92,25 +92,25 @@ _FUSIONS = (
     "masked_softmax_fusion",
     "persist_layer_norm",
 )
-"""What needs a GPU."""
+"""Fusions that need a GPU."""
 
 
 def _set_trainer(plan: TrainingPlan, who: Rank, trainer: Any) -> None:
-    """Set for how long Lightning trains, and on what. Our log takes the place of its progress bar and its loggers."""
+    """Set Lightning's steps and devices. Our log replaces its progress bar and loggers."""
     trainer.accelerator = "gpu" if plan.config.cluster.device is Device.cuda else "cpu"
     if plan.config.precision is Precision.fp32:
         trainer.plugins = nemo_run.Config(nl.MegatronMixedPrecision, precision="32")
     trainer.plugins = [trainer.plugins, _Environment(plan, who)]
     trainer.max_steps = plan.max_steps
     trainer.limit_val_batches = -(-plan.config.training_data.eval_rows // plan.batch.global_batch_size)
-    trainer.val_check_interval = plan.evaluation.every_steps  # our callback says at which of these steps
+    trainer.val_check_interval = plan.evaluation.every_steps  # our callback selects among these steps
     trainer.check_val_every_n_epoch = None
     trainer.num_sanity_val_steps = 0
     trainer.enable_checkpointing = trainer.enable_progress_bar = trainer.enable_model_summary = trainer.logger = False
 
 
 def _set_strategy(plan: TrainingPlan, strategy: Any) -> None:
-    """Set how the model is split. The loss is checked where it is logged, so gradients are not checked each step."""
+    """Set the parallel layout. The logged loss is checked, so gradients are not checked at each step."""
     w = plan.world
     strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size = w.tp, w.pp
     strategy.virtual_pipeline_model_parallel_size = None
@@ -130,7 +130,7 @@ def _set_optimizer(plan: TrainingPlan, config: Any) -> None:
     config.lr, config.weight_decay, config.clip_grad = r.lr, r.weight_decay, r.clip_grad
     config.adam_beta1, config.adam_beta2, config.adam_eps = r.adam_beta1, r.adam_beta2, r.adam_eps
     config.bf16 = plan.config.precision is not Precision.fp32
-    if not plan.config.parallel.distributed_optimizer:  # NeMo's recipe for LoRA never has it
+    if not plan.config.parallel.distributed_optimizer:  # NeMo's LoRA recipe never sets this
         config.use_distributed_optimizer = False
 
 
@@ -140,11 +140,11 @@ def _set_adapters(plan: TrainingPlan, peft: Any) -> None:
     cpu_patch.install_adapters()
     peft.dim, peft.alpha, peft.dropout = lora.rank, lora.alpha, lora.dropout
     peft.target_modules = list(lora.target_modules)
-    peft.lora_A_init_method = "kaiming"  # as LoRA's authors do, and our engine; NeMo's default is Xavier
+    peft.lora_A_init_method = "kaiming"  # as in LoRA's paper and engine=megatron; NeMo's default is Xavier
 
 
 class _Schedule(LRSchedulerModule):
-    """The plan's learning rates. NeMo's cosine would be the same, but for its warm-up, which is one step longer."""
+    """The plan's learning rates. NeMo's cosine schedule differs only in its warm-up, which is one step longer."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class _Schedule(LRSchedulerModule):
 
 
 class _Environment(ClusterEnvironment):
-    """What Lightning asks of a launcher; the ranks have been started and have met already."""
+    """Lightning's launcher interface; the ranks are already started and connected."""
 
     creates_processes_externally = True
 

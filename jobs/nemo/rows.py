@@ -1,4 +1,4 @@
-"""Our rows as a Lightning datamodule: the same micro-batches in the same order as those of our own engine.
+"""The rows as a Lightning datamodule: the same micro-batches in the same order as in engine=megatron.
 
 Shape letters: B rows of a micro-batch, S tokens of a row.
 """
@@ -20,11 +20,11 @@ from jobs.data.micro_batches import cut, targets
 from jobs.data.rows import Rows
 
 Batch = dict[str, Tensor]
-"""What NeMo's GPT models take: tokens, labels, loss_mask and position_ids [B, S], and on a CPU an attention_mask."""
+"""Input of NeMo's GPT models: tokens, labels, loss_mask and position_ids [B, S], and on a CPU an attention_mask."""
 
 
 class RowsModule(pl.LightningDataModule):
-    """Training and evaluation rows of a plan. They are opened when the loop asks for the first one."""
+    """Training and evaluation rows of a plan, opened at the first access."""
 
     def __init__(self, plan: TrainingPlan, seed: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RowsModule(pl.LightningDataModule):
         self.micro_batch_size = plan.batch.micro_batch_size
         self.global_batch_size = plan.batch.global_batch_size
         self.tokenizer = None
-        self.data_sampler = _AsTheyCome(
+        self.data_sampler = _FixedOrder(
             seq_len=self.seq_length,
             micro_batch_size=self.micro_batch_size,
             global_batch_size=self.global_batch_size,
@@ -48,8 +48,8 @@ class RowsModule(pl.LightningDataModule):
         return DataLoader(_MicroBatches(self._plan, "eval", rows_of.eval_order(self._plan)), batch_size=None)
 
 
-class _AsTheyCome(MegatronDataSampler):
-    """Tells megatron-core the sizes of the batches; which rows are in them, the dataset has decided."""
+class _FixedOrder(MegatronDataSampler):
+    """Gives megatron-core the batch sizes; the dataset determines the rows."""
 
     def transform_dataloader(self, dataloader: DataLoader[Batch], consumed_samples: int = 0) -> DataLoader[Batch]:
         return dataloader
@@ -84,12 +84,12 @@ def _micro_batch(rows: Rows, indices: np.ndarray) -> Batch:
     }
     if torch.cuda.is_available():
         return batch
-    # Transformer Engine's attention knows by itself that it is causal; megatron-core's own one is told.
+    # Transformer Engine's attention is causal by itself; megatron-core's own attention needs the mask.
     return batch | {"attention_mask": torch.ones(1, 1, size, size, dtype=torch.bool).triu(1)}
 
 
 class RowLoss(MaskedTokenLossReduction):
-    """The mean over rows of each row's mean, as in our own engine and the log; NeMo's is one mean over all tokens."""
+    """The mean over rows of each row's mean, as in engine=megatron and the log; NeMo's is one mean over all tokens."""
 
     def forward(self, batch: Batch, forward_out: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         weights_BS = batch["loss_mask"]

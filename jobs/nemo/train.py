@@ -1,4 +1,4 @@
-"""Run one trial with NeMo, once per rank: `python -m jobs.nemo.train PLAN --trial K`. It reads the plan and logs."""
+"""Run one trial with NeMo, once per rank: `python -m jobs.nemo.train PLAN --trial K`. It writes the log."""
 
 import os
 import sys
@@ -13,12 +13,12 @@ from bench.errors import ConfigError
 from jobs.ranks import process_group, program
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import Watchdog, nobody_asks
+from jobs.ranks.watchdog import Watchdog, ignore_progress
 from jobs.tasks.describe import describe
 from jobs.tasks.train import expect, log_caches
 
 PACKAGES = ("torch", "megatron-core", NEMO, "lightning", "transformer-engine")
-"""What the log gives the versions of, as far as they are installed."""
+"""Packages whose versions are logged, if installed."""
 
 
 def main() -> None:
@@ -28,23 +28,23 @@ def main() -> None:
 
 
 def require_nemo() -> None:
-    """Do nothing where this interpreter has the NeMo that the recipes are of.
+    """Require the version of NeMo that the recipes need.
 
     Raises:
-        ConfigError: it has none, or another one.
+        ConfigError: NeMo is missing, or has another version.
     """
-    found = versions().get("nemo_toolkit")
-    if found == VERSION:
+    installed = versions().get("nemo_toolkit")
+    if installed == VERSION:
         return
     raise ConfigError(
-        f"{NEMO} {VERSION} is not installed here, but {found}" if found else f"{NEMO} {VERSION} is not installed here",
+        f"{NEMO} {VERSION} is required, but {installed or 'none'} is installed",
         where=f"{sys.executable}, engine.nemo.python",
-        fix="make NeMo's environment as docs/nemo.md says and set NEMO_PYTHON to its python, or use the nemo image",
+        fix="create NeMo's environment (docs/nemo.md) and set NEMO_PYTHON to its python, or use the nemo image",
     )
 
 
 def run(begun: Begun[TrainingPlan]) -> None:
-    """Initialise, and let NeMo's recipe train; `jobs.nemo.events` does and logs the rest."""
+    """Initialise, and train with NeMo's recipe; `jobs.nemo.events` does the rest, and logs."""
     plan, trial, who, log, folder = begun.plan, begun.trial, begun.who, begun.log, begun.folder
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
@@ -54,15 +54,15 @@ def run(begun: Begun[TrainingPlan]) -> None:
     watchdog = begun.watchdog()
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
-    if who.rank == 0:  # it asks git
+    if who.rank == 0:  # it runs git
         describe(plan, trial, versions(), log)
     _fitting(begun, watchdog)()
     telemetry.log(log)
-    process_group.leave()
+    process_group.shut_down()
 
 
 def _prepare_process() -> None:
-    """Let NeMo run where there is no GPU, and keep it from asking its makers or a hub for anything."""
+    """Let NeMo run without a GPU, and disable its telemetry and downloads from the Hugging Face hub."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "NEMO_TELEMETRY": "0"}
     from jobs.nemo import cpu_patch
 
@@ -70,7 +70,7 @@ def _prepare_process() -> None:
 
 
 def _fitting(begun: Begun[TrainingPlan], watchdog: Watchdog | None) -> Callable[[], Any]:
-    """Return the recipe with our rows and our callback, ready to be called."""
+    """Return the recipe with our rows and our callback as a callable."""
     from jobs.nemo import recipe
     from jobs.nemo.events import Events
     from jobs.nemo.rows import RowsModule
@@ -78,7 +78,7 @@ def _fitting(begun: Begun[TrainingPlan], watchdog: Watchdog | None) -> Callable[
     plan, trial = begun.plan, begun.trial
     events = Events(
         begun,
-        alive=watchdog.alive if watchdog else nobody_asks,
+        alive=watchdog.alive if watchdog else ignore_progress,
         warmed_up=lambda usual: expect(watchdog, usual, plan) if watchdog else None,
     )
     own = begun.folder / run_files.RANK_LOGS / f"nemo_{run_files.label(f'trial {trial.index}')}"
@@ -86,14 +86,14 @@ def _fitting(begun: Begun[TrainingPlan], watchdog: Watchdog | None) -> Callable[
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what trains, without importing any of it."""
-    found = {}
+    """Return the versions of the training packages, without importing them."""
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package.replace("-", "_")] = metadata.version(package)
+            installed[package.replace("-", "_")] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Save the adapters that NeMo has trained as a PEFT folder, which every engine here loads.
+"""Load NeMo's weights, and save the trained adapters as a PEFT folder, which every engine can load.
 
-NeMo's adapters of megatron-core's linears are laid out as those of our engine: one A for q, k and v, and B in the order
-of linear_qkv's rows. TP splits their weights along other axes, which each weight names.
+NeMo's adapters of megatron-core's linears have the layout of engine=megatron: one A for q, k and v, and B in the order
+of linear_qkv's rows. TP splits their weights along other axes, which are attributes of the weights.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ PARTS = {"lora_a": "linear_in", "lora_b": "linear_out"}
 Place = tuple[int, str, str]
 """Layer from 0, linear and part."""
 Piece = tuple[int, int | None, Tensor]
-"""TP rank, the axis that TP splits, and what the rank has."""
+"""TP rank, the axis that TP splits, and the rank's part."""
 
 
 def save(plan: TrainingPlan, chunks: list[Any], folder: Path) -> None:
@@ -36,10 +36,10 @@ def save(plan: TrainingPlan, chunks: list[Any], folder: Path) -> None:
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     is_first_replica = parallel_state.get_data_parallel_rank() == 0
     own = list(_pieces(chunks, lora)) if is_first_replica else []
-    found: list[list[tuple[Place, Piece]]] | None = [[] for _ in range(size)] if rank == 0 else None
-    torch.distributed.gather_object(own, found)
-    if found is not None:
-        whole = _whole([one for pieces in found for one in pieces])
+    gathered: list[list[tuple[Place, Piece]]] | None = [[] for _ in range(size)] if rank == 0 else None
+    torch.distributed.gather_object(own, gathered)
+    if gathered is not None:
+        whole = _whole([one for pieces in gathered for one in pieces])
         stacked = _stacked(whole, lora, plan.config.model.num_layers)
         tensors = {f"{peft.IN_PEFT}{name}": x for name, x in peft.split(stacked, plan.config.model)}
         peft.write(folder, tensors, lora=lora, base=plan.base_dir)
@@ -47,7 +47,7 @@ def save(plan: TrainingPlan, chunks: list[Any], folder: Path) -> None:
 
 
 def _pieces(chunks: list[Any], lora: Lora) -> Iterator[tuple[Place, Piece]]:
-    """Yield what this rank holds, in FP32 on the host."""
+    """Yield this rank's parts, in FP32 on the host."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for layer in chunk.decoder.layers:
@@ -60,16 +60,16 @@ def _pieces(chunks: list[Any], lora: Lora) -> Iterator[tuple[Place, Piece]]:
 
 
 def _whole(pieces: list[tuple[Place, Piece]]) -> dict[Place, Tensor]:
-    """Return the whole tensors of what all TP ranks hold."""
+    """Return the whole tensors from the parts of all TP ranks."""
     by_place: dict[Place, list[Piece]] = {}
     for place, piece in pieces:
         by_place.setdefault(place, []).append(piece)
-    found = {}
-    for place, held in by_place.items():
-        held.sort(key=lambda piece: piece[0])
-        axis, tensors = held[0][1], [tensor for _, _, tensor in held]
-        found[place] = tensors[0] if axis is None else torch.cat(tensors, dim=axis)
-    return found
+    whole = {}
+    for place, parts in by_place.items():
+        parts.sort(key=lambda piece: piece[0])
+        axis, tensors = parts[0][1], [tensor for _, _, tensor in parts]
+        whole[place] = tensors[0] if axis is None else torch.cat(tensors, dim=axis)
+    return whole
 
 
 def _stacked(whole: dict[Place, Tensor], lora: Lora, num_layers: int) -> dict[str, Tensor]:
@@ -85,14 +85,14 @@ _OUR_NAMES = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
-"""Transformer Engine's layers, and checkpoints for them, hold a norm inside of the linear behind it; ours do not."""
+"""Transformer Engine stores a norm in the linear that follows it; our checkpoints do not."""
 
 
 def load(model: Any, folder: Path, config: Config) -> None:
-    """Load all weights of megatron-core's model, whatever layout saved them.
+    """Load all weights of megatron-core's model from a checkpoint of any layout.
 
     Raises:
-        ConfigError: the folder is not a checkpoint of this model, or one in FP8 or NF4, or its metadata could run code.
+        ConfigError: not a checkpoint of this model, or in FP8 or NF4, or its metadata could run code.
     """
     folder = checkpoint.located(folder, config)
     checkpoint.require(folder, config)
@@ -107,6 +107,6 @@ def load(model: Any, folder: Path, config: Config) -> None:
         raise ConfigError(
             f"not a checkpoint of {config.model.name}: {str(error).strip().splitlines()[-1]}",
             where=str(folder),
-            fix="run jobs.tasks.prepare, or point MODEL at a megatron-core checkpoint of this model",
+            fix="run jobs.tasks.prepare, or set MODEL to a megatron-core checkpoint of this model",
             rule="CFG-06",
         ) from error

@@ -1,1 +1,1 @@
-"""What ranks find and measure on their nodes before a trial."""
+"""Facts and measurements of nodes, collected by the ranks before a trial."""

@@ -1,8 +1,7 @@
 """Collect the facts of a node, once per rank, before the first trial: `python -m jobs.node_checks.facts PLAN`.
 
-It needs the standard library only and takes less than a second. It judges nothing (`bench.preflight.nodes` does that)
-and makes nothing up: what cannot be read is null. Of the environment variables that steer a job it keeps the names, and
-never the values.
+It needs only the standard library and takes less than a second. The facts are judged by `bench.preflight.nodes`; what
+cannot be read is null. Of the environment variables that affect a job only the names are kept, never the values.
 """
 
 import argparse
@@ -27,25 +26,27 @@ from jobs.ranks import guard
 from jobs.ranks.identity import Rank, from_environment, node_name
 
 IMAGE = Path("/etc/runstop-image.json")
-"""Our images describe themselves in this file."""
+"""The description file in images of runstop."""
 ENROOT_LOCK = Path("/.lock")
 """Enroot creates it in every root file system that it starts; `enroot list` recognises containers by it."""
 PACKAGES = (
     *("runstop", "torch", "megatron-core", "mlperf-logging", "numpy", "psutil", "triton", "transformer-engine"),
     *("flash-attn", "apex", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
-STEERING = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "PMIX_", "SLURM_", "ENROOT_")
+AFFECTING_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "PMIX_", "SLURM_", "ENROOT_")
 WRITTEN_MIB = 1
 """The size of the probe file: even a full quota accepts an empty one."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.node_checks.facts", description=__doc__)
-    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the facts go to facts/ beside it")
+    parser.add_argument(
+        "plan", type=Path, help="plan.json of a run folder; the facts are written to facts/ in the same folder"
+    )
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
-    with guard.guarded(folder / run_files.rank_error(f"facts{run_files.element()}", who.rank)):
-        write(collect(plan_kinds.load(args.plan), who, folder), folder / run_files.facts(run_files.element()))
+    with guard.guarded(folder / run_files.rank_error(f"facts{run_files.array_task()}", who.rank)):
+        write(collect(plan_kinds.load(args.plan), who, folder), folder / run_files.facts(run_files.array_task()))
 
 
 def collect(plan: Plan, who: Rank, folder: Path) -> RankFacts:
@@ -63,7 +64,7 @@ def collect(plan: Plan, who: Rank, folder: Path) -> RankFacts:
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         num_cpus=len(os.sched_getaffinity(0)),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        environment=tuple(sorted(name for name in env if name.startswith(STEERING))),
+        environment=tuple(sorted(name for name in env if name.startswith(AFFECTING_PREFIXES))),
         not_as_planned=tuple(sorted(name for name, value in plan.environment.items() if env.get(name) != value)),
         machine=machine(plan, folder) if who.local_rank == 0 else None,
     )
@@ -77,7 +78,7 @@ def attempt(env: Mapping[str, str]) -> str | None:
 
 
 def software() -> Software:
-    """Return the software that this rank runs in."""
+    """Return the image, the system and the packages of this rank."""
     packages = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -93,7 +94,7 @@ def software() -> Software:
 
 
 def machine(plan: Plan, folder: Path) -> Machine:
-    """Return the hardware of this node, and which of the plan's paths it can reach."""
+    """Return the hardware of this node, and which of the plan's paths exist on it."""
     needed = (
         NeededPath(what, path, required, exists=path is not None and Path(path).exists())
         for what, path, required in paths(plan)
@@ -102,9 +103,9 @@ def machine(plan: Plan, folder: Path) -> Machine:
 
 
 def results(folder: Path) -> Results:
-    """Return the free space of the run folder, and why a probe file cannot be written there; the probe is removed.
+    """Return the free space of the run folder, and the error if a probe file cannot be written; the probe is removed.
 
-    A file server gives the probe the time by its own clock, which is the same for all nodes.
+    The probe's time stamp is from the file server's clock, which is the same for all nodes.
     """
     probe, refused, clock = folder / f".write_{node_name()}_{os.getpid()}", None, None
     content, before_ms = os.urandom(WRITTEN_MIB * 2**20), time.time_ns() // 1_000_000
@@ -129,32 +130,32 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
     """
     full, c = plan_paths.expanded, plan.config
     roots = {"DATADIR": c.cluster.paths.data, "MODEL": c.cluster.paths.model, "LOGDIR": c.cluster.paths.logs}
-    found = [(what, full(path), False) for what, path in roots.items() if path]
+    listed = [(what, full(path), False) for what, path in roots.items() if path]
     if c.data and c.data.source is DataSource.prepared and plan.inputs.rows:
-        found.append(("the prepared rows", full(f"{plan.inputs.rows}/train_tokens.npy"), True))
-    if plan.inputs.checkpoint and not plan.inputs.checkpoint_is_made:
+        listed.append(("the prepared rows", full(f"{plan.inputs.rows}/train_tokens.npy"), True))
+    if plan.inputs.checkpoint and not plan.inputs.checkpoint_is_created:
         folder = full(plan.inputs.checkpoint)
-        found.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))
+        listed.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))
     if c.container.runtime is Runtime.pyxis:
-        found += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
-    return found
+        listed += [("a mount", full(target), True) for target in map(mounted_at, c.container.mounts) if target]
+    return listed
 
 
 def mounted_at(mount: str) -> str | None:
-    """Return the path in the container of a mount SRC[:DST[:FLAGS]]; None for one that unmounts."""
+    """Return the path of a mount SRC[:DST[:FLAGS]] in the container; None for umount."""
     source, target, *_ = [*mount.split(":"), ""]
     return None if source == "umount" else target or source
 
 
 def write(facts: RankFacts, folder: Path) -> None:
-    """Write one rank's facts over those of an earlier attempt."""
+    """Write one rank's facts; those of an earlier attempt are overwritten."""
     folder.mkdir(exist_ok=True)
     save(facts, folder / f"rank_{facts.rank:04d}.json")
 
 
 def save(content: RankFacts | Health, path: Path) -> None:
-    """Replace a JSON file in one step: a reader never sees half of it."""
-    # Ranks that were started without one another all call themselves rank 0, so the name holds node and process id.
+    """Replace a JSON file atomically."""
+    # Ranks that were started independently are all rank 0, so the temporary name contains node and process id.
     part = path.with_name(f".{path.name}.{node_name()}_{os.getpid()}.part")
     part.write_text(node_facts.dumps(content))
     part.replace(path)

@@ -1,4 +1,4 @@
-"""Which of the measured rates are below a floor, which node causes it, and the table of all rates."""
+"""Find measured rates below their floors and the slow nodes; print the table of all rates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,23 +7,23 @@ from typing import NamedTuple
 from bench.contract.node_facts import BELOW_FLOOR, HEALTHY, NOT_JUDGED, AllReduceRate, Health, HealthFinding, RankRates
 
 SLOW = 0.8
-"""A node is slow with all partners if its best pair is below the floor and this share of the best of all pairs."""
+"""A node is slow if its best pair is below the floor and below this share of the best pair of all nodes."""
 _RANK_RATES = {
     "gemm_tflops": ("TFLOP/s of a GEMM", "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE"),
     "copy_gbs": ("GB/s of a memory copy", "nvidia-smi -q -d ECC,CLOCK"),
 }
-"""The fields of RankRates: in words, and the command that shows more."""
+"""By field of RankRates: its name in messages, and the command that shows more."""
 
 
 class _Below(NamedTuple):
-    """A finding, and the one node that causes it, if it is one."""
+    """A finding, and the node that causes it, if it is a single one."""
 
     finding: HealthFinding
     node: str | None
 
 
 def judged(report: Health) -> Health:
-    """Return the report with its verdict, its findings and the nodes to leave out."""
+    """Return the report with its verdict, its findings and the nodes to exclude."""
     below = [*_ranks(report), *_nodes(report), *_all(report)]
     floors = report.floors
     has_floors = any(f is not None for f in (floors.busbw_gbs, floors.node_busbw_gbs, *_rank_floors(report).values()))
@@ -38,17 +38,17 @@ def judged(report: Health) -> Health:
 
 
 def best_gbs(rates: Sequence[AllReduceRate]) -> float | None:
-    """Return the bus bandwidth of the best message size; None where nothing could be measured, as on a single rank."""
+    """Return the bus bandwidth of the best message size; None if none was measured, as on a single rank."""
     return max((rate.busbw_gbs for rate in rates), default=None)
 
 
 def is_below(report: Health) -> bool:
-    """Return whether all ranks together stay below the floor of their bus bandwidth."""
+    """Return whether the bus bandwidth of all ranks together is below its floor."""
     return _below(best_gbs(report.allreduce), report.floors.busbw_gbs)
 
 
 def table(report: Health) -> str:
-    """Return the rates of all nodes beside their floors, for a person to read."""
+    """Return a text table with the rates of all nodes and their floors."""
     floors = report.floors
     sizes = "   ".join(f"{rate.mib} MiB {_number(rate.busbw_gbs)}" for rate in report.allreduce)
     rows = [["node", "all-reduce GB/s", "GEMM TFLOP/s", "copy GB/s", "clock offset ms"]]
@@ -76,7 +76,7 @@ def _rank_floors(report: Health) -> dict[str, float | None]:
 
 
 def _ranks(report: Health) -> Iterator[_Below]:
-    """Yield one finding for each node with ranks that are slow by themselves, about the slowest."""
+    """Yield one finding for each node with slow ranks, about the slowest of them."""
     for key, floor in _rank_floors(report).items():
         if floor is None:
             continue
@@ -94,20 +94,20 @@ def _slow_ranks(key: str, node: str, ranks: list[RankRates], *, floor: float, ar
     words, command = _RANK_RATES[key]
     worst = min(ranks, key=lambda rank: getattr(rank, key))
     lowest = _number(getattr(worst, key))
-    what = f"{len(ranks)} of its ranks below the floor of {_number(floor)} {words}: down to {lowest}"
-    fix = f"{_leave_out([node])}; there, `{command}`"
+    what = f"{len(ranks)} of its ranks are below the floor of {_number(floor)} {words}; the lowest reaches {lowest}"
+    fix = f"{_exclude([node])}, and run `{command}` there"
     if are_all:
-        fix = f"no node reaches it, so see whether cluster.health.{key} is right for this cluster, then `{command}`"
+        fix = f"no node reaches it: check that cluster.health.{key} is right for this cluster, then run `{command}`"
     return _Below(HealthFinding("HW-01", what, f"{node}, local rank {worst.local_rank}", fix), node)
 
 
 def _nodes(report: Health) -> Iterator[_Below]:
-    """Yield a finding for each node whose own ranks stay below the floor of their bus bandwidth."""
+    """Yield a finding for each node whose own ranks are below the floor of their bus bandwidth."""
     for node in report.nodes:
         rate, floor = best_gbs(node.allreduce), report.floors.node_busbw_gbs
         if rate is not None and floor is not None and rate < floor:
-            what = f"its ranks reach {_number(rate)} GB/s all-reduce bus bandwidth, and the floor is {_number(floor)}"
-            fix = f"{_leave_out([node.node])}; there, `nvidia-smi topo -m` and `nvidia-smi nvlink -s`"
+            what = f"its ranks reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
+            fix = f"{_exclude([node.node])}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
             yield _Below(HealthFinding("NCC-04", what, node.node, fix), node.node)
 
 
@@ -119,20 +119,20 @@ def _all(report: Health) -> Iterator[_Below]:
     assert rate is not None and floor is not None
     names, slow = [node.node for node in report.nodes], _slow_in_pairs(report)
     if slow:
-        fix = f"{_leave_out(slow)}; there, `ibstat` and `nvidia-smi nvlink -s`"
+        fix = f"{_exclude(slow)}, and run `ibstat` and `nvidia-smi nvlink -s` there"
     elif report.pairs:
-        fix = "no node is slower than the others, so check what they share: NCCL_DEBUG=INFO tells if InfiniBand is used"
+        fix = "no node is slower than the others: check the shared network; NCCL_DEBUG=INFO shows if InfiniBand is used"
     elif len(names) > 1:
-        fix = "two nodes cannot tell which of them is slow: run with a third; NCCL_DEBUG=INFO names the transport"
+        fix = "add a third node to find out which of the two is slow; NCCL_DEBUG=INFO shows the transport"
     else:
-        fix = f"{_leave_out(names)}; there, `nvidia-smi topo -m` and `nvidia-smi nvlink -s`"
-    what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth, and the floor is {_number(floor)}"
+        fix = f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
+    what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
     where = ", ".join(slow or names)
     yield _Below(HealthFinding("NCC-04", what, where, fix), names[0] if len(names) == 1 else None)
 
 
 def _slow_in_pairs(report: Health) -> list[str]:
-    """Return the nodes that are slow with every partner, where others are not."""
+    """Return the nodes that are slow with every partner while other nodes are not."""
     reached: dict[str, float] = {}
     for pair in report.pairs:
         for node in pair.nodes:
@@ -141,8 +141,8 @@ def _slow_in_pairs(report: Health) -> list[str]:
     return [node for node, rate in reached.items() if floor is not None and rate < min(floor, SLOW * best)]
 
 
-def _leave_out(nodes: Sequence[str]) -> str:
-    return f"leave it out (--exclude={','.join(nodes)}) and have it looked at"
+def _exclude(nodes: Sequence[str]) -> str:
+    return f"exclude it (--exclude={','.join(nodes)})"
 
 
 def _below(rate: float | None, floor: float | None) -> bool:
@@ -150,7 +150,7 @@ def _below(rate: float | None, floor: float | None) -> bool:
 
 
 def _span(values: Sequence[float | None]) -> str:
-    """Return `low` or `low to high`, and - for what was not measured or not set."""
+    """Return `low` or `low to high`; `-` if nothing was measured or set."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

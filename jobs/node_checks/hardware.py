@@ -1,6 +1,6 @@
-"""Read a node's CPUs, memory, network, InfiniBand and GPUs from the kernel and nvidia-smi; None where neither knows.
+"""Read a node's CPUs, memory, network, InfiniBand and GPUs from the kernel and nvidia-smi; None if unknown.
 
-It needs the standard library only.
+It needs only the standard library.
 """
 
 import csv
@@ -36,16 +36,16 @@ _GPU = {
     "max_sm_clock_mhz": "clocks.max.sm",
     "ecc_uncorrected": "ecc.errors.uncorrected.volatile.total",
 }
-"""What nvidia-smi calls the fields of GpuFacts."""
+"""nvidia-smi's names for the fields of GpuFacts."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ROWS = {"uuid": "gpu_uuid", "rows_pending": "remapped_rows.pending", "rows_failed": "remapped_rows.failure"}
 _NUMBERS = {field.name for field in fields(GpuFacts) if field.type == int | None}
 
 
 def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
-    """Return all facts of this node, with those of its paths."""
+    """Return all facts of this node."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    found, refused, links = gpus()
+    gpu_facts, refused, links = gpus()
     return Machine(
         cpu=cpu_model(),
         num_cpus=os.cpu_count(),
@@ -60,7 +60,7 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
         interfaces=interfaces(),
         infiniband=infiniband(),
         infiniband_devices=Path("/dev/infiniband").is_dir(),
-        gpus=found,
+        gpus=gpu_facts,
         gpus_refused=refused,
         gpu_links=links,
         results=results,
@@ -69,7 +69,6 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
 
 
 def cpu_model() -> str | None:
-    """Return the name of the processor's model."""
     lines = (line.partition(":") for line in (text(Path("/proc/cpuinfo")) or "").splitlines())
     return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
 
@@ -98,19 +97,18 @@ def interfaces() -> tuple[Interface, ...]:
 
 def addresses(name: str) -> tuple[str, ...]:
     """Return an interface's first IPv4 address and its IPv6 addresses."""
-    found = []
+    listed = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         answer = fcntl.ioctl(datagrams, GET_ADDRESS, struct.pack("256s", name[:15].encode()))
-        found.append(socket.inet_ntoa(answer[20:24]))
+        listed.append(socket.inet_ntoa(answer[20:24]))
     for line in (text(Path("/proc/net/if_inet6")) or "").splitlines():
         address, *_, owner = line.split()
         if owner == name:
-            found.append(str(IPv6Address(int(address, 16))))
-    return tuple(found)
+            listed.append(str(IPv6Address(int(address, 16))))
+    return tuple(listed)
 
 
 def infiniband() -> tuple[Port, ...]:
-    """Return the InfiniBand and RoCE ports."""
     return tuple(
         Port(
             port=f"{port.parent.parent.name}:{port.name}",
@@ -124,24 +122,24 @@ def infiniband() -> tuple[Port, ...]:
 
 
 def gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None, str | None]:
-    """Return the GPUs, why they are not known, and the table of their links."""
+    """Return the GPUs, the error if they are unknown, and the topology table of their links."""
     if shutil.which("nvidia-smi") is None:
-        return None, "there is no nvidia-smi", None
-    questions = [f"--query-gpu={','.join(_GPU.values())}", f"--query-remapped-rows={','.join(_ROWS.values())}"]
+        return None, "nvidia-smi is not installed", None
+    tables = [f"--query-gpu={','.join(_GPU.values())}", f"--query-remapped-rows={','.join(_ROWS.values())}"]
     reasons = [f"--query-gpu=uuid,clocks_{name}_reasons.active" for name in ("event", "throttle")]  # new and old name
-    queries = [[question, "--format=csv,noheader,nounits"] for question in questions + reasons]
+    queries = [[query, "--format=csv,noheader,nounits"] for query in tables + reasons]
     with ThreadPoolExecutor() as pool:
         (refused, listed), (_, rows), *throttled, (_, links) = pool.map(nvidia_smi, [*queries, ["topo", "-m"]])
     if listed is None:
         return None, refused, None
     remapped = {row["uuid"]: row for row in _table(rows, list(_ROWS))}
     active = {row["uuid"]: row for _, out in throttled for row in _table(out, ["uuid", "throttle"])}
-    found = (gpu | remapped.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) for gpu in _table(listed, list(_GPU)))
-    return tuple(GpuFacts(**gpu) for gpu in found), None, links
+    merged = (gpu | remapped.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) for gpu in _table(listed, list(_GPU)))
+    return tuple(GpuFacts(**gpu) for gpu in merged), None, links
 
 
 def nvidia_smi(arguments: list[str]) -> tuple[str | None, str | None]:
-    """Return (None, its output), or (the reason why there is none, None)."""
+    """Return (None, output), or (error, None)."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
@@ -154,7 +152,7 @@ def nvidia_smi(arguments: list[str]) -> tuple[str | None, str | None]:
 
 
 def memory_limit_gib() -> float | None:
-    """Return the smallest memory limit of this process's control groups; None where there is no limit."""
+    """Return the smallest memory limit of this process's cgroups; None without a limit."""
     limits = []
     for line in (text(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, inside = line.split(":", 2)
@@ -171,7 +169,7 @@ def memory_limit_gib() -> float | None:
 
 
 def text(path: Path) -> str | None:
-    """Return a file's text, stripped; None where it cannot be read."""
+    """Return a file's stripped text; None if it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
     return None

@@ -1,8 +1,8 @@
 """Measure nodes and their links, once per rank, before the first trial: `python -m jobs.node_checks.health PLAN`.
 
-It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and how far apart the
-nodes' clocks are. Rank 0 writes health.json beside the plan. If a rate is below its floor in cluster.health, every rank
-fails.
+It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and the offsets of
+the nodes' clocks. Rank 0 writes health.json to the run folder. If a rate is below its floor in cluster.health, every
+rank fails.
 """
 
 import argparse
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 from bench.contract import plan_kinds
 
 MIN_NODES_FOR_PAIRS = 3
-"""The one pair that two nodes make cannot tell which of them is slow."""
+"""With two nodes there is only one pair, which does not show which of them is slow."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.node_checks.health", description=__doc__)
-    parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written beside it")
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; health.json is written to the same folder")
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
-    with guard.guarded(folder / run_files.rank_error(f"health{run_files.element()}", who.rank)):
+    with guard.guarded(folder / run_files.rank_error(f"health{run_files.array_task()}", who.rank)):
         plan = plan_kinds.load(args.plan)
         config = required_config(plan)
         from jobs.node_checks import rates
@@ -45,30 +45,30 @@ def main() -> None:
         measured = measure(config, who, device)
         report = floors.judged(replace(measured, seconds=round(time.monotonic() - began, 1)))
         if who.rank == 0:
-            save(report, folder / run_files.health(run_files.element()))
+            save(report, folder / run_files.health(run_files.array_task()))
             print(floors.table(report))
-        process_group.leave()
+        process_group.shut_down()
         require(report)
 
 
 def required_config(plan: Plan) -> schema.Health:
-    """Return what the cluster's config says of its health.
+    """Return cluster.health.
 
     Raises:
-        ConfigError: it says nothing.
+        ConfigError: it is not set.
     """
     cluster = plan.config.cluster
     if cluster.health is None:
         raise ConfigError(
-            f"the config of {cluster.name} does not say which rates are healthy",
+            f"the config of cluster {cluster.name} has no floors for the node check",
             where="cluster.health",
-            fix=f"give conf/cluster/{cluster.name}.yaml a health block",
+            fix=f"add a health block to conf/cluster/{cluster.name}.yaml",
         )
     return cluster.health
 
 
 def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_facts.Health:
-    """Return all measurements, the same on every rank; they are not judged yet, and their seconds are 0."""
+    """Return all measurements, equal on every rank; without a verdict, and with seconds = 0."""
     from jobs.node_checks import rates
 
     node, nodes = node_name(), dict[str, list[int]]()
@@ -97,7 +97,7 @@ def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_fa
 
 
 class Measured(NamedTuple):
-    """What one rank has measured: its own rates, all-reduce within its node, and its clock."""
+    """The measurements of one rank: its own rates, all-reduce within its node, and its clock."""
 
     rates: RankRates
     inside: tuple[AllReduceRate, ...]
@@ -105,7 +105,7 @@ class Measured(NamedTuple):
 
 
 def described(name: str, ranks: list[int], everyone: list[Measured]) -> HealthNode:
-    """Return a node's rates and clock, as its first rank has measured them."""
+    """Return a node's rates and clock, from its first rank."""
     from jobs.node_checks import rates
 
     first = everyone[ranks[0]]
@@ -114,7 +114,7 @@ def described(name: str, ranks: list[int], everyone: list[Measured]) -> HealthNo
 
 
 def platform(device: "torch.device") -> dict[str, Any]:
-    """Return what the rates were measured with: backend, dtype, device and software."""
+    """Return the backend, dtype, device and software of the measurement."""
     import torch
 
     software: dict[str, str] = {"torch": torch.__version__}
@@ -134,7 +134,7 @@ def sizes_mib(config: schema.Health) -> list[int]:
 
 
 def require(report: node_facts.Health) -> None:
-    """Raise BenchError for the first finding; health.json holds all of them."""
+    """Raise BenchError for the first finding; health.json has all of them."""
     if report.findings:
         first, *others = report.findings
         more = f" (and {len(others)} more in health.json)" if others else ""

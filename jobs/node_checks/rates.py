@@ -1,6 +1,6 @@
-"""Measure all-reduce among ranks, GEMMs and memory copies of one rank, and how far apart clocks are.
+"""Measure all-reduce among ranks, GEMMs and memory copies of one rank, and clock offsets.
 
-Times are medians after a warm-up, of calls one right after another (`jobs.kernels.timing.laps`).
+Times are medians of back-to-back calls after a warm-up (`jobs.kernels.timing.time_back_to_back`).
 """
 
 import functools
@@ -17,15 +17,15 @@ from bench.contract.node_facts import AllReduceRate, PairRate
 from jobs.kernels import timing
 
 MEETING_S = 120
-"""The longest wait for another rank, at the start and in every collective."""
+"""Longest wait for another rank, at the start and in every collective."""
 SWEEP_S = 8.0
-"""Larger messages are left out if all sizes together would take longer: a slow network must not delay the job."""
+"""Time limit for all message sizes; larger messages are skipped, so that a slow network does not delay the job."""
 REPEAT_S, MIN_REPEATS, MAX_REPEATS = 0.5, 3, 20
 PAIR_ROUNDS = 4
-"""The number of partners that each node is paired with when the slow node is searched for."""
+"""Number of partners of each node in the search for the slow node."""
 CLOCK_ROUNDS = 20
 Readings = list[tuple[int, int]]
-"""Times of one clock, in ns, before and after each of some barriers."""
+"""Times of one clock, in ns, before and after each barrier."""
 
 
 def gathered(value: Any) -> list[Any]:
@@ -36,7 +36,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def slowest(seconds: float, device: torch.device, group: distributed.ProcessGroup | None = None) -> float:
-    """Return the largest number of the group, on all its ranks; this is a barrier too."""
+    """Return the largest number of the group on all its ranks; also a barrier."""
     number = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(number, distributed.ReduceOp.MAX, group=group)
     return float(number.item())
@@ -117,18 +117,18 @@ def rounds(num_nodes: int) -> Iterator[list[tuple[int, int]]]:
 
 def clock_readings(device: torch.device) -> Readings:
     """Return this node's clock before and after each of CLOCK_ROUNDS barriers of all ranks."""
-    found = []
+    readings = []
     for _ in range(CLOCK_ROUNDS):
         before = time.time_ns()
         slowest(0.0, device)
-        found.append((before, time.time_ns()))
-    return found
+        readings.append((before, time.time_ns()))
+    return readings
 
 
 def clock_bounds_ms(own: Readings, other: Readings) -> tuple[float, float]:
     """Return the bounds between which the `own` clock is ahead of the `other`, in ms.
 
-    On each clock, the moment at which the last rank reaches a barrier lies between that clock's two readings.
+    On each clock, the last rank reaches a barrier between that clock's two readings.
     """
     low = max(mine[0] - theirs[1] for mine, theirs in zip(own, other, strict=True))
     high = min(mine[1] - theirs[0] for mine, theirs in zip(own, other, strict=True))
@@ -136,7 +136,7 @@ def clock_bounds_ms(own: Readings, other: Readings) -> tuple[float, float]:
 
 
 def _group(ranks: list[int] | None) -> distributed.ProcessGroup | None:
-    """Return a process group of these ranks, which only they have to create."""
+    """Return a process group of these ranks; only they call this."""
     if ranks is None:
         return None
     limit = timedelta(seconds=MEETING_S)
@@ -145,8 +145,8 @@ def _group(ranks: list[int] | None) -> distributed.ProcessGroup | None:
 
 
 def _median_s(call: Callable[[], object], device: torch.device, agree: Callable[[float], float] = float) -> float:
-    """Return the median seconds of a call; `agree` gives all ranks of a group the same time and number of repeats."""
-    timing.laps(call, 1, device)
-    expected_s = agree(timing.laps(call, 1, device)[0])
+    """Return the median seconds of a call; `agree` makes time and repeats equal on all ranks of a group."""
+    timing.time_back_to_back(call, 1, device)
+    expected_s = agree(timing.time_back_to_back(call, 1, device)[0])
     repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(REPEAT_S / expected_s)))
-    return agree(statistics.median(timing.laps(call, repeats, device)))
+    return agree(statistics.median(timing.time_back_to_back(call, repeats, device)))

@@ -1,4 +1,4 @@
-"""Profiles of warm-up steps: what rank 0 writes, and where. Importing this module does not import torch."""
+"""Profiles of warm-up steps and their files. Importing this module does not import torch."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from bench.contract.schema import ProfileKind
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is profiled, and its files: `kernels` is the one of its kind, `modules` and `trace` are those of theirs."""
+    """The kind of a profile and its files: `kernels` for profile=kernels, `modules` and `trace` for profile=modules."""
 
     kind: ProfileKind
     kernels: Path
@@ -19,8 +19,8 @@ class Profile:
     trace: Path
 
 
-def of_trial(plan: Plan, trial: int, folder: Path) -> Profile | None:
-    """Return what to profile in a trial; None: nothing."""
+def for_trial(plan: Plan, trial: int, folder: Path) -> Profile | None:
+    """Return the profile of a trial; None: nothing is profiled."""
     kind = plan.config.launch.profile
     if kind is ProfileKind.none:
         return None
@@ -29,7 +29,7 @@ def of_trial(plan: Plan, trial: int, folder: Path) -> Profile | None:
 
 
 def log_files(profile: Profile, log: mllog.Writer) -> None:
-    """Log the checksums of what rank 0 has written, and where the time of a step goes."""
+    """Log the checksums of the files that rank 0 has written, and the time of a step by module."""
     for path in (profile.kernels, profile.modules, profile.trace):
         if path.exists():
             log.attach(path)

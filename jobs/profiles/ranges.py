@@ -1,10 +1,10 @@
-"""Name what a step is doing, for a profile of modules. Where nothing is profiled, a range does nothing.
+"""Profiler ranges of phases and model parts, for launch.profile=modules. Without a profiler a range does nothing.
 
-    with named(Part.qkv):
+    with profile_range(Part.qkv):
         qkv_MO = …
 
-A kernel belongs to the innermost range of the thread that launches it. Backward passes that autograd derives need no
-ranges: their kernels belong where the forward pass launched the operation.
+A kernel belongs to the innermost range of the thread that launches it. Autograd's backward passes need no ranges: their
+kernels belong to the range of the forward operation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,8 +24,8 @@ _NOTHING = nullcontext()
 _is_on = False
 
 
-def named(what: Phase | Part) -> AbstractContextManager[Any]:
-    """Return a range: a phase of the step or a part of the model."""
+def profile_range(what: Phase | Part) -> AbstractContextManager[Any]:
+    """Return the range of a phase of the step or of a part of the model."""
     return _range(_NAMES[what]) if _is_on else _NOTHING
 
 
@@ -34,14 +34,14 @@ def step() -> AbstractContextManager[Any]:
     return _range(STEP) if _is_on else _NOTHING
 
 
-def meant(label: str) -> Phase | Part | None:
-    """Return what a range of a trace names; None for one that is not ours."""
+def parse_label(label: str) -> Phase | Part | None:
+    """Return the phase or part of a range in a trace; None for other ranges."""
     return _LABELS.get(label)
 
 
 @contextmanager
-def switched_on(modules: "Iterable[tuple[torch.nn.Module, Part]]" = ()) -> Iterator[None]:
-    """Record ranges in the block, and a range around each forward pass of the modules."""
+def enabled(modules: "Iterable[tuple[torch.nn.Module, Part]]" = ()) -> Iterator[None]:
+    """Record ranges inside the block, and a range around each forward pass of the modules."""
     global _is_on
     handles = [handle for module, part in modules for handle in _hooks(module, part)]
     _is_on = True
@@ -54,18 +54,18 @@ def switched_on(modules: "Iterable[tuple[torch.nn.Module, Part]]" = ()) -> Itera
 
 
 def _hooks(module: "torch.nn.Module", part: Part) -> "Iterator[torch.utils.hooks.RemovableHandle]":
-    """Let a module open a range before its forward pass and close it afterwards."""
+    """Register hooks that open a range before a module's forward pass and close it afterwards."""
     opened: list[AbstractContextManager[Any]] = []
 
-    def enter(*_unused: object) -> None:
-        opened.append(named(part))
+    def open_range(*_unused: object) -> None:
+        opened.append(profile_range(part))
         opened[-1].__enter__()
 
-    def leave(*_unused: object) -> None:
+    def close(*_unused: object) -> None:
         opened.pop().__exit__(None, None, None)
 
-    yield module.register_forward_pre_hook(enter)
-    yield module.register_forward_hook(leave)
+    yield module.register_forward_pre_hook(open_range)
+    yield module.register_forward_hook(close)
 
 
 def _range(label: str) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Profile some steps on rank 0, and write what they show."""
+"""Profile some steps on rank 0, and write the results."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from bench.errors import ConfigError
 from jobs.profiles import Profile, ranges, table, trace
 
 NUM_STEPS = 3
-"""The first one only says where the second begins."""
+"""Number of profiled steps. The first one only defines the start of the second."""
 
 
 def record(
@@ -24,16 +24,16 @@ def record(
     modules: Iterable[tuple[torch.nn.Module, Part]] = (),
     is_eager: bool = False,
 ) -> None:
-    """Make some steps without waiting in between, and let rank 0 write their table and their trace.
+    """Run some steps without synchronization in between; rank 0 profiles them and writes their table and trace.
 
-    modules: those whose forward pass has no ranges of its own.
+    modules: the modules whose forward pass does not open ranges itself.
     """
     if torch.distributed.get_rank() == 0:
         _record(step, profile, modules=modules, is_eager=is_eager)
     else:
         for _ in range(NUM_STEPS):
             step()
-    torch.distributed.barrier()  # the others wait here while rank 0 writes, and not in the first timed step
+    torch.distributed.barrier()  # the other ranks wait for rank 0 here, not in the first timed step
 
 
 def _record(
@@ -45,7 +45,7 @@ def _record(
 ) -> None:
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with torch.profiler.profile(activities=activities) as profiler, ranges.switched_on(modules):
+    with torch.profiler.profile(activities=activities) as profiler, ranges.enabled(modules):
         for _ in range(NUM_STEPS):
             with ranges.step():
                 step()
@@ -53,31 +53,31 @@ def _record(
             torch.cuda.synchronize()
     profile.trace.parent.mkdir(exist_ok=True)
     profiler.export_chrome_trace(str(profile.trace))
-    found = trace.read(profile.trace)
-    require_kernels(found, on_gpu=on_gpu)
-    times, kernels = table.module_times(found, is_eager=is_eager)
+    profiled = trace.read(profile.trace)
+    require_kernels(profiled, on_gpu=on_gpu)
+    times, kernels = table.module_times(profiled, is_eager=is_eager)
     content = {"times": names.plain(times), "kernels": kernels}
     profile.modules.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def require_kernels(found: trace.Trace, *, on_gpu: bool) -> None:
-    """Do nothing if the profile of a GPU has its kernels, or if there is no GPU.
+def require_kernels(profiled: trace.Trace, *, on_gpu: bool) -> None:
+    """Check that the profile of a GPU contains kernels.
 
     Raises:
-        ConfigError: CUPTI recorded none, so that operations of the host would be taken for the GPU's time.
+        ConfigError: CUPTI recorded no kernel; the table would show times of the host as times of the GPU.
     """
-    if on_gpu and found.device == "cpu":
+    if on_gpu and profiled.device == "cpu":
         raise ConfigError(
-            "torch.profiler recorded no kernel of this GPU, so that nothing says where its time goes",
+            "torch.profiler recorded no kernel of this GPU, so the time of a step cannot be divided among modules",
             where="launch.profile=modules; CUPTI",
-            fix="end other profilers on this GPU (dcgm, nsys); let users profile (the driver's option "
-            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or leave out launch.profile",
+            fix="stop other profilers on this GPU (dcgm, nsys); permit profiling (driver option "
+            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or remove launch.profile",
         )
 
 
 @contextmanager
-def kernels_to(path: Path | None) -> Iterator[None]:
-    """Let rank 0 profile the block, and write its kernels to the path, longest first; None: nothing is profiled."""
+def profile_kernels(path: Path | None) -> Iterator[None]:
+    """Profile the block on rank 0, and write its kernels to the path, longest first; None: nothing is profiled."""
     if path is None or torch.distributed.get_rank() != 0:
         yield
         return

@@ -1,9 +1,10 @@
 """Divide the time of profiled steps among the phases and parts of the model.
 
-A step ends with its last kernel on the stream that computes, so a step begins where the one before ended, and the first
-profiled step only says where the second begins. Every moment counts once, for the first of these that runs: a kernel on
-that stream, a copy there, communication, a kernel on another stream, a copy on another stream. What else runs is hidden
-behind it. Where nothing runs, the device waits for the host; that time belongs to the phase of the next kernel.
+A step ends with its last kernel on the compute stream, so a step begins where the previous one ended; the first
+profiled step only defines the start of the second. Each moment is counted once, for the first of these that is running:
+a kernel on the compute stream, a copy there, communication, a kernel on another stream, a copy on another stream.
+Everything else that runs at this moment is hidden. If nothing runs, the device waits for the host; this time (a gap)
+belongs to the phase of the next kernel.
 """
 
 from bisect import bisect_left
@@ -24,20 +25,20 @@ _COMPUTES = (Kind.gemm, Kind.compute)
 
 @dataclass(slots=True)
 class Sums:
-    """Of one place, in microseconds, over all profiled steps."""
+    """The times of one place (phase and part), in microseconds, over all profiled steps."""
 
     time_us: float = 0.0
     gemm_us: float = 0.0
     busy: list[Interval] = field(default_factory=list)
-    """In which a kernel runs, hidden or not; they may overlap."""
+    """The intervals in which a kernel runs, hidden or not; they may overlap."""
     launches: int = 0
     by_kernel: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Microseconds and launches of each kernel, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """The time of some steps."""
+class DividedTime:
+    """The time of the profiled steps by place."""
 
     sums: dict[Place, Sums]
     window: Interval
@@ -45,7 +46,7 @@ class Divided:
 
 
 def module_times(trace: Trace, *, is_eager: bool) -> tuple[ModuleTimes, list[dict[str, Any]]]:
-    """Return the table of a profile, and what each row's kernels are called, the longest first."""
+    """Return the table of a profile, and the kernels of each row, longest first."""
     divided = divide(trace)
     start_us, end_us = divided.window
     per_step = 1 / divided.num_steps
@@ -63,16 +64,16 @@ def module_times(trace: Trace, *, is_eager: bool) -> tuple[ModuleTimes, list[dic
             kernels.append({"phase": phase.name, "part": part.name, "kernel": name} | numbers)
     step_ms = (end_us - start_us) * to_ms
     num_steps = divided.num_steps
-    found = ModuleTimes(device=trace.device, num_steps=num_steps, step_ms=step_ms, is_eager=is_eager, rows=rows)
-    return found, kernels
+    times_table = ModuleTimes(device=trace.device, num_steps=num_steps, step_ms=step_ms, is_eager=is_eager, rows=rows)
+    return times_table, kernels
 
 
-def divide(trace: Trace) -> Divided:
-    """Return the sums of each place: their times add up to the window."""
+def divide(trace: Trace) -> DividedTime:
+    """Return the sums of each place; their times add up to the window."""
     steps = [span for span in trace.ranges[trace.main_thread].spans if span.name == ranges.STEP]
     stream = critical_stream(trace.kernels)
     free = [window(trace.kernels, steps, stream)]
-    divided = Divided(defaultdict(Sums), free[0], len(steps) - 1)
+    divided = DividedTime(defaultdict(Sums), free[0], len(steps) - 1)
     for kernels in _by_precedence(trace.kernels, stream):
         free = _add(trace, kernels, free, divided)
     on_stream = sorted(
@@ -87,7 +88,7 @@ def divide(trace: Trace) -> Divided:
 
 
 def critical_stream(kernels: Iterable[Kernel]) -> int:
-    """Return the stream that computes for the longest time."""
+    """Return the compute stream: the one with the longest compute time."""
     busy_us: dict[int, float] = defaultdict(float)
     for kernel in kernels:
         if kernel.kind in _COMPUTES:
@@ -96,13 +97,13 @@ def critical_stream(kernels: Iterable[Kernel]) -> int:
 
 
 def window(kernels: Iterable[Kernel], steps: list[Span], stream: int) -> Interval:
-    """Return from when to when the steps last, without the first one.
+    """Return begin and end of the steps, without the first one.
 
     Raises:
         ValueError: there are fewer than two steps.
     """
     if len(steps) < 2:
-        raise ValueError(f"a profile of {len(steps)} steps: one says where the next begins")
+        raise ValueError(f"the profile has {len(steps)} steps; at least 2 are needed, since the first is not counted")
     end_us = [0.0] * len(steps)
     for kernel in kernels:
         if kernel.stream != stream or kernel.launched is None:
@@ -113,8 +114,8 @@ def window(kernels: Iterable[Kernel], steps: list[Span], stream: int) -> Interva
     return end_us[0], end_us[-1]
 
 
-def claimed(kernel: Kernel, free: deque[Interval]) -> tuple[list[Interval], list[Interval]]:
-    """Take from the free time that in which a kernel runs; return it, and the free time before, which is taken too."""
+def claim(kernel: Kernel, free: deque[Interval]) -> tuple[list[Interval], list[Interval]]:
+    """Remove from `free` the time until the end of a kernel; return the part during the kernel, and the part before."""
     counted, before = [], []
     while free and free[0][0] < kernel.end_us:
         start_us, end_us = free.popleft()
@@ -129,7 +130,7 @@ def claimed(kernel: Kernel, free: deque[Interval]) -> tuple[list[Interval], list
 
 
 def covered_us(intervals: Iterable[Interval]) -> float:
-    """Return how long any of the intervals lasts."""
+    """Return the length of the union of the intervals."""
     total_us, until_us = 0.0, float("-inf")
     for start_us, end_us in sorted(intervals):
         total_us += max(0.0, end_us - max(start_us, until_us))
@@ -138,7 +139,7 @@ def covered_us(intervals: Iterable[Interval]) -> float:
 
 
 def place_of(trace: Trace, kernel: Kernel) -> Place:
-    """Return where a kernel belongs."""
+    """Return the phase and part of a kernel."""
     if kernel.kind is Kind.communication:
         return phase_of(trace, kernel), Part.communication
     if kernel.kind is Kind.copy:
@@ -147,21 +148,21 @@ def place_of(trace: Trace, kernel: Kernel) -> Place:
 
 
 def phase_of(trace: Trace, kernel: Kernel) -> Phase:
-    """Return the phase in which the thread that trains was when a kernel was launched, by whatever thread."""
+    """Return the phase of the training thread when the kernel was launched, by any thread."""
     at_us = kernel.launched.at_us if kernel.launched else kernel.start_us
     for span in trace.ranges[trace.main_thread].open_at(at_us):
-        if isinstance(found := ranges.meant(span.name), Phase):
-            return found
+        if isinstance(phase := ranges.parse_label(span.name), Phase):
+            return phase
     return Phase.other
 
 
 def part_of(trace: Trace, launched: Moment | None) -> Part:
-    """Return the part whose range was open when something was launched, or that of the operation it derives."""
+    """Return the part whose range was open at a launch; for a backward operation, the part of its forward operation."""
     if launched is None:
         return Part.unnamed
     for span in trace.ranges[launched.thread].open_at(launched.at_us):
-        if isinstance(found := ranges.meant(span.name), Part):
-            return found
+        if isinstance(part := ranges.parse_label(span.name), Part):
+            return part
     for operation in trace.operations[launched.thread].open_at(launched.at_us):
         forward = trace.forward_of.get(Moment(operation.thread, operation.start_us))
         if forward is not None:
@@ -170,7 +171,7 @@ def part_of(trace: Trace, launched: Moment | None) -> Part:
 
 
 def _by_precedence(kernels: list[Kernel], stream: int) -> Iterable[list[Kernel]]:
-    """Return the kernels in groups, the one that counts first first."""
+    """Return the kernels in groups, in the order of precedence of the module's docstring."""
     groups: list[list[Kernel]] = [[] for _ in range(5)]
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
         if kernel.kind is Kind.communication:
@@ -180,14 +181,14 @@ def _by_precedence(kernels: list[Kernel], stream: int) -> Iterable[list[Kernel]]
     return groups
 
 
-def _add(trace: Trace, kernels: list[Kernel], free: list[Interval], divided: Divided) -> list[Interval]:
-    """Add what kernels, by their start, take of the free time; return what is left of it."""
+def _add(trace: Trace, kernels: list[Kernel], free: list[Interval], divided: DividedTime) -> list[Interval]:
+    """Add the free time that kernels (sorted by start) claim to their places; return the remaining free time."""
     first_us, last_us = divided.window
     ahead, left = deque(free), []
     for kernel in kernels:
         if kernel.end_us <= first_us or kernel.start_us >= last_us:
             continue
-        counted, before = claimed(kernel, ahead)
+        counted, before = claim(kernel, ahead)
         left += before
         sums = divided.sums[place_of(trace, kernel)]
         time_us = sum(end_us - start_us for start_us, end_us in counted)
@@ -202,6 +203,6 @@ def _add(trace: Trace, kernels: list[Kernel], free: list[Interval], divided: Div
 
 
 def _rank(place: Place) -> tuple[int, int]:
-    """Return by what rows are sorted: as the enumerations are."""
+    """Return the sort key of a row: the order of the enumerations."""
     phase, part = place
     return list(Phase).index(phase), list(Part).index(part)

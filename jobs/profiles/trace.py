@@ -1,7 +1,7 @@
-"""Read what torch.profiler wrote, in Chrome's format: kernels, who launched them, and the ranges of host threads.
+"""Read a trace of torch.profiler in Chrome's format: kernels, their launches, and the ranges of host threads.
 
-On a CPU there are no kernels. There the operations of the thread that trains stand for them, each with its own time,
-without that of the operations inside it, and the time in which gloo's threads are busy is communication.
+On a CPU there are no kernels. Instead, the operations of the training thread are used, each with its self time (without
+nested operations), and the busy time of gloo's threads counts as communication.
 """
 
 import gzip
@@ -28,14 +28,14 @@ class Span:
     end_us: float
 
 
-class Nested:
-    """The spans of one thread."""
+class NestedSpans:
+    """The spans of one thread, which are nested."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.spans = sorted(spans, key=lambda span: (span.start_us, -span.end_us))
         self.starts = [span.start_us for span in self.spans]
         self.parents: list[int] = []
-        """Of each span the index of the innermost one that was open when it began; -1: none."""
+        """For each span the index of the innermost span that was open when it began; -1: none."""
         opened: list[int] = []
         for index, span in enumerate(self.spans):
             while opened and self.spans[opened[-1]].end_us <= span.start_us:
@@ -51,8 +51,8 @@ class Nested:
                 yield self.spans[index]
             index = self.parents[index]
 
-    def own_pieces(self) -> Iterator[tuple[Span, list[tuple[float, float]]]]:
-        """Yield each span with the pieces of time in which no span inside it is open."""
+    def self_times(self) -> Iterator[tuple[Span, list[tuple[float, float]]]]:
+        """Yield each span with the intervals in which no nested span is open."""
         inside: list[list[Span]] = [[] for _ in self.spans]
         for span, parent in zip(self.spans, self.parents, strict=True):
             if parent >= 0:
@@ -63,14 +63,14 @@ class Nested:
 
 
 CPU_STREAM = -1
-"""Stands for the operations of the thread that trains; what other threads do has their numbers."""
+"""The stream of the training thread's operations; operations of other threads have the thread's number as stream."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _COMMUNICATION = re.compile(r"^(nccl|gloo:|c10d::)", re.IGNORECASE)
 _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _GEMM = re.compile(
     r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitK|matmul"  # cuBLAS, cuBLASLt and CUTLASS
-    r"|^_(down|down_backward|add_down_gradient)$"  # the adapters' own
+    r"|^_(down|down_backward|add_down_gradient)$"  # kernels of the LoRA adapters
     r"|^aten::(mm|addmm|bmm|baddbmm|addmv|mv|_scaled_mm|_addmm_activation|mkldnn_linear)$",
     re.IGNORECASE,
 )
@@ -78,7 +78,7 @@ _COPY = re.compile(r"HtoD|DtoH|PtoP")
 
 
 class Kind(Enum):
-    """What a kernel does."""
+    """The kind of work of a kernel."""
 
     gemm = "gemm"
     compute = "compute"
@@ -88,7 +88,7 @@ class Kind(Enum):
 
 
 class Moment(NamedTuple):
-    """When a host thread did something."""
+    """A moment in a host thread."""
 
     thread: int
     at_us: float
@@ -96,7 +96,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What ran on a stream of the device; on a CPU, a piece of an operation."""
+    """A kernel on a stream of the device; on a CPU, an interval of an operation."""
 
     name: str
     kind: Kind
@@ -104,35 +104,35 @@ class Kernel:
     start_us: float
     end_us: float
     launched: Moment | None
-    """None: the trace does not say by whom."""
+    """Moment of the launch; None: not in the trace."""
     is_first: bool = True
-    """False for all pieces of an operation but the first."""
+    """False for all intervals of an operation except the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a profile holds."""
+    """The contents of a profile."""
 
     device: str
     main_thread: int
-    """The one that trains; autograd has others."""
+    """The training thread; autograd has other threads."""
     kernels: list[Kernel]
-    ranges: dict[int, Nested]
+    ranges: dict[int, NestedSpans]
     """By thread."""
-    operations: dict[int, Nested]
+    operations: dict[int, NestedSpans]
     """By thread."""
     forward_of: dict[Moment, Moment]
-    """Where an operation of the backward pass begins, and the operation of the forward pass that it derives."""
+    """The start of each backward operation, and the start of its forward operation."""
 
 
 def read(path: Path) -> Trace:
-    """Return what the file of a profile says, of a step or more."""
+    """Read the file of a profile, which has at least one step."""
     with gzip.open(path) as file:
         return trace(json.load(file)["traceEvents"])
 
 
 def trace(events: list[dict[str, Any]]) -> Trace:
-    """Return what the events of a profile say."""
+    """Return the trace of a profile's events."""
     timed = [event for event in events if event.get("ph") == "X"]
     ranges = [_span(event) for event in timed if event.get("cat") == "user_annotation"]
     operations = [_span(event) for event in timed if event.get("cat") == "cpu_op"]
@@ -151,7 +151,7 @@ def trace(events: list[dict[str, Any]]) -> Trace:
 
 
 def kind_of(name: str) -> Kind:
-    """Return what a kernel of this name does."""
+    """Return the kind of a kernel by its name."""
     if _COMMUNICATION.search(name):
         return Kind.communication
     if _ATTENTION.search(name):
@@ -160,10 +160,9 @@ def kind_of(name: str) -> Kind:
 
 
 def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> Iterator[Kernel]:
-    """Yield the kernels with their launches, with which they share a correlation id.
+    """Yield the kernels with their launches, which have the same correlation id.
 
-    Where the launch is missing, or of a thread that has no operations, the operation around it stands in, with which
-    the kernel shares an external id.
+    If the launch is missing, or is in a thread without operations, the operation with the same external id is used.
     """
     launches, operations = {}, {}
     for event in timed:
@@ -182,8 +181,8 @@ def _kernels(on_device: list[dict[str, Any]], timed: list[dict[str, Any]]) -> It
         yield Kernel(name, kind, args["stream"], event["ts"], event["ts"] + event["dur"], launched)
 
 
-def _pieces(operations: Nested) -> Iterator[Kernel]:
-    for span, pieces in operations.own_pieces():
+def _pieces(operations: NestedSpans) -> Iterator[Kernel]:
+    for span, pieces in operations.self_times():
         for number, (start_us, end_us) in enumerate(pieces):
             launched = Moment(span.thread, start_us)
             yield Kernel(span.name, kind_of(span.name), CPU_STREAM, start_us, end_us, launched, number == 0)
@@ -196,7 +195,7 @@ def _gloo(ranges: list[Span]) -> Iterator[Kernel]:
 
 
 def _forward_of(events: list[dict[str, Any]]) -> dict[Moment, Moment]:
-    """Return torch's own links between operations of the forward and of the backward pass."""
+    """Return torch's links between forward and backward operations."""
     ends: dict[str, dict[int, Moment]] = {"s": {}, "f": {}}
     for event in events:
         if event.get("cat") == "fwdbwd":
@@ -208,8 +207,10 @@ def _span(event: dict[str, Any]) -> Span:
     return Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
 
 
-def _nested(spans: list[Span]) -> dict[int, Nested]:
+def _nested(spans: list[Span]) -> dict[int, NestedSpans]:
     by_thread = defaultdict(list)
     for span in spans:
         by_thread[span.thread].append(span)
-    return defaultdict(lambda: Nested(()), {thread: Nested(found) for thread, found in by_thread.items()})
+    return defaultdict(
+        lambda: NestedSpans(()), {thread: NestedSpans(thread_spans) for thread, thread_spans in by_thread.items()}
+    )

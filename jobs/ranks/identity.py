@@ -1,4 +1,4 @@
-"""Find this process's rank in the environment that its launcher has set."""
+"""Read this process's rank from the environment that its launcher set."""
 
 import os
 import re
@@ -31,9 +31,9 @@ class Rank:
 
 
 def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
-    """Return this process's rank as a runner, torchrun or srun sets it; without them, rank 0 of 1.
+    """Return this process's rank from the variables of a runner, torchrun or srun; without them, rank 0 of 1.
 
-    A launcher counts if all of its variables are set: Pyxis sets RANK and LOCAL_RANK in PyTorch images, without
+    A launcher is recognised if all of its variables are set: Pyxis sets RANK and LOCAL_RANK in PyTorch images, without
     WORLD_SIZE.
 
     Raises:
@@ -47,15 +47,15 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
         port = int(env.get("MASTER_PORT") or _port(env))
     except (KeyError, ValueError) as error:
         raise SubmitError(
-            f"the environment does not say which rank this is: {error}",
+            f"the rank cannot be read from the environment: {error}",
             where=", ".join(names or ("MASTER_PORT",)),
-            fix="start ranks with bench.launch, srun or torchrun",
+            fix="start ranks with `runstop launch`, srun or torchrun",
         ) from error
     return Rank(rank, local_rank, world_size, master_addr(env), port)
 
 
 def node_name(env: Mapping[str, str] = os.environ) -> str:
-    """Return the name that Slurm gives this node, which --exclude takes; else that of who started it, or the host's."""
+    """Return Slurm's name of this node, which --exclude accepts; else the name from its runner, or the host name."""
     return env.get("SLURMD_NODENAME") or env.get(NODE_VARIABLE) or socket.gethostname()
 
 

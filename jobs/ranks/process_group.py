@@ -1,4 +1,4 @@
-"""Join all ranks of a plan, or of each of its groups, in one process group: gloo on CPUs, NCCL on GPUs."""
+"""Join all ranks of a plan, or of one local SGD group, in a process group: gloo on CPUs, NCCL on GPUs."""
 
 import gc
 from datetime import timedelta
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SLOWER = 4
-"""How many times the limits of the first steps a time-out outlasts: limits grow where the run becomes slower."""
+"""Time-outs are this many times the limits of the first steps: limits grow if the run becomes slower."""
 
 
 def join(
-    plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False, apart: bool = False
+    plan: Plan, who: Rank, *, timeout_s: float | None = None, also_on_cpu: bool = False, local_sgd: bool = False
 ) -> "torch.device":
     """Return the device of this rank, after all ranks have joined.
 
-    apart: where groups of the plan train apart, each of them joins for itself.
+    local_sgd: each local SGD group of the plan gets a process group of its own.
 
-    also_on_cpu: collectives take tensors in host memory too, by gloo, beside those on GPUs. So they do in every plan
-    whose replicas may share a GPU: its ranks meet there, since NCCL refuses a communicator whose ranks share one.
+    also_on_cpu: collectives also accept tensors in host memory, over gloo. This is always so in a plan whose replicas
+    may share a GPU, since NCCL refuses a communicator whose ranks share a GPU.
 
-    NCCL's communicators are created when they are first used. A group that is bound to its device would split one for
-    each of megatron-core's groups instead, which needs all of their ranks and took 6 GiB of an H200.
+    NCCL's communicators are created at their first use. A group that is bound to its device would instead split one
+    for each of megatron-core's groups, which needs all of their ranks and took 6 GiB of an H200.
 
     Raises:
-        SubmitError: not as many ranks as planned, no GPU for this one, or they cannot meet.
+        SubmitError: the number of ranks differs from the plan's, this rank has no GPU, or the ranks cannot connect.
     """
     place = f"rank {who.rank} on {node_name()}"
     _require_all(plan, who, place)
     device = _device(plan, who, place)
     import torch
-    import torch.distributed.nn  # imported once there is a group, its default arguments would hold that to the end
+    import torch.distributed.nn  # imported after the group exists, its default arguments would keep the group alive
 
     also_on_cpu = also_on_cpu or not plan.replicas_reduce
     try:
         torch.distributed.init_process_group(
             _backend(device, also_on_cpu),
-            **_meeting(plan, who, timeout_s, apart=apart),
+            **_rendezvous(plan, who, timeout_s, local_sgd=local_sgd),
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
         )
     except torch.distributed.DistError as error:
         raise SubmitError(
-            f"the ranks cannot meet at {who.master_addr}:{who.master_port}: {str(error).splitlines()[0]}",
+            f"rendezvous at {who.master_addr}:{who.master_port} failed: {str(error).splitlines()[0]}",
             where=place,
-            fix="see whether every rank has started and rank 0's node can be reached; "
-            "choose another cluster.master_port, or null",
+            fix="check that every rank has started and that rank 0's node can be reached; "
+            "or set another cluster.master_port, or null",
             rule="NCC-05",
         ) from error
     return device
@@ -62,23 +62,23 @@ def join(
 def _require_all(plan: Plan, who: Rank, place: str) -> None:
     if who.world_size != plan.world.num_ranks:
         raise SubmitError(
-            f"{who.world_size} ranks were started, and the plan is for {plan.world.num_ranks}",
+            f"{who.world_size} ranks were started, but the plan needs {plan.world.num_ranks}",
             where=place,
-            fix="start as many ranks as the plan's world.num_ranks: bench.launch does",
+            fix="start world.num_ranks ranks, as `runstop launch` does",
             rule="NCC-05",
         )
 
 
-def _meeting(plan: Plan, who: Rank, timeout_s: float | None, *, apart: bool) -> dict[str, Any]:
-    """Return where the ranks of the process group meet, and which of them this one is."""
-    mine = groups.joined(plan, who, timeout_s=timeout_s) if apart else None
-    if mine is None:
+def _rendezvous(plan: Plan, who: Rank, timeout_s: float | None, *, local_sgd: bool) -> dict[str, Any]:
+    """Return the arguments of init_process_group for the rendezvous, with the rank and size of the process group."""
+    group = groups.join(plan, who, timeout_s=timeout_s) if local_sgd else None
+    if group is None:
         place = f"tcp://{who.master_addr}:{who.master_port}"
         return {"init_method": place, "rank": who.rank, "world_size": who.world_size}
     from torch.distributed import PrefixStore
 
-    store = PrefixStore(f"group {mine.number}, life {mine.life}", mine.store)
-    return {"store": store, "rank": mine.position, "world_size": mine.size}
+    store = PrefixStore(f"group {group.number}, restart {group.restart_count}", group.store)
+    return {"store": store, "rank": group.position, "world_size": group.size}
 
 
 def _backend(device: "torch.device", also_on_cpu: bool) -> str:
@@ -88,7 +88,7 @@ def _backend(device: "torch.device", also_on_cpu: bool) -> str:
 
 
 def device() -> "torch.device":
-    """Return what this rank computes on, after all ranks have joined."""
+    """Return this rank's device; call it after `join`."""
     import torch
 
     if "nccl" in torch.distributed.get_backend_config():
@@ -96,16 +96,16 @@ def device() -> "torch.device":
     return torch.device("cpu")
 
 
-def leave() -> None:
-    """Leave the process group together: a rank that is still at work loses no connection.
+def shut_down() -> None:
+    """Destroy the process group; all ranks call this together, so that no rank loses a connection that it still uses.
 
-    Drop the last reference to what has computed before the call: it holds groups, and its captured graphs keep NCCL
-    from ending a communicator. It is collected here, although `timing.settle` kept it from that.
+    Delete the last reference to the engine before this call: it holds groups, and its captured CUDA graphs keep NCCL
+    from destroying a communicator. It is garbage-collected here, since `timing.settle` has disabled that.
 
-    gloo's threads end here, unless somebody still holds their group, and have let go of what was sent. One that did so
-    once Python shuts down would end the process by SIGABRT: it needs Python's lock for that.
+    gloo's threads end here, unless their group is still referenced, and free the tensors that were sent. A thread that
+    freed them during Python's shutdown would end the process with SIGABRT, since it needs the GIL for that.
 
-    Ranks meet in host memory where the group takes tensors there, as in plans that generate: see `join`.
+    The barrier uses host memory if the group accepts tensors there, as in generation plans: see `join`.
     """
     import torch
 
@@ -116,17 +116,17 @@ def leave() -> None:
 
 
 def node_names(who: Rank) -> list[str]:
-    """Return the node of each rank; all ranks ask together, after they have joined."""
+    """Return the node of each rank; all ranks call this together, after `join`."""
     return gathered(who, node_name())
 
 
 def gathered(who: Rank, value: T) -> list[T]:
-    """Return the value of each rank; all ranks call this together, after they have joined.
+    """Return the value of each rank; all ranks call this together, after `join`.
 
-    Of groups that train apart, that of ranks which are gone is None.
+    With local SGD, the value of a failed rank is None.
     """
-    if (mine := groups.mine()) is not None:
-        return mine.gather(value)
+    if (group := groups.current()) is not None:
+        return group.gather(value)
     if who.world_size == 1:
         return [value]
     import torch
@@ -137,13 +137,15 @@ def gathered(who: Rank, value: T) -> list[T]:
 
 
 def outlast(limit_s: float) -> None:
-    """Let no collective of any group time out before a rank's watchdog, whose longest limit is given, has ended it.
+    """Raise the time-outs of collectives above the limit of the watchdog, so that a stalled rank is ended by it first.
 
-    torch's own limits stay where they are long enough: 10 min for NCCL, 30 min for gloo and for the groups of
-    megatron-core, all of them counted from the start of a collective. Should NCCL's fire first all the same, its thread
-    aborts the process (SIGABRT): no rank says why, no stack is written, the log stays open, and `why` finds NCC-06.
-    Apart from that limit, NCCL's monitor ends a rank whose NCCL thread itself has hung for
-    TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, 8 min.
+    limit_s: the longest limit of the watchdog.
+
+    torch's own time-outs are kept if they are long enough: 10 min for NCCL, 30 min for gloo and for the groups of
+    megatron-core, all counted from the start of a collective. If NCCL's time-out fires first anyway, its thread aborts
+    the process (SIGABRT): no rank prints the reason, no stack is written, the log stays open, and `why` reports NCC-06.
+    Independently, NCCL's monitor ends a rank whose NCCL thread itself has hung for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC,
+    8 min.
 
     Source: torch 2.13.0, distributed_c10d._set_pg_timeout and ProcessGroupNCCL.hpp (kProcessGroupNCCLDefaultTimeout,
     ErrorHandlingMode: SkipCleanUp is the default of TORCH_NCCL_ASYNC_ERROR_HANDLING); megatron-core 0.16.1,
@@ -163,12 +165,12 @@ def outlast(limit_s: float) -> None:
 
 
 def gpu_of(plan: Plan, local_rank: int) -> int:
-    """Return the number of a rank's GPU on its node; where replicas share GPUs, those of one replica have their own."""
+    """Return the number of a rank's GPU on its node. Replicas may share GPUs; the ranks of one replica do not."""
     return local_rank % plan.config.cluster.ranks_per_node
 
 
 def _device(plan: Plan, who: Rank, place: str) -> "torch.device":
-    """Return the device of this rank, and make it torch's current one."""
+    """Return the device of this rank, and make it torch's current device."""
     import torch
 
     if plan.config.cluster.device is not Device.cuda:
@@ -176,9 +178,9 @@ def _device(plan: Plan, who: Rank, place: str) -> "torch.device":
     number = gpu_of(plan, who.local_rank)
     if torch.cuda.device_count() <= number:
         raise SubmitError(
-            f"this rank needs GPU {number}, and {torch.cuda.device_count()} can be seen",
+            f"this rank needs GPU {number}, but only {torch.cuda.device_count()} GPUs are visible",
             where=place,
-            fix="ask for as many GPUs as ranks (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
+            fix="request one GPU per rank (cluster.slurm.gpu_request), lower cluster.ranks_per_node, "
             "or set cluster.device=cpu",
             rule="HW-03",
         )

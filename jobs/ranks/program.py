@@ -1,4 +1,4 @@
-"""How the program of a trial begins on each rank: its arguments, its plan, its log, and what ends it early."""
+"""Start the program of a trial on each rank: arguments, plan, log and guard."""
 
 import argparse
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class Begun(Generic[P]):
-    """A trial's program on one rank; the log of rank 0 is open, those of the others write nothing."""
+    """The started program of a trial on one rank. Only rank 0 writes a log."""
 
     plan: P
     trial: Trial
@@ -30,7 +30,7 @@ class Begun(Generic[P]):
     guard: Guard
 
     def watchdog(self) -> Watchdog | None:
-        """Return what looks for stalls, not yet started; None where nobody does."""
+        """Return the watchdog, not yet started; None if launch.stall is null."""
         stall = self.plan.config.launch.stall
         if stall is None:
             return None
@@ -39,15 +39,15 @@ class Begun(Generic[P]):
 
 
 @contextmanager
-def begun(module: str, about: str | None, of: type[P]) -> Iterator[Begun[P]]:
-    """Read the command line and the plan, which must be of this class, open the log, and run the body guarded."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written beside it")
-    parser.add_argument("--trial", type=int, required=True, help="which of the plan's trials")
+def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[Begun[P]]:
+    """Read the command line and the plan, which must be of this type, open the log, and run the body guarded."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written to the same folder")
+    parser.add_argument("--trial", type=int, required=True, help="index of the trial")
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plan_kinds.required(plan_kinds.load(args.plan), of)
+        plan = plan_kinds.required(plan_kinds.load(args.plan), plan_type)
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
         log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)

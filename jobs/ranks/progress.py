@@ -1,4 +1,4 @@
-"""How far long work is, in plain lines: a share, a rate, the time that is left. For rank 0 alone."""
+"""Progress of long work in plain lines: share, rate and remaining time. Only rank 0 prints it."""
 
 import logging
 import time
@@ -7,12 +7,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 EVERY_S = 10.0
-"""Between two lines; work that ends before the first one is due says nothing."""
+"""Between two lines; shorter work prints nothing."""
 _LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts what is done of a whole, in a unit of the caller's."""
+    """Counts completed work out of a total, in a unit of the caller's."""
 
     def __init__(self, what: str, total: float, unit: str, *, now: Callable[[], float] = time.monotonic) -> None:
         self._what, self._total, self._unit, self._now = what, total, unit, now
@@ -22,7 +22,7 @@ class Progress:
         self._done += amount
 
     def line(self) -> str:
-        """Return the state in one line; rate and time left once something is done and time has passed."""
+        """Return the progress in one line; with rate and remaining time once there is progress."""
         share = self._done / self._total if self._total else 1.0
         line = f"{self._what}: {share:.0%} of {self._total:,.4g} {self._unit}"
         elapsed_s = self._now() - self._began_s
@@ -40,14 +40,14 @@ def tracked(
     total: float,
     unit: str,
     size: Callable[[T], float] = lambda item: 1,
-    say: Callable[[str], None] = _LOG.info,
+    write: Callable[[str], None] = _LOG.info,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[T]:
-    """Yield the items, and say every few seconds how many of them, or how much by their sizes, are done."""
+    """Yield the items, and write a progress line every EVERY_S: by count, or by the sizes of the items."""
     progress, due_s = Progress(what, total, unit, now=now), now() + EVERY_S
     for item in items:
         yield item
         progress.add(size(item))
         if now() >= due_s:
             due_s = now() + EVERY_S
-            say(progress.line())
+            write(progress.line())

@@ -1,4 +1,4 @@
-"""Where each rank stands once the ranks have stalled, and which of them, or what between them, is to blame."""
+"""Report the current line of each stalled rank, and determine which rank or network link caused the stall."""
 
 import faulthandler
 import json
@@ -17,15 +17,15 @@ from bench.errors import BenchError
 
 _COLLECTIVE = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _WAIT = re.compile(r"\.wait\(")
-"""How a line of code ends a collective that was started before, as megatron-core's pipelines do."""
+"""Matches code that waits for a collective that was started earlier, as in megatron-core's pipelines."""
 _ROOTS = (f"{os.sep}site-packages{os.sep}", f"{Path(__file__).parents[2]}{os.sep}")
-"""What the paths of shown files begin with; the rest says where they lie."""
+"""Prefixes that are removed from shown paths."""
 _MAX_CODE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one rank says of itself."""
+    """The report of one rank."""
 
     rank: int
     node: str
@@ -33,15 +33,15 @@ class Report:
     step: int
     silent_s: float
     usual_s: float | None
-    """How long a step or an evaluation of this phase usually takes; None where nothing was measured."""
+    """Usual time of a step or an evaluation of this phase; None if none was measured."""
     at: str
     """The innermost line of the main thread's stack."""
     is_waiting: bool
     """Whether it waits for another rank, or for its GPU, which may wait for other GPUs."""
 
 
-def where_main_thread_stands() -> tuple[str, bool]:
-    """Return the innermost line of the main thread, and whether it waits there for another rank."""
+def current_line() -> tuple[str, bool]:
+    """Return the innermost line of the main thread, and whether it waits for another rank there."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "no Python code", False
@@ -61,11 +61,11 @@ def _shown(frame: FrameType, code: str) -> str:
 
 
 def device_is_busy(gpu: int) -> bool:
-    """Return whether this GPU of the node has work left; a host that is ahead of it stands at no telling line."""
+    """Return whether this GPU of the node still has work. The host's line then does not show where the GPU waits."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False
-    with suppress(RuntimeError):  # an error of the device, which its main thread meets too
+    with suppress(RuntimeError):  # a device error; the main thread raises it too
         return not torch.cuda.default_stream(gpu).query()
     return False
 
@@ -84,7 +84,7 @@ def read(paths: Iterable[Path]) -> dict[int, Report]:
     """Return the reports by their ranks."""
     reports = {}
     for path in paths:
-        with suppress(FileNotFoundError):  # taken back just now
+        with suppress(FileNotFoundError):  # it was just withdrawn
             report = Report(**json.loads(path.read_text().partition("\n")[0]))
             reports[report.rank] = report
     return reports
@@ -93,7 +93,7 @@ def read(paths: Iterable[Path]) -> dict[int, Report]:
 def verdict(
     reports: Mapping[int, Report], nodes: Sequence[str], stacks: str, *, ranks: Sequence[int] | None = None
 ) -> BenchError:
-    """Return who holds up the others: of all ranks, or of these.
+    """Return the error that names the cause of the stall. `ranks`: those that take part; None for all.
 
     `nodes` has the node of each rank, `stacks` names the files of the reports.
     """
@@ -103,19 +103,20 @@ def verdict(
     outside = [rank for rank, report in sorted(reports.items()) if not report.is_waiting]
     if silent:
         who, nodes_of = _places(silent, nodes), _names(nodes[rank] for rank in silent)
-        blame = f"{who} did not answer and wrote no stack"
-        fix = f"look at {nodes_of}: the process is stopped (state T in `ps`), or the node or its network is gone; "
-        fix += "leave the node out and start the run again"
+        blame = f"{who} did not respond and wrote no stack"
+        fix = f"check {nodes_of}: the process is stopped (state T in `ps`), or the node or its network is down; "
+        fix += "exclude the node and start the run again"
     elif outside:
         who, at = _places(outside, nodes), reports[outside[0]].at
         others = len(reports) - len(outside)
-        blame = f"{who} stood at {at}" + (f", and {others} other rank{'s' * (others > 1)} waited" if others else "")
-        fix = f"read that line, and the whole stack in {stacks}"
+        blame = f"{who} stopped at {at}" + (f"; {others} other rank{'s' * (others > 1)} waited" if others else "")
+        fix = f"check that line, and the whole stack in {stacks}"
     else:
         who = f"the network between {_names(own)}" if len(set(own)) > 1 else f"a link or a GPU of {own[0]}"
-        blame = f"every rank waited for data that did not come: {who}; rank {min(reports)} at {_first(reports).at}"
-        fix = f"look at the links and switches of {_names(own)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
-    what = f"{blame}; {_for_how_long(_first(reports) if silent or not outside else reports[outside[0]])}"
+        blame = f"every rank waited for data that did not arrive; likely cause: {who}; "
+        blame += f"rank {min(reports)} at {_first(reports).at}"
+        fix = f"check the links and switches of {_names(own)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
+    what = f"{blame}; {_duration(_first(reports) if silent or not outside else reports[outside[0]])}"
     return BenchError(what, where=stacks, fix=fix, rule="RUN-17")
 
 
@@ -123,8 +124,8 @@ def _first(reports: Mapping[int, Report]) -> Report:
     return reports[min(reports)]
 
 
-def _for_how_long(report: Report) -> str:
-    usual = "" if report.usual_s is None else f", where {report.usual_s:.3g} s is usual"
+def _duration(report: Report) -> str:
+    usual = "" if report.usual_s is None else f" (usual: {report.usual_s:.3g} s)"
     noun = "point" if report.phase == "measuring" else "step"
     return f"no progress for {report.silent_s:,.0f} s in {report.phase} after {noun} {report.step}{usual}"
 
@@ -138,6 +139,6 @@ def _places(ranks: Sequence[int], nodes: Sequence[str]) -> str:
 
 
 def _names(values: Iterable[object]) -> str:
-    """Return the different values; of many the first ones."""
+    """Return the distinct values, at most 8 of them."""
     names = list(dict.fromkeys(map(str, values)))
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

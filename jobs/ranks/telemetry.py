@@ -1,7 +1,7 @@
-"""Have one process a node sample its GPUs while a trial runs, and log what came of it. It never fails a run.
+"""Sample the GPUs of each node in one process while a trial runs, and log a summary. It never fails a run.
 
-Local rank 0 of each node starts `jobs.ranks.gpu_sampler` before the warm-up and ends it behind run_stop. Rank 0 logs a
-record for each node; where nothing was measured, the record says why.
+Local rank 0 of each node starts `jobs.ranks.gpu_sampler` before the warm-up and ends it after run_stop. Rank 0 logs a
+record for each node; if nothing was measured, the record has the reason.
 """
 
 import json
@@ -27,7 +27,7 @@ from jobs.ranks import process_group
 from jobs.ranks.identity import Rank, node_name
 
 MAX_GAP_S = 5.0
-"""Power is not integrated over a longer time without a sample."""
+"""Longest time between two samples over which power is integrated."""
 LEVELS = tuple(name for name in NUMBERS if name != "energy_j")
 Span = tuple[int, int]
 """Start and stop of the run, or of a block of training, in milliseconds of the monotonic clock."""
@@ -35,17 +35,17 @@ Record = dict[str, Any]
 
 
 class NotMeasured(Exception):
-    """The samples do not show the run; the text says why."""
+    """The samples do not cover the run; the text has the reason."""
 
 
 def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Record:
-    """Return what the log says of one node: {samples, longest_gap_s, gpus}.
+    """Return the log record of one node: {samples, longest_gap_s, gpus}.
 
-    `moments` is when the run and its blocks started and stopped. Energy is that of the run and, as training_energy_j,
-    of its blocks, if it has any, which leave out loading and evaluations.
+    `moments` has the times at which the run and its blocks started and stopped. energy_j is for the whole run, and
+    training_energy_j for its blocks, if there are any, without loading and evaluations.
 
     Raises:
-        NotMeasured: no GPU was sampled while the run went on, or not until its end.
+        NotMeasured: no GPU was sampled during the run, or not until its end.
     """
     run = next(iter(spans(moments, mllog.RUN_START, mllog.RUN_STOP)), None)
     if run is None:
@@ -55,11 +55,11 @@ def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Re
     for sample in samples:
         by_gpu.setdefault(sample.gpu, []).append(sample)
     if not by_gpu:
-        raise NotMeasured("there is no sample")
-    for found in by_gpu.values():
-        if found[0].monotonic_ms > run[0] or found[-1].monotonic_ms < run[1]:
+        raise NotMeasured("there are no samples")
+    for of_gpu in by_gpu.values():
+        if of_gpu[0].monotonic_ms > run[0] or of_gpu[-1].monotonic_ms < run[1]:
             raise NotMeasured("the GPUs were not sampled from run_start to run_stop")
-    gpus = [_gpu(found, run, blocks) | {"gpu": gpu} for gpu, found in sorted(by_gpu.items())]
+    gpus = [_gpu(of_gpu, run, blocks) | {"gpu": gpu} for gpu, of_gpu in sorted(by_gpu.items())]
     first = next(iter(by_gpu.values()))
     return {"samples": len(_within(first, run)), "longest_gap_s": longest_gap_s(first, run), "gpus": gpus}
 
@@ -90,7 +90,7 @@ def _within(samples: Sequence[Sample], run: Span) -> list[Sample]:
 
 
 def _throttle(samples: Sequence[Sample]) -> Record:
-    """Return the share of the samples in which each reason held; nothing where the driver gives no reasons."""
+    """Return the share of the samples with each throttle reason; nothing if the driver reports no reasons."""
     known = [sample.throttle for sample in samples if sample.throttle is not None]
     names = dict.fromkeys(name for active in known for name in active)
     shares = {name: round(sum(name in active for active in known) / len(known), 4) for name in names}
@@ -98,7 +98,7 @@ def _throttle(samples: Sequence[Sample]) -> Record:
 
 
 def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
-    """Return the energy by the GPU's own counter, else by its power; nothing where neither shows the whole run."""
+    """Return the energy from the GPU's counter, else from its power; nothing if neither covers the whole run."""
     counter = [(s.monotonic_ms, s.energy_j) for s in samples if s.energy_j is not None]
     power = [(s.monotonic_ms, s.power_w) for s in samples if s.power_w is not None]
     if _covers(counter, run):
@@ -109,7 +109,7 @@ def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Rec
     else:
         return {}
     of_run, *of_blocks = (float(np.diff(np.interp(span, times_ms, energy_j))[0]) for span in (run, *blocks))
-    if of_run < 0:  # the driver was loaded anew
+    if of_run < 0:  # the driver was reloaded
         return {}
     of_training = {"training_energy_j": round(sum(of_blocks), 3)} if blocks else {}
     return {"energy_j": round(of_run, 3), "energy_by": by} | of_training
@@ -126,12 +126,12 @@ def _integrated(power: Sequence[tuple[int, float]]) -> np.ndarray:
 
 
 END_S = 20.0
-"""How long the sampler may take to end: a driver that hangs must not hold up the run, nor a busy CPU lose a record."""
+"""Time limit for the sampler to end: short enough for a hanging driver, long enough for a busy CPU."""
 ROOT = Path(__file__).parents[2]
 
 
 class Telemetry:
-    """What one rank has to do with the samples of its node: most ranks nothing but to wait for those that have."""
+    """The telemetry of one rank: local rank 0 samples its node, the other ranks only take part in `log`."""
 
     def __init__(self, plan: Plan, who: Rank, folder: Path, trial: int) -> None:
         self._who, self._folder = who, folder
@@ -142,18 +142,18 @@ class Telemetry:
             self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)))
 
     def log(self, log: mllog.Writer) -> None:
-        """Log a record for each node, and attach the samples; behind run_stop, and all ranks call this together."""
+        """Log a record for each node, and attach the samples; all ranks call this together, after run_stop."""
         if not self._is_on:
             return
         mine = None if self._sampler is None else (node_name(), self._sampler.file.name, self._sampler.summary(log))
         for node, name, record in filter(None, process_group.gathered(self._who, mine)):
             log.event(mllog.GPU_TELEMETRY, record, node=node)
-            with suppress(OSError):  # there is no file where nothing was sampled; the record says so
+            with suppress(OSError):  # there is no samples file if nothing was sampled; the record has the reason
                 log.attach(self._folder / run_files.RANK_LOGS / name)
 
 
 def uuids(num_gpus: int) -> list[str]:
-    """Return the UUIDs of the GPUs of this node's ranks, as CUDA shows and counts them."""
+    """Return the UUIDs of the GPUs of this node's ranks, in CUDA's order."""
     import torch
 
     properties = (torch.cuda.get_device_properties(gpu) for gpu in range(num_gpus))
@@ -161,7 +161,7 @@ def uuids(num_gpus: int) -> list[str]:
 
 
 class Sampler:
-    """The process that samples GPUs into a file."""
+    """The process that writes GPU samples to a file."""
 
     def __init__(self, file: Path, uuids: Sequence[str]) -> None:
         self.file = file
@@ -179,7 +179,7 @@ class Sampler:
                 env=os.environ | {"PYTHONPATH": path},
             )
         except OSError as error:
-            self._refused = f"the sampler cannot be started: {error.strerror}"
+            self._refused = f"the sampler could not be started: {error.strerror}"
 
     def summary(self, log: mllog.Writer) -> dict[str, Any]:
         """End the process and return the record of this node."""
@@ -191,13 +191,13 @@ class Sampler:
         except NotMeasured as reason:
             return {mllog.NOT_MEASURED: str(reason)}
         except OSError as error:
-            return {mllog.NOT_MEASURED: f"the samples cannot be read: {error.strerror}"}
+            return {mllog.NOT_MEASURED: f"the samples could not be read: {error.strerror}"}
 
     def end(self) -> dict[str, Any]:
-        """End the process; return what the sampler says of the GPUs and their driver, after its last sample.
+        """End the process; return the sampler's summary of the GPUs and their driver.
 
         Raises:
-            NotMeasured: it has not sampled to the end.
+            NotMeasured: it did not sample to the end.
         """
         if self._process is None:
             raise NotMeasured(self._refused)
@@ -205,14 +205,16 @@ class Sampler:
             printed, errors = self._process.communicate(timeout=END_S)  # closes its standard input, which ends it
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # it may wait for the driver in the kernel, which nobody can end
+            with suppress(subprocess.TimeoutExpired):  # it may be in an uninterruptible driver call
                 self._process.communicate(timeout=1)
-            raise NotMeasured(f"no end within {END_S:g} s: the driver hangs, or the CPUs are busy") from None
+            raise NotMeasured(
+                f"the sampler did not end within {END_S:g} s: the driver hangs, or the CPUs are busy"
+            ) from None
         if (code := self._process.returncode) < 0:
-            raise NotMeasured(f"the sampler got signal {-code} ({signal.strsignal(-code)})")
+            raise NotMeasured(f"the sampler was ended by signal {-code} ({signal.strsignal(-code)})")
         if code:
             raise NotMeasured((errors.strip().splitlines() or [f"exit code {code}"])[-1])
         try:
             return dict(json.loads(printed.splitlines()[-1]))
         except (ValueError, IndexError, TypeError):
-            raise NotMeasured("the sampler ended without an account of the GPUs") from None
+            raise NotMeasured("the sampler ended without its summary of the GPUs") from None

@@ -23,7 +23,7 @@ class Pace:
     """Logs train_loss and tracked_stats.
 
     train_step_time is the mean since the last log line or evaluation, by the host's clock. step_times has the time of
-    each step, from the end of the step before, by the device's clock.
+    each step since the end of the previous one, by the device's clock.
     """
 
     def __init__(self, plan: TrainingPlan, log: mllog.Writer, step: int = 0) -> None:
@@ -34,12 +34,12 @@ class Pace:
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        """Start to time here: at the beginning, and after an evaluation, which has waited for the device."""
+        """Start timing here: at the start of training, and after an evaluation, which synchronizes with the device."""
         self._collect()
         self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
 
     def stepped(self, real_tokens: int) -> "float | torch.cuda.Event":
-        """Record and return the end of a step that was launched; the device does so when it reaches it.
+        """Record and return the end of a launched step: a time, or on a GPU an event that the device records.
 
         real_tokens: of the step's rows, without padding.
         """
@@ -48,7 +48,7 @@ class Pace:
         return self._ends[-1]
 
     def log(self, step: int, loss: float) -> None:
-        """Log the measurements. The host has read the loss, so the device has finished all steps."""
+        """Log the measurements. The host has read the loss, so the device has completed all steps."""
         now, place = time.perf_counter(), {"samples_count": plan_kinds.samples(self._plan, step), "step": step}
         step_time_s = (now - self._since) / (step - self._step)
         lr = plan_kinds.learning_rate(self._plan, step)
@@ -78,13 +78,13 @@ def finite(loss: float, what: str, step: int) -> float:
     raise BenchError(
         f"the {what} loss is {loss} at step {step}",
         where="recipe.lr, recipe.clip_grad, precision",
-        fix="lower recipe.lr, or look for rows or weights that are not finite",
+        fix="lower recipe.lr, or check rows and weights for values that are not finite",
         rule="RUN-05",
     )
 
 
 def device_time_s() -> float:
-    """Return the time, once the device has done what was launched."""
+    """Return the time after the device has completed all launched work."""
     import torch
 
     if torch.cuda.is_available():
@@ -93,17 +93,17 @@ def device_time_s() -> float:
 
 
 def settle() -> None:
-    """Collect what initialisation and warm-up left, and leave what they made out of later collections.
+    """Collect garbage, and exclude all objects that exist now from later collections (gc.freeze).
 
-    Otherwise Python looks through all modules, parameters and hooks from time to time, while its GPU waits; engines
-    differ in how many they have.
+    Otherwise Python's garbage collector scans all modules, parameters and hooks from time to time while its GPU waits;
+    engines differ in how many they have.
     """
     gc.collect()
     gc.freeze()
 
 
 def forget_memory(num_gpus: int = 1) -> None:
-    """Count memory peaks from here on: those of loading and warm-up are not those of training."""
+    """Reset the memory peaks, so that loading and warm-up are not counted."""
     import torch
 
     if torch.cuda.is_available():
@@ -112,16 +112,16 @@ def forget_memory(num_gpus: int = 1) -> None:
 
 
 def _own_gpus(num_gpus: int) -> Sequence[int | None]:
-    """Return the GPUs of this rank: None for its own one, or all that one process lays its layers on."""
+    """Return the GPUs of this rank: None for its current one, or all over which one process distributes its layers."""
     return range(num_gpus) if num_gpus > 1 else [None]
 
 
 def peaks_gib(num_gpus: int = 1) -> tuple[float, float]:
-    """Return the peaks of allocated and of reserved memory on this rank's GPU; of several, on the fullest one.
+    """Return the peaks of allocated and of reserved memory on this rank's GPU; with several GPUs, on the fullest one.
 
-    What CUDA graphs hold for their tensors counts as allocated, although torch says otherwise: the tensors are gone
-    for torch once they are captured, and come back at every launch. Where the capture itself lies in the peak, they
-    would count twice, but never for more than what is reserved.
+    The memory pools of CUDA graphs count as allocated, although torch does not count them: their tensors are freed in
+    torch after the capture, but used at every launch. If the peak includes the capture itself, they are counted twice,
+    but the result never exceeds the reserved memory.
     """
     import torch
 
@@ -133,12 +133,12 @@ def peaks_gib(num_gpus: int = 1) -> tuple[float, float]:
 
 
 def held_by_graphs(segments: Sequence[Mapping[str, Any]]) -> int:
-    """Return the bytes of torch's memory pools of CUDA graphs that no tensor has; the usual pool is (0, 0)."""
+    """Return the bytes in torch's memory pools of CUDA graphs that are not allocated; the default pool is (0, 0)."""
     return sum(s["total_size"] - s["allocated_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
 
 
 def log_memory(plan: TrainingPlan, log: mllog.Writer) -> None:
-    """Log the memory peaks of the rank that needs most, beside the plan's estimate; on a CPU nothing is logged."""
+    """Log the memory peaks of the rank that needs most, with the plan's estimate; on a CPU nothing is logged."""
     import torch
 
     if not torch.cuda.is_available():
@@ -152,7 +152,7 @@ def log_memory(plan: TrainingPlan, log: mllog.Writer) -> None:
 
 
 def _now() -> "float | torch.cuda.Event":
-    """Return the time; on a GPU, an event that the device records when it has finished everything launched so far."""
+    """Return the time; on a GPU, an event that the device records after all work launched so far."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Log how NCCL joined the ranks, by its own log, and end a run in which that is not what was asked for."""
+"""Log NCCL's transport from its own log, and end a run that does not use the requested one."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,12 @@ from jobs.ranks.identity import Rank
 
 
 def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
-    """Log what NCCL used, after its first collectives; nothing where the run asks nothing of NCCL.
+    """Log the transport that NCCL uses, after its first collectives; nothing if the run requests none.
 
     Raises:
-        SubmitError: NCCL used something else.
+        SubmitError: NCCL used another transport.
     """
-    if plan.config.cluster.device is not Device.cuda or not transport.is_asked(plan.environment):
+    if plan.config.cluster.device is not Device.cuda or not transport.has_settings(plan.environment):
         return
     own = transport.read(_own_log(plan, folder))
     used = transport.together(filter(None, process_group.gathered(who, own)))
@@ -28,17 +28,17 @@ def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
         interfaces=used.devices,
         lines=list(used.lines),
     )
-    if wrong := transport.contradiction(transport.asked(plan.environment), used):
+    if wrong := transport.contradiction(transport.requested(plan.environment), used):
         raise SubmitError(
             wrong,
             where="cluster.environment",
-            fix="name a network that the nodes have, and see `lines` of nccl_transport in the log",
+            fix="request a network that the nodes have; see `lines` of nccl_transport in the log",
             rule="NCC-02",
         )
 
 
 def _own_log(plan: Plan, folder: Path) -> str:
-    """Return what NCCL has written for this process; empty if it has written nothing, or elsewhere."""
+    """Return NCCL's log of this process; empty if there is none."""
     pattern = plan.environment.get("NCCL_DEBUG_FILE", transport.LOG)
     name = pattern.replace("%h", os.uname().nodename).replace("%p", str(os.getpid()))
     host = os.uname().nodename.partition(".")[0]

@@ -1,12 +1,11 @@
-"""Look for a stall from a thread of each rank: a step or an evaluation that takes many times as long as usual.
+"""Detect stalls in a thread of each rank: a step or an evaluation that takes many times as long as usual.
 
-A rank that waits in a collective runs no Python, so the thread relies on nothing but its own clock. It measures in this
-run what is usual; before that, as while a checkpoint is loaded, only the time-outs of the process groups hold. A rank
-that finds itself stalled writes where it stands, the others follow, and the lowest rank that has written ends the
-trial with the account of all. A rank without a report is stopped, or its node is gone.
+A rank that waits in a collective runs no Python, so the thread uses only its own clock. The usual time is measured in
+this run; before the first measurement, such as while a checkpoint is loaded, only the time-outs of the process groups
+apply. A stalled rank writes a report with its current line, the other ranks follow, and the lowest rank with a report
+ends the trial with an error that covers all of them. A rank without a report is stopped, or its node is down.
 
-Where every rank is stopped, or the interpreters of all are blocked, nobody is left to look: the time limit of the job
-is for that.
+If every rank is stopped, or all interpreters are blocked, only the time limit of the job ends the trial.
 """
 
 import faulthandler
@@ -29,31 +28,32 @@ from jobs.ranks.identity import Rank
 from jobs.ranks.stall_report import Report
 
 STARTING, LOADING, TRAINING, EVALUATION, SAVING = "starting", "loading", "training", "evaluation", "saving"
-MERGING = "merging"
-"""What a rank does. How long starting, loading and saving take was not measured before: they have no limit. Nor has
-merging groups that train apart, which has one of its own."""
+AVERAGING = "weight averaging"
+"""Phases of a rank. Starting, loading and saving were not measured before, so they have no limit here. Weight averaging
+(local SGD) has a limit of its own."""
 MEASURING = "measuring"
-"""Kernels; their steps are points, and the plan says how long one takes."""
+"""Of kernels: steps are points, and the plan has the longest time of one."""
 POLL_S, POLLS = 1.0, 8
-"""Seconds between two looks of the thread, and how many there are at least until the smallest limit."""
+"""Seconds between two checks, and the smallest number of checks before the smallest limit."""
 Alive = Callable[[str, int, Any], object]
-"""Takes a phase, the steps that are done, and for a step of a GPU the event that ends it there."""
-KEPT = 101
-"""So many measurements are remembered; their median is what is usual."""
-NOBODY, LAST_RESORT = 2, 6
-"""In graces, after its own report: when a rank acts in place of a lower one that did not, and when it just ends."""
+"""Takes a phase, the number of completed steps, and on a GPU the CUDA event at the end of the step."""
+WINDOW = 101
+"""Number of measurements whose median is the usual time."""
+TAKE_OVER_GRACES, HARD_EXIT_GRACES = 2, 6
+"""Grace periods after a rank's own report until it ends the trial in place of a lower rank that did not, and until its
+process exits without this thread."""
 
 
-def nobody_asks(phase: str, step: int, end: Any) -> None:
-    """Take what a rank says of its progress where no watchdog runs."""
+def ignore_progress(phase: str, step: int, end: Any) -> None:
+    """Do nothing: the progress callback without a watchdog."""
 
 
-class Beats:
-    """Takes how far the rank is, and measures what its steps and evaluations usually take."""
+class ProgressMonitor:
+    """Receives the progress of the rank, and measures the usual time of its steps and evaluations."""
 
     def __init__(self) -> None:
         self._new: deque[tuple[str, int, Any]] = deque(maxlen=4096)
-        self._taken_s: dict[str, deque[float]] = {}
+        self._times_s: dict[str, deque[float]] = {}
         self._step_since_s: tuple[int, float] | None = None
         self.phase, self.step, self.since_s = STARTING, 0, 0.0
 
@@ -61,24 +61,24 @@ class Beats:
         self._new.append((phase, step, end))
 
     def measured(self, phase: str, seconds: float) -> None:
-        self._taken_s.setdefault(phase, deque(maxlen=KEPT)).append(seconds)
+        self._times_s.setdefault(phase, deque(maxlen=WINDOW)).append(seconds)
 
     def usual_s(self, phase: str) -> float | None:
-        """Return how long a step of training, or an evaluation, usually takes; None before the first."""
-        taken_s = self._taken_s.get(phase)
-        return median(taken_s) if taken_s else None
+        """Return the median time of a training step or of an evaluation; None before the first."""
+        times_s = self._times_s.get(phase)
+        return median(times_s) if times_s else None
 
-    def take(self, now_s: float) -> bool:
-        """Take the beats since the last look; return whether there were any. Steps are timed together."""
+    def update(self, now_s: float) -> bool:
+        """Process the progress since the last check; return whether there was any. Steps are timed together."""
         phases = {self.phase}
-        any_came = False
+        has_progress = False
         while self._new and _is_over(self._new[0][2]):
             phase, step, _ = self._new.popleft()
             if self.phase == EVALUATION != phase:
                 self.measured(EVALUATION, now_s - self.since_s)
-            self.phase, self.step, self.since_s, any_came = phase, step, now_s, True
+            self.phase, self.step, self.since_s, has_progress = phase, step, now_s, True
             phases.add(phase)
-        if not any_came:
+        if not has_progress:
             return False
         if phases == {TRAINING} and self._step_since_s and self.step > self._step_since_s[0]:
             first, first_s = self._step_since_s
@@ -88,15 +88,15 @@ class Beats:
 
 
 def _is_over(end: Any) -> bool:
-    """Return whether the device has reached the end of a step: an event of a GPU, asked without waiting for it."""
+    """Return whether the device has completed a step. Its CUDA event is queried without waiting."""
     try:
         return not hasattr(end, "query") or bool(end.query())
-    except RuntimeError:  # the device has failed, which the main thread will meet
+    except RuntimeError:  # the device has failed; the main thread will raise that error
         return False
 
 
 class Watchdog:
-    """Watches this rank from `start` on."""
+    """Watches this rank after `start`."""
 
     def __init__(
         self,
@@ -108,94 +108,94 @@ class Watchdog:
         *,
         gpu: int = 0,
     ) -> None:
-        """Watch a rank; `gpu` is the number of its GPU on its node, if it has one. The thread has no current device."""
+        """`gpu` is the number of the rank's GPU on its node; the thread has no current device."""
         self._who, self._stall, self._folder, self._command, self._fail = who, stall, folder, command, fail
         self._gpu = gpu
         self._nodes: Sequence[str] = ()
-        self._beats = Beats()
-        self._looked_s = 0.0
+        self._monitor = ProgressMonitor()
+        self._checked_s = 0.0
         self._report: Report | None = None
         self._reported_s = 0.0
-        self.alive: Alive = self._beats.add
-        """To be told how far this rank is; this costs no more than appending to a list."""
+        self.alive: Alive = self._monitor.add
+        """Call it with the progress of this rank; it only appends to a deque."""
 
     def start(self, nodes: Sequence[str]) -> None:
-        """Start to watch, with the node of each rank. Of groups that train apart each watches its own ranks."""
+        """Start the thread. `nodes` has the node of each rank. A local SGD group watches only its own ranks."""
         self._nodes = nodes
         self._file(self._who.rank).unlink(missing_ok=True)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def expect(self, *, step_s: float, eval_s: float) -> float:
-        """Take what the warm-up says of the first step and the first evaluation; return the longest limit."""
-        self._beats.measured(TRAINING, step_s)
-        self._beats.measured(EVALUATION, eval_s)
+        """Set the usual times from the warm-up; return the longest limit."""
+        self._monitor.measured(TRAINING, step_s)
+        self._monitor.measured(EVALUATION, eval_s)
         return self._stall.limit_s(max(step_s, eval_s))
 
     def expect_points(self, seconds: float) -> float:
-        """Take how long a rank that measures kernels is silent by the plan at most; return the limit."""
-        self._beats.measured(MEASURING, seconds)
+        """Set the plan's longest time of one kernel measurement; return the limit."""
+        self._monitor.measured(MEASURING, seconds)
         return self._stall.limit_s(seconds)
 
     def _watch(self) -> None:
-        """Look again and again. Time in which this process was stopped itself, as in a suspended job, hardly counts."""
+        """Check periodically. Time in which this process was stopped, as in a suspended job, is not counted."""
         poll_s, awake_s, last_s = min(POLL_S, self._stall.floor_s / POLLS), 0.0, time.monotonic()
         while True:
             time.sleep(poll_s)
             now_s = time.monotonic()
             awake_s += min(now_s - last_s, 2 * poll_s)
             last_s = now_s
-            self.look(awake_s)
+            self.check(awake_s)
 
-    def look(self, now_s: float) -> None:
-        """Do what is to be done at this time: nothing, report, take the report back, or end the trial."""
-        if self._beats.take(now_s) and self._report is not None:
-            self._go_on(now_s)
-        silent_s, usual_s = now_s - self._beats.since_s, self._beats.usual_s(self._beats.phase)
+    def check(self, now_s: float) -> None:
+        """Check for a stall: do nothing, report it, withdraw the report, or end the trial."""
+        if self._monitor.update(now_s) and self._report is not None:
+            self._withdraw_report(now_s)
+        silent_s, usual_s = now_s - self._monitor.since_s, self._monitor.usual_s(self._monitor.phase)
         if self._report is not None:
             self._decide(now_s - self._reported_s)
         elif usual_s is not None and silent_s > self._stall.limit_s(usual_s):
-            self._stand_still(now_s, usual_s)
-        elif silent_s > self._stall.grace_s and now_s - self._looked_s >= self._stall.grace_s / 2:
-            self._looked_s = now_s
-            if self._reports():  # somebody waits for this rank, which has no limit yet or a higher one
-                self._stand_still(now_s, usual_s)
+            self._report_stall(now_s, usual_s)
+        elif silent_s > self._stall.grace_s and now_s - self._checked_s >= self._stall.grace_s / 2:
+            self._checked_s = now_s
+            if self._reports():  # another rank waits for this one, which has no limit yet or a higher one
+                self._report_stall(now_s, usual_s)
 
-    def _stand_still(self, now_s: float, usual_s: float | None) -> None:
-        """Report where this rank stands. Should the run folder hang as well, the rank ends without this thread."""
-        faulthandler.dump_traceback_later(LAST_RESORT * self._stall.grace_s, exit=True)
-        at, is_waiting = stall_report.where_main_thread_stands()
+    def _report_stall(self, now_s: float, usual_s: float | None) -> None:
+        """Write the report of this rank. If the run folder hangs too, faulthandler ends the process."""
+        faulthandler.dump_traceback_later(HARD_EXIT_GRACES * self._stall.grace_s, exit=True)
+        at, is_waiting = stall_report.current_line()
         self._reported_s, self._report = (
             now_s,
             Report(
                 rank=self._who.rank,
                 node=self._nodes[self._who.rank],
-                phase=self._beats.phase,
-                step=self._beats.step,
-                silent_s=round(now_s - self._beats.since_s, 3),
+                phase=self._monitor.phase,
+                step=self._monitor.step,
+                silent_s=round(now_s - self._monitor.since_s, 3),
                 usual_s=usual_s,
                 at=at,
                 is_waiting=is_waiting or stall_report.device_is_busy(self._gpu),
             ),
         )
-        with suppress(OSError):  # the disk is full: the others then take this rank for silent
+        with suppress(OSError):  # the disk is full: the others then see no report of this rank
             stall_report.write(self._file(self._who.rank), self._report)
 
-    def _go_on(self, now_s: float) -> None:
-        """Take the report back: the rank has moved after all."""
+    def _withdraw_report(self, now_s: float) -> None:
+        """Withdraw the report, since the rank made progress."""
         faulthandler.cancel_dump_traceback_later()
         self._file(self._who.rank).unlink(missing_ok=True)
-        after = f"{now_s - self._reported_s:.0f} s after it seemed to have stalled"
-        print(f"rank {self._who.rank} goes on, {after}", file=sys.stderr, flush=True)
+        after = f"{now_s - self._reported_s:.0f} s after it reported a stall"
+        print(f"rank {self._who.rank} continues, {after}", file=sys.stderr, flush=True)
         self._report = None
 
     def _decide(self, waited_s: float) -> None:
-        """End the trial once every rank has reported or had the time to; the lowest one that reported does."""
+        """End the trial once every rank has reported or its grace is over. The lowest rank with a report does that."""
         files, grace_s = self._reports(), self._stall.grace_s
         if len(files) < len(self._ranks) and waited_s < grace_s:
             return
         assert self._report is not None
         reports = stall_report.read(files) | {self._who.rank: self._report}
-        if min(reports) == self._who.rank or waited_s > NOBODY * grace_s:
+        if min(reports) == self._who.rank or waited_s > TAKE_OVER_GRACES * grace_s:
             stacks = run_files.stack(self._command, "*")
             self._fail(stall_report.verdict(reports, self._nodes, stacks, ranks=self._ranks))
 
@@ -204,7 +204,7 @@ class Watchdog:
 
     @property
     def _ranks(self) -> Sequence[int]:
-        own = groups.mine()
+        own = groups.current()
         return own.ranks if own else range(len(self._nodes))
 
     def _file(self, rank: int) -> Path:

@@ -1,1 +1,1 @@
-"""Servers of the OpenAI API: start one, give it exact prompts, load it by MLPerf's loadgen, and time each request."""
+"""Benchmark OpenAI-compatible servers: start a server, load it with MLPerf's loadgen, and time each request."""

@@ -1,7 +1,7 @@
-"""An asynchronous client of the OpenAI API that streams, in a thread of its own: it notes what comes when, and no more.
+"""An asynchronous, streaming client of the OpenAI API in a thread: it only records what arrives, and when.
 
-What arrives is read after the load is over, so that the client has little to do while it is timed. Its own delay is
-measured: from the moment a request is due until it is sent, and by how much its event loop runs late.
+Responses are parsed after the load has ended, so that the client does little work while it is timed. Its own delay is
+measured: the time from when a request is due until it is sent, and the lateness of its event loop.
 """
 
 import asyncio
@@ -16,33 +16,33 @@ from typing import Any
 import aiohttp
 
 TICK_S = 0.01
-"""How often the event loop is asked whether it is late."""
+"""Interval at which the lateness of the event loop is measured."""
 IDLE_S = 2.0
-"""After which a connection is not used again: servers close idle ones after five seconds, and one that is closed in the
-very moment of a request would fail it."""
+"""Longest idle time of a reused connection: servers close idle connections after five seconds, and a request on a
+connection that is just being closed would fail."""
 PATH = "/v1/completions"
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, and what came back. Times are of time.perf_counter()."""
+    """One request and its response. Times are from time.perf_counter()."""
 
     number: int
     prompt: str
     due_s: float
-    """When loadgen handed it in."""
+    """When loadgen issued it."""
     sent_s: float | None = None
-    """When the client began to connect, or took a connection."""
+    """When the client started to connect, or reused a connection."""
     http: int | None = None
     failure: str = ""
-    """Why there is no complete answer, where the transport says so."""
+    """The transport's reason for an incomplete answer."""
     parts: list[tuple[float, bytes]] = field(default_factory=list)
-    """What was read at once, and when."""
+    """Time and bytes of each read."""
     done_s: float = 0.0
 
 
 class Client:
-    """Sends requests to one server, in a thread with an event loop; use it in a `with`."""
+    """Sends requests to one server from a thread with an event loop; a context manager."""
 
     def __init__(self, url: str, body: Mapping[str, Any], *, timeout_s: float) -> None:
         self._url, self._body, self._timeout_s = url + PATH, body, timeout_s
@@ -51,7 +51,7 @@ class Client:
         self._ready = threading.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.late_s: list[float] = []
-        """By how much each tick of the event loop came late."""
+        """Lateness of each tick of the event loop."""
 
     def __enter__(self) -> "Client":
         self._thread.start()
@@ -63,8 +63,10 @@ class Client:
         self._thread.join()
 
     def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
-        """Send a request from any thread; `done` is called in the client's thread when it has ended in any way."""
-        with suppress(RuntimeError):  # the trial is over, and loadgen's thread, which nobody can end, goes on
+        """Send a request from any thread; `done` is called in the client's thread when it has succeeded or failed."""
+        with suppress(
+            RuntimeError
+        ):  # the trial is over, but loadgen's thread, which cannot be stopped, still issues requests
             self._loop.call_soon_threadsafe(self._begin, exchange, done)
 
     def _begin(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
@@ -107,7 +109,7 @@ class Client:
             exchange.failure = f"connection: {type(error).__name__}"
         except OSError as error:
             exchange.failure = f"connection: {error.strerror or type(error).__name__}"
-        except Exception as error:  # noqa: BLE001 - loadgen waits for every request, whatever became of it
+        except Exception as error:  # noqa: BLE001 - loadgen waits for every request, also for failed ones
             exchange.failure = f"connection: {type(error).__name__}: {error}"
         exchange.done_s = time.perf_counter()
         done(exchange)

@@ -1,4 +1,4 @@
-"""Load a server by MLPerf's loadgen: it decides when requests arrive, and whether what came of them is valid."""
+"""Load a server with MLPerf's loadgen, which issues the requests and decides whether the result is valid."""
 
 import csv
 import json
@@ -15,16 +15,16 @@ import mlperf_loadgen as loadgen
 from bench.contract import run_files
 from bench.contract.serving import Arrivals, Load, Serving
 from bench.errors import SubmitError
-from jobs.serving.answers import Answer, Asked, judged
+from jobs.serving.answers import Answer, RequestSpec, judged
 from jobs.serving.client import Client, Exchange
-from jobs.serving.server import Child, Started, ended
+from jobs.serving.server import Child, RunningServer, ended
 
 POLL_S = 0.1
 VERDICT = (
     *("loadgen_version", "result_validity", "result_perf_constraints_met", "result_min_queries_met"),
     *("result_min_duration_met", "early_stopping_met", "early_stopping_result", "result_mean_latency_ns"),
 )
-"""What is kept of loadgen's log: its validity, the reasons, and its own latency."""
+"""Keys that are kept from loadgen's log: validity, reasons and latency."""
 COLUMNS = (
     *("request", "arrival_s", "sent_s", "first_token_s", "last_token_s", "tokens_in", "tokens_out"),
     *("chunks", "chunks_together", "status", "detail"),
@@ -32,27 +32,27 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What came of a load."""
+class LoadResult:
+    """The result of a load."""
 
     load: Load
     answers: list[Answer]
     """In the order of arrival."""
     client: dict[str, float]
-    """What the client delayed."""
+    """Delays of the client."""
     loadgen: dict[str, Any]
-    """What loadgen says of the load."""
+    """Loadgen's verdict on the load."""
     files: tuple[Path, Path]
-    """The rows, and loadgen's log."""
+    """The file of requests, and loadgen's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all loads of a trial share."""
+    """The settings that all loads of a trial share."""
 
     serving: Serving
-    server: Started
-    asked: Asked
+    server: RunningServer
+    spec: RequestSpec
     folder: Path
     trial: int
     seed: int
@@ -68,31 +68,31 @@ class Setting:
         }
 
 
-def warmed_up(setting: Setting, prompts: Sequence[str]) -> None:
-    """Send requests together before the clock starts.
+def warm_up(setting: Setting, prompts: Sequence[str]) -> None:
+    """Send requests at the same time, not timed.
 
     Raises:
-        SubmitError: one of them fails: no load would be worth anything.
+        SubmitError: one of them failed, so that no load could be valid.
     """
     timeout_s = setting.serving.request_timeout_s
     with Client(setting.server.url, setting.body(), timeout_s=timeout_s) as client:
         exchanges = [Exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
-        over: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
+        finished: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
         for exchange in exchanges:
-            client.send(exchange, over.put)
+            client.send(exchange, finished.put)
         left = len(exchanges)
         while left:
-            require_alive(setting.server.child, "while it was warmed up")
+            require_alive(setting.server.child, "during the warm-up")
             try:
-                over.get(timeout=POLL_S)
+                finished.get(timeout=POLL_S)
                 left -= 1
             except queue.Empty:
                 continue
-    for answer in (judged(exchange, setting.asked) for exchange in exchanges):
+    for answer in (judged(exchange, setting.spec) for exchange in exchanges):
         if answer.status != "ok":
             rule = "SRV-05" if answer.tokens_out is not None else "SRV-04"
             raise SubmitError(
-                f"a request of the warm-up failed: {answer.status}: {answer.detail}",
+                f"a warm-up request failed: {answer.status}: {answer.detail}",
                 where=setting.server.url,
                 fix="read the output of the server, and correct task.serving.server",
                 rule=rule,
@@ -100,13 +100,13 @@ def warmed_up(setting: Setting, prompts: Sequence[str]) -> None:
 
 
 def require_alive(child: Child | None, when: str) -> None:
-    """Raise SubmitError when the server has ended."""
+    """Raise SubmitError if the server has ended."""
     if child is not None and child.exit_code() is not None:
         raise ended(child, when, "SRV-03")
 
 
-def loaded(setting: Setting, load: Load, prompts: Sequence[str]) -> Loaded:
-    """Return what came of a load; every prompt is sent once, in loadgen's order of arrival.
+def run_load(setting: Setting, load: Load, prompts: Sequence[str]) -> LoadResult:
+    """Run a load and return its result; every prompt is sent once, in the order of loadgen's requests.
 
     Raises:
         SubmitError: the server has ended.
@@ -124,16 +124,16 @@ def loaded(setting: Setting, load: Load, prompts: Sequence[str]) -> Loaded:
 
         _run(load, setting, issue)
         late_s = sorted(client.late_s)
-    answers = [judged(exchange, setting.asked) for exchange in exchanges]
+    answers = [judged(exchange, setting.spec) for exchange in exchanges]
     detail = setting.folder / run_files.loadgen(setting.trial, load.label)
-    said = verdict(detail)
+    loadgen_verdict = verdict(detail)
     rows = setting.folder / run_files.requests(setting.trial, load.label)
     _write(rows, exchanges, answers)
-    return Loaded(
+    return LoadResult(
         load=load,
         answers=answers,
-        client=delays(exchanges, late_s, said),
-        loadgen=said,
+        client=delays(exchanges, late_s, loadgen_verdict),
+        loadgen=loadgen_verdict,
         files=(rows, detail),
     )
 
@@ -146,7 +146,7 @@ def _completes(sample: int) -> Callable[[Exchange], object]:
 
 
 def _run(load: Load, setting: Setting, issue: Callable[[Sequence[Any]], None]) -> None:
-    """Run loadgen in a thread, and watch the server meanwhile. Loadgen cannot be ended early; its process can."""
+    """Run loadgen in a thread, and watch the server. Loadgen cannot be stopped early, except by ending the process."""
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -154,7 +154,7 @@ def _run(load: Load, setting: Setting, issue: Callable[[Sequence[Any]], None]) -
         library = loadgen.ConstructQSL(load.requests, load.requests, lambda _: None, lambda _: None)
         try:
             loadgen.StartTestWithLogSettings(sut, library, _settings(load, setting), _logging(load, setting))
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             failures.append(error)
         finally:
             loadgen.DestroyQSL(library)
@@ -178,45 +178,45 @@ def _prefix(load: Load, setting: Setting) -> str:
 
 
 def _settings(load: Load, setting: Setting) -> Any:
-    made = loadgen.TestSettings()
-    made.scenario = getattr(loadgen.TestScenario, load.arrivals.scenario)
-    made.mode = loadgen.TestMode.PerformanceOnly
-    made.min_duration_ms = 0
-    made.min_query_count = made.max_query_count = load.requests
-    made.qsl_rng_seed = made.sample_index_rng_seed = made.schedule_rng_seed = setting.seed
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, load.arrivals.scenario)
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_duration_ms = 0
+    settings.min_query_count = settings.max_query_count = load.requests
+    settings.qsl_rng_seed = settings.sample_index_rng_seed = settings.schedule_rng_seed = setting.seed
     if load.arrivals is Arrivals.burst:
-        made.offline_expected_qps = 1e-3  # or loadgen would make the burst as large as ten minutes need
+        settings.offline_expected_qps = 1e-3  # otherwise loadgen sizes the burst for ten minutes
     if load.arrivals is Arrivals.poisson:
         assert setting.serving.limits.latency_s is not None
-        made.server_target_qps = load.rate
-        made.server_target_latency_ns = round(setting.serving.limits.latency_s * 1e9)
-    return made
+        settings.server_target_qps = load.rate
+        settings.server_target_latency_ns = round(setting.serving.limits.latency_s * 1e9)
+    return settings
 
 
 def _logging(load: Load, setting: Setting) -> Any:
-    output, made = loadgen.LogOutputSettings(), loadgen.LogSettings()
+    output, settings = loadgen.LogOutputSettings(), loadgen.LogSettings()
     output.outdir, output.prefix = str(setting.folder), _prefix(load, setting)
-    made.log_output, made.enable_trace = output, False
-    return made
+    settings.log_output, settings.enable_trace = output, False
+    return settings
 
 
 def verdict(detail: Path) -> dict[str, Any]:
-    """Return what loadgen's log says of the load: its validity, the reason, and its own latencies."""
-    found: dict[str, Any] = {}
+    """Return loadgen's verdict from its log: validity, reasons and latencies."""
+    records: dict[str, Any] = {}
     for line in detail.read_text().splitlines():
         record = json.loads(line.removeprefix(":::MLLOG "))
-        found[record["key"]] = record["value"]
-    return {key: found.get(key) for key in VERDICT}
+        records[record["key"]] = record["value"]
+    return {key: records.get(key) for key in VERDICT}
 
 
-def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], said: dict[str, Any]) -> dict[str, float]:
-    """Return what the client delayed: percentiles of sending and of its event loop, and loadgen's mean.
+def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], loadgen_verdict: dict[str, Any]) -> dict[str, float]:
+    """Return the delays of the client: percentiles of sending and of its event loop, and loadgen's mean.
 
-    Loadgen counts from the moment at which a request was scheduled until it was told that the answer is there.
+    Loadgen measures from the scheduled time of a request until its completion was reported.
     """
     sent_s = sorted(exchange.sent_s - exchange.due_s for exchange in exchanges if exchange.sent_s is not None)
     mean_s = sum(exchange.done_s - exchange.due_s for exchange in exchanges) / len(exchanges)
-    theirs_s = float(said["result_mean_latency_ns"] or 0) / 1e9
+    theirs_s = float(loadgen_verdict["result_mean_latency_ns"] or 0) / 1e9
     shares = {"p50": 0.5, "p99": 0.99}
     return {
         **{f"sent_{name}_s": _percentile(sent_s, share) for name, share in shares.items()},

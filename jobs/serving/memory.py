@@ -1,4 +1,4 @@
-"""The GPU memory of a server, by NVML: of the fullest of its GPUs, before the server was started and at its peak."""
+"""Measure the GPU memory of a server through NVML: on its fullest GPU, before the start and at the peak."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ EVERY_S, GIB = 0.5, 2**30
 
 @contextmanager
 def measured(config: Config) -> Iterator[dict[str, Any]]:
-    """Yield a record that holds {before, peak} in GiB when the block is left, or why it was not measured."""
+    """Yield a record that contains {before, peak} in GiB at the end of the block, or why it was not measured."""
     record: dict[str, Any] = {}
     reason = _why_not(config)
     if reason:
@@ -48,8 +48,8 @@ def measured(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def handles_of(nvml: Any, count: int, env: Mapping[str, str] = os.environ) -> list[Any]:
-    """Return NVML's handles of the first GPUs that a server sees, which NVML counts without CUDA_VISIBLE_DEVICES."""
-    visible = [word.strip() for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    """Return NVML's handles of the first visible GPUs. NVML itself ignores CUDA_VISIBLE_DEVICES."""
+    visible = [gpu.strip() for gpu in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     return [
         nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
         for gpu in (visible or [str(number) for number in range(count)])[:count]
@@ -62,7 +62,7 @@ def _why_not(config: Config) -> str:
     if config.cluster.device is not Device.cuda:
         return "the server runs on CPUs"
     try:
-        import pynvml  # noqa: F401 - whether it is there
+        import pynvml  # noqa: F401 - checks that it is installed
     except ImportError:
         return "pip install nvidia-ml-py"
     return ""

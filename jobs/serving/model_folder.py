@@ -1,4 +1,4 @@
-"""The folder that a server loads: the site's, a copy of it that names no end of an answer, or one made on the spot."""
+"""The model folder of a server: the site's, a copy of it without end-of-sequence tokens, or one with random weights."""
 
 import json
 import os
@@ -16,33 +16,33 @@ CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
 )
 STD = 0.02
-"""Of random weights. Source: Llama's initializer_range."""
+"""Standard deviation of random weights. Source: Llama's initializer_range."""
 
 
 def prepared(plan: ServingPlan, server: Server, folder: Path, *, seed: int) -> Path | None:
-    """Return the folder that the server is to load; None for one that runs elsewhere.
+    """Return the folder that the server loads; None for a server that runs elsewhere.
 
     Raises:
-        ConfigError: there is no model in the folder that the plan names.
+        ConfigError: the plan's folder contains no model.
     """
     if server.url is not None:
         return None
     if plan.base_dir is None:
-        make(plan, folder, seed=seed)
+        write_random(plan, folder, seed=seed)
         return folder
     source = Path(plan_paths.expanded(plan.base_dir) or plan.base_dir).absolute()
     if not (source / CONFIG).is_file():
         raise ConfigError(
-            "there is no model of Hugging Face's format",
+            "no Hugging Face model in this folder",
             where=str(source),
-            fix="name a folder with config.json, weights and tokenizer.json, or set model.weights=random",
+            fix="set a folder with config.json, weights and tokenizer.json, or set model.weights=random",
             rule="CFG-06",
         )
     return _without_end(source, folder) if server.removes_eos else source
 
 
 def _without_end(source: Path, folder: Path) -> Path:
-    """Return a folder of links to the model, whose configs name no token at which answers end."""
+    """Return a folder of links to the model, whose configs have no end-of-sequence token."""
     folder.mkdir(parents=True)
     for path in source.iterdir():
         if path.name not in (CONFIG, GENERATION, TOKENIZER_CONFIG):
@@ -55,26 +55,26 @@ def _without_end(source: Path, folder: Path) -> Path:
     return folder
 
 
-def make(plan: ServingPlan, folder: Path, *, seed: int) -> None:
-    """Write a model of the plan's shape with random weights, and a tokenizer with a word for every token."""
+def write_random(plan: ServingPlan, folder: Path, *, seed: int) -> None:
+    """Write a model of the plan's shape with random weights, and a tokenizer with one word per token."""
     import torch
     from safetensors.torch import save_file
 
     from jobs.weights import families
 
     model, dtype = plan.config.model, torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
-    family = families.of(model)
+    family = families.family_of(model)
     folder.mkdir(parents=True)
     files: dict[str, dict[str, Any]] = {}
     for weight in family.weights(model):
         file = f"model-{0 if weight.layer is None else 1 + weight.layer:05}.safetensors"
         files.setdefault(file, {}).update(weight.sources)
 
-    def write(number: int, file: str) -> None:  # torch draws in one thread; a model of 7B needs many of them
+    def write(number: int, file: str) -> None:  # torch samples in one thread; a 7B model needs several
         generator, tensors = torch.Generator().manual_seed(seed * len(files) + number), {}
         for name, shape in files[file].items():
-            drawn = torch.empty(shape, dtype=dtype)
-            tensors[name] = drawn.fill_(1) if "norm" in name else drawn.normal_(std=STD, generator=generator)
+            weight = torch.empty(shape, dtype=dtype)
+            tensors[name] = weight.fill_(1) if "norm" in name else weight.normal_(std=STD, generator=generator)
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -84,15 +84,15 @@ def make(plan: ServingPlan, folder: Path, *, seed: int) -> None:
     settings = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG).write_text(json.dumps(settings | {"bos_token_id": None, "eos_token_id": None}, indent=1))
     (folder / GENERATION).write_text(json.dumps({"do_sample": False}))
-    _make_tokenizer(folder, size=model.vocab_size, longest=model.max_seq_length)
+    _write_tokenizer(folder, size=model.vocab_size, longest=model.max_seq_length)
 
 
-def _make_tokenizer(folder: Path, *, size: int, longest: int) -> None:
-    """Write a tokenizer whose token number n is the word wn."""
+def _write_tokenizer(folder: Path, *, size: int, longest: int) -> None:
+    """Write a tokenizer whose token n is the word wn."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / TOKENIZER))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
-    (folder / TOKENIZER_CONFIG).write_text(json.dumps(about))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(config))

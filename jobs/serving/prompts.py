@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, by the tokenizer that the server itself has."""
+"""Random prompts with an exact number of tokens in the server's tokenizer."""
 
 import random
 from collections.abc import Iterator
@@ -15,56 +15,56 @@ def tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder.
 
     Raises:
-        ConfigError: there is none that can be read.
+        ConfigError: it is missing or cannot be read.
     """
     file = folder / "tokenizer.json"
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="name a folder with tokenizer.json; transformers writes one with AutoTokenizer(…).save_pretrained",
+            fix="set a folder with tokenizer.json; AutoTokenizer(…).save_pretrained of transformers writes one",
             rule="CFG-06",
         ) from error
 
 
-def drawn(own: Tokenizer, *, count: int, num_tokens: int, seed: int) -> list[str]:
-    """Return different prompts of random words, each of exactly so many tokens, special ones included.
+def random_prompts(own: Tokenizer, *, count: int, num_tokens: int, seed: int) -> list[str]:
+    """Return different prompts of random words, each with exactly num_tokens tokens, special tokens included.
 
-    Each is encoded, decoded and encoded again: a server that does either gets the same tokens.
+    Each prompt keeps its tokens when it is encoded, decoded and encoded again, as some servers do.
 
     Raises:
-        ConfigError: the tokenizer has no words that make such prompts.
+        ConfigError: the tokenizer cannot produce such prompts.
     """
     words, generator = _words(own), random.Random(seed)
     special = len(own.encode("").ids)
     if num_tokens <= special or not words:
-        what = f"no prompt of {num_tokens} tokens can be made: {len(words)} words, {special} special tokens"
-        raise ConfigError(what, where="task.serving.tokens_in", fix="ask for more tokens, or name another tokenizer")
+        what = f"cannot build prompts of {num_tokens} tokens: {len(words)} usable words, {special} special tokens"
+        raise ConfigError(what, where="task.serving.tokens_in", fix="request more tokens, or set another tokenizer")
     return [_prompt(own, words, num_tokens, generator) for _ in range(count)]
 
 
 def _words(own: Tokenizer) -> list[str]:
-    """Return words that are one token each where they stand between others."""
+    """Return words that are one token each between other words."""
     special = len(own.encode("").ids)
-    return sorted({word for word in _candidates(own) if len(own.encode(f"{word} {word} {word}").ids) - special == 3})
+    return sorted({text for text in _candidates(own) if len(own.encode(f"{text} {text} {text}").ids) - special == 3})
 
 
 def _candidates(own: Tokenizer) -> Iterator[str]:
-    """Yield the texts of tokens that are plain words, as many as prompts need to differ."""
+    """Yield the texts of tokens that are plain words, at most MAX_WORDS."""
     count = 0
     for token in range(own.get_vocab_size()):
-        word = own.decode([token]).strip()
-        if word.isascii() and word.isalnum() and len(word) > 1:
+        text = own.decode([token]).strip()
+        if text.isascii() and text.isalnum() and len(text) > 1:
             count += 1
-            yield word
+            yield text
         if count == MAX_WORDS:
             return
 
 
 def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random.Random) -> str:
-    """Return a prompt whose length is right after encoding, and stays so after decoding."""
+    """Return a prompt that has num_tokens tokens, also after decoding and encoding again."""
     for _ in range(TRIES):
         chosen = generator.choices(words, k=num_tokens)
         while chosen and (over := len(own.encode(" ".join(chosen)).ids) - num_tokens) > 0:
@@ -74,7 +74,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"no prompt of {num_tokens} tokens survives encoding and decoding in {TRIES} tries",
+        f"no prompt of {num_tokens} tokens kept its tokens after decoding and encoding, in {TRIES} tries",
         where="task.serving.tokens_in",
-        fix="ask for another number of tokens, or name another tokenizer",
+        fix="request another number of tokens, or set another tokenizer",
     )

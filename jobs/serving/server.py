@@ -1,4 +1,4 @@
-"""A server as a child of rank 0: started, awaited until it is healthy, watched while it is loaded, and stopped."""
+"""Run a server as a child process of rank 0: start it, wait until it is healthy, watch it under load, stop it."""
 
 import os
 import random
@@ -27,21 +27,21 @@ from jobs.ranks.gpu_sampler import end_with
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
 ELSEWHERE_S = 30.0
-"""How long a server that runs elsewhere is waited for: it was started before."""
+"""Longest wait for a server that runs elsewhere and should be up already."""
 TAIL_BYTES = 400
 SPARE_FILES = 512
 WHERE = "task.serving.server"
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""No proxy of the site stands between us and the server."""
+"""Ignores the site's HTTP proxy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A server that answers."""
+class RunningServer:
+    """A healthy server."""
 
     url: str
     model: str
-    """What requests call the model."""
+    """The name of the model in requests."""
     argv: list[str]
     """Empty for a server that runs elsewhere."""
     healthy_s: float
@@ -63,13 +63,13 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    preexec_fn=lambda: _begin(parent),  # in the group of this rank, and gone when it is
+                    preexec_fn=lambda: _begin(parent),  # in the process group of this rank, and ended with it
                 )
             except OSError as error:
                 raise SubmitError(
-                    f"the server cannot be started: {argv[0]}: {error.strerror}",
+                    f"the server could not be started: {argv[0]}: {error.strerror}",
                     where=f"{WHERE}.argv",
-                    fix="install it where the ranks run, or name its path",
+                    fix="install it where the ranks run, or set its full path",
                     rule="SRV-01",
                 ) from error
         self._end = threading.Event()
@@ -79,7 +79,7 @@ class Child:
         return self._process.poll()
 
     def stop(self) -> None:
-        """End the server with all that it has started; its own processes first get a moment to end by themselves."""
+        """Stop the server and all its child processes: SIGTERM first, SIGKILL after STOP_S."""
         self.is_stopping = True
         with suppress(psutil.NoSuchProcess):
             tree = psutil.Process(self._process.pid).children(recursive=True)
@@ -93,65 +93,65 @@ class Child:
             self._process.kill()
             self._process.wait()
 
-    def last_words(self) -> str:
-        """Return the last line that the server printed."""
+    def last_line(self) -> str:
+        """Return the last line of the server's output."""
         with suppress(OSError):
             lines = self.output.read_bytes()[-8192:].decode(errors="replace").strip().splitlines()
-            return lines[-1][:TAIL_BYTES] if lines else "it printed nothing"
-        return "its output cannot be read"
+            return lines[-1][:TAIL_BYTES] if lines else "(no output)"
+        return "(its output could not be read)"
 
 
 def _begin(parent: int) -> None:
-    """Let signals through, which the guard of this rank has blocked, and have the server end with the rank."""
+    """Unblock the signals that this rank's guard has blocked, and let the kernel end the server with the rank."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     end_with(parent)
 
 
-def started(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> Started:
-    """Return the server once it is healthy.
+def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> RunningServer:
+    """Start the server and return it once it is healthy.
 
     Raises:
-        SubmitError: it cannot be started, has ended, or is not healthy in time.
+        SubmitError: it could not be started, ended, or was not healthy in time.
     """
     server, began_s = serving.server, time.monotonic()
     if server.url is not None:
-        found = Started(server.url.rstrip("/"), server.model or "", [], 0.0, None)
-        _await(found, server, began_s)
-        return found
+        running = RunningServer(server.url.rstrip("/"), server.model or "", [], 0.0, None)
+        _await(running, server, began_s)
+        return running
     assert model is not None
     port = server.port or free_port()
     _require_free(port)
     argv = _argv(plan, serving, model, port)
-    found = Started(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, server.environment, output))
+    running = RunningServer(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, server.environment, output))
     try:
-        _await(found, server, began_s)
+        _await(running, server, began_s)
     except BaseException:
-        assert found.child is not None
-        found.child.stop()
+        assert running.child is not None
+        running.child.stop()
         raise
-    return Started(found.url, found.model, argv, time.monotonic() - began_s, found.child)
+    return RunningServer(running.url, running.model, argv, time.monotonic() - began_s, running.child)
 
 
 def allow_connections(count: int) -> None:
-    """Let this process and its server have so many connections at a time, and the files that they open besides.
+    """Raise the limit of open files of this process and its server for this many connections.
 
     Raises:
-        SubmitError: the site does not allow it.
+        SubmitError: the hard limit is too low.
     """
     needed, (soft, hard) = count + SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise SubmitError(
-                f"{count:,} requests at a time need {needed:,} open files, and {hard:,} are allowed",
+                f"{count:,} parallel requests need {needed:,} open files, but the limit is {hard:,}",
                 where="ulimit -n",
-                fix="have the limit raised, or lower task.serving.requests",
+                fix="raise the hard limit, or lower task.serving.requests",
                 rule="RUN-15",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at; of PORTS, or a client's connection may have it before the server is up."""
+    """Return a free port of PORTS, which are outside the range of ephemeral client ports."""
     for port in random.sample(PORTS, len(PORTS)):
         with suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
@@ -161,21 +161,21 @@ def free_port() -> int:
 
 
 def _require_free(port: int) -> None:
-    """Raise SubmitError where somebody listens: its answers would be taken for those of our server."""
+    """Raise SubmitError if the port is in use: another server would answer in place of ours."""
     with socket.socket() as probe:
         probe.settimeout(1)
         if probe.connect_ex((HOST, port)) == 0:
             raise SubmitError(
-                f"somebody listens at port {port} already",
+                f"port {port} is already in use",
                 where=f"{WHERE}.port",
-                fix="choose another, or null to have a free one picked",
+                fix="set another port, or null for a free one",
                 rule="SRV-01",
             )
 
 
 def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[str]:
     config, server = plan.config, serving.server
-    words = {
+    values = {
         "python": sys.executable,
         "model": str(model),
         "host": HOST,
@@ -185,42 +185,44 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
     }
-    asked = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
-    argv = [word.format(**words) for word in asked]
+    template = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
+    argv = [part.format(**values) for part in template]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 
 
-def _await(found: Started, server: Server, began_s: float) -> None:
-    """Wait until the server answers 200."""
-    url, said = found.url + server.health, "nothing listens there"
-    within_s = server.healthy_within_s if found.child else min(server.healthy_within_s, ELSEWHERE_S)
+def _await(running: RunningServer, server: Server, began_s: float) -> None:
+    """Wait until the health check returns HTTP 200."""
+    url, last_answer = running.url + server.health, "no answer"
+    within_s = server.startup_timeout_s if running.child else min(server.startup_timeout_s, ELSEWHERE_S)
     while time.monotonic() - began_s < within_s:
-        if found.child is not None and found.child.exit_code() is not None:
-            raise ended(found.child, "before it was healthy", "SRV-01")
+        if running.child is not None and running.child.exit_code() is not None:
+            raise ended(running.child, "before it was healthy", "SRV-01")
         try:
             with DIRECTLY.open(url, timeout=ANSWER_S) as answer:
                 if answer.status == 200:
                     return
-                said = f"HTTP {answer.status}"
+                last_answer = f"HTTP {answer.status}"
         except (URLError, OSError, ValueError) as error:
-            said = str(getattr(error, "reason", error))
+            last_answer = str(getattr(error, "reason", error))
         time.sleep(POLL_S)
-    words = f"; it last printed: {found.child.last_words()}" if found.child else ""
-    fix = f"read its output, or raise {WHERE}.healthy_within_s" if found.child else f"start it, or correct {WHERE}.url"
+    last_line = f"; last line of its output: {running.child.last_line()}" if running.child else ""
+    fix = (
+        f"read its output, or raise {WHERE}.startup_timeout_s" if running.child else f"start it, or correct {WHERE}.url"
+    )
     raise SubmitError(
-        f"the server was not healthy within {within_s:g} s: {said}{words}",
-        where=f"{url}" + (f", {found.child.output}" if found.child else ""),
+        f"the server was not healthy within {within_s:g} s: {last_answer}{last_line}",
+        where=f"{url}" + (f", {running.child.output}" if running.child else ""),
         fix=fix,
         rule="SRV-02",
     )
 
 
 def ended(child: Child, when: str, rule: str) -> SubmitError:
-    """Return the error of a server that has ended by itself."""
+    """Return the error of a server that ended unexpectedly."""
     code = child.exit_code()
     how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
     return SubmitError(
-        f"the server ended {when}, {how}; it last printed: {child.last_words()}",
+        f"the server ended {when}, {how}; last line of its output: {child.last_line()}",
         where=str(child.output),
         fix="read the output of the server",
         rule=rule,

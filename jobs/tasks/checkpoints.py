@@ -1,7 +1,8 @@
-"""The checkpoints of one trial: RUN/checkpoints/trial_K/step_N, from which its next attempt goes on.
+"""Save and load the checkpoints of one trial, RUN/checkpoints/trial_K/step_N, from which its next attempt resumes.
 
-A rank copies its state and goes on training, while a thread writes the copy. A folder takes its name once every rank
-has written, and the last two are kept. No collective is called from a thread: rank 0's looks for the others' records.
+A rank copies its state and continues training while a thread writes the copy. A folder gets its final name once every
+rank has written, and the last two checkpoints are kept. Threads call no collectives: rank 0's thread polls for the
+records of the other ranks.
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import atomic_files, checkpoint, codec, mllog, plan_kinds, run_files
-from bench.contract.checkpoint import KEPT, STEP
+from bench.contract.checkpoint import NUM_KEPT, STEP
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError, ConfigError
@@ -30,7 +31,7 @@ UNFINISHED = ".part"
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A checkpoint that is there as a whole."""
+    """A complete checkpoint."""
 
     folder: Path
     step: int
@@ -44,84 +45,86 @@ class Checkpoints:
         self, plan: TrainingPlan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int
     ) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
-        own = groups.mine()
+        own = groups.current()
         self._num_ranks = plan.world.num_ranks // (plan.world.groups or 1)
         self._every = plan.config.training.checkpoint_every_steps or plan.max_steps
-        self._leads = self._folder = run / run_files.checkpoints(trial.index)
+        self._folder_of_group_0 = self._folder = run / run_files.checkpoints(trial.index)
         if own is not None:
             self._rank = own.position
-            self._folder = self._leads / f"group_{own.number}" if own.number else self._leads
+            self._folder = self._folder_of_group_0 / f"group_{own.number}" if own.number else self._folder_of_group_0
         self._thread: threading.Thread | None = None
         self._has_written = threading.Event()
         self._error: Exception | None = None
         self.done = 0
-        """The step that was resumed from; 0 for a trial that begins."""
+        """The step that was resumed from; 0 if the trial starts from scratch."""
 
     def resume(self) -> int:
         """Load the newest checkpoint that is not damaged, and return its step; 0 if there is none.
 
         Raises:
-            ConfigError: it belongs to a training with another model, seed, data or batch; or the disk has no room.
+            ConfigError: it was saved with another model, seed, data or batch; or the disk is too small.
         """
         if self._rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             for unfinished in self._folder.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(unfinished)
-        _require_room(self._leads, _sum(self._engine.state_bytes()) * (self._plan.world.groups or 1))
-        own = groups.mine()
+        _require_room(self._folder_of_group_0, _sum(self._engine.state_bytes()) * (self._plan.world.groups or 1))
+        own = groups.current()
         if own is not None and own.number:
-            return self._follow(own.told("resumed"))
+            return self._resume_from(own.get("resumed"))
         self._resume()
         if own is not None and own.rank == 0:
-            own.tell("resumed", self.done)
+            own.set("resumed", self.done)
         return self.done
 
     def _resume(self) -> None:
-        for found in complete(self._folder):
-            if found.step >= self._plan.max_steps:  # its trial ended, and nobody had judged it yet
+        for saved in complete(self._folder):
+            if saved.step >= self._plan.max_steps:  # this trial finished, but its result was not recorded
                 continue
-            if reason := self._damage(found):
-                self._skip(found, reason)
+            if reason := self._damage(saved):
+                self._skip(saved, reason)
                 continue
-            require_same(found, self._plan, self._trial)
-            self._load(found)
+            require_same(saved, self._plan, self._trial)
+            self._load(saved)
             break
 
-    def _follow(self, step: int) -> int:
-        """Go on from the step from which group 0 does, and return it; without such a state, from that of group 0.
+    def _resume_from(self, step: int) -> int:
+        """Resume from group 0's step and return it: from this group's checkpoint of it, else from that of group 0.
 
         Raises:
-            ConfigError: this node cannot read that.
+            ConfigError: this node can read neither.
         """
-        places = (folder / f"{STEP}{step}" for folder in (self._folder, self._leads)) if step else ()
+        places = (folder / f"{STEP}{step}" for folder in (self._folder, self._folder_of_group_0)) if step else ()
         for folder in places:
-            found = Complete(folder, step, checkpoint.manifest(folder))
-            if not self._damage(found):
-                self._load(found)
+            saved = Complete(folder, step, checkpoint.manifest(folder))
+            if not self._damage(saved):
+                self._load(saved)
                 return step
         if step:
-            what, fix = f"group 0 goes on from step {step}, and this group has no state of it", "share the run folder"
-            raise ConfigError(what, where=str(self._leads), fix=fix, rule="CFG-06")
+            what = f"group 0 resumes from step {step}, but this group has no checkpoint of it"
+            fix = "put the run folder on a file system that all nodes share"
+            raise ConfigError(what, where=str(self._folder_of_group_0), fix=fix, rule="CFG-06")
         return step
 
-    def _load(self, found: Complete) -> None:
-        own = found.folder.parent == self._folder
-        same_layout = own and found.manifest["training"]["world"] == codec.plain(self._plan.world)
-        self._engine.load_state(found.folder, step=found.step, seed=self._trial.seed, same_layout=same_layout)
-        self.done = found.step
+    def _load(self, saved: Complete) -> None:
+        own = saved.folder.parent == self._folder
+        same_layout = own and saved.manifest["training"]["world"] == codec.plain(self._plan.world)
+        self._engine.load_state(saved.folder, step=saved.step, seed=self._trial.seed, same_layout=same_layout)
+        self.done = saved.step
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step and go on; raise what has kept this rank from writing.
+        """Return whether to save after this step, unless it is the last one.
 
         Raises:
-            BenchError: with the reason.
+            BenchError: the checkpoint before could not be written.
         """
         self._check()
         return step % self._every == 0 and step < self._plan.max_steps
 
     def save(self, step: int) -> None:
-        """Copy the state after a step, and begin to write it; wait first until the one before is there as a whole, and
-        where one rank has no room for a copy, until this one is too.
+        """Copy the state after a step, and start writing it, after the checkpoint before is complete.
+
+        If a rank has no memory for a copy, wait until this checkpoint is complete too.
 
         Raises:
             BenchError: one of them could not be written.
@@ -132,7 +135,7 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
         snapshot = self._engine.snapshot()
-        num_waiting = _sum(not snapshot.is_copy)  # behind it the folder is there for all
+        num_waiting = _sum(not snapshot.is_copy)  # also a barrier: the folder now exists for all ranks
         self._has_written.clear()
         self._thread = threading.Thread(target=self._write, args=(snapshot, part, step), daemon=True)
         self._thread.start()
@@ -140,7 +143,7 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint in flight is there as a whole.
+        """Wait until the checkpoint that is being written is complete.
 
         Raises:
             BenchError: it could not be written, by this rank or by another one.
@@ -151,7 +154,10 @@ class Checkpoints:
         num_failed = _sum(self._error is not None)
         self._check()
         if num_failed:
-            what, fix = "another rank could not write its part of a checkpoint", "see what that rank says"
+            what, fix = (
+                "another rank could not write its part of a checkpoint",
+                "read the error of that rank in rank_logs/",
+            )
             raise BenchError(what, where=str(self._folder), fix=fix, rule="CFG-08")
         self._thread.join()
         self._check()
@@ -164,12 +170,12 @@ class Checkpoints:
         raise BenchError(
             f"a checkpoint cannot be written: {reason}",
             where=str(self._folder),
-            fix="make room, or set LOGDIR to a larger disk; the next attempt goes on from the last complete checkpoint",
+            fix="free disk space, or set LOGDIR to a larger disk; the next attempt resumes from the last checkpoint",
             rule="CFG-08",
         ) from error
 
     def _write(self, snapshot: Snapshot, part: Path, step: int) -> None:
-        """Write this rank's state; rank 0 then waits for the others, and gives the folder its name."""
+        """Write this rank's state; rank 0 then waits for the other ranks, and renames the folder to its final name."""
         try:
             snapshot.write(part)
             self._has_written.set()
@@ -178,46 +184,46 @@ class Checkpoints:
                     time.sleep(POLL_S)
                 self._engine.complete(part, about(self._plan, self._trial, step))
                 whole = self._folder / f"{STEP}{step}"
-                if whole.exists():  # it was damaged, or a trial that nobody had judged ended there
+                if whole.exists():  # it was damaged, or a finished trial wrote it whose result was not recorded
                     _remove(whole)
                 part.rename(whole)
-                for old in checkpoint.steps(self._folder)[KEPT:]:
+                for old in checkpoint.steps(self._folder)[NUM_KEPT:]:
                     _remove(self._folder / f"{STEP}{old}")
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
         finally:
             self._has_written.set()
 
-    def _damage(self, found: Complete) -> str:
-        """Return in what files differ from the manifest, or nothing; each rank reads its share of them."""
+    def _damage(self, saved: Complete) -> str:
+        """Return how the files differ from the manifest, or an empty text; each rank reads its share of them."""
         import torch
 
         reasons = [""] * self._num_ranks
-        torch.distributed.all_gather_object(reasons, damage(found, slice(self._rank, None, self._num_ranks)))
+        torch.distributed.all_gather_object(reasons, damage(saved, slice(self._rank, None, self._num_ranks)))
         return next(filter(None, reasons), "")
 
-    def _skip(self, found: Complete, reason: str) -> None:
-        self._log.event(mllog.DAMAGED_CHECKPOINT, found.folder.name, reason=reason)
+    def _skip(self, saved: Complete, reason: str) -> None:
+        self._log.event(mllog.DAMAGED_CHECKPOINT, saved.folder.name, reason=reason)
         if self._rank == 0:
-            what = f"checkpoint {found.folder.name} is damaged, and an older one is used: {reason}"
+            what = f"checkpoint {saved.folder.name} is damaged ({reason}); trying an older one"
             print(what, file=sys.stderr, flush=True)
 
 
 def _remove(whole: Path) -> None:
-    """Remove a checkpoint, which is none from the first moment on."""
-    going = whole.with_name(f"{whole.name}.old{UNFINISHED}")
-    whole.rename(going)
-    shutil.rmtree(going)
+    """Remove a checkpoint. It is renamed first, so that an interrupted removal leaves no incomplete checkpoint."""
+    renamed = whole.with_name(f"{whole.name}.old{UNFINISHED}")
+    whole.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def complete(folder: Path) -> Iterator[Complete]:
-    """Yield a trial's checkpoints that are there as a whole, the newest first."""
+    """Yield a trial's complete checkpoints, the newest first."""
     for step in checkpoint.steps(folder):
         yield Complete(folder / f"{STEP}{step}", step, checkpoint.manifest(folder / f"{STEP}{step}"))
 
 
 def about(plan: TrainingPlan, trial: Trial, step: int) -> dict[str, Any]:
-    """Return what a manifest says of the training, beside its files."""
+    """Return the model and the training settings for a manifest."""
     training = {
         "step": step,
         "samples": plan_kinds.samples(plan, step),
@@ -229,7 +235,7 @@ def about(plan: TrainingPlan, trial: Trial, step: int) -> dict[str, Any]:
 
 
 def _must_be_same(plan: TrainingPlan, trial: Trial) -> dict[str, Any]:
-    """Return what decides which rows a step takes, its learning rate, and what is trained."""
+    """Return the settings that determine the rows of each step, its learning rate, and what is trained."""
     config = plan.config
     return {
         "seed": trial.seed,
@@ -243,31 +249,31 @@ def _must_be_same(plan: TrainingPlan, trial: Trial) -> dict[str, Any]:
     )
 
 
-def require_same(found: Complete, plan: TrainingPlan, trial: Trial) -> None:
-    """Do nothing if a checkpoint is one of this training, whatever its layout.
+def require_same(saved_checkpoint: Complete, plan: TrainingPlan, trial: Trial) -> None:
+    """Refuse a checkpoint of another training; its layout may differ.
 
     Raises:
-        ConfigError: the model, or what decides the data's order or the learning rates, is another one.
+        ConfigError: the model, or a setting for the order of the data or the learning rates, differs.
     """
-    checkpoint.require_model(found.folder, plan.config.model)
-    saved, planned = found.manifest["training"]["same"], _must_be_same(plan, trial)
+    checkpoint.require_model(saved_checkpoint.folder, plan.config.model)
+    saved, planned = saved_checkpoint.manifest["training"]["same"], _must_be_same(plan, trial)
     differing = [key for key in (saved | planned) if saved.get(key) != planned.get(key)]
     if differing:
         raise ConfigError(
-            "this checkpoint is of another training: "
+            "this checkpoint was saved with other settings: "
             + ", ".join(f"{key} {saved.get(key)} instead of {planned.get(key)}" for key in differing),
-            where=str(found.folder),
-            fix="go on with the config that saved it, or start from its weights alone: starts_from=checkpoint",
+            where=str(saved_checkpoint.folder),
+            fix="resume with the config that saved it, or start from its weights only: starts_from=checkpoint",
             rule="CFG-06",
         )
 
 
-def damage(found: Complete, share: slice) -> str:
-    """Return in what the first damaged file of a share of them differs from the manifest, or nothing."""
-    if "training" not in found.manifest:
+def damage(saved: Complete, share: slice) -> str:
+    """Return how the first damaged file of a share differs from the manifest; an empty text if none is damaged."""
+    if "training" not in saved.manifest:
         return "its manifest cannot be read"
-    for entry in found.manifest["files"][share]:
-        path = found.folder / entry["path"]
+    for entry in saved.manifest["files"][share]:
+        path = saved.folder / entry["path"]
         if not path.is_file():
             return f"{path.name} is missing"
         if atomic_files.sha256(path) != entry["sha256"]:
@@ -276,7 +282,7 @@ def damage(found: Complete, share: slice) -> str:
 
 
 def _sum(value: int) -> int:
-    """Return the sum of the ranks' numbers; all of them ask."""
+    """Return the sum over all ranks, which call this together."""
     import torch
 
     total = torch.tensor(int(value), dtype=torch.int64, device=process_group.device())
@@ -285,13 +291,13 @@ def _sum(value: int) -> int:
 
 
 def _require_room(folder: Path, num_bytes: int) -> None:
-    """Raise ConfigError unless the disk has room for all groups' checkpoints: those kept and the one being written."""
-    need, free = (KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
+    """Raise ConfigError unless the disk has space for all groups' checkpoints: those kept and the one in progress."""
+    need, free = (NUM_KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
     if need > free:
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB are free, and {KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB need more",
+            f"{free / 2**30:.1f} GiB are free, but {NUM_KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB need more",
             where=str(folder),
-            fix="make room, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
+            fix="free disk space, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
             rule="CFG-08",
         )
 
@@ -300,6 +306,6 @@ def _size(folder: Path) -> int:
     """Return the bytes of all files below a folder, without those that another group removes meanwhile."""
     size = 0
     for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with suppress(FileNotFoundError):  # os.walk itself passes over folders that are gone
+        with suppress(FileNotFoundError):  # os.walk itself skips folders that were removed
             size += path.stat().st_size
     return size

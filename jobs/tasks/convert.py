@@ -1,8 +1,8 @@
 """Convert weights or rows before a run, and adapters or a whole trained model after it.
 
-`python -m jobs.tasks.convert weights|rows|adapters PLAN …` takes a plan: the output of `python -m bench plan task=…
+`python -m jobs.tasks.convert weights|rows|adapters PLAN …` takes a plan: the output of `runstop plan task=…
 cluster=… --json`, or the plan.json of a run folder. `… convert export CHECKPOINT OUT` takes a checkpoint that a trial
-has saved. No GPU is used.
+saved. No GPU is needed.
 """
 
 import argparse
@@ -44,15 +44,15 @@ def _failed(error: BenchError) -> int:
 
 
 def _explained(error: OSError | ModuleNotFoundError) -> BenchError:
-    """Return an error that tells the user what a full disk or a missing package means."""
+    """Return the error of a full disk or a missing package, with its fix."""
     if isinstance(error, ModuleNotFoundError):
         return ConfigError(f"{error.name} is not installed", where=sys.executable, fix="pip install 'runstop[weights]'")
     where = str(error.filename or "the output folder")
-    return BenchError(f"cannot read or write: {error.strerror}", where=where, fix="make room, and run it again")
+    return BenchError(f"cannot read or write: {error.strerror}", where=where, fix="free disk space and run it again")
 
 
 def weights(plan: Plan, args: argparse.Namespace) -> str:
-    """Convert *.safetensors of a Llama; return the line that says where the checkpoint is."""
+    """Convert *.safetensors of a Llama; return a line with the checkpoint's folder."""
     from jobs.weights import conversion
 
     prepared = conversion.prepare(args.source, plan.config.model, args.folder, stored=args.stored)
@@ -61,32 +61,32 @@ def weights(plan: Plan, args: argparse.Namespace) -> str:
 
 
 def rows(plan: Plan, args: argparse.Namespace) -> str:
-    """Make the rows that a plan reads; return lines that say where and what they are.
+    """Prepare the rows of a plan; return lines with their folder and contents.
 
     Raises:
-        ConfigError: the arguments are not those that the plan's source takes, or its files do not fit the plan.
+        ConfigError: the arguments are wrong for the plan's source, or its files do not match the plan.
     """
     if plan.config.training_data.source.reads_files:
         return _rows_of_files(plan_kinds.required(plan, TrainingPlan), args)
     if args.folder is None:
-        fix = "name the folder of the published rows, and a new one"
+        fix = "give the folder of the published rows, and a new folder for the result"
         raise ConfigError(f"{plan.config.training_data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
     return _published_rows(plan, args)
 
 
 def _rows_of_files(plan: TrainingPlan, args: argparse.Namespace) -> str:
-    """Tokenise data.files into the folder where the plan's runs look for the rows."""
+    """Tokenise data.files into the folder from which the plan's runs read the rows."""
     from jobs.data import prepare_rows
-    from jobs.data.prepare_rows import alone
+    from jobs.data.prepare_rows import locked_folder
 
     if args.source is not None:
-        fix = "leave them out: data.files names the files, and the rows go below DATADIR, where the run looks for them"
+        fix = "remove them: the files are set in data.files, and the rows are written below DATADIR"
         raise ConfigError("this plan takes no SOURCE and FOLDER", where="command line", fix=fix)
     folder = plan_paths.expanded(plan.data_dir)
     if folder is None:
         raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")
-    with alone(Path(folder).parent):
-        manifest = prepare_rows.make(plan, processes=args.processes)
+    with locked_folder(Path(folder).parent):
+        manifest = prepare_rows.prepare(plan, processes=args.processes)
     return "\n".join([*prepare_rows.described(manifest), f"{folder} is complete"])
 
 
@@ -111,12 +111,18 @@ def _published_rows(plan: Plan, args: argparse.Namespace) -> str:
 
 
 def _published(file: dict[str, Any], published: dict[str, int]) -> str:
-    want = published.get(file["path"])
-    return "" if want is None else ", as published" if file["bytes"] == want else f" (the published one has {want:,})"
+    expected = published.get(file["path"])
+    return (
+        ""
+        if expected is None
+        else ", as published"
+        if file["bytes"] == expected
+        else f" (the published file has {expected:,})"
+    )
 
 
 def adapters(plan: Plan, args: argparse.Namespace) -> str:
-    """Write a trial's adapters as a PEFT folder; return the line that says where it is.
+    """Write a trial's adapters as a PEFT folder; return a line with its path.
 
     Raises:
         ConfigError: the plan trains no adapters.
@@ -125,15 +131,15 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
 
     if (lora := plan.config.training.lora) is None:
         raise ConfigError(
-            f"{plan.name} trains no adapters", where="task.training.lora", fix="name the plan of a LoRA run"
+            f"{plan.name} trains no adapters", where="task.training.lora", fix="give the plan of a LoRA run"
         )
     trained = args.plan.absolute().parent / run_files.adapters(args.trial)
     adapters.export(trained, args.folder, model=plan.config.model, lora=lora, base=args.base)
-    return f"{args.folder}: PEFT adapters of rank {lora.rank}, of {trained}"
+    return f"{args.folder}: PEFT adapters of rank {lora.rank}, from {trained}"
 
 
 def export(args: argparse.Namespace) -> str:
-    """Write a trained model as a Hugging Face folder; return the line that says where it is."""
+    """Write a trained model as a Hugging Face folder; return a line with its path."""
     from jobs.weights import export
 
     return export.export(args.checkpoint, args.out, tokenizer=args.tokenizer, keep_fp32=args.fp32)
@@ -156,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_verb(
     verbs: Any, verb: Callable[[Plan, argparse.Namespace], str], summary: str, *, example: str
 ) -> argparse.ArgumentParser:
-    """Return the parser of a new verb, which takes a plan first."""
+    """Return the parser of a new verb whose first argument is a plan."""
     parser = _new_verb(verbs, verb, summary, example=example)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan, as JSON")
     return parser
@@ -172,54 +178,54 @@ def _new_verb(verbs: Any, verb: Callable[..., str], summary: str, *, example: st
 
 
 def _add_weights(verbs: Any) -> None:
-    summary = "A Hugging Face Llama → a megatron-core checkpoint that any layout loads."
+    summary = "Convert a Hugging Face Llama to a megatron-core checkpoint for any parallel layout."
     example = "python -m jobs.tasks.convert weights plan.json /models/Llama-2-70b-hf /models/llama2_70b --workers 4"
     parser = _add_verb(verbs, weights, summary, example=example)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="config.json and *.safetensors")
-    default = f"default: {', '.join(FOLDERS.values())} inside of SOURCE"
+    default = f"default: {', '.join(FOLDERS.values())} in SOURCE"
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=default)
     parser.set_defaults(stored=Stored.plain)
-    fp8 = "frozen linears in FP8, for task.training.trains=lora with precision=fp8 only: half the bytes"
-    nf4 = "frozen linears in 4 bits, for task.training.trains=qlora only: a quarter of the bytes"
+    fp8 = "store frozen linears in FP8 (half the size); only for task.training.trains=lora with precision=fp8"
+    nf4 = "store frozen linears in 4 bits (a quarter of the size); only for task.training.trains=qlora"
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--fp8", dest="stored", action="store_const", const=Stored.fp8, help=fp8)
     kinds.add_argument("--nf4", dest="stored", action="store_const", const=Stored.nf4, help=nf4)
-    workers = "units converted at the same time (default 1)"
+    workers = "number of layers converted in parallel (default 1)"
     parser.add_argument("--workers", type=int, choices=range(1, 65), metavar="N", default=1, help=workers)
 
 
 def _add_rows(verbs: Any) -> None:
-    summary = "Text that data.files names, or GovReport's published rows (parquet, NVIDIA's npy) → rows of the loop."
+    summary = "Prepare training rows from data.files, or from GovReport's published rows (parquet, NVIDIA's npy)."
     example = """python -m jobs.tasks.convert rows plan.json
 python -m jobs.tasks.convert rows plan.json /data/scrolls_gov_report /data/gov_report"""
     parser = _add_verb(verbs, rows, summary, example=example)
-    source = "for GovReport alone: {train,validation}-*.parquet or {train,validation}.npy"
+    source = "only for GovReport: {train,validation}-*.parquet or {train,validation}.npy"
     parser.add_argument("source", type=Path, nargs="?", metavar="SOURCE", help=source)
-    folder = "for GovReport alone: where DATADIR will point"
+    folder = "only for GovReport: the new folder, to which DATADIR must then be set"
     parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help=folder)
-    processes = "processes that tokenise at the same time (default: one for each core)"
+    processes = "number of tokenizer processes (default: one per core)"
     parser.add_argument("--processes", type=int, choices=range(1, 1025), metavar="N", help=processes)
 
 
 def _add_adapters(verbs: Any) -> None:
-    summary = "Adapters that a run trained → a PEFT folder."
+    summary = "Convert the adapters of a trial to a PEFT folder."
     example = "python -m jobs.tasks.convert adapters plan.json adapters_peft --trial 0 --base meta-llama/Llama-2-70b-hf"
     parser = _add_verb(verbs, adapters, summary, example=example)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
-    parser.add_argument("--trial", type=int, default=0, help="the trial that trained them (default 0)")
-    parser.add_argument("--base", help="name or folder of the model, by which PEFT finds it")
+    parser.add_argument("--trial", type=int, default=0, help="index of the trial (default 0)")
+    parser.add_argument("--base", help="name or folder of the base model, for PEFT")
 
 
 def _add_export(verbs: Any) -> None:
-    summary = "A whole model that a trial has trained and saved → a Hugging Face folder (Llama or GPT-2)."
+    summary = "Convert the trained model of a trial to a Hugging Face folder (Llama or GPT-2)."
     example = (
         "python -m jobs.tasks.convert export RUN/checkpoints/trial_0/step_320 out --tokenizer /models/Llama-2-7b-hf"
     )
     parser = _new_verb(verbs, export, summary, example=example)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/trial_K/step_N")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="copy the tokenizer's files from there")
-    fp32 = "write the FP32 master weights (default: the precision that the trial computed in)"
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder from which the tokenizer is copied")
+    fp32 = "write the FP32 master weights (default: the precision of the trial)"
     parser.add_argument("--fp32", action="store_true", help=fp32)
 
 

@@ -1,4 +1,4 @@
-"""Describe a trial at the top of its log: what is measured, how, and on what."""
+"""Log the description of a trial: submission, settings, system and software."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ Facts = dict[str, Any]
 
 
 def describe(plan: TrainingPlan, trial: Trial, versions: Mapping[str, str], log: mllog.Writer) -> None:
-    """Log the keys that rulesets 5.1.0 and 6.1.0 ask for, the hardware and the versions; None is left out."""
+    """Log the keys that rulesets 5.1.0 and 6.1.0 require, the hardware and the versions; None is omitted."""
     shape_of = plan.submission.shape_of
     shape = {} if shape_of is None else {"shape_of": shape_of}
     log.event(mllog.INITIAL_WEIGHTS, plan.config.training.starts_from.name, **shape)
@@ -45,7 +45,7 @@ def describe(plan: TrainingPlan, trial: Trial, versions: Mapping[str, str], log:
 
 
 def submission(plan: TrainingPlan, trial: Trial) -> Facts:
-    """Return what is measured, in MLPerf's words."""
+    """Return MLPerf's keys of a submission."""
     s = plan.submission
     return {
         mllog.SUBMISSION_BENCHMARK: s.benchmark,
@@ -59,7 +59,6 @@ def submission(plan: TrainingPlan, trial: Trial) -> Facts:
 
 
 def batch(plan: TrainingPlan) -> Facts:
-    """Return the batch sizes and the size of the data."""
     return {
         mllog.GLOBAL_BATCH_SIZE: plan.config.training_recipe.global_batch_size,
         mllog.MICRO_BATCH_SIZE: plan.batch.micro_batch_size,
@@ -71,7 +70,6 @@ def batch(plan: TrainingPlan) -> Facts:
 
 
 def optimizer(plan: TrainingPlan) -> Facts:
-    """Return the optimizer and its schedule."""
     r = plan.config.training_recipe
     return {
         "opt_name": "adamw",
@@ -88,7 +86,7 @@ def optimizer(plan: TrainingPlan) -> Facts:
 
 
 def lora(plan: TrainingPlan) -> Facts:
-    """Return the adapters' size, if there are adapters."""
+    """Return the LoRA settings; empty without LoRA."""
     adapters = plan.config.training.lora
     if adapters is None:
         return {}
@@ -96,7 +94,6 @@ def lora(plan: TrainingPlan) -> Facts:
 
 
 def parallelism(plan: TrainingPlan) -> Facts:
-    """Return the parallel layout."""
     return {
         mllog.TENSOR_PARALLELISM: plan.world.tp,
         mllog.PIPELINE_PARALLELISM: plan.world.pp,
@@ -106,13 +103,13 @@ def parallelism(plan: TrainingPlan) -> Facts:
 
 
 def precision(plan: TrainingPlan) -> Facts:
-    """Return the lowest numerical precisions."""
+    """Return the lowest numerical precision of linears, attention and communication."""
     linear, other = _DTYPES[plan.config.precision.name]
     return {mllog.PRECISION_IN_LINEAR: linear, mllog.PRECISION_IN_ATTN: other, mllog.PRECISION_IN_COMM: other}
 
 
 def size(plan: TrainingPlan) -> Facts:
-    """Return which task this is, and its amount of work."""
+    """Return the config file of the task, and the amount of work."""
     return {
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
         "trainable_parameters": plan.memory.trainable_parameters,
@@ -122,7 +119,7 @@ def size(plan: TrainingPlan) -> Facts:
 
 
 def system(plan: Plan) -> Facts:
-    """Return the hardware, the operating system and the commit of this code, of rank 0's node."""
+    """Return the hardware, the operating system and this code's commit, on rank 0's node."""
     import torch
 
     num_gpus = plan.world.num_nodes * plans.gpus_per_node(plan)
@@ -139,7 +136,7 @@ def system(plan: Plan) -> Facts:
 def commit(root: Path, image: Path) -> str | None:
     """Return the git commit of this code: of its checkout, else the one that the image was built from.
 
-    Where the files of a checkout are not those of its commit, `-dirty` follows.
+    With uncommitted changes `-dirty` follows.
     """
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contract import mllog, run_files
-from bench.contract.generation import Asked, Generation, Order
+from bench.contract.generation import Generation, GenerationRequest, Order
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import GenerationPlan
 from jobs.data.prompts import Prompts
@@ -16,17 +16,17 @@ from jobs.engines.generation import Answer, Generator, Request, engine_of
 from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import MEASURING, SAVING, Alive, Watchdog, nobody_asks
+from jobs.ranks.watchdog import MEASURING, SAVING, Alive, Watchdog, ignore_progress
 from jobs.tasks import describe
 
 COLUMNS = ("index", "replica", "prompt_tokens", "length", "tokens", "start_s", "first_s", "done_s", "token_ids", "text")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """An answer that a replica has given; start_s is when its batch was handed in, since the replica's clock began."""
+class TimedAnswer:
+    """An answer of a replica. start_s: when its batch was submitted, in seconds since the replica started."""
 
-    asked: Asked
+    request: GenerationRequest
     prompt_tokens: int
     start_s: float
     answer: Answer
@@ -40,16 +40,16 @@ def main() -> None:
 def run(
     plan: GenerationPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
 ) -> None:
-    """Load the model, warm up on the first tokens of the answers, give all answers from run_start to run_stop."""
+    """Load the model, warm up on the first tokens of the answers, generate all answers from run_start to run_stop."""
     log.start(mllog.INIT_START)
     module, prompts = engine_of(plan), Prompts(plan, trial.seed)
-    requests = {one.index: Request(prompts.tokens(one), one.length) for one in plan.asked}
-    mine = {one: requests[one.index] for one in plan.asked if one.replica == who.rank // plan.world.tp}
+    requests = {one.index: Request(prompts.tokens(one), one.length) for one in plan.requests}
+    mine = {one: requests[one.index] for one in plan.requests if one.replica == who.rank // plan.world.tp}
     module.start_ranks(plan, who)
     telemetry = Telemetry(plan, who, folder, trial.index)
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
-    if who.rank == 0:  # it asks git
+    if who.rank == 0:  # it runs git
         describe_generation(plan, trial, dict(module.versions()), log)
     generator = module.generator(plan, trial.seed)
     if plan.base_dir is not None:
@@ -63,46 +63,51 @@ def run(
     process_group.gathered(who, None)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    given = answers(plan, generator, mine, trial.seed, watchdog.alive if watchdog else nobody_asks)
+    given = answers(plan, generator, mine, trial.seed, watchdog.alive if watchdog else ignore_progress)
     process_group.gathered(who, None)
     log.finish(mllog.SUCCESS)
     write(plan, who, given, prompts, log, folder / run_files.answers(trial.index))
     log_memory(plan, who, log)
     telemetry.log(log)
-    del generator  # NCCL ends a communicator only once no captured graph uses it
+    del generator  # NCCL destroys a communicator only once no captured CUDA graph uses it
     module.end_ranks()
 
 
 def warm_up(plan: GenerationPlan, generator: Generator, requests: Sequence[Request], watchdog: Watchdog | None) -> None:
-    """Let the generator warm up; how long that took says when a replica has stalled."""
+    """Warm up the generator, and set the limit of the watchdog from the time that took."""
     since_s = timing.device_time_s()
     generator.warm_up(requests)
     if watchdog is not None:
         took_s, tokens = timing.device_time_s() - since_s, max(1, sum(one.length for one in requests))
-        process_group.outlast(watchdog.expect_points(took_s * tokens / of(plan).warmup_tokens))
+        process_group.outlast(watchdog.expect_points(took_s * tokens / settings_of(plan).warmup_tokens))
 
 
 def answers(
-    plan: GenerationPlan, generator: Generator, mine: dict[Asked, Request], seed: int, alive: Alive
-) -> list[Given]:
-    """Return this replica's answers: of one call for each, or of one call for all."""
-    asked, requests, given = list(mine), list(mine.values()), list[Given]()
-    together = [asked] if of(plan).order is Order.side_by_side else [[one] for one in asked]
+    plan: GenerationPlan, generator: Generator, mine: dict[GenerationRequest, Request], seed: int, alive: Alive
+) -> list[TimedAnswer]:
+    """Return this replica's answers, generated one by one or in one call."""
+    requests, given = list(mine), list[TimedAnswer]()
+    batches = [requests] if settings_of(plan).order is Order.side_by_side else [[one] for one in requests]
     began_s = time.perf_counter()
-    for number, batch in enumerate(together):
+    for number, batch in enumerate(batches):
         alive(MEASURING, number, None)
         start_s = time.perf_counter() - began_s
-        found = generator.generate([mine[one] for one in batch], seed=seed + number)
-        given += [Given(one, len(mine[one].prompt), start_s, answer) for one, answer in zip(batch, found, strict=True)]
+        batch_answers = generator.generate([mine[one] for one in batch], seed=seed + number)
+        given += [
+            TimedAnswer(one, len(mine[one].prompt), start_s, answer)
+            for one, answer in zip(batch, batch_answers, strict=True)
+        ]
     alive(SAVING, len(requests), None)
     return given
 
 
-def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts, log: mllog.Writer, file: Path) -> None:
-    """Log every answer that the first rank of each replica has given, and attach them with their tokens."""
+def write(
+    plan: GenerationPlan, who: Rank, given: list[TimedAnswer], prompts: Prompts, log: mllog.Writer, file: Path
+) -> None:
+    """Log the answers of the first rank of each replica, and attach a file with their tokens."""
     own = given if who.rank % plan.world.tp == 0 else []
     by_rank = process_group.gathered(who, own)
-    every = sorted((one for of_rank in by_rank for one in of_rank), key=lambda one: one.asked.index)
+    every = sorted((one for of_rank in by_rank for one in of_rank), key=lambda one: one.request.index)
     if who.rank != 0:
         return
     log.event(mllog.ANSWERS, [_logged(one) for one in every])
@@ -112,21 +117,21 @@ def write(plan: GenerationPlan, who: Rank, given: list[Given], prompts: Prompts,
     log.attach(file)
 
 
-def _logged(one: Given) -> list[float]:
-    a, asked = one.answer, one.asked
+def _logged(one: TimedAnswer) -> list[float]:
+    a, request = one.answer, one.request
     times_s = (round(time_s, 6) for time_s in (one.start_s, a.first_s, a.done_s))
-    return [asked.index, asked.replica, one.prompt_tokens, len(a.tokens), *times_s]
+    return [request.index, request.replica, one.prompt_tokens, len(a.tokens), *times_s]
 
 
-def _row(one: Given, prompts: Prompts) -> list[object]:
-    a, asked = one.answer, one.asked
+def _row(one: TimedAnswer, prompts: Prompts) -> list[object]:
+    a, request = one.answer, one.request
     times = [f"{value:.6f}" for value in (one.start_s, a.first_s, a.done_s)]
-    counts = [asked.index, asked.replica, one.prompt_tokens, asked.length, len(a.tokens)]
+    counts = [request.index, request.replica, one.prompt_tokens, request.length, len(a.tokens)]
     return [*counts, *times, " ".join(map(str, a.tokens)), prompts.text(a.tokens)]
 
 
 def log_memory(plan: GenerationPlan, who: Rank, log: mllog.Writer) -> None:
-    """Log the memory peaks of the fullest GPU, of all replicas that it holds, beside the plan's estimate."""
+    """Log the memory peaks of the fullest GPU, with all replicas on it, and the plan's estimate."""
     import torch
 
     if not torch.cuda.is_available():
@@ -141,7 +146,7 @@ def log_memory(plan: GenerationPlan, who: Rank, log: mllog.Writer) -> None:
 
 
 def describe_generation(plan: GenerationPlan, trial: Trial, versions: dict[str, str], log: mllog.Writer) -> None:
-    """Log what is asked for, of which weights, on what, and with which software."""
+    """Log the requests, the weights, the system and its software."""
     config = plan.config
     described = {
         mllog.SUBMISSION_ORG: config.cluster.org,
@@ -157,13 +162,13 @@ def describe_generation(plan: GenerationPlan, trial: Trial, versions: dict[str, 
     for key, value in described.items():
         if value is not None:
             log.event(key, value)
-    log.event(mllog.ANSWERS_ASKED, [one.length for one in plan.asked], **asked_about(plan))
+    log.event(mllog.ANSWERS_REQUESTED, [one.length for one in plan.requests], **request_settings(plan))
 
 
-def asked_about(plan: GenerationPlan) -> dict[str, object]:
-    """Return how the answers are asked for, as the log has it."""
-    task, cost = of(plan), plan.cost
-    prompts = "random" if plan.asked[0].prompt is None else "question" if task.prompts is None else "file"
+def request_settings(plan: GenerationPlan) -> dict[str, object]:
+    """Return the settings of the requests for the log."""
+    task, cost = settings_of(plan), plan.cost
+    prompts = "random" if plan.requests[0].prompt is None else "question" if task.prompts is None else "file"
     about = {
         "replicas": plan.world.dp,
         "tp": plan.world.tp,
@@ -181,8 +186,8 @@ def asked_about(plan: GenerationPlan) -> dict[str, object]:
     return about | estimated
 
 
-def of(plan: GenerationPlan) -> Generation:
-    """Return what the task says of generation; a plan of this kind has it."""
+def settings_of(plan: GenerationPlan) -> Generation:
+    """Return the generation settings of the task."""
     assert plan.config.task.generation is not None
     return plan.config.task.generation
 

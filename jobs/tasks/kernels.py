@@ -11,11 +11,11 @@ from bench.errors import ConfigError
 from jobs.ranks import process_group, program
 from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import SAVING, Alive, Watchdog, nobody_asks
+from jobs.ranks.watchdog import SAVING, Alive, Watchdog, ignore_progress
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
-    from jobs.kernels.measure import Outcome
+    from jobs.kernels.measure import PointResult
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 def run(
     plan: KernelsPlan, trial: Trial, who: Rank, log: mllog.Writer, folder: Path, *, watchdog: Watchdog | None = None
 ) -> None:
-    """Join the ranks, describe what is measured, and measure every point from run_start to run_stop."""
+    """Join the ranks, log the measured system, and measure every point from run_start to run_stop."""
     kernels = required(plan)
     log.start(mllog.INIT_START)
     device = process_group.join(plan, who)
@@ -36,47 +36,47 @@ def run(
     from jobs.kernels import measure
 
     torch.manual_seed(trial.seed + who.rank)
-    if who.rank == 0:  # it asks git
+    if who.rank == 0:  # it runs git
         describe_kernels(plan, trial, kernels, log)
-    measure.gathered(None)
-    alive: Alive = nobody_asks
-    meeting_s = float(measure.MEETING_S)
+    measure.all_gather(None)
+    alive: Alive = ignore_progress
+    timeout_s = float(measure.COLLECTIVE_TIMEOUT_S)
     if watchdog is not None:
-        alive, meeting_s = watchdog.alive, watched(watchdog, plan, kernels, who)
+        alive, timeout_s = watchdog.alive, watched(watchdog, plan, kernels, who)
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    for outcome in measure.outcomes(plan.points, kernels, device, alive=alive, meeting_s=meeting_s):
+    for outcome in measure.measure_points(plan.points, kernels, device, alive=alive, timeout_s=timeout_s):
         write(outcome, log)
     alive(SAVING, len(plan.points), None)
-    measure.gathered(None)
+    measure.all_gather(None)
     log.finish(mllog.SUCCESS)
     telemetry.log(log)
-    process_group.leave()
+    process_group.shut_down()
 
 
 def watched(watchdog: Watchdog, plan: KernelsPlan, kernels: Kernels, who: Rank) -> float:
-    """Let a watchdog watch this rank; return how long collectives may take, so that it comes before their time-out."""
+    """Start the watchdog; return a time-out for collectives that is longer than its limit."""
     from jobs.kernels import measure
 
     watchdog.start(process_group.node_names(who))
-    limit_s = watchdog.expect_points(measure.longest_silence_s(plan.points, kernels, who.rank))
+    limit_s = watchdog.expect_points(measure.max_silence_s(plan.points, kernels, who.rank))
     process_group.outlast(limit_s)
     return process_group.SLOWER * limit_s
 
 
 def required(plan: KernelsPlan) -> Kernels:
-    """Return what the task says of kernels.
+    """Return the kernel settings of the task.
 
     Raises:
-        ConfigError: it says nothing.
+        ConfigError: the plan has none.
     """
     if plan.config.task.kernels is None:
-        raise ConfigError("the plan names no kernels", where="task.kernels", fix="plan it anew")
+        raise ConfigError("the plan has no kernels", where="task.kernels", fix="create the plan again")
     return plan.config.task.kernels
 
 
 def describe_kernels(plan: KernelsPlan, trial: Trial, kernels: Kernels, log: mllog.Writer) -> None:
-    """Log what is measured, on what, and with which software."""
+    """Log the measured system, its software and the requested points."""
     cluster = plan.config.cluster
     described = {
         mllog.SUBMISSION_ORG: cluster.org,
@@ -89,29 +89,29 @@ def describe_kernels(plan: KernelsPlan, trial: Trial, kernels: Kernels, log: mll
     for key, value in described.items():
         if value is not None:
             log.event(key, value)
-    log.event(mllog.KERNELS_ASKED, [point.name for point in plan.points], tolerance=kernels.tolerance)
+    log.event(mllog.KERNELS_REQUESTED, [point.name for point in plan.points], tolerance=kernels.tolerance)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes the kernels."""
+    """Return the versions of the libraries that compute the kernels."""
     import torch
 
-    found: dict[str, str] = {"torch": torch.__version__}
+    software: dict[str, str] = {"torch": torch.__version__}
     if torch.cuda.is_available():
-        found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        software |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        software["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return software
 
 
-def write(outcome: "Outcome", log: mllog.Writer) -> None:
-    """Log what came of a point."""
+def write(outcome: "PointResult", log: mllog.Writer) -> None:
+    """Log the result of a point, or why it failed."""
     name = outcome.point.name
     if outcome.measured is None:
         log.event(mllog.KERNEL_FAILED, name, reason=outcome.reason)
         return
-    about: dict[str, Any] = codec.plain(outcome.point)
-    about.pop("name")
-    log.event(mllog.KERNEL_MEASURED, name, **about, **outcome.measured)
+    metadata: dict[str, Any] = codec.plain(outcome.point)
+    metadata.pop("name")
+    log.event(mllog.KERNEL_MEASURED, name, **metadata, **outcome.measured)
 
 
 if __name__ == "__main__":

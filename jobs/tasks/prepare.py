@@ -1,7 +1,7 @@
-"""Prepare the data and the base checkpoint before any clock starts, once per rank: `python -m jobs.tasks.prepare PLAN`.
+"""Prepare the data and the base checkpoint, not timed, once per rank: `python -m jobs.tasks.prepare PLAN`.
 
-What exists already is not changed. A folder appears only when it is complete, so that two runs may prepare at the same
-time, and an interrupted run leaves nothing that looks complete.
+Existing data is not changed. A folder gets its final name when it is complete, so that two runs may prepare at the same
+time, and an interrupted run leaves no folder that looks complete.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.contract import mllog, plan_kinds, run_files
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
-from jobs.data.prepare_rows import alone
+from jobs.data.prepare_rows import locked_folder
 from jobs.engines import engine_of
 from jobs.ranks import process_group
 from jobs.ranks.guard import guarded
@@ -24,10 +24,10 @@ from jobs.tasks.describe import describe
 from jobs.tasks.train import Loop, train
 
 _LOG = logging.getLogger(__name__)
-MAKING_ROWS_S = 6 * 3600.0
-"""Files may be tokenised for so long, and four times as long, before the ranks that wait for rank 0 give up."""
+TOKENIZE_TIMEOUT_S = 6 * 3600.0
+"""Ranks that wait while rank 0 tokenises files time out after process_group.SLOWER times as long."""
 EVAL_SEED_OFFSET = 1_000_003
-"""The evaluation rows have a seed of their own."""
+"""Added to the seed for the evaluation rows."""
 
 
 def main() -> None:
@@ -36,11 +36,11 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.plan.resolve().parent
     who = from_environment()
-    with guarded(folder / run_files.rank_error(f"prepare{run_files.element()}", who.rank)) as guard:
+    with guarded(folder / run_files.rank_error(f"prepare{run_files.array_task()}", who.rank)) as guard:
         plan = plan_kinds.required(plan_kinds.load(args.plan), TrainingPlan)
-        path = folder / run_files.prepare_log(run_files.element())
+        path = folder / run_files.prepare_log(run_files.array_task())
         if who.rank == 0:
-            path.unlink(missing_ok=True)  # an earlier attempt's, which was interrupted; nothing reads it
+            path.unlink(missing_ok=True)  # from an interrupted attempt; nothing reads it
         log = mllog.Writer(path if who.rank == 0 else None)
         guard.finish = log.abort
         log.event(mllog.CACHE_CLEAR, False, reason="not timed")
@@ -52,11 +52,11 @@ def main() -> None:
 
 @contextmanager
 def started(plan: TrainingPlan, who: Rank) -> Iterator[None]:
-    """Join the groups of the engine that trains the base, or where only rows are made one that waits for them."""
+    """Join the groups of the engine that trains the base; without a base, a process group that waits for the rows."""
     if plan.base is None:
         process_group.join(plan, who)
         yield
-        process_group.leave()
+        process_group.shut_down()
         return
     module = engine_of(plan.base)
     module.start_ranks(plan.base, who)
@@ -65,7 +65,7 @@ def started(plan: TrainingPlan, who: Rank) -> Iterator[None]:
 
 
 def _show_progress(who: Rank) -> None:
-    """Let rank 0 say how far our own long work is; other packages' loggers stay as they are."""
+    """Print progress lines of the package jobs on rank 0."""
     if who.rank == 0:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -76,21 +76,21 @@ def _show_progress(who: Rank) -> None:
 def prepare(plan: TrainingPlan, who: Rank, log: mllog.Writer) -> None:
     """Create what is missing: rank 0 the rows, then all ranks the base checkpoint."""
     if plan.config.training_data.source.reads_files:
-        process_group.outlast(MAKING_ROWS_S)
+        process_group.outlast(TOKENIZE_TIMEOUT_S)
     if who.rank == 0:
         for needed in (plan, plan.base):
             if needed is not None and needed.data_dir is not None:
-                make_rows(needed)
-    if plan.base is not None and rank_0_says(not Path(str(plan.base_dir)).exists()):
-        make_base(plan.base, Path(str(plan.base_dir)), log)
+                prepare_rows_of(needed)
+    if plan.base is not None and broadcast_from_rank_0(not Path(str(plan.base_dir)).exists()):
+        train_base(plan.base, Path(str(plan.base_dir)), log)
 
 
-def make_rows(plan: TrainingPlan) -> None:
-    """Write rows that are made for the run; of rows that a site prepares, only check that they exist.
+def prepare_rows_of(plan: TrainingPlan) -> None:
+    """Write the rows of a plan; rows that a site prepares are only checked to exist.
 
     Raises:
-        ConfigError: prepared rows are missing, files or a tokenizer do not fit the config, or the model's vocabulary is
-            smaller than the grammar's.
+        ConfigError: prepared rows are missing, files or a tokenizer do not match the config, or the model's vocabulary
+            is smaller than the grammar's.
     """
     data, folder = plan.config.training_data, Path(str(plan.data_dir))
     if data.source is DataSource.prepared:
@@ -99,20 +99,20 @@ def make_rows(plan: TrainingPlan) -> None:
                 f"no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
                 fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; "
-                "python -m jobs.tasks.convert rows makes them",
+                "create them with python -m jobs.tasks.convert rows",
                 rule="CFG-06",
             )
         return
     if data.source.reads_files:
         from jobs.data import prepare_rows
 
-        for line in prepare_rows.described(prepare_rows.make(plan)):
+        for line in prepare_rows.described(prepare_rows.prepare(plan)):
             _LOG.info("%s", line)
     elif not folder.exists():
-        _make_grammar_rows(plan, folder)
+        _write_grammar_rows(plan, folder)
 
 
-def _make_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
+def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
     from jobs.data import rows as rows_of
     from jobs.data import tiny_reports
 
@@ -120,19 +120,19 @@ def _make_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
     vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
     if vocab_size < num_words:
         raise ConfigError(
-            f"the model has a vocabulary of {vocab_size}, and the grammar has {num_words} words",
+            f"the model's vocabulary of {vocab_size} is smaller than the {num_words} words of the grammar",
             where="model.vocab_size",
             fix="choose model=tiny, or a larger vocabulary",
         )
 
     splits = (("train", data.train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))
-    with appearing(folder) as part:
+    with atomic_folder(folder) as part:
         for name, num_rows, seed in splits:
             rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)
             rows_of.save(part, name, *rows)
 
 
-def make_base(plan: TrainingPlan, folder: Path, log: mllog.Writer) -> None:
+def train_base(plan: TrainingPlan, folder: Path, log: mllog.Writer) -> None:
     """Train the base task from scratch and save its weights."""
     trial, module = plan.trials[0], engine_of(plan)
     describe(plan, trial, module.versions(), log)
@@ -143,8 +143,8 @@ def make_base(plan: TrainingPlan, folder: Path, log: mllog.Writer) -> None:
     engine.save(folder, adapters=False)
 
 
-def rank_0_says(choice: bool) -> bool:
-    """Return rank 0's choice on every rank; this is a barrier too."""
+def broadcast_from_rank_0(choice: bool) -> bool:
+    """Return rank 0's choice on every rank; also a barrier."""
     import torch
 
     flag = torch.tensor([int(choice)], device=process_group.device())
@@ -154,15 +154,15 @@ def rank_0_says(choice: bool) -> bool:
 
 @contextmanager
 def cache_locked(plan: TrainingPlan, who: Rank) -> Iterator[None]:
-    """Let one run at a time prepare a cache: rank 0 waits for the lock, and the other ranks wait for rank 0.
+    """Let one run at a time write to a cache: rank 0 waits for the lock, and the other ranks wait for rank 0.
 
-    Where the site prepares everything, nothing is created and nothing needs to be writable.
+    If the site prepares everything, nothing is written and no lock is taken.
     """
     is_created_here = plan.base is not None or plan.config.training_data.source is not DataSource.prepared
     if who.rank != 0 or plan.data_dir is None or not is_created_here:
         yield
         return
-    with alone(Path(plan.data_dir).parent):
+    with locked_folder(Path(plan.data_dir).parent):
         yield
 
 

@@ -19,10 +19,10 @@ from jobs.ranks import program
 from jobs.tasks import describe
 
 if TYPE_CHECKING:
-    from jobs.serving.loadgen import Loaded, Setting
+    from jobs.serving.loadgen import LoadResult, Setting
 
 PACKAGES = ("mlcommons-loadgen", "aiohttp", "tokenizers")
-"""Whose versions the log says, beside that of the server where it is installed with the ranks."""
+"""Packages whose versions are logged, in addition to the server's."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _cut_short(begun: program.Begun[ServingPlan]) -> None:
-    """Close the log, and remove the folder that was made for this trial: it may hold a whole model."""
+    """Close the log, and remove the model folder that was written for this trial."""
     try:
         begun.log.abort()
     finally:
@@ -45,10 +45,12 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     serving = required(plan)
     try:
         from jobs.serving import loadgen, memory, model_folder, prompts, server
-        from jobs.serving.answers import Asked
+        from jobs.serving.answers import RequestSpec
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
-        raise SubmitError(f"the load needs {error.name}", where="jobs.serving", fix=fix, rule="RUN-08") from error
+        raise SubmitError(
+            f"serving benchmarks need {error.name}", where="jobs.serving", fix=fix, rule="RUN-08"
+        ) from error
     server.allow_connections(serving.requests)
     for left in folder.glob(run_files.server_models_set_aside(trial.index)):  # as large as the model
         shutil.rmtree(left, ignore_errors=True)
@@ -57,18 +59,18 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)
     own = prompts.tokenizer(_tokenizer_folder(serving, model))
     num_prompts = serving.warm_up + serving.requests * len(plan.loads)
-    texts = prompts.drawn(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
-    asked = Asked(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
+    texts = prompts.random_prompts(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
+    spec = RequestSpec(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
     with memory.measured(plan.config) as used, ExitStack() as stack:
         stack.callback(shutil.rmtree, folder / run_files.server_model(trial.index), ignore_errors=True)
-        found = server.started(plan, serving, model, folder / run_files.server_output(trial.index))
-        if found.child is not None:
-            stack.callback(found.child.stop)
-        log_server(plan, serving, found, log)
+        running = server.start(plan, serving, model, folder / run_files.server_output(trial.index))
+        if running.child is not None:
+            stack.callback(running.child.stop)
+        log_server(plan, serving, running, log)
         setting = loadgen.Setting(
-            serving=serving, server=found, asked=asked, folder=folder, trial=trial.index, seed=trial.seed
+            serving=serving, server=running, spec=spec, folder=folder, trial=trial.index, seed=trial.seed
         )
-        loadgen.warmed_up(setting, texts[: serving.warm_up])
+        loadgen.warm_up(setting, texts[: serving.warm_up])
         log.stop(mllog.INIT_STOP)
         done = timed(plan, setting, texts[serving.warm_up :], log)
     log.event(mllog.SERVER_MEMORY, used)
@@ -76,29 +78,29 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
         log.attach(path)
 
 
-def timed(plan: ServingPlan, setting: "Setting", texts: list[str], log: mllog.Writer) -> "list[Loaded]":
-    """Return what came of each load, between run_start and run_stop."""
+def timed(plan: ServingPlan, setting: "Setting", texts: list[str], log: mllog.Writer) -> "list[LoadResult]":
+    """Run all loads between run_start and run_stop; return their results."""
     from jobs.serving import loadgen
 
     done, per_load = [], setting.serving.requests
     log.start(mllog.RUN_START)
     for number, one in enumerate(plan.loads):
         print(f"{one.name}: {one.requests} requests", flush=True)
-        found = loadgen.loaded(setting, one, texts[number * per_load : (number + 1) * per_load])
-        write(found, log)
-        done.append(found)
+        result = loadgen.run_load(setting, one, texts[number * per_load : (number + 1) * per_load])
+        write(result, log)
+        done.append(result)
     log.finish(mllog.SUCCESS)
     return done
 
 
 def required(plan: ServingPlan) -> Serving:
-    """Return what the task says of serving.
+    """Return the serving settings of the task.
 
     Raises:
-        ConfigError: it says nothing.
+        ConfigError: the plan has none.
     """
     if plan.config.task.serving is None:
-        raise ConfigError("the plan names no server", where="task.serving", fix="plan it anew")
+        raise ConfigError("the plan has no server", where="task.serving", fix="create the plan again")
     return plan.config.task.serving
 
 
@@ -106,12 +108,12 @@ def _tokenizer_folder(serving: Serving, model: Path | None) -> Path:
     named = serving.server.tokenizer
     if named is not None:
         return Path(plan_paths.expanded(named) or named)
-    assert model is not None  # a server elsewhere names one
+    assert model is not None  # required for a server that runs elsewhere
     return model
 
 
 def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mllog.Writer) -> None:
-    """Log what is measured, on what, and with which software."""
+    """Log the measured system, its software and the requested loads."""
     cluster, is_elsewhere = plan.config.cluster, serving.server.url is not None
     described = {
         mllog.SUBMISSION_ORG: cluster.org,
@@ -126,11 +128,11 @@ def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mll
         if value is not None:
             log.event(key, value)
     limits, names = codec.plain(serving.limits), [load.name for load in plan.loads]
-    log.event(mllog.LOADS_ASKED, names, limits=limits, max_client_delay=serving.max_client_delay)
+    log.event(mllog.LOADS_REQUESTED, names, limits=limits, max_client_delay=serving.max_client_delay)
 
 
 def system(plan: ServingPlan) -> dict[str, Any]:
-    """Return the hardware that the server takes and the commit of this code; torch need not be there."""
+    """Return the hardware of the server and this code's commit; torch is not needed."""
     is_elsewhere = plan.config.task.serving is not None and plan.config.task.serving.server.url is not None
     device = "cpu" if plan.config.cluster.device is Device.cpu else gpu_name()
     return {
@@ -143,7 +145,7 @@ def system(plan: ServingPlan) -> dict[str, Any]:
 
 
 def gpu_name() -> str:
-    """Return what NVML calls the first GPU."""
+    """Return NVML's name of the first GPU."""
     try:
         import pynvml
 
@@ -151,41 +153,49 @@ def gpu_name() -> str:
 
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(memory.handles_of(pynvml, 1)[0])
-    except Exception as error:  # noqa: BLE001 - its errors are those of a library that may not be there
-        return f"a GPU without a name: {error}"
+    except Exception as error:  # noqa: BLE001 - the library with its error classes may not be installed
+        return f"unknown GPU: {error}"
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def versions(servers: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the packages that load, and that serve."""
-    found = {}
+    """Return the versions of the client's and the server's packages, if installed."""
+    installed = {}
     for name in (*PACKAGES, *servers):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def log_server(plan: ServingPlan, serving: Serving, found: Any, log: mllog.Writer) -> None:
-    """Log which server answers."""
+def log_server(plan: ServingPlan, serving: Serving, running: Any, log: mllog.Writer) -> None:
+    """Log the server and its settings."""
     server = serving.server
-    how = {"url": found.url} if server.url is not None else {"argv": found.argv, "healthy_s": round(found.healthy_s, 3)}
-    is_made = plan.base_dir is None and server.url is None
-    about = {"weights": "random" if is_made else "given", "precision": plan.config.precision.name, "tp": plan.world.tp}
-    model = plan.config.model.name if is_made else found.model
-    log.event(mllog.SERVER, server.name.name, **how, model=model, **({} if server.url is not None else about))
+    how = (
+        {"url": running.url}
+        if server.url is not None
+        else {"argv": running.argv, "healthy_s": round(running.healthy_s, 3)}
+    )
+    is_random = plan.base_dir is None and server.url is None
+    details = {
+        "weights": "random" if is_random else "given",
+        "precision": plan.config.precision.name,
+        "tp": plan.world.tp,
+    }
+    model = plan.config.model.name if is_random else running.model
+    log.event(mllog.SERVER, server.name.name, **how, model=model, **({} if server.url is not None else details))
 
 
-def write(found: "Loaded", log: mllog.Writer) -> None:
-    """Log what came of a load, with the times of every request."""
-    answers, about = found.answers, codec.plain(found.load)
+def write(result: "LoadResult", log: mllog.Writer) -> None:
+    """Log the result of a load, with the times of every request."""
+    answers, load = result.answers, codec.plain(result.load)
     gaps = sum(max(0, answer.num_chunks - 1) for answer in answers)
     chunks, tokens = (sum(values) for values in zip(*((a.num_chunks, a.tokens_out or 0) for a in answers), strict=True))
     log.event(
         mllog.LOAD_MEASURED,
-        about.pop("name"),
-        **about,
+        load.pop("name"),
+        **load,
         arrival_s=[_rounded(answer.due_s - answers[0].due_s) for answer in answers],
         latency_s=[_rounded(answer.last_s) for answer in answers],
         ttft_s=[_rounded(answer.first_s) for answer in answers],
@@ -196,8 +206,8 @@ def write(found: "Loaded", log: mllog.Writer) -> None:
         details=sorted({answer.detail for answer in answers if answer.detail})[:5],
         together=sum(answer.num_together for answer in answers) / gaps if gaps else None,
         chunks_per_token=chunks / tokens if tokens else None,
-        client={name: round(value, 6) for name, value in found.client.items()},
-        loadgen=found.loadgen,
+        client={name: round(value, 6) for name, value in result.client.items()},
+        loadgen=result.loadgen,
     )
 
 

@@ -13,12 +13,12 @@ from bench.contract.groups import of_group
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import TrainingPlan
 from jobs import profiles
-from jobs.engines import Apart, Engine, EngineModule, WarmUpTimes, engine_of
+from jobs.engines import Engine, EngineModule, LocalSgdEngine, WarmUpTimes, engine_of
 from jobs.local_sgd import groups
 from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
-from jobs.ranks.watchdog import EVALUATION, LOADING, MERGING, SAVING, TRAINING, Alive, Watchdog, nobody_asks
+from jobs.ranks.watchdog import AVERAGING, EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, ignore_progress
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
 
@@ -29,18 +29,18 @@ from bench.contract import plan_kinds
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What the steps of a trial work with on one rank."""
+    """What the training loop of one rank needs."""
 
     plan: TrainingPlan
     engine: Engine
     trial: Trial
     log: mllog.Writer
-    alive: Alive = nobody_asks
-    """It is told how far this rank is."""
+    alive: Alive = ignore_progress
+    """Called with the progress of this rank."""
     saving: Checkpoints | None = None
-    """It knows how many steps an earlier attempt has made; None where nothing is saved."""
-    apart: Apart | None = None
-    """None where all ranks train together."""
+    """Its `done` is the number of steps that an earlier attempt completed; None without checkpoints."""
+    local_sgd: LocalSgdEngine | None = None
+    """None without local SGD."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     telemetry = Telemetry(plan, who, folder, trial.index)
     if watchdog is not None:
         watchdog.start(process_group.node_names(who))
-    if who.rank == 0:  # it asks git
+    if who.rank == 0:  # it runs git
         describe(plan, trial, module.versions(), log)
     loop = ready(begun, module, watchdog)
     timing.settle()
@@ -77,27 +77,27 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
 
 
 def ready(begun: Begun[TrainingPlan], module: EngineModule, watchdog: Watchdog | None) -> Loop:
-    """Return the loop of a trial: its engine has its weights and is warm, and an earlier attempt's state is loaded."""
+    """Return the loop of a trial, after loading weights, warming up, and loading the state of an earlier attempt."""
     plan, trial, log = begun.plan, begun.trial, begun.log
     engine = module.build(of_group(plan), trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
     warm_up(begun, engine, watchdog)
-    own = groups.mine()
-    apart = None if own is None else module.apart(engine, plan, own)
+    own_group = groups.current()
+    local_sgd = None if own_group is None else module.local_sgd(engine, plan, own_group)
     saving = None
     if plan.config.training.checkpoint_every_steps is not None:
         saving = Checkpoints(plan, trial, engine, begun.folder, log, rank=begun.who.rank)
         step = saving.resume()
-        if apart is not None:
-            apart.begin(step)
-    return Loop(plan, engine, trial, log, watchdog.alive if watchdog else nobody_asks, saving, apart)
+        if local_sgd is not None:
+            local_sgd.begin(step)
+    return Loop(plan, engine, trial, log, watchdog.alive if watchdog else ignore_progress, saving, local_sgd)
 
 
 def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | None) -> None:
-    """Warm up on synthetic rows, and log what this has shown of the run."""
+    """Warm up on synthetic rows, and log the facts that the warm-up determines."""
     plan, trial, log = begun.plan, begun.trial, begun.log
-    profile = profiles.of_trial(plan, trial.index, begun.folder)
+    profile = profiles.for_trial(plan, trial.index, begun.folder)
     usual = engine.warm_up(plan.config.training_recipe.warmup_iterations, trial.seed, profile=profile)
     if watchdog is not None and usual is not None:
         expect(watchdog, usual, plan)
@@ -108,7 +108,7 @@ def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | Non
 
 
 def log_facts(plan: TrainingPlan, engine: Engine, log: mllog.Writer) -> None:
-    """Log how this run trains, as its plan says and as the warm-up has shown."""
+    """Log the local SGD settings and the facts of the engine."""
     if (local_sgd := plan.config.training_recipe.averaging) is not None:
         log.event(mllog.LOCAL_SGD, plan.world.groups, group=0, **codec.plain(local_sgd))
     for key, value, metadata in engine.facts():
@@ -116,15 +116,15 @@ def log_facts(plan: TrainingPlan, engine: Engine, log: mllog.Writer) -> None:
 
 
 def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
-    """Tell the watchdog what the warm-up says of a step and of an evaluation, and let torch wait for longer than it."""
+    """Set the watchdog's limits from the times of the warm-up, and raise torch's time-outs above them."""
     num_batches = math.ceil(plan.config.training_data.eval_rows / of_group(plan).batch.global_batch_size)
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 
 def log_caches(record: Path, log: mllog.Writer) -> None:
-    """Log what each node did with its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
+    """Log whether each node dropped its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
     if not record.exists():
-        log.event(mllog.CACHE_CLEAR, False, reason="only the cluster can drop page caches")
+        log.event(mllog.CACHE_CLEAR, False, reason="page caches can only be dropped by the cluster")
         return
     for line in record.read_text().splitlines():
         node, _, outcome = line.partition(" ")
@@ -132,7 +132,7 @@ def log_caches(record: Path, log: mllog.Writer) -> None:
 
 
 def train(loop: Loop) -> None:
-    """Train until the target or the last step, and log run_stop. No row is read before this is called.
+    """Train until the target or the last step, and log run_stop. Rows are read here and not earlier.
 
     Raises:
         BenchError: the loss is not a finite number.
@@ -142,18 +142,19 @@ def train(loop: Loop) -> None:
     plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
     loop.alive(LOADING, done, None)
     train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
-    done = loop.apart.enter(done) if loop.apart is not None else done
+    done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)
     step = done
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
-        share = loop.engine.train_step(train_rows, loop.apart.mine(indices) if loop.apart else indices, step)
+        own = loop.local_sgd.group_rows(indices) if loop.local_sgd else indices
+        loss_share = loop.engine.train_step(train_rows, own, step)
         is_saved = loop.saving is not None and loop.saving.is_due(step)
-        merge(loop, share, step, is_saved=is_saved)
+        average_weights(loop, loss_share, step, is_saved=is_saved)
         loop.alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
         if step % plan.config.training_recipe.log_every_steps == 0 or step == plan.max_steps:
-            pace.log(step, loop.engine.mean_loss(share))
+            pace.log(step, loop.engine.mean_loss(loss_share))
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
         log.stop(mllog.BLOCK_STOP, **place(plan, step))
@@ -173,7 +174,7 @@ def train(loop: Loop) -> None:
 
 
 def begin(plan: TrainingPlan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
-    """Log that training begins, or goes on after some steps, and return what measures its pace."""
+    """Log the start of training, or that it resumes after some steps; return the Pace that times it."""
     if done:
         log.event(mllog.RESUMED, done, **place(plan, done))
     pace = timing.Pace(plan, log, done)
@@ -182,12 +183,12 @@ def begin(plan: TrainingPlan, log: mllog.Writer, done: int, alive: Alive) -> tim
     return pace
 
 
-def merge(loop: Loop, share: object, step: int, *, is_saved: bool) -> None:
-    """Merge this rank's group with the others after a step, or end a merge, where that is due, and log it."""
-    if loop.apart is None or not loop.apart.is_due(step, is_saved=is_saved):
+def average_weights(loop: Loop, loss_share: object, step: int, *, is_saved: bool) -> None:
+    """With local SGD: start or end the weight averaging that is due after a step, and log it."""
+    if loop.local_sgd is None or not loop.local_sgd.is_due(step, is_saved=is_saved):
         return
-    loop.alive(MERGING, step, None)
-    for key, value, metadata in loop.apart.after(step, share, is_saved=is_saved):
+    loop.alive(AVERAGING, step, None)
+    for key, value, metadata in loop.local_sgd.average(step, loss_share, is_saved=is_saved):
         loop.log.event(key, value, **place(loop.plan, step), **metadata)
     loop.alive(TRAINING, step, None)
 
@@ -206,7 +207,7 @@ def reaches_target(loop: Loop, rows: "Rows", step: int) -> bool:
 
 
 def save(loop: Loop, step: int) -> None:
-    """Begin to save the training state after a step, and log for how long nothing was trained."""
+    """Start saving the training state after a step, and log the seconds without training."""
     assert loop.saving is not None
     loop.alive(SAVING, step, None)
     since_s = time.perf_counter()
@@ -216,20 +217,22 @@ def save(loop: Loop, step: int) -> None:
 
 
 def log_evaluation(plan: TrainingPlan, loss: float, step: int, log: mllog.Writer) -> float:
-    """Log the loss of an evaluation after a step, and that it is over; return the loss.
+    """Log the loss and the end of an evaluation after a step; return the loss.
 
     Raises:
         BenchError: the loss is not a finite number.
     """
     at = place(plan, step)
-    epochs = at["samples_count"] / plan.config.training_data.train_rows  # ruleset 5.1.0's open division asks for it
+    epochs = (
+        at["samples_count"] / plan.config.training_data.train_rows
+    )  # required by the open division of ruleset 5.1.0
     log.event(mllog.EVAL_ACCURACY, timing.finite(loss, "evaluation", step), **at, epoch_num=epochs)
     log.stop(mllog.EVAL_STOP, **at)
     return loss
 
 
 def place(plan: TrainingPlan, step: int) -> dict[str, int]:
-    """Return the metadata by which the log says how far a trial is."""
+    """Return the metadata for the progress of a trial."""
     return {"samples_count": plan_kinds.samples(plan, step), "step": step}
 
 

@@ -1,1 +1,1 @@
-"""Convert between Hugging Face and megatron-core: weights and adapters; nothing here needs a GPU."""
+"""Convert between Hugging Face and megatron-core: weights and adapters; without a GPU."""

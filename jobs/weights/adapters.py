@@ -1,6 +1,7 @@
 """Export the adapters of a trial as a PEFT folder (adapter_config.json, adapter_model.safetensors).
 
-linear_qkv has one adapter, y += s B A x. The rows of B that belong to q, k and v make three adapters with the same A.
+linear_qkv has one adapter, y += s B A x. It is exported as three adapters for q, k and v, with the same A and their
+rows of B.
 """
 
 import json
@@ -17,7 +18,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.contract.model import Model
 from bench.contract.training import Lora
 from bench.errors import ConfigError
@@ -31,21 +32,21 @@ MODULES = {"linear_qkv": ["q_proj", "k_proj", "v_proj"], "linear_proj": ["o_proj
 
 
 def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str | None) -> None:
-    """Write the PEFT folder of an adapter checkpoint; it appears when it is complete.
+    """Write the PEFT folder of an adapter checkpoint, atomically.
 
-    base: name or folder of the model, by which PEFT's AutoPeftModel finds it.
+    base: name or folder of the base model, for PEFT's AutoPeftModel.
 
     Raises:
-        ConfigError: the checkpoint does not hold the adapters of this plan, or the folder exists.
+        ConfigError: the checkpoint does not contain the adapters of this plan, or the folder exists.
     """
     if folder.exists():
-        raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
     write(folder, load(adapters, model, lora), lora=lora, base=base)
 
 
 def write(folder: Path, tensors: dict[str, Tensor], *, lora: Lora, base: str | None) -> None:
-    """Write a PEFT folder of adapters by PEFT's names; it appears when it is complete."""
-    with appearing(folder) as part:
+    """Write a PEFT folder of adapters by PEFT's names, atomically."""
+    with atomic_folder(folder) as part:
         (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (part / CONFIG).write_text(json.dumps(described(lora, base), indent=2) + "\n")
 
@@ -54,37 +55,39 @@ def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     """Return the adapters of a checkpoint or of a PEFT folder, by PEFT's names.
 
     Raises:
-        ConfigError: they are not the adapters of this plan.
+        ConfigError: the adapters do not match this plan.
     """
     if not (adapters / CONFIG).is_file():
         return {f"{IN_PEFT}{name}": x for name, x in split(read(adapters, model, lora), model)}
     try:
-        found = json.loads((adapters / CONFIG).read_text())
+        config = json.loads((adapters / CONFIG).read_text())
         tensors = load_file(adapters / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise _not_these(adapters, str(error)) from error
-    wanted = described(lora, None)
-    differing = [key for key in ("r", "lora_alpha") if found.get(key) != wanted[key]]
-    if differing or sorted(found.get("target_modules") or ()) != sorted(wanted["target_modules"]):
-        raise _not_these(adapters, f"its {CONFIG} has r {found.get('r')}, {found.get('target_modules')}")
+    expected = described(lora, None)
+    differing = [key for key in ("r", "lora_alpha") if config.get(key) != expected[key]]
+    if differing or sorted(config.get("target_modules") or ()) != sorted(expected["target_modules"]):
+        raise _not_these(
+            adapters, f"{CONFIG} has r {config.get('r')} and target_modules {config.get('target_modules')}"
+        )
     return tensors
 
 
 def fused(tensors: dict[str, Tensor], model: Model, lora: Lora, folder: Path) -> dict[str, Tensor]:
-    """Return adapters by PEFT's names as those of megatron-core's linears, [L, R, I] and [L, O, R].
+    """Return adapters with PEFT's names as those of megatron-core's linears, [L, R, I] and [L, O, R].
 
     Raises:
-        ConfigError: one is missing, or q, k and v of a layer have different A, as PEFT alone trains them.
+        ConfigError: one is missing, or q, k and v of a layer have different A, as in adapters that PEFT trained.
     """
-    found: dict[str, Tensor] = {}
+    stacked: dict[str, Tensor] = {}
     for linear in lora.target_modules:
         try:
             for letter in "AB":
                 per_layer = [_fused(tensors, i, linear, letter, model) for i in range(model.num_layers)]
-                found[f"{PREFIX}{linear}.lora_{letter.lower()}"] = torch.stack(per_layer)
+                stacked[f"{PREFIX}{linear}.lora_{letter.lower()}"] = torch.stack(per_layer)
         except (KeyError, ValueError, RuntimeError) as error:
             raise _not_these(folder, str(error)) from error
-    return found
+    return stacked
 
 
 def _fused(tensors: dict[str, Tensor], layer: int, linear: str, letter: str, model: Model) -> Tensor:
@@ -93,12 +96,12 @@ def _fused(tensors: dict[str, Tensor], layer: int, linear: str, letter: str, mod
     if letter == "B":
         return interleave(*parts, groups=model.num_query_groups) if parts[1:] else parts[0]
     if not all(torch.equal(parts[0], part) for part in parts):
-        raise ValueError("q, k and v have different A, and an adapter of linear_qkv has one")
+        raise ValueError("q, k and v have different A, but an adapter of linear_qkv has a single A")
     return parts[0]
 
 
 def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
-    """Return the adapters of all layers, [L, R, I] and [L, O, R], whatever layout saved them."""
+    """Return the adapters of all layers, [L, R, I] and [L, O, R], of a checkpoint of any layout."""
     keys = [f"{PREFIX}{module}.{part}" for module in lora.target_modules for part in ("lora_a", "lora_b")]
     checkpoint_reader.require_plain(adapters)
     try:
@@ -106,10 +109,10 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
         known = cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
         tensors = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # no_dist asks for it
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # because of no_dist
             checkpoint.load(tensors, checkpoint_id=adapters, no_dist=True)
         if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
-            raise ValueError(f"they do not have {model.num_layers} layers and rank {lora.rank}")
+            raise ValueError(f"expected {model.num_layers} layers and rank {lora.rank}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
         raise _not_these(adapters, str(error)) from error
     return tensors
@@ -149,7 +152,7 @@ def described(lora: Lora, base: str | None) -> dict[str, Any]:
 
 def _not_these(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"no adapters of this plan: {reason}",
+        f"the adapters do not match this plan: {reason}",
         where=str(folder),
-        fix="name the plan.json of a run folder, and a trial that was trained there",
+        fix="give the plan.json of a run folder, and the index of a trial that was trained there",
     )

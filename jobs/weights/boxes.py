@@ -1,15 +1,15 @@
-"""A contiguous part of a row-major tensor as boxes: a checkpoint holds boxes, and optimizers hold flat shards."""
+"""Split a contiguous range of a row-major tensor into boxes: checkpoints store boxes, optimizers hold flat shards."""
 
 from collections.abc import Iterator
 from math import prod
 
 MOST_ELEMENTS = 2**25
-"""Of a box, for at most 128 MiB in FP32: who writes or reads one holds it in memory."""
+"""Largest size of a box, 128 MiB in FP32; a box is written and read in memory."""
 Shape = tuple[int, ...]
 
 
 def flat_range(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    """Yield, in order, offset and shape of the boxes that elements `begin` to `end` of a row-major tensor make up."""
+    """Yield, in order, offset and shape of boxes that cover the elements `begin` to `end` of a row-major tensor."""
     if len(shape) == 1:
         yield from (((at,), (min(end - at, MOST_ELEMENTS),)) for at in range(begin, end, MOST_ELEMENTS))
         return
@@ -17,7 +17,7 @@ def flat_range(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shap
     while begin < end:
         row, at = divmod(begin, size)
         num_rows = min((end - begin) // size, MOST_ELEMENTS // size)
-        if at or not num_rows:  # a part of one row, or a row that is too large for a box
+        if at or not num_rows:  # a part of one row, or a row larger than a box
             stop = min(end, (row + 1) * size)
             inside = flat_range(shape[1:], at, stop - row * size)
             yield from (((row, *offset), (1, *extent)) for offset, extent in inside)

@@ -1,6 +1,6 @@
-"""Read boxes of the tensors of a checkpoint (torch_dist), however they were cut when they were saved.
+"""Read boxes of the tensors of a checkpoint (torch_dist), independent of the layout that saved them.
 
-Each stored piece that is needed is read once and held alone, so that memory does not depend on the model's size.
+Stored pieces are read one at a time, each once, so that memory does not depend on the model's size.
 """
 
 import io
@@ -33,26 +33,26 @@ _KNOWN = {
     "pathlib": ("PosixPath",),
     "pathlib._local": ("PosixPath",),
 }
-"""What torch 2.13 and megatron-core 0.16.1 write, by module; none of it does more than hold values."""
+"""Allowed classes by module: those that torch 2.13 and megatron-core 0.16.1 write. They only hold values."""
 _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
-"""What unpickling raises on bytes that are no pickle, or not one of these classes."""
+"""Errors of unpickling on bytes that are not a pickle, or not one of these classes."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads what metadata is made of, and refuses any other class or function."""
+    """Reads the classes of metadata, and refuses any other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and reading that could run code")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which could run code")
 
 
 def require_plain(folder: Path) -> None:
-    """Do nothing if the metadata of a checkpoint holds nothing else, or if there is none.
+    """Refuse the metadata of a checkpoint if it could run code.
 
     Raises:
-        ConfigError: it names what is no part of metadata, or cannot be read.
+        ConfigError: it refers to classes that are not part of metadata, or cannot be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -62,9 +62,9 @@ def require_plain(folder: Path) -> None:
             _MetadataUnpickler(file).load()
     except _BROKEN as error:
         raise ConfigError(
-            f"this is not the metadata of a checkpoint: {error}",
+            f"not the metadata of a checkpoint: {error}",
             where=str(path),
-            fix="use a checkpoint that torch or megatron-core has saved, from somebody whom you trust",
+            fix="use a checkpoint that torch or megatron-core saved, from a trusted source",
             rule="CFG-06",
         ) from error
 
@@ -74,7 +74,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A box of a tensor, and the memory that it is read into, whose dtype may be another one."""
+    """A box of a tensor, and the memory that it is read into, which may have another dtype."""
 
     key: str
     whole: Shape
@@ -84,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a checkpoint holds of one key."""
+    """Shape, dtype and stored pieces of one tensor."""
 
     whole: Shape
     dtype: torch.dtype
@@ -112,14 +112,14 @@ class Reader:
         return set(self._metadata.state_dict_metadata)
 
     def stored(self, key: str) -> Stored:
-        """Return what is known of a tensor before it is read.
+        """Return shape, dtype and pieces of a tensor.
 
         Raises:
-            ConfigError: there is none of this name.
+            ConfigError: there is no tensor of this name.
         """
         tensor = self._metadata.state_dict_metadata.get(key)
         if not isinstance(tensor, TensorStorageMetadata):
-            raise _unreadable(self.folder, f"it holds no {key}")
+            raise _unreadable(self.folder, f"it has no tensor {key}")
         pieces = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in tensor.chunks]
         return Stored(tuple(tensor.size), tensor.properties.dtype, pieces)
 
@@ -127,7 +127,7 @@ class Reader:
         """Fill the memory of each box.
 
         Raises:
-            ConfigError: a tensor is missing, has another shape, or is not there as a whole.
+            ConfigError: a tensor is missing, incomplete, or has another shape.
         """
         by_key: dict[str, list[Wanted]] = defaultdict(list)
         for box in wanted:
@@ -135,7 +135,7 @@ class Reader:
         for key, boxes in by_key.items():
             stored, num_read = self.stored(key), 0
             if any(stored.whole != box.whole for box in boxes):
-                raise _unreadable(self.folder, f"{key} is {stored.whole}, and the model's is {boxes[0].whole}")
+                raise _unreadable(self.folder, f"{key} has shape {stored.whole}, but the model's has {boxes[0].whole}")
             for offset, shape in stored.pieces:
                 needed = [(box, cut) for box in boxes if (cut := overlap(offset, shape, box.offset, box.into.shape))]
                 piece = self._piece(key, offset) if needed else torch.empty(0)
@@ -159,7 +159,7 @@ class Reader:
 
 
 def overlap(offset: Shape, shape: Shape, other: Shape, other_shape: Shape) -> list[tuple[int, int]] | None:
-    """Return begin and end of what two boxes share, axis by axis; None where they share nothing."""
+    """Return begin and end of the overlap of two boxes, axis by axis; None without an overlap."""
     cut = [(max(a, b), min(a + m, b + n)) for a, m, b, n in zip(offset, shape, other, other_shape, strict=True)]
     return cut if all(begin < end for begin, end in cut) else None
 
@@ -169,5 +169,5 @@ def _inside(cut: list[tuple[int, int]], offset: Shape) -> tuple[slice, ...]:
 
 
 def _unreadable(folder: Path, what: str) -> ConfigError:
-    fix = "name a folder that a trial has written: RUN/checkpoints/trial_K/step_N"
+    fix = "give a folder that a trial wrote: RUN/checkpoints/trial_K/step_N"
     return ConfigError(f"this checkpoint cannot be used: {what}", where=str(folder), fix=fix, rule="CFG-06")

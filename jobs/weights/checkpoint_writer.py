@@ -1,7 +1,7 @@
-"""Write a megatron-core checkpoint (torch_dist) file by file, without ever holding the model; any layout can load it.
+"""Write a megatron-core checkpoint (torch_dist) file by file, without the whole model in memory, for any layout.
 
-Each file holds complete pieces of global tensors, one after the other, as torch.save writes them; `.metadata` has the
-place of each piece. Source: megatron-core 0.16.1, dist_checkpointing; torch 2.13, distributed.checkpoint.filesystem.
+Each file has complete pieces of global tensors, one after the other, in the format of torch.save; `.metadata` has the
+location of each piece. Source: megatron-core 0.16.1, dist_checkpointing; torch 2.13, distributed.checkpoint.filesystem.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ COMMON = {"common_backend": "torch", "common_backend_version": 1}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a global tensor, whose first axis is the layer where there are layers."""
+    """A part of a global tensor; the first axis of stacked tensors is the layer."""
 
     key: str
     whole: tuple[int, ...]
@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a piece: which bytes of a file hold it."""
+    """The location of a piece: its bytes in a file."""
 
     key: str
     dtype: str
@@ -71,14 +71,14 @@ class _Hashed:
 
 
 def write(path: Path, pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Write a file, which appears only when it is complete and on disk; return its bytes, sha256 and places."""
+    """Write a file atomically and sync it to disk; return its bytes, sha256 and the places of its pieces."""
     unfinished, places = path.with_name(path.name + ".tmp"), []
     with unfinished.open("wb") as file:
         hashed = _Hashed(file)
         for piece in pieces:
             begin, dtype = hashed.position, str(piece.data.dtype).removeprefix("torch.")
             whole = piece.data.clone()  # a view would be saved with its whole storage
-            torch.save(whole, hashed)  # type: ignore[arg-type]  # torch writes and flushes, and no more
+            torch.save(whole, hashed)  # type: ignore[arg-type]  # torch only calls write and flush
             shape, length = list(piece.data.shape), hashed.position - begin
             places.append(Place(piece.key, dtype, list(piece.whole), list(piece.offset), shape, begin, length))
         file.flush()
@@ -109,7 +109,7 @@ def complete(folder: Path, about: dict[str, Any]) -> None:
     records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
     close(folder, records)
     files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
-    metadata = atomic_files.of(folder / checkpoint_reader.FILE)
+    metadata = atomic_files.checksum(folder / checkpoint_reader.FILE)
     files.append({"path": checkpoint_reader.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
     atomic_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
     for path in folder.glob("rank_*.json"):

@@ -1,7 +1,7 @@
-"""Convert a Hugging Face folder into a megatron-core checkpoint, one unit at a time; it appears when it is complete.
+"""Convert a Hugging Face folder to a megatron-core checkpoint, one unit at a time.
 
-Meanwhile FOLDER.part holds the finished files, a record of each, and what they were made from. If the process is
-killed, the next one continues after the last record.
+FOLDER.part has the finished files, a record of each, and their origin; it is renamed to FOLDER when it is complete. If
+the process is killed, the next one continues after the last record.
 """
 
 import fcntl
@@ -32,14 +32,14 @@ from jobs.weights import checkpoint_writer, nf4, tensor_map
 from jobs.weights.source import Source, open_source, sha256
 
 VERSION = 1
-"""The version of the output; a conversion that was begun with another version starts again."""
+"""The version of the output; a conversion that was started with another version starts again."""
 LOCK, ORIGIN, RECORDS = ".lock", "origin.json", "records"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Source and target of a conversion, and everything that is known before a weight is read."""
+    """Source, target and units of a conversion, before any weight is read."""
 
     source: Source
     model: Model
@@ -54,34 +54,34 @@ class Conversion:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What the files in FOLDER.part were made from; only the same conversion may continue."""
+        """The origin of the files in FOLDER.part; only the same conversion may continue."""
         stats = [(name, (self.source.folder / name).stat()) for name in self.source.files]
         files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
         return {"version": VERSION, "model": fingerprint(self.model), "files": files, "stored": self.stored.name}
 
 
 def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: Stored = Stored.plain) -> Conversion:
-    """Return the conversion of a Hugging Face folder; by default it writes into a new folder inside of it.
+    """Return the conversion of a Hugging Face folder; by default it writes to a new folder inside it.
 
-    stored: how the linears of the layers are quantised, which is what the engine does when it loads them.
+    stored: how the linears of the layers are quantised, as the engine would on loading.
 
     Raises:
-        ConfigError: config.json, a tensor's name, shape or dtype is not the model's; or its rows are no 4-bit blocks.
+        ConfigError: config.json or a tensor's name, shape or dtype does not match the model; or NF4 does not fit.
     """
-    found = open_source(source)
-    llama_config.check(found.config, model, where=str(source / "config.json"))
+    opened = open_source(source)
+    llama_config.check(opened.config, model, where=str(source / "config.json"))
     if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
         sizes = f"{model.name}'s rows have {model.hidden_size} and {model.ffn_hidden_size} numbers"
-        what = f"a row of a 4-bit weight is cut into blocks of {nf4.BLOCK}, and {sizes}"
+        what = f"NF4 needs rows that are a multiple of {nf4.BLOCK}, but {sizes}"
         raise ConfigError(what, where=str(source / "config.json"), fix="convert without --nf4")
-    units = tensor_map.units(model, fused=tensor_map.is_fused(found))
+    units = tensor_map.units(model, fused=tensor_map.is_fused(opened))
     to = folder or source / FOLDERS[stored]
-    return Conversion(found, model, to.absolute(), units, tensor_map.check(found, units), stored)
+    return Conversion(opened, model, to.absolute(), units, tensor_map.check(opened, units), stored)
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:
     """Write the checkpoint; return whether there was anything to do."""
-    with begun(conversion) as is_needed:
+    with locked(conversion) as is_needed:
         if is_needed:
             work(conversion, workers=workers)
             finish(conversion)
@@ -89,11 +89,11 @@ def convert(conversion: Conversion, *, workers: int = 1) -> bool:
 
 
 @contextmanager
-def begun(conversion: Conversion) -> Iterator[bool]:
-    """Hold the folder's lock, and yield whether there is something to do; another process may have finished meanwhile.
+def locked(conversion: Conversion) -> Iterator[bool]:
+    """Hold the folder's lock, and yield whether there is work to do: another process may have finished it.
 
     Raises:
-        ConfigError: the folder holds something else, cannot be written, or has no room.
+        ConfigError: the folder has other content, cannot be written, or the disk is too small.
     """
     part, folder = conversion.part, conversion.folder
     while not folder.exists():
@@ -105,7 +105,7 @@ def begun(conversion: Conversion) -> Iterator[bool]:
         with lock:
             _wait_for(lock.fileno(), part)
             if not (part / LOCK).exists() or not os.path.samestat(os.fstat(lock.fileno()), (part / LOCK).stat()):
-                continue  # the process that held it has finished, or has started again
+                continue  # the process that held the lock has finished, or has restarted
             _tidy(conversion)
             _require_room(conversion)
             yield True
@@ -117,8 +117,8 @@ def begun(conversion: Conversion) -> Iterator[bool]:
 def work(conversion: Conversion, *, workers: int) -> None:
     """Hash each shard and convert each unit that has no record yet.
 
-    A worker holds one fused tensor, its parts and a copy of a piece. With layers of Llama-2-70B, 2.1 GiB in all were
-    measured to BF16 and 2.2 GiB to FP8.
+    A worker holds one fused tensor, its parts and a copy of a piece: for Llama-2-70B, 2.1 GiB were measured to BF16 and
+    2.2 GiB to FP8.
     """
     records = conversion.part / RECORDS
     shards = {name: partial(_hash_shard, conversion, name) for name in conversion.source.files}
@@ -141,7 +141,7 @@ def work(conversion: Conversion, *, workers: int) -> None:
 
 
 def finish(conversion: Conversion) -> None:
-    """Make a checkpoint of the converted units, and rename it to its final name."""
+    """Turn the converted units into a checkpoint, and rename it to its final name."""
     part, source = conversion.part, conversion.source
     records = {path.stem: json.loads(path.read_text()) for path in (part / RECORDS).glob("*.json")}
     written = [records[unit.name] for unit in conversion.units]
@@ -182,7 +182,7 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
 
 
 def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
-    """Yield a linear's scale, then its weight in FP8, rounded to BF16 first as precision=fp8 does when it loads."""
+    """Yield a linear's scale, then its weight in FP8, rounded to BF16 first, as precision=fp8 does on loading."""
     assert weight.layer is not None and weight.axis is not None
     data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
     parts = data.chunk(weight.num_pieces, weight.axis)
@@ -194,7 +194,7 @@ def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> 
 
 
 def _in_nf4(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
-    """Yield a linear's 4-bit numbers and each block's absmax, of the weight rounded to BF16; no block is cut."""
+    """Yield a linear's 4-bit numbers and each block's absmax, of the weight rounded to BF16; blocks are not split."""
     assert weight.axis is not None
     linear = weight.key.removesuffix("weight")
     codes, absmax = nf4.quantize_blocks(data.to(quantize.BF16))
@@ -224,7 +224,7 @@ def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:
 
 
 def _recorded(records: Path, name: str, task: Callable[[], dict[str, Any]]) -> str:
-    """Do a task and write its record in one step; return the task's name."""
+    """Do a task and write its record atomically; return the task's name."""
     unfinished = records / f"{name}.tmp"
     unfinished.write_text(json.dumps(task()))
     unfinished.rename(records / f"{name}.json")
@@ -232,7 +232,7 @@ def _recorded(records: Path, name: str, task: Callable[[], dict[str, Any]]) -> s
 
 
 def _wait_for(lock: int, part: Path) -> None:
-    """Take the lock; wait as long as another process holds it."""
+    """Take the lock; wait while another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -241,7 +241,7 @@ def _wait_for(lock: int, part: Path) -> None:
 
 
 def _tidy(conversion: Conversion) -> None:
-    """Keep the files that an earlier process has finished of the same conversion, and remove everything else."""
+    """Keep finished files of the same conversion, and remove everything else."""
     part, origin = conversion.part, json.dumps(conversion.origin)
     if not (part / ORIGIN).exists() or (part / ORIGIN).read_text() != origin:
         for path in part.iterdir():
@@ -261,9 +261,9 @@ def _require_room(conversion: Conversion) -> None:
     need = sum(_num_bytes(conversion, weight) for unit in missing for weight in unit.weights)
     if need > (free := shutil.disk_usage(conversion.part).free):
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB are free, and the checkpoint needs {need / 2**30:.1f}",
+            f"{free / 2**30:.1f} GiB are free, but the checkpoint needs {need / 2**30:.1f} GiB",
             where=str(conversion.part),
-            fix="make room, or name another folder to convert into",
+            fix="free disk space, or give another FOLDER",
         )
 
 
@@ -277,7 +277,7 @@ def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
 
 
 def _require_same(conversion: Conversion) -> None:
-    """Do nothing if the folder holds this conversion, by the names, sizes, precision and model of its files."""
+    """Refuse the folder unless it has this conversion, by the names, sizes, precision and model of its files."""
     folder, source = conversion.folder, conversion.source
     checkpoint.require_model(folder, conversion.model)
     try:
@@ -287,9 +287,9 @@ def _require_same(conversion: Conversion) -> None:
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
     if not is_same or checkpoint.stored(folder) is not conversion.stored:
         raise ConfigError(
-            f"the folder holds {'these weights in another precision' if is_same else 'something else'}",
+            f"the folder has {'these weights in another precision' if is_same else 'other content'}",
             where=str(folder),
-            fix="move it away, or name another folder to convert into",
+            fix="move it away, or give another FOLDER",
         )
 
 
@@ -297,5 +297,5 @@ def _cannot_write(conversion: Conversion, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot convert into this folder: {error.strerror}",
         where=str(conversion.folder),
-        fix="name a folder that can be written: python -m jobs.tasks.convert weights PLAN SOURCE FOLDER",
+        fix="give a writable folder: python -m jobs.tasks.convert weights PLAN SOURCE FOLDER",
     )

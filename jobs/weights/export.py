@@ -1,4 +1,4 @@
-"""Export a trained model as a Hugging Face folder, tensor by tensor: config.json and safetensors with their index."""
+"""Export a trained model as a Hugging Face folder, tensor by tensor: config.json, safetensors and their index."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.contract import checkpoint, codec
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.contract.model import Model
 from bench.contract.training import Trains
 from bench.errors import ConfigError
@@ -26,38 +26,38 @@ TOKENIZER = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
 )
-"""What is copied of a tokenizer, as far as it is there."""
+"""Files of a tokenizer that are copied if they exist."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file, and the weights whose parts it holds."""
+    """One file, and its weights."""
 
     file: str
     weights: list[Weight]
 
 
 def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp32: bool = False) -> str:
-    """Write the model of a checkpoint that a trial has saved; return a line that says what it is.
+    """Write the model of a trial's checkpoint; return a line with its folder and size.
 
-    It is written in the precision of the trial's layers, or in that of the master weights.
+    It is written in the precision of the trial's layers, or with keep_fp32 in that of the master weights.
 
     Raises:
-        ConfigError: it is not such a checkpoint, transformers has no such model, the folder exists or has no room.
+        ConfigError: not such a checkpoint, no such model in transformers, an existing folder or too little disk space.
     """
     model, precision = _described(source)
-    family = families.of(model)
+    family = families.family_of(model)
     dtype = torch.float32 if keep_fp32 or precision == "fp32" else torch.bfloat16
     if folder.exists():
-        raise ConfigError("this folder exists", where=str(folder), fix="name a new one")
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
     copied = [] if tokenizer is None else _tokenizer(tokenizer)
     shards = _shards(family.weights(model), dtype)
     num_bytes = sum(_num_bytes(weight, dtype) for shard in shards for weight in shard.weights)
     _require_room(folder, num_bytes)
     reader = Reader(source)
-    with appearing(folder) as part:
-        for shard in tracked(shards, what="written", total=len(shards), unit="files", say=_say):
+    with atomic_folder(folder) as part:
+        for shard in tracked(shards, what="written", total=len(shards), unit="files", write=_print_line):
             _write(part / shard.file, shard, reader, family, model, dtype)
         if shards[1:]:
             names = {name: shard.file for shard in shards for weight in shard.weights for name in weight.sources}
@@ -70,33 +70,33 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
     return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {_size(num_bytes)}"
 
 
-def _say(line: str, to: TextIO = sys.stderr) -> None:
+def _print_line(line: str, to: TextIO = sys.stderr) -> None:
     print(line, file=to, flush=True)
 
 
 def _described(source: Path) -> tuple[Model, str]:
-    """Return the model of a checkpoint and the precision of its layers, as its manifest has them."""
+    """Return the model of a checkpoint and the precision of its layers, from its manifest."""
     manifest = checkpoint.manifest(source)
     try:
         training, model = manifest["training"], codec.typed(Model, manifest["model"])
         trains, precision = training["same"]["trains"], training["precision"]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            "this is no checkpoint that a trial has saved",
+            "not a checkpoint of a trial",
             where=str(source),
-            fix="name RUN/checkpoints/trial_K/step_N of a run with task.training.checkpoint_every_steps",
+            fix="give RUN/checkpoints/trial_K/step_N of a run with task.training.checkpoint_every_steps",
         ) from error
     if trains != Trains.all.name:
         raise ConfigError(
-            f"this checkpoint holds what trains={trains} trains: adapters, and no whole model",
+            f"this checkpoint has only adapters (task.training.trains={trains}), not a whole model",
             where=str(source),
-            fix="python -m jobs.tasks.convert adapters writes the adapters of a trial as a PEFT folder",
+            fix="export the adapters with python -m jobs.tasks.convert adapters",
         )
     return model, precision
 
 
 def _shards(weights: list[Weight], dtype: torch.dtype) -> list[Shard]:
-    """Return the files, each with weights of SHARD_BYTES at most, or a single larger one."""
+    """Return the files, each with at most SHARD_BYTES, or with a single larger weight."""
     groups: list[list[Weight]] = [[]]
     size = 0
     for weight in weights:
@@ -126,12 +126,12 @@ def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, mo
         for weight in shard.weights:
             parts = _parts(reader, family, weight, model, dtype)
             for part, shape in zip(parts, weight.sources.values(), strict=True):
-                assert part.shape == shape, f"{weight.key} makes {tuple(part.shape)} and not {shape}"
+                assert part.shape == shape, f"{weight.key} has shape {tuple(part.shape)} instead of {shape}"
                 file.write(part.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _parts(reader: Reader, family: families.Family, weight: Weight, model: Model, dtype: torch.dtype) -> list[Tensor]:
-    """Return what a weight becomes; a checkpoint of engine=huggingface has it already, by transformers' names."""
+    """Return the exported tensors of a weight. A checkpoint of engine=huggingface already has transformers' names."""
     if not all(name in reader.names() for name in weight.sources):
         return family.parts(weight, _read(reader, weight).to(dtype), model)
     parts = [torch.empty(shape, dtype=dtype) for shape in weight.sources.values()]
@@ -141,7 +141,7 @@ def _parts(reader: Reader, family: families.Family, weight: Weight, model: Model
 
 
 def _read(reader: Reader, weight: Weight) -> Tensor:
-    """Return megatron-core's tensor, of one layer where there are layers."""
+    """Return megatron-core's tensor; for stacked tensors, that of one layer."""
     whole = reader.stored(weight.key).whole
     if weight.layer is None:
         data = torch.empty(whole)
@@ -161,18 +161,18 @@ def _num_bytes(weight: Weight, dtype: torch.dtype) -> int:
 
 
 def _tokenizer(folder: Path) -> list[Path]:
-    found = [folder / name for name in TOKENIZER if (folder / name).is_file()]
-    if not found:
-        fix = "name the Hugging Face folder of the tokenizer that made the rows"
-        raise ConfigError("there is no tokenizer here", where=str(folder), fix=fix)
-    return found
+    files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
+    if not files:
+        fix = "give the Hugging Face folder of the tokenizer that was used for the rows"
+        raise ConfigError("no tokenizer in this folder", where=str(folder), fix=fix)
+    return files
 
 
 def _require_room(folder: Path, num_bytes: int) -> None:
-    there = next(path for path in folder.absolute().parents if path.exists())
-    if num_bytes > (free := shutil.disk_usage(there).free):
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    if num_bytes > (free := shutil.disk_usage(parent).free):
         raise ConfigError(
-            f"{_size(free)} are free, and the model needs {_size(num_bytes)}",
-            where=str(there),
-            fix="make room, or name another folder",
+            f"{_size(free)} are free, but the model needs {_size(num_bytes)}",
+            where=str(parent),
+            fix="free disk space, or give another folder",
         )

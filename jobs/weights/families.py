@@ -1,4 +1,4 @@
-"""The two kinds of models that are exported: transformers' names, shapes and config.json of Llama and GPT-2."""
+"""The model families that can be exported: transformers' names, shapes and config.json of Llama and GPT-2."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from jobs.weights.tensor_map import Weight, separate
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How megatron-core's tensors become those of one of transformers' models."""
+    """How megatron-core's tensors are converted to those of a model in transformers."""
 
     weights: Callable[[Model], list[Weight]]
-    """All tensors, each with the names and shapes that it becomes."""
+    """All tensors, each with the names and shapes of its exported tensors."""
     parts: Callable[[Weight, Tensor, Model], list[Tensor]]
-    """A tensor as those that it becomes."""
+    """Converts a tensor to its exported tensors."""
     config: Callable[[Model], dict[str, Any]]
     """config.json, without the dtype."""
 
 
-def of(model: Model) -> Family:
+def family_of(model: Model) -> Family:
     """Return the family of a model.
 
     Raises:
-        ConfigError: transformers has no model of this shape.
+        ConfigError: transformers has no such model.
     """
     shape = (model.norm, model.activation, model.position, model.bias)
     if shape == (Norm.RMSNorm, Activation.swiglu, Position.rope, False):
@@ -113,7 +113,7 @@ def _gpt2_parts(weight: Weight, data: Tensor, model: Model) -> list[Tensor]:
 
 
 def _gpt2_config(m: Model) -> dict[str, Any]:
-    """Return config.json; `gelu` is the exact one, as ours, and not the approximation that GPT-2 was trained with."""
+    """Return config.json; `gelu` is the exact one, as in our engine; GPT-2 was trained with an approximation."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -1,9 +1,9 @@
-"""NF4, QLoRA's 4-bit numbers with double quantisation: 4.127 bits a weight.
+"""NF4, QLoRA's 4-bit format with double quantisation: 4.127 bits per weight.
 
-A weight's rows are cut into blocks of 64 numbers, each divided by its largest magnitude (absmax) and rounded to the
-nearest of 16 levels. The absmax less their mean are rounded to 8 bits, in groups of 256 with an FP32 scale each. A TP
-rank quantises its part of a weight: levels and absmax are those of the whole weight, because blocks never cross the
-border between two ranks; the mean and the groups of 256 are the rank's own.
+A weight's rows are split into blocks of 64 numbers, each divided by its largest magnitude (absmax) and rounded to the
+nearest of 16 levels. The absmax minus their mean are rounded to 8 bits, in groups of 256 with an FP32 scale each. A
+TP rank quantises its part of a weight: levels and absmax equal those of the whole weight, because no block spans two
+ranks; the mean and the groups of 256 are the rank's own.
 
 Shape letters: O and I output and input of a linear on this TP rank, K = I / 64 blocks of a row, N = O * K blocks,
 G groups.
@@ -24,17 +24,17 @@ LEVELS = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-"""Quantiles of the normal distribution, scaled to [-1, 1]; negative and positive ones apart, so that 0 is one."""
+"""Quantiles of the normal distribution, scaled to [-1, 1]; negative and positive separately, so that 0 is a level."""
 SMALLEST_ABSMAX = 1e-38
-"""Divides a block of zeros."""
+"""The divisor for a block of zeros."""
 STORED, STORED_ABSMAX = "weight_nf4", "weight_absmax"
-"""Keys of a linear in NF4 checkpoints: numbers [O, I / 2] and absmax [O, K] in BF16, which does not round them."""
+"""Keys of a linear in NF4 checkpoints: numbers [O, I / 2] and absmax [O, K] in BF16, which is exact."""
 _CHUNK = 2**24
-"""How many weights are quantised at once; more would only need more memory."""
+"""Weights quantised at once; more would only need more memory."""
 
 
 class Nf4(NamedTuple):
-    """A weight in NF4. Of two neighbours in a row, the first one is in the high half of their byte."""
+    """A weight in NF4. Of two neighbours in a row, the first is in the high 4 bits of their byte."""
 
     codes: Tensor
     """[O, I / 2], uint8."""
@@ -47,7 +47,6 @@ class Nf4(NamedTuple):
 
 
 def quantize(weight_OI: Tensor) -> Nf4:
-    """Return a weight in NF4."""
     codes, absmax_OK = quantize_blocks(weight_OI)
     return Nf4(codes, *quantize_absmax(absmax_OK))
 
@@ -87,7 +86,6 @@ def dequantize_absmax(weight: Nf4) -> Tensor:
 
 @cache
 def nf4_levels(device: torch.device) -> Tensor:
-    """Return the 16 levels in FP32."""
     return torch.tensor(LEVELS, device=device)
 
 
@@ -95,8 +93,8 @@ def nf4_levels(device: torch.device) -> Tensor:
 def dynamic_map(device: torch.device) -> Tensor:
     """Return the 256 levels of an absmax, from -0.993 to 1, finer towards zero.
 
-    For each power of ten from 1e-6 to 1 there are twice as many as for the one before: the middles of equal parts of
-    [0.1, 1] of it, with both signs; and 0 and 1. Source: bitsandbytes, functional.create_dynamic_map.
+    Each power of ten from 1e-6 to 1 has twice as many levels as the one before: the midpoints of equal parts of
+    [0.1, 1] times the power, with both signs; and 0 and 1. Source: bitsandbytes, functional.create_dynamic_map.
     """
     levels = [torch.tensor([0.0, 1.0])]
     for exponent in range(7):

@@ -45,7 +45,7 @@ class Source:
     tensors: dict[str, Stored]
 
     def read(self, names: Iterable[str]) -> list[torch.Tensor]:
-        """Return tensors, copied into memory."""
+        """Read tensors into memory."""
         read = []
         for name in names:
             with safe_open(self.folder / self.tensors[name].file, framework="pt") as shard:
@@ -57,16 +57,16 @@ def open_source(folder: Path) -> Source:
     """Return the tensors of a folder, from the headers of all its shards; no weight is read.
 
     Raises:
-        ConfigError: it is not a Hugging Face folder with safetensors, or a shard is missing, damaged or not as indexed.
+        ConfigError: no Hugging Face folder with safetensors, or a shard is missing, damaged or not as in the index.
     """
     config, index = _json(folder / "config.json"), None
     if (folder / INDEX).exists():
         index = _json(folder / INDEX).get("weight_map", {})
     elif not (folder / SINGLE).exists():
         raise ConfigError(
-            "there are no safetensors here",
+            "no safetensors in this folder",
             where=str(folder / INDEX),
-            fix="download the model's *.safetensors and their index; pickled *.bin weights are not read",
+            fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported",
         )
     files = sorted(set(index.values())) if index is not None else [SINGLE]
     tensors: dict[str, Stored] = {}
@@ -77,12 +77,12 @@ def open_source(folder: Path) -> Source:
             tensors[name] = stored
     for name, file in (index or {}).items():
         if name not in tensors or tensors[name].file != file:
-            _refuse(folder / file, f"{INDEX} says that {name} is in it, and it is not")
+            _refuse(folder / file, f"{name} is missing, but {INDEX} lists it in this file")
     return Source(folder, config, files, tensors)
 
 
 def sha256(path: Path) -> str:
-    """Return a shard's sha256, compared with the one that a Hugging Face cache names its file by.
+    """Return a shard's sha256, checked against its file name in a Hugging Face cache.
 
     Raises:
         ConfigError: they differ.
@@ -90,7 +90,7 @@ def sha256(path: Path) -> str:
     digest = atomic_files.sha256(path)
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
-        _refuse(path, f"its sha256 is {digest}, and its name in the cache says {blob}")
+        _refuse(path, f"its sha256 is {digest}, but its name in the cache is {blob}")
     return digest
 
 
@@ -114,10 +114,10 @@ def _json(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(path),
-            fix="name a Hugging Face folder: config.json and *.safetensors",
+            fix="give a Hugging Face folder with config.json and *.safetensors",
         ) from error
     return content
 
 
 def _refuse(path: Path, what: str) -> None:
-    raise ConfigError(f"{path.name}: {what}", where=str(path), fix="download the model again, into an empty folder")
+    raise ConfigError(f"{path.name}: {what}", where=str(path), fix="download the model again to an empty folder")

@@ -15,9 +15,9 @@ from bench.errors import ConfigError
 from jobs.weights.source import DTYPES, Source
 
 PIECES = 8
-"""The number of pieces along the axis that TP splits, where it divides evenly: a TP rank reads only its own pieces."""
+"""Number of pieces along the TP axis, if it divides evenly, so that a TP rank reads only its own pieces."""
 DERIVED = ".rotary_emb.inv_freq"
-"""A table that older checkpoints hold, although every model computes it."""
+"""A table in older checkpoints that every model computes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Weight:
 
     @property
     def is_linear(self) -> bool:
-        """Whether precision=fp8 holds it in FP8: it belongs to a layer, and TP splits it."""
+        """Whether it is stored in FP8 with precision=fp8: it belongs to a layer, and TP splits it."""
         return self.layer is not None and self.axis is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The tensors that are converted together and become one file."""
+    """Tensors that are converted together into one file."""
 
     name: str
     weights: list[Weight]
@@ -79,10 +79,10 @@ def is_fused(source: Source) -> bool:
 
 
 def check(source: Source, units: list[Unit]) -> list[str]:
-    """Return the names of the tensors that are left out because every model computes them; all others are used once.
+    """Return the names of the tensors that are skipped because every model computes them; all others are used once.
 
     Raises:
-        ConfigError: a tensor is missing or unknown, or its shape is not the model's; they are not of one float dtype.
+        ConfigError: a tensor is missing or unknown or has another shape, or the dtypes are mixed or not supported.
     """
     wanted = {name: shape for unit in units for weight in unit.weights for name, shape in weight.sources.items()}
     derived = sorted(name for name in source.tensors if name.endswith(DERIVED))
@@ -93,31 +93,31 @@ def check(source: Source, units: list[Unit]) -> list[str]:
         if name in wanted and stored.shape != wanted[name]
     ]
     for wrong, problem in (
-        (sorted(wanted.keys() - stored_tensors.keys()), "missing"),
-        (sorted(stored_tensors.keys() - wanted.keys()), "unknown"),
-        (shapes, "of another shape"),
+        (sorted(wanted.keys() - stored_tensors.keys()), "are missing"),
+        (sorted(stored_tensors.keys() - wanted.keys()), "are unknown"),
+        (shapes, "have another shape"),
     ):
         if wrong:
             raise ConfigError(
                 f"{len(wrong)} of {len(wanted)} tensors {problem}: "
                 f"{', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
                 where=str(source.folder),
-                fix="choose the model= that these are the weights of, or download them again",
+                fix="choose the model= that matches these weights, or download them again",
             )
     if len(dtypes := {stored.dtype for stored in stored_tensors.values()}) != 1 or not dtypes <= DTYPES.keys():
         raise ConfigError(
-            f"the weights are {', '.join(sorted(dtypes))}",
+            f"unsupported or mixed dtypes: {', '.join(sorted(dtypes))}",
             where=str(source.folder),
-            fix=f"bring weights that are all of one dtype: {', '.join(DTYPES)}",
+            fix=f"use weights of a single dtype: {', '.join(DTYPES)}",
         )
     return derived
 
 
 def fuse(weight: Weight, parts: list[Tensor], model: Model) -> Tensor:
-    """Return megatron-core's tensor, fused from those of Hugging Face."""
+    """Fuse Hugging Face's tensors into megatron-core's."""
     if not weight.key.endswith("linear_qkv.weight"):
         return torch.cat(parts) if parts[1:] else parts[0]
-    if len(parts) == 1:  # the source has fused them already, but in another order
+    if len(parts) == 1:  # they are already fused in the source, but in another order
         kv = model.hidden_size // model.num_attention_heads * model.num_query_groups
         parts = list(parts[0].split([model.hidden_size, kv, kv]))
     return interleave(*parts, groups=model.num_query_groups)

@@ -1,4 +1,4 @@
-"""Ranks in an image without Slurm: the line of shell that starts it, and a real podman."""
+"""Containers without Slurm: the shell command that starts them, and a real podman."""
 
 import shlex
 import subprocess
@@ -17,7 +17,7 @@ from bench.runs import status as statuses
 from helpers import podman, sshd
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
-SHORT = (
+SHORT_RUN = (
     *("model.weights=random", "task.training.max_steps=12", "recipe.log_every_steps=1", "launch.health=false"),
     *("task.training.target_eval_loss=null", "task.benchmark=null", "recipe.eval_every_samples=96"),
     *("recipe.eval_skip=0", "data.eval_rows=16"),
@@ -55,22 +55,38 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
 @pytest.mark.parametrize(
     ("overrides", "rule", "what"),
     [
-        (("container=podman", "container.image=null"), "HST-08", "no image is named"),
-        (("container=pyxis", "container.image=a.sqsh"), "PYX-04", "backend ssh starts no container with pyxis"),
-        (("container=docker", "container.image=a", "container.mounts=[a:/b]"), "PYX-12", "is not SRC:DST:ro"),
-        (("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"), "PYX-12", "is none of ro"),
+        (("container=podman", "container.image=null"), "HST-08", "no image is configured"),
+        (
+            ("container=pyxis", "container.image=a.sqsh"),
+            "PYX-04",
+            "backend ssh does not support the container runtime pyxis",
+        ),
+        (
+            ("container=docker", "container.image=a", "container.mounts=[a:/b]"),
+            "PYX-12",
+            "is not of the form SRC:DST:ro",
+        ),
+        (
+            ("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"),
+            "PYX-12",
+            "is not a valid flag: choose from ro",
+        ),
         (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
         (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),
-        (("cluster=dgx2", "container=docker", "container.image=a"), "PYX-04", "slurm starts no container with docker"),
+        (
+            ("cluster=dgx2", "container=docker", "container.image=a"),
+            "PYX-04",
+            "slurm does not support the container runtime docker",
+        ),
     ],
 )
 def test_containers_that_cannot_start_are_refused(overrides: tuple[str, ...], rule: str, what: str) -> None:
-    found = [item for item in preflight.inspect(planned(*overrides)) if item.rule == rule]
-    assert any(what in item.what for item in found), found
+    findings = [item for item in preflight.inspect(planned(*overrides)) if item.rule == rule]
+    assert any(what in item.what for item in findings), findings
 
 
-def test_hostile_names_stay_words_of_the_line() -> None:
-    """A shell that reads the line finds each value as it stands, and runs nothing else."""
+def test_hostile_names_are_quoted() -> None:
+    """A shell reads each value literally and runs nothing else."""
     image, mount = "$(touch /tmp/x)`id`;reboot", "/a b;c:/d'e:ro"
     plan = planned("container=docker", "cluster.device=cpu")
     plan.config.container.image, plan.config.container.mounts = "me/bench", [mount]
@@ -81,16 +97,16 @@ def test_hostile_names_stay_words_of_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "Error: keep-id requires additional UIDs or GIDs defined in /etc/subuid and /etc/subgid to function correctly",
         "Error: statfs /dev/mqueue: no such file or directory",
     ],
 )
-def test_what_podman_says_where_a_user_who_is_not_root_may_not_use_it_is_explained(said: str) -> None:
-    """These are podman 4.3.1's own words."""
-    assert remote.recognised(f'time="…" level=error msg="…"\n{said}: %!w(<nil>)\n', "") == (
-        f"{said}: %!w(<nil>)",
+def test_messages_of_rootless_podman_are_explained(message: str) -> None:
+    """Messages of podman 4.3.1."""
+    assert remote.find_rule(f'time="…" level=error msg="…"\n{message}: %!w(<nil>)\n', "") == (
+        f"{message}: %!w(<nil>)",
         "HST-08",
     )
 
@@ -115,17 +131,17 @@ def test_a_container_reads_the_data_and_writes_the_results(tmp_path: Path) -> No
 @pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "on hosts"])
-def test_a_run_in_an_image_is_proven(tmp_path: Path, spawn: Spawn, where: str) -> None:
+def test_a_run_in_an_image_is_valid(tmp_path: Path, spawn: Spawn, where: str) -> None:
     paths = {name: str(tmp_path / "cache") for name in ("DATADIR", "MODEL", "LOGDIR")}
     (tmp_path / "cache").mkdir()
-    words = [*SHORT, *podman.overrides(tmp_path), f"launch.folder={tmp_path}/run"]
+    words = [*SHORT_RUN, *podman.overrides(tmp_path), f"launch.folder={tmp_path}/run"]
     if where == "here":
         output = ended(spawn, paths, "cluster=local", *words)
     else:
         with sshd.booted(tmp_path / "sshd") as hosts:
             output = ended(spawn, paths, *hosts.overrides, *words)
     status = statuses.read(tmp_path / "run")
-    assert status is not None and status.outcome == "proven", output
+    assert status is not None and status.outcome == "valid", output
 
 
 def ended(spawn: Spawn, paths: dict[str, str], *words: str) -> str:

@@ -26,7 +26,7 @@ from bench.runs import status as statuses
 from helpers import sshd
 from helpers.sshd import Hosts
 
-SHORT = (
+SHORT_RUN = (
     *("model.weights=random", "task.training.max_steps=12", "recipe.log_every_steps=1", "launch.health=false"),
     *("task.training.target_eval_loss=null", "task.benchmark=null", "recipe.eval_every_samples=96"),
     *("recipe.eval_skip=0", "data.eval_rows=16"),
@@ -63,13 +63,13 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
         (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a host"),
         (["cluster.hosts=['rig0;reboot',rig1]"], "is not a host"),
         (["cluster.hosts=['rig0:2x0',rig1]"], "is not a host"),
-        (["cluster.hosts=[rig0,rig0]"], "a host twice"),
-        (["cluster.hosts=[rig0]"], "1 hosts, and cluster.num_nodes is 2"),
-        (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "gives 1 x 4 GPUs, and a node has 8 ranks"),
-        (["cluster=local", "cluster.hosts=[rig0]"], "hosts are for backend ssh"),
+        (["cluster.hosts=[rig0,rig0]"], "duplicate host in"),
+        (["cluster.hosts=[rig0]"], "1 hosts are listed, but cluster.num_nodes is 2"),
+        (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but a node has 8 ranks"),
+        (["cluster=local", "cluster.hosts=[rig0]"], "cluster.hosts needs backend ssh"),
     ],
 )
-def test_hosts_that_make_no_even_world_are_refused(words: list[str], what: str) -> None:
+def test_uneven_hosts_are_refused(words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         compose.compose(["task=lora_tiny", "cluster=hosts", *words])
 
@@ -83,8 +83,8 @@ def test_groups_of_gpus_are_the_replicas_of_the_model() -> None:
     assert rules == [0, 2], "one of each host"
 
 
-def found(rigs: Hosts, *overrides: str) -> list[str]:
-    """Return the rules of what the doctor finds about the hosts."""
+def findings(rigs: Hosts, *overrides: str) -> list[str]:
+    """Return the doctor's findings about the hosts."""
     plan = compose.compose(["task=lora_tiny", *rigs.overrides, *overrides])
     checks = ssh.SshBackend().subject(plan, "login")
     return [f"{item.rule} {item.what}" for item in ssh.reached(checks) if not isinstance(item, str)]
@@ -92,18 +92,18 @@ def found(rigs: Hosts, *overrides: str) -> list[str]:
 
 @sshd.needs_sshd
 @pytest.mark.starts
-def test_hosts_that_cannot_be_used_are_named_before_anything_starts(rigs: Hosts, tmp_path: Path) -> None:
-    assert found(rigs) == []
+def test_unusable_hosts_are_reported_before_the_start(rigs: Hosts, tmp_path: Path) -> None:
+    assert findings(rigs) == []
     options = "cluster.ssh.options=[-F,{},{}]"
     no_key = options.format(rigs.config, "'-oPreferredAuthentications=password'")
-    assert [line[:6] for line in found(rigs, no_key)] == ["HST-04", "HST-04"]
+    assert [line[:6] for line in findings(rigs, no_key)] == ["HST-04", "HST-04"]
     no_hosts = options.format(rigs.config, "'-oUserKnownHostsFile=/dev/null'")
-    assert [line[:6] for line in found(rigs, no_hosts)] == ["HST-05", "HST-05"]
-    one_unknown = found(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
+    assert [line[:6] for line in findings(rigs, no_hosts)] == ["HST-05", "HST-05"]
+    one_unknown = findings(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
     assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
-    assert [line[:6] for line in found(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
+    assert [line[:6] for line in findings(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
     if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode:
-        in_docker = found(rigs, "container=docker", "container.image=absent")
+        in_docker = findings(rigs, "container=docker", "container.image=absent")
         assert [line[:6] for line in in_docker] == ["HST-08", "HST-08"], "neither a client nor a daemon"
 
 
@@ -111,15 +111,15 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts(rigs: Hosts,
 @pytest.mark.starts
 @pytest.mark.trains
 def test_a_run_over_two_hosts_is_driven_from_here(rigs: Hosts, cache: Path, tmp_path: Path, spawn: Spawn) -> None:
-    process = launch(spawn, rigs, cache, tmp_path, *SHORT)
+    process = launch(spawn, rigs, cache, tmp_path, *SHORT_RUN)
     output = process.communicate(timeout=600)[0]
     run = tmp_path / "run"
     assert process.returncode == 0, output
     assert "node facts: 2 nodes, rig0, rig1" in output
     status = statuses.read(run)
-    assert status is not None and status.outcome == "proven"
+    assert status is not None and status.outcome == "valid"
     assert len(list(run.glob("facts/rank_*.json"))) == 2
-    with pytest.raises(ConfigError, match="there is nothing to go on with"):
+    with pytest.raises(ConfigError, match="there is nothing to resume"):
         resume.resume(run)
 
 
@@ -127,11 +127,11 @@ def test_a_run_over_two_hosts_is_driven_from_here(rigs: Hosts, cache: Path, tmp_
 @pytest.mark.starts
 @pytest.mark.trains
 @pytest.mark.faults
-@pytest.mark.parametrize("ending", ["a lost connection", "Ctrl-C", "bench cancel", "the starter is killed"])
-def test_whatever_ends_a_run_over_hosts_ends_all_of_its_ranks(
+@pytest.mark.parametrize("ending", ["a lost connection", "Ctrl-C", "runstop cancel", "the starter is killed"])
+def test_all_ranks_end_when_a_run_over_hosts_ends(
     rigs: Hosts, cache: Path, tmp_path: Path, spawn: Spawn, ending: str
 ) -> None:
-    process = launch(spawn, rigs, cache, tmp_path, *SHORT, "task.training.max_steps=4000")
+    process = launch(spawn, rigs, cache, tmp_path, *SHORT_RUN, "task.training.max_steps=4000")
     run = tmp_path / "run"
     while not ("train_loss" in (run / "result_0.txt").read_text() if (run / "result_0.txt").exists() else False):
         assert process.poll() is None, process.communicate()[0]
@@ -144,7 +144,7 @@ def test_whatever_ends_a_run_over_hosts_ends_all_of_its_ranks(
             psutil.Process(rigs.pids["rig1"]).children()[0].kill()
         case "Ctrl-C":
             os.killpg(process.pid, signal.SIGINT)
-        case "bench cancel":
+        case "runstop cancel":
             assert resume.cancel(run) == str(run)
         case "the starter is killed":
             process.kill()
@@ -152,16 +152,16 @@ def test_whatever_ends_a_run_over_hosts_ends_all_of_its_ranks(
     _, left = psutil.wait_procs(ranks, timeout=60)
     assert not left and "Traceback" not in output
     if ending != "the starter is killed":
-        code = {"a lost connection": 1, "Ctrl-C": 130, "bench cancel": 143}[ending]
-        assert process.returncode == code and runs.find(run).word == ("failed" if code == 1 else "interrupted")
+        code = {"a lost connection": 1, "Ctrl-C": 130, "runstop cancel": 143}[ending]
+        assert process.returncode == code and runs.find(run).state_name == ("failed" if code == 1 else "interrupted")
         assert explain([run]).rule == ("HST-01" if code == 1 else "SLU-08")
 
 
 def launch(spawn: Spawn, rigs: Hosts, cache: Path, tmp_path: Path, *overrides: str) -> "subprocess.Popen[str]":
     paths = {"DATADIR": str(cache), "MODEL": str(cache), "LOGDIR": str(tmp_path / "runs")}
-    words = ["task=lora_tiny", *rigs.overrides, f"launch.folder={tmp_path}/run", *overrides]
-    return spawn([sys.executable, "-m", "bench.launch", *words], paths)
+    arguments = ["task=lora_tiny", *rigs.overrides, f"launch.folder={tmp_path}/run", *overrides]
+    return spawn([sys.executable, "-m", "bench.launch", *arguments], paths)
 
 
-def test_every_rule_about_hosts_says_what_to_do() -> None:
+def test_every_rule_about_hosts_has_a_fix() -> None:
     assert len([rule for rule in RULES.values() if rule.id.startswith("HST-") and rule.fix]) == 12

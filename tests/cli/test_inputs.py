@@ -1,4 +1,4 @@
-"""A log may come packed, through a pipe or from stdin; one that is not there is a bad request, whoever asks."""
+"""Logs as gzip files, pipes and stdin; every verb exits with 2 for a missing file."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def run(*argv: str) -> int:
 
 @pytest.fixture
 def named(written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return a good log as it comes in one of these ways."""
+    """Return a valid log in one of these forms."""
 
     def make(how: str) -> Path:
         log = written_log()
@@ -46,19 +46,17 @@ def named(written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("how", ["file", "packed file", "pipe", "packed pipe", "stdin", "packed stdin"])
-def test_a_log_is_judged_however_it_comes(
+def test_log_is_read_from_file_pipe_or_stdin(
     named: Callable[[str], Path], how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = named(how)
     assert run("parse", str(path), "--official", "6.1.0", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["file"], found["valid"], found["samples_to_target"]) == (str(path), True, 2304)
-    assert [verdict["passed"] for verdict in found["official"]] == [True]
+    record = json.loads(capsys.readouterr().out)
+    assert (record["file"], record["valid"], record["samples_to_target"]) == (str(path), True, 2304)
+    assert [verdict["passed"] for verdict in record["official"]] == [True]
 
 
-def test_a_packed_log_is_replayed_under_its_name(
-    named: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gzip_log_is_replayed_with_its_name(named: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = named("packed file")
     assert run("watch", "--replay", str(path), "--once", "--speed", "1e9", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["trials"][0]["name"] == "other.txt"
@@ -71,12 +69,10 @@ def test_a_plain_log_is_not_copied(written_log: MakeLog) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20] + b"\0" * 40 + data[60:]])
-def test_a_packed_log_that_is_damaged_is_named(
-    written_log: MakeLog, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_damaged_gzip_log_is_reported(written_log: MakeLog, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "log.gz"
     path.write_bytes(damage(gzip.compress(written_log().read_bytes())))
-    with pytest.raises(LogError, match=r"cannot be unpacked: .*\n  where: .*log.gz"), arguments.plain([path]):
+    with pytest.raises(LogError, match=r"cannot be decompressed: .*\n  where: .*log.gz"), arguments.plain([path]):
         pass
 
 
@@ -95,10 +91,10 @@ def test_a_packed_log_that_is_damaged_is_named(
     ],
     ids=" ".join,
 )
-def test_a_file_that_is_not_there_is_a_bad_request(written_log: MakeLog, tmp_path: Path, argv: list[str]) -> None:
-    told = {"LOG": str(written_log()), "OUT": str(tmp_path / "package")}
-    assert run(*(told.get(word, word) for word in argv)) == 2
+def test_missing_file_exits_with_two(written_log: MakeLog, tmp_path: Path, argv: list[str]) -> None:
+    paths = {"LOG": str(written_log()), "OUT": str(tmp_path / "package")}
+    assert run(*(paths.get(argument, argument) for argument in argv)) == 2
 
 
-def test_a_log_that_is_there_and_proves_nothing_is_no_bad_request(written_log: MakeLog) -> None:
+def test_invalid_log_exits_with_one(written_log: MakeLog) -> None:
     assert run("parse", str(written_log(status="aborted"))) == 1

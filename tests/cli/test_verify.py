@@ -1,4 +1,4 @@
-"""`verify` says by its exit code whether run folders are as their runs left them, and what is not."""
+"""`verify` reports changed files of run folders, and its exit code tells whether there are any."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,14 @@ from bench.runs.status import Ending, Status
 
 def run(*argv: object) -> int:
     with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in argv])
+        main([str(argument) for argument in argv])
     assert isinstance(stop.value.code, int)
     return stop.value.code
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run whose only trial was aborted before it had a log, with what two ranks found."""
+    """A run whose only trial was aborted before it had a log, with the facts of two ranks."""
     plan, folder = compose.compose(["task=lora_tiny", "cluster=local"]), tmp_path / "run"
     (folder / "facts").mkdir(parents=True)
     for rank in (0, 1):
@@ -38,12 +38,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_is_verified_in_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", folder) == 0
     title, columns, *rows = capsys.readouterr().out.splitlines()
-    assert (title, columns) == (f"{folder}: verified", "what\texpected\tfound\tverified")
+    assert (title, columns) == (f"{folder}: verified", "what\texpected\tactual\tverified")
     assert "facts/\t2 files\tas expected\tyes" in rows
-    assert "trial 0\t\taborted: no log is judged\t" in rows
+    assert "trial 0\t\taborted: its log was not judged\t" in rows
 
 
-def test_what_was_changed_comes_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mismatches_come_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "facts/rank_0001.json").write_text("[]")
     assert run("verify", folder) == 1
     rows = capsys.readouterr().out.splitlines()
@@ -60,9 +60,9 @@ def test_several_runs_as_json(folder: Path, tmp_path: Path, capsys: pytest.Captu
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == second and first["verified"] is False
     (bad,) = [each for each in first["compared"] if each["passed"] is False]
-    assert (bad["what"], bad["found"]) == ("status.json", "missing, or a link")
+    assert (bad["what"], bad["actual"]) == ("status.json", "missing, or a symbolic link")
 
 
-def test_a_folder_that_holds_no_run_is_a_bad_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_run_exits_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", tmp_path) == 2
     assert "no run in this folder" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: order of words, help to paste, errors without tracebacks, the newest run."""
+"""The command line: order of arguments, examples in the help, errors without tracebacks, the newest run."""
 
 import json
 import os
@@ -26,8 +26,8 @@ def run(*argv: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_options_may_stand_before_overrides() -> None:
-    args = cli._parsed(["plan", "task=lora70b", "--layouts", "parallel.tp=3", "--json", "cluster=dgx1"])
+def test_options_may_come_before_overrides() -> None:
+    args = cli._parse(["plan", "task=lora70b", "--layouts", "parallel.tp=3", "--json", "cluster=dgx1"])
     assert (args.overrides, args.layouts, args.json) == (["task=lora70b", "parallel.tp=3", "cluster=dgx1"], True, True)
 
 
@@ -69,19 +69,19 @@ def test_an_example_survives_a_narrow_terminal(
     example = capsys.readouterr().out.partition("example:\n")[2]
     assert max(map(len, example.splitlines())) <= 80
     pasted = shlex.split(example.replace("\\\n", " "))
-    assert pasted[: 3 + len(argv)] == ["python", "-m", "bench", *argv]
+    assert pasted[: 1 + len(argv)] == ["runstop", *argv]
     assert "\n" not in example.strip().replace("\\\n", "")
 
 
-def test_a_long_example_goes_on_behind_a_backslash() -> None:
-    assert arguments.pasteable(f"python -m bench pack {'x' * 60} -o out") == (
-        f"example:\n  python -m bench pack \\\n    {'x' * 60} -o out"
+def test_long_example_continues_after_a_backslash() -> None:
+    assert arguments.pasteable(f"runstop pack {'x' * 70} -o out") == (
+        f"example:\n  runstop pack \\\n    {'x' * 70} \\\n    -o out"
     )
 
 
 @pytest.mark.starts
 @pytest.mark.parametrize("rule", ["PYX-05", ""], ids=["short", "long"])
-def test_a_full_disk_behind_stdout_is_no_traceback(rule: str) -> None:
+def test_full_disk_on_stdout_gives_no_traceback(rule: str) -> None:
     argv = [sys.executable, "-m", "bench", "rules", *rule.split()]
     with open("/dev/full", "w") as full:
         done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -89,11 +89,11 @@ def test_a_full_disk_behind_stdout_is_no_traceback(rule: str) -> None:
     assert done.stderr == (
         "the output cannot be written: No space left on device\n"
         "  where: stdout\n"
-        "  fix:   write it to another disk, or make room\n"
+        "  fix:   write it to another disk, or free disk space\n"
     )
 
 
-def test_a_working_directory_that_is_gone_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_working_directory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -102,7 +102,7 @@ def test_a_working_directory_that_is_gone_is_explained(tmp_path: Path, monkeypat
         raise AssertionError("not reached")
 
 
-def test_other_errors_of_files_pass() -> None:
+def test_other_file_errors_are_raised() -> None:
     with pytest.raises(FileNotFoundError), output_is_written():
         Path("/no/such/file").read_text()
     with pytest.raises(BenchError, match="one of ours"), output_is_written():
@@ -120,14 +120,14 @@ def test_an_unquoted_value_gets_its_quotes(override: str, fix: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose.compose([override])
     assert "Exception" not in refused.value.what
-    assert refused.value.fix == f"put the value in double quotes, and the whole in the shell's: {fix}"
+    assert refused.value.fix == f"put the value in double quotes and the whole override in single quotes: {fix}"
     (pasted,) = shlex.split(fix)
     assert compose.compose([pasted]).config.cluster.org == override.partition("=")[2]
 
 
 def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGDIR", str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no run yet"):
+    with pytest.raises(ConfigError, match="there are no runs"):
         arguments.run_folders([])
     for age, name in enumerate(("newest", "b", "a")):
         (tmp_path / name).mkdir()
@@ -145,8 +145,8 @@ def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("rules", "pyx-05") == 0
     assert capsys.readouterr().out == (
         "PYX-05\n"
-        "what: a container flag that takes no value was given one\n"
-        "fix: write --container-writable alone: a word behind it is run as the program\n"
+        "what: a container flag without a value was given a value\n"
+        "fix: write --container-writable alone: srun takes the next word as the program to run\n"
     )
     assert run("rules", "PYX-99") == 2
     assert "did you mean PYX-09" in capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_logs_are_printed_per_file_and_followed_to_the_end(tmp_path: Path, capsy
     )
 
 
-def test_parse_takes_the_gpus_that_a_log_does_not_name(
+def test_parse_uses_num_gpus_for_logs_without_gpu_count(
     written_log: MakeLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = str(written_log())
@@ -178,16 +178,16 @@ def test_parse_takes_the_gpus_that_a_log_does_not_name(
 
 
 @pytest.mark.starts
-def test_more_is_said_with_v(tmp_path: Path) -> None:
+def test_verbose_logs_steps(tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "status.json").write_text("{}")
     (tmp_path / "only" / "plan.json").write_text("{}")
     (tmp_path / "only" / "slurm-1.out").write_text("job\n")
-    said = {}
+    messages = {}
     for words in ((), ("-v",)):
         argv = [sys.executable, "-m", "bench", "logs", *words]
         environment = os.environ | {"LOGDIR": str(tmp_path)}
         done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.endswith("job\n")
-        said[words] = done.stderr
-    assert said == {(): "", ("-v",): f"INFO bench.runs.run: the newest run is {tmp_path}/only\n"}
+        messages[words] = done.stderr
+    assert messages == {(): "", ("-v",): f"INFO bench.runs.run: the newest run is {tmp_path}/only\n"}

@@ -1,4 +1,4 @@
-"""What a plan says of itself needs no legend; each number by hand arithmetic."""
+"""The rows of a training plan, with numbers by hand arithmetic."""
 
 import dataclasses
 
@@ -37,26 +37,24 @@ def test_a_plan_in_words(lora70b: Plan, monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(published, "samples_to_target", lambda benchmark, gbs: known)
     shown = dict(plan_sheets.rows(lora70b))
-    assert shown["data"] == "gov_report: 3,901 rows to train on, 173 to evaluate, 8,192 tokens each"
-    assert shown["time limit"] == "70 min: 1 trial of 60 min, and 10 min to start, check and judge them"
-    assert shown["step time"] == "1.50 s estimated: GEMMs 1.20, attention 0.30"
-    projected = "7.5 min projected: 300 steps (mean of 12 published runs) of 1.50 s; evaluations not counted"
+    assert shown["data"] == "gov_report: 3,901 training rows, 173 evaluation rows, 8,192 tokens per row"
+    assert shown["time limit"] == "70 min: 1 trial of 60 min, and 10 min for start, checks and evaluation of the logs"
+    assert shown["step time"] == "1.50 s (estimate): GEMMs 1.20, attention 0.30"
+    projected = "7.5 min (projection): 300 steps (mean of 12 published runs) of 1.50 s; without evaluations"
     assert shown["training time"] == projected
-    assert (
-        shown["evaluation"] == "first after 1,536 samples, then every 384; until the evaluation loss is at most 0.925"
-    )
+    assert shown["evaluation"] == "first after 1,536 samples, then every 384; target: evaluation loss of at most 0.925"
     assert shown["commands"] == "node facts; node check; trial 0"
-    assert shown["batch"] == "8 = dp 8 x micro-batch 1 x gradient accumulation 1; 65,536 tokens a step"
+    assert shown["batch"] == "8 = dp 8 x micro-batch 1 x gradient accumulation 1; 65,536 tokens per step"
 
 
-def test_a_task_that_makes_its_files_prepares_them_and_has_no_published_runs() -> None:
+def test_plan_with_prepare_command_and_without_published_runs() -> None:
     tiny = compose.compose(["task=lora_tiny", "cluster=local", "task.training.max_steps=240"])
     shown = dict(plan_sheets.rows(dataclasses.replace(tiny, cost=COST)))
     assert shown["commands"] == "prepare; trial 0"
-    projected = "6.0 min projected: 240 steps (at most all of its steps) of 1.50 s; evaluations not counted"
+    projected = "6.0 min (projection): 240 steps (the maximum) of 1.50 s; without evaluations"
     assert shown["training time"] == projected
 
 
-def test_only_what_tp_does_not_divide_is_named() -> None:
+def test_message_names_only_sizes_that_tp_does_not_divide() -> None:
     with pytest.raises(compose.ConfigError, match="tp 16 does not divide the 8 query groups of llama2_70b"):
         compose.compose(["task=lora70b", "cluster=dgx2", "parallel.tp=16"])

@@ -1,4 +1,4 @@
-"""Runs are listed newest first with what was asked for, and a sweep's runs stand beside each other."""
+"""Runs are listed newest first with their overrides, and a sweep's runs in one table."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def one(name: str, overrides: str, tokens_s: float | None) -> Summary:
     )
 
 
-def test_a_sweep_says_what_differs_and_how_much_faster_it_is() -> None:
+def test_sweep_table_has_differing_overrides_and_ratios() -> None:
     common = "task=lora_tiny cluster=local"
     sweep = [
         one("a", f"{common} parallel.tp=1", 4000.0),
@@ -37,7 +37,7 @@ def test_a_sweep_says_what_differs_and_how_much_faster_it_is() -> None:
     ]
     sheet = run_sheets.sweep_sheet(sweep)
     assert sheet.columns == (
-        *("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s over first"),
+        *("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s vs. first run"),
     )
     assert sheet.rows == [
         ("a", "parallel.tp=1", "1", "100.0", "", "4,000", "1.000"),
@@ -46,7 +46,7 @@ def test_a_sweep_says_what_differs_and_how_much_faster_it_is() -> None:
     ]
 
 
-def test_a_run_is_summed_up_from_its_folder(written_log: MakeLog, tmp_path: Path) -> None:
+def test_summary_of_a_run_folder(written_log: MakeLog, tmp_path: Path) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
     folder = tmp_path / "runs" / "20261122-tiny"
     folder.mkdir(parents=True)
@@ -54,10 +54,10 @@ def test_a_run_is_summed_up_from_its_folder(written_log: MakeLog, tmp_path: Path
     (folder / "config.yaml").write_text(with_overrides("trials: 1\n", ["task=lora_tiny", "seed_base=7"]))
     os.utime(folder / "plan.json", (1e9, 1e9))
     written_log().rename(folder / "result_0.txt")
-    found = summary(folder)
-    assert (found.overrides, found.num_valid) == ("task=lora_tiny seed_base=7", 1)
-    assert found.tokens_s and found.step_time_ms
-    assert found.tokens_s == pytest.approx(8 / (found.step_time_ms / 1000) * plan.config.data.seq_length, rel=0.5)
+    result = summary(folder)
+    assert (result.overrides, result.num_valid) == ("task=lora_tiny seed_base=7", 1)
+    assert result.tokens_s and result.step_time_ms
+    assert result.tokens_s == pytest.approx(8 / (result.step_time_ms / 1000) * plan.config.data.seq_length, rel=0.5)
     (folder / "result_0.txt").unlink()
     assert (summary(folder).num_valid, summary(folder).tokens_s) == (0, None)
     assert summary(tmp_path).overrides == ""
@@ -74,9 +74,9 @@ def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["runs", str(tmp_path), "--limit", "2"])
     title, heading, *rows, caption = capsys.readouterr().out.splitlines()
-    assert heading.split("\t") == ["run", "began", "state", "trials", "overrides"]
+    assert heading.split("\t") == ["run", "started", "state", "trials", "overrides"]
     assert [(row.split("\t")[0], row.split("\t")[-1]) for row in rows] == [
         ("new", "seed_base=0"),
         ("middle", "seed_base=1"),
     ]
-    assert caption == "runs: 2, queued or running: 0; 1 older ones are not listed: --limit N"
+    assert caption == "runs: 2, queued or running: 0; 1 older runs not listed: use --limit N"

@@ -1,4 +1,4 @@
-"""What a plan that serves says of itself, what a trial is worth in words, and the same as JSON."""
+"""The rows of a serving plan, the verdict of a trial as tables and as JSON."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from bench.results import kind as trial_results
 from bench.results.serving import ServingResult
 from helpers import serving, serving_log
 
-ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.bunches_chunks=false")
+ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.batches_tokens=false")
 BURST = (*ARGV, "task.serving.arrivals=[burst]", "task.serving.rates=[]")
 SWEEP = (*ARGV, "task.serving.arrivals=[poisson]", "task.serving.rates=[1,2]")
 
@@ -41,9 +41,9 @@ def test_a_plan_in_words(tmp_path: Path) -> None:
     plan = serving.planned(*ARGV, *words, "task.serving.limits={ttft_s:2,tpot_s:null,latency_s:30}")
     assert sheets.plan_rows(plan) == [
         ("server", "transformers: serve {model} {port} --dtype float32 --cb-num-blocks 64 --cb-max-batch-tokens 256"),
-        ("model", "tiny, random weights, made on the spot; fp32, tp 1 on cpu"),
+        ("model", "tiny, random weights; fp32, tp 1 on cpu"),
         ("loads", "burst (Offline); poisson 0.5/s (Server)"),
-        ("requests", "2,000 of each load: 32 tokens in, 8 out"),
+        ("requests", "2,000 per load: 32 input and 8 output tokens each"),
         ("limits", "TTFT 2 s, latency 30 s"),
     ]
     cluster = dataclasses.replace(plan.config.cluster, device=Device.cuda)
@@ -53,7 +53,7 @@ def test_a_plan_in_words(tmp_path: Path) -> None:
     assert shown["model"] == "tiny, /m/llama; fp32, tp 1 on cuda"
 
 
-def test_a_plan_for_a_server_elsewhere_claims_nothing_of_it(tmp_path: Path) -> None:
+def test_plan_for_a_remote_server_has_no_model_rows(tmp_path: Path) -> None:
     plan = serving.planned(*BURST, *serving.elsewhere("http://node7:8000", tmp_path))
     shown = dict(sheets.plan_rows(plan))
     assert (shown["server"], shown["model"]) == ("transformers at http://node7:8000", "tiny")
@@ -62,19 +62,19 @@ def test_a_plan_for_a_server_elsewhere_claims_nothing_of_it(tmp_path: Path) -> N
     assert dict(sheets.plan_rows(without))["limits"] == "none"
 
 
-def test_a_trial_says_what_it_is_worth_and_why(tmp_path: Path) -> None:
+def test_trial_has_a_verdict_and_reasons(tmp_path: Path) -> None:
     shown = verdict(written(tmp_path / "a", {"burst": [1.0] * 200}, *BURST))
     assert shown["server"] == ("transformers", "fp32, tp 1, random weights")
     assert shown["loads measured"] == ("1 of 1", "") and "knee (requests/s)" not in shown
-    assert shown["valid trial"] == ("yes", "") and shown["healthy after (s)"] == ("9.5", sheets.UNTIMED)
-    assert shown["GPU memory at its peak"] == ("-", "the server runs on CPUs")
+    assert shown["valid trial"] == ("yes", "") and shown["server ready after (s)"] == ("9.5", sheets.UNTIMED)
+    assert shown["peak GPU memory"] == ("-", "the server runs on CPUs")
     shown_trial = trial(tmp_path / "a")
-    found = shown_trial.found
-    on_gpu = dataclasses.replace(found, memory_gib=70.25, healthy_s=None, findings=found.findings * 2)
+    result = shown_trial.kind_result
+    on_gpu = dataclasses.replace(result, memory_gib=70.25, healthy_s=None, findings=result.findings * 2)
     judged = dataclasses.replace(shown_trial.judged, of_kind=on_gpu)
     table, _ = sheets.REPORT.tables(ShownTrial("0", judged))
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["GPU memory at its peak"] == ("70.2 GiB", "of the fullest GPU") and "healthy after (s)" not in rows
+    assert rows["peak GPU memory"] == ("70.2 GiB", "highest of all GPUs") and "server ready after (s)" not in rows
 
 
 def test_the_knee_has_its_rate_or_why_there_is_none(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_knee_has_its_rate_or_why_there_is_none(tmp_path: Path) -> None:
     name = "knee (requests/s)"
     assert verdict(written(tmp_path / "a", knee, *SWEEP))[name] == ("1", sheets.KNEE)
     shown = verdict(written(tmp_path / "b", knee | {"poisson 2/s": [1.0, 1.0]}, *SWEEP))
-    assert shown[name] == ("-", "every rate keeps the limits: raise task.serving.rates")
+    assert shown[name] == ("-", "every rate meets the limits: raise task.serving.rates")
 
 
 def test_of_many_problems_five_are_listed(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_of_many_problems_five_are_listed(tmp_path: Path) -> None:
         assert shown["loads measured"] == (f"{7 - missing} of 7", "")
 
 
-def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) -> None:
-    """One note for all loads, and one for that of which the slowest failed."""
+def test_dashes_in_the_loads_table_have_one_reason_each(tmp_path: Path) -> None:
+    """One note for all loads, and one for the load whose slowest request failed."""
     loads: dict[str, list[float | None]] = {"poisson 1/s": [0.5, 250.0], "poisson 2/s": [0.25, None]}
     words = (*SWEEP, "task.serving.limits={ttft_s:null,tpot_s:null,latency_s:30}")
-    said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
-    _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=said)))
+    loadgen = {"result_validity": "INVALID", "early_stopping_result": "too few"}
+    _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", loads, *words, together=0.4, loadgen=loadgen)))
     first, second = table.rows
     assert first[:7] == ("poisson 1/s", "2", "0", "0.0637", "0.00797", "0.00398", "0.5")
     assert first[7:] == ("250.0", "250.0", "250.0", *"----", "INVALID", "0.2 %")
@@ -110,12 +110,12 @@ def test_dashes_of_the_table_of_loads_have_their_reasons_once(tmp_path: Path) ->
     notes = table.caption.splitlines()[1:]
     assert notes == [
         "every load: INVALID by loadgen: too few.",
-        "every load: TTFT and TPOT are -: chunks arrive bunched: 40 % with the one before.",
-        "poisson 2/s: a percentile that falls on a failed request is -.",
+        "every load: no TTFT and TPOT: 40 % of the chunks arrived together with the previous one.",
+        "poisson 2/s: a percentile is - if it falls on a failed request.",
     ]
 
 
-def test_cells_have_as_many_digits_as_mean_something_and_the_right_percentile(tmp_path: Path) -> None:
+def test_cells_have_significant_digits_and_percentiles(tmp_path: Path) -> None:
     """200 requests take 0.5 s to 100 s; 125 answers of 8 tokens in a second are 1,000 tokens/s."""
     even: dict[str, list[float | None]] = {"burst": [(n + 1) / 2 for n in range(200)]}
     _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", even, *BURST)))
@@ -131,29 +131,41 @@ def test_cells_have_as_many_digits_as_mean_something_and_the_right_percentile(tm
 @pytest.mark.parametrize(
     ("limits", "latency_s", "changed", "why"),
     [
-        ("latency_s:null", 1.0, {}, "no limit is set"),
-        ("ttft_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
-        ("tpot_s:1,latency_s:null", 1.0, {"together": 0.4}, "chunks arrive bunched: 40 % with the one before"),
-        ("latency_s:30", None, {}, "no request was answered"),
+        ("latency_s:null", 1.0, {}, "no latency limit is set"),
+        (
+            "ttft_s:1,latency_s:null",
+            1.0,
+            {"together": 0.4},
+            "40 % of the chunks arrived together with the previous one",
+        ),
+        (
+            "tpot_s:1,latency_s:null",
+            1.0,
+            {"together": 0.4},
+            "40 % of the chunks arrived together with the previous one",
+        ),
+        ("latency_s:30", None, {}, "no request succeeded"),
     ],
 )
-def test_a_goodput_that_is_not_known_has_its_reason(
+def test_missing_goodput_has_a_reason(
     tmp_path: Path, limits: str, latency_s: float | None, changed: dict[str, Any], why: str
 ) -> None:
     words = (*BURST, f"task.serving.limits={{{limits}}}")
     _, table = sheets.REPORT.tables(trial(written(tmp_path / "a", {"burst": [latency_s]}, *words, **changed)))
-    assert table.rows[0][5] == "-" and table.caption.splitlines()[-1] == f"burst: goodput is -: {why}."
+    assert table.rows[0][5] == "-" and table.caption.splitlines()[-1] == f"burst: no goodput: {why}."
 
 
-def test_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"result_validity": "INVALID", "early_stopping_result": "too few"}
+def test_loads_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loadgen = {"result_validity": "INVALID", "early_stopping_result": "too few"}
     failed: list[float | None] = [1.0, None]
-    log = written(tmp_path / "result_0.txt", {"burst": failed}, *BURST, loadgen=said)
+    log = written(tmp_path / "result_0.txt", {"burst": failed}, *BURST, loadgen=loadgen)
     with pytest.raises(SystemExit) as ended:
         cli.main(["parse", "--json", str(log)])
-    found = json.loads(capsys.readouterr().out)
-    assert (ended.value.code, found["valid"], found["file"], found["kind"]) == (1, False, str(log), "serve")
-    assert found["problems"] == ["SRV-04: burst: 1 of 2 requests failed: timeout (1)"] and found["status"] == "success"
-    assert found["loads"] == [{"load": "burst", "loadgen": "INVALID", "reason": "too few"}]
-    named = {one["name"]: one["value"] for one in found["measurements"]}
-    assert named["latency_p50"] == 1.0 and "latency_p99" not in named and found["minutes"] >= 0
+    record = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, record["valid"], record["file"], record["kind"]) == (1, False, str(log), "serve")
+    assert (
+        record["problems"] == ["SRV-04: burst: 1 of 2 requests failed: timeout (1)"] and record["status"] == "success"
+    )
+    assert record["loads"] == [{"load": "burst", "loadgen": "INVALID", "reason": "too few"}]
+    named = {one["name"]: one["value"] for one in record["measurements"]}
+    assert named["latency_p50"] == 1.0 and "latency_p99" not in named and record["minutes"] >= 0

@@ -1,4 +1,4 @@
-"""A sweep ends with a table of its runs, whatever came of them; each run keeps the words that it was composed of."""
+"""A sweep ends with a table of its runs, also of failed ones; each run keeps its overrides."""
 
 import sys
 from collections.abc import Callable

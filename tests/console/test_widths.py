@@ -1,4 +1,4 @@
-"""Tables are legible at every width: compared whole."""
+"""Tables are readable at every terminal width; the whole output is compared."""
 
 import pytest
 
@@ -14,11 +14,11 @@ LAYOUTS = TextTable(
         *[("2", "1", "1", "4", "off", "qkv 80, fc1 39 of 80", "78.5", "no", "3.46", "1.62", *["0.70"] * 6)],
     ],
     (*plan.COLUMNS, *plan._PART_COLUMNS),
-    "2 legal layouts",
+    "2 possible layouts",
     num_optional=7,
 )
-FINDINGS = TextTable(
-    "laptop: 1 check, 1 finding",
+PROBLEMS = TextTable(
+    "laptop: 1 check, 1 problem",
     [
         (
             "CFG-06",
@@ -45,9 +45,9 @@ dp  tp  pp  cp  sp   recomputed layers      GiB  fits   (s)    (s)        (s)
 ──────────────────────────────────────────────────────────────────────────────
  4   2   1   1  on   none                  70.5  yes   2.92   1.61       0.70
  2   1   1   4  off  qkv 80, fc1 39 of 80  78.5  no    3.46   1.62       0.70
-2 legal layouts
-a terminal 120 letters wide also shows: element-wise (s), comm. (s), recompute
-(s), bubble (s), host (s)
+2 possible layouts
+not shown (needs 120 columns of terminal width): element-wise (s), comm. (s),
+recompute (s), bubble (s), host (s)
 """,
         ),
         (
@@ -61,14 +61,14 @@ dp  tp  pp  cp  sp   recomputed layers      GiB  fits   (s)    (s)        (s)   
 ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
  4   2   1   1  on   none                  70.5  yes   2.92   1.61       0.70      0.25   0.35          0    0.00     0
  2   1   1   4  off  qkv 80, fc1 39 of 80  78.5  no    3.46   1.62       0.70      0.70   0.70       0.70    0.70  0.70
-2 legal layouts
+2 possible layouts
 """,
         ),
         (
-            FINDINGS,
+            PROBLEMS,
             80,
             """\
-laptop: 1 check, 1 finding
+laptop: 1 check, 1 problem
 rule      CFG-06
 severity  error
 what      DATADIR is not set, and nothing can be read
@@ -77,10 +77,10 @@ fix       export DATADIR=/the/folder/of/rows
 """,
         ),
         (
-            FINDINGS,
+            PROBLEMS,
             100,
             """\
-laptop: 1 check, 1 finding
+laptop: 1 check, 1 problem
 rule    severity  what                              where         fix
 ────────────────────────────────────────────────────────────────────────────────────────────────────
 CFG-06  error     DATADIR is not set, and nothing   cluster=dgx2  export
@@ -103,7 +103,7 @@ def test_a_pipe_gets_every_column_at_any_width(capsys: pytest.CaptureFixture[str
     assert [tuple(line.split("\t")) for line in lines] == [LAYOUTS.columns, *LAYOUTS.rows]
 
 
-def test_verdicts_have_colours_and_other_words_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_verdicts_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch, 80)
     show(TextTable("", [("valid trial", "yes", ""), ("target reached", "no", ""), ("seed", "7", "")]), file=screen)
     show(TextTable("", [("no", "no", "warning")], ("sp", "fits", "severity")), file=screen)

@@ -83,13 +83,13 @@ NOISY = st.lists(PIECES, max_size=14).map(b"".join)
 
 @quick
 @given(data=NOISY, cuts=st.lists(st.integers(0, 400), max_size=6))
-def test_no_content_makes_reading_fail_and_chunks_do_not_matter(tmp_path: Path, data: bytes, cuts: list[int]) -> None:
+def test_any_content_can_be_read_in_any_chunks(tmp_path: Path, data: bytes, cuts: list[int]) -> None:
     whole = Scanner()
     expected = [*whole.feed(data), *whole.finish()]
-    pieces, found = Scanner(), []
+    pieces, records = Scanner(), []
     for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
-        found += pieces.feed(data[start:end])
-    assert repr([*found, *pieces.finish()]) == repr(expected)
+        records += pieces.feed(data[start:end])
+    assert repr([*records, *pieces.finish()]) == repr(expected)
     events, garbled = read_bytes(tmp_path / "log", data)
     assert repr(sorted([*events, *garbled], key=repr)) == repr(sorted(expected, key=repr))
 
@@ -104,7 +104,7 @@ def test_a_log_cut_anywhere_yields_the_first_of_its_events(tmp_path: Path, data:
 
 @quick
 @given(lines=st.lists(PIECES.map(lambda piece: piece.replace(b"\n", b"")), min_size=1, max_size=8), data=st.data())
-def test_damage_in_one_line_changes_no_other(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
+def test_a_damaged_line_does_not_affect_others(tmp_path: Path, lines: list[bytes], data: st.DataObject) -> None:
     hurt = data.draw(st.integers(0, len(lines) - 1))
     damaged = [*lines]
     damaged[hurt] = data.draw(PIECES).replace(b"\n", b"")
@@ -140,9 +140,7 @@ def test_memory_does_not_grow_with_noise(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n", ""])
-def test_a_record_is_found_in_what_surrounds_it(
-    tmp_path: Path, damaged: str, seeds: list[object], newline: str
-) -> None:
+def test_a_record_is_found_within_other_output(tmp_path: Path, damaged: str, seeds: list[object], newline: str) -> None:
     events, _ = read_bytes(tmp_path / "log", (damaged + newline).encode())
     assert [event.value for event in events] == seeds
 
@@ -155,7 +153,7 @@ def test_a_record_is_found_in_what_surrounds_it(
         (":::MLLOG {}", "no time_ms, event_type, key, value, metadata"),
         (record(time_ms="5"), "not a number of milliseconds"),
         (record(time_ms=10**400), "not a number of milliseconds"),
-        (record(key=None), "not both text"),
+        (record(key=None), "is not text"),
         (record(metadata=None), "not an object"),
         (':::MLLOG {"value":' + "[" * 100_000, "recursion"),
         (":::MLLOG", "not a JSON object"),
@@ -165,17 +163,17 @@ def test_a_record_is_found_in_what_surrounds_it(
 def test_a_token_without_a_record_is_reported_with_its_line(tmp_path: Path, text: str, reason: str) -> None:
     events, garbled = read_bytes(tmp_path / "log", f"noise\n{text}\n{record()}".encode())
     assert [event.line for event in events] == [3]
-    assert [found.line for found in garbled] == [2]
+    assert [record.line for record in garbled] == [2]
     assert reason in garbled[0].reason
     assert garbled[0].text.startswith(":::MLLOG")
 
 
 @pytest.mark.parametrize("text", ["+ grep ':::MLLOG' result.txt", ":::MLLOGGER {}", "(:::MLLOG)"])
-def test_who_only_mentions_the_token_is_no_record(tmp_path: Path, text: str) -> None:
+def test_a_mention_of_the_token_is_not_a_record(tmp_path: Path, text: str) -> None:
     assert read_bytes(tmp_path / "log", text.encode()) == ([], [])
 
 
-def test_bytes_that_are_no_text_cost_nothing_around_a_record(tmp_path: Path) -> None:
+def test_binary_data_around_a_record_is_ignored(tmp_path: Path) -> None:
     line = b"\xfe\xff" + record(value="\u00fc").encode() + b"\xe2\x82" + record(value=8).encode() + b"\xff"
     line = line.replace(b"POINT", b"P\xffOINT", 1)
     events, garbled = read_bytes(tmp_path / "log", line)
@@ -197,20 +195,20 @@ def test_nan_in_a_log_is_read_as_nan(tmp_path: Path) -> None:
     assert math.isnan(events[0].value)
 
 
-def test_a_missing_log_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_log_names_it(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="No such file"):
         read(tmp_path / "absent")
 
 
-def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(LogError, match="can be read only once"):
         read(tmp_path / "pipe")
     assert Follower(tmp_path / "pipe").poll() == []
 
 
-def test_a_record_has_the_time_since_boot_which_nobody_can_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CLOCK_BOOTTIME goes on while a machine is suspended, as the wall clock does."""
+def test_a_record_has_the_time_since_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_BOOTTIME continues while a machine is suspended, as the wall clock does."""
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)
     with Writer(tmp_path / "log") as writer:
@@ -221,7 +219,7 @@ def test_a_record_has_the_time_since_boot_which_nobody_can_set(tmp_path: Path, m
     assert int(began * 1000) <= event.metadata["monotonic_ms"] <= ended * 1000
 
 
-def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
+def test_the_line_has_the_official_format(tmp_path: Path) -> None:
     with Writer(tmp_path / "log") as writer:
         writer.start(mllog.BLOCK_START, samples_count=0)
     line = json.loads((tmp_path / "log").read_text().removeprefix(":::MLLOG "))
@@ -233,13 +231,13 @@ def test_the_line_has_the_official_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, [math.inf], object(), {1: {2j}}])
-def test_a_value_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path, value: object) -> None:
+def test_a_value_that_json_cannot_represent_is_refused(tmp_path: Path, value: object) -> None:
     with Writer(tmp_path / "log") as writer, pytest.raises(ValueError, match="lora_rank = .* cannot be logged"):
         writer.event(mllog.LORA_RANK, value)
     assert (tmp_path / "log").read_bytes() == b""
 
 
-def test_a_second_start_never_appends(tmp_path: Path) -> None:
+def test_a_second_start_does_not_append(tmp_path: Path) -> None:
     with Writer(tmp_path / "log") as writer:
         writer.event(mllog.SEED, 1)
     with pytest.raises(ConfigError, match="CFG-05"):
@@ -247,7 +245,7 @@ def test_a_second_start_never_appends(tmp_path: Path) -> None:
     assert len(read(tmp_path / "log")[0]) == 1
 
 
-def test_a_full_disk_reaches_the_caller(tmp_path: Path) -> None:
+def test_a_full_disk_raises_an_error(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Writer(tmp_path / "log") as writer:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
@@ -276,8 +274,8 @@ def test_run_stop_is_written_once_after_run_start_and_before_close(tmp_path: Pat
 
 
 @pytest.mark.parametrize("status", [mllog.ABORTED, mllog.SUCCESS])
-def test_nothing_stands_behind_the_end_of_an_aborted_log(tmp_path: Path, status: str) -> None:
-    """One thread was told to end the process, and another one still makes steps."""
+def test_an_aborted_log_has_no_records_after_its_end(tmp_path: Path, status: str) -> None:
+    """One thread ends the process while another one still trains."""
     writer = Writer(tmp_path / "log")
     writer.start(mllog.RUN_START)
     if status == mllog.SUCCESS:
@@ -289,7 +287,7 @@ def test_nothing_stands_behind_the_end_of_an_aborted_log(tmp_path: Path, status:
     assert [event.key for event in events] == ["run_start", "run_stop"] and events[-1].metadata["status"] == status
 
 
-def test_threads_never_share_a_line_or_a_run_stop(tmp_path: Path) -> None:
+def test_threads_do_not_mix_lines_or_repeat_run_stop(tmp_path: Path) -> None:
     with Writer(tmp_path / "log") as writer:
         writer.start(mllog.RUN_START)
         wrote: list[bool] = []
@@ -310,7 +308,7 @@ def test_threads_never_share_a_line_or_a_run_stop(tmp_path: Path) -> None:
     assert sorted(wrote) == [False, False, False, True]
 
 
-def test_follower_keeps_a_torn_line_until_it_is_whole(tmp_path: Path) -> None:
+def test_follower_keeps_a_partial_line_until_it_is_complete(tmp_path: Path) -> None:
     log, follower = tmp_path / "log", Follower(tmp_path / "log")
     assert follower.poll() == []
     line = f"noise\n{record()}\n".encode()
@@ -320,7 +318,7 @@ def test_follower_keeps_a_torn_line_until_it_is_whole(tmp_path: Path) -> None:
             assert [event.line for event in follower.poll()] == expected
 
 
-def test_follower_reads_a_replaced_log_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
+def test_follower_reads_a_replaced_log_to_its_end_first(tmp_path: Path) -> None:
     log, follower = tmp_path / "log", Follower(tmp_path / "log")
     log.write_text(record(value=1) + "\n")
     assert [event.value for event in follower.poll()] == [1]
@@ -335,7 +333,7 @@ def test_follower_reads_a_replaced_log_to_its_end_and_then_the_new_one(tmp_path:
     assert follower.restarts == 1
 
 
-def test_follower_starts_again_when_a_log_is_cut_off(tmp_path: Path) -> None:
+def test_follower_restarts_if_a_log_is_truncated(tmp_path: Path) -> None:
     log, follower = tmp_path / "log", Follower(tmp_path / "log")
     log.write_text(f"noise\n{record(value=1)}\n")
     follower.poll()
@@ -344,7 +342,7 @@ def test_follower_starts_again_when_a_log_is_cut_off(tmp_path: Path) -> None:
     assert follower.restarts == 1
 
 
-def test_a_line_of_which_the_disk_takes_a_part_is_written_on_and_no_part_is_lost(tmp_path: Path) -> None:
+def test_a_partial_write_is_completed(tmp_path: Path) -> None:
     """Each write takes seven bytes at most, as that of a disk that fills up may."""
     log = mllog.Writer(tmp_path / "result_0.txt")
     whole = log._file.write
@@ -368,7 +366,7 @@ def bound_log(path: Path, *, losses: int = 2) -> bytes:
     return path.read_bytes()
 
 
-def test_a_bound_log_begins_with_its_attempt_and_ends_with_the_checksum_of_all_before(tmp_path: Path) -> None:
+def test_a_bound_log_starts_with_its_attempt_and_ends_with_a_checksum(tmp_path: Path) -> None:
     whole = bound_log(tmp_path / "log")
     lines = whole.splitlines(keepends=True)
     events = read(tmp_path / "log")[0]
@@ -388,7 +386,7 @@ def test_a_bound_log_begins_with_its_attempt_and_ends_with_the_checksum_of_all_b
 @pytest.mark.parametrize("loses", [False, True])
 @settings(max_examples=in_proportion(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_byte_changed_or_a_tail_cut_off_shows(tmp_path: Path, loses: bool, data: st.DataObject) -> None:
+def test_a_changed_byte_or_a_truncated_log_is_detected(tmp_path: Path, loses: bool, data: st.DataObject) -> None:
     """Any byte before the last record; a tail that is gone with run_stop leaves a log without an end.
 
     Just behind the first checksum the log is what it was when run_stop had been written, which is whole.
@@ -408,7 +406,7 @@ def test_a_byte_changed_or_a_tail_cut_off_shows(tmp_path: Path, loses: bool, dat
     assert "LOG-18" in rules or (ends_before and {"LOG-01", "LOG-02", "LOG-18"} & rules)
 
 
-def test_the_checksum_is_of_what_the_disk_took(tmp_path: Path) -> None:
+def test_the_checksum_covers_what_was_written(tmp_path: Path) -> None:
     """Each write takes seven bytes at most."""
     log = Writer(tmp_path / "log", Binding(nonce="f" * 32, trial=0, attempt=1))
     whole = log._file.write
@@ -422,14 +420,14 @@ def test_the_checksum_is_of_what_the_disk_took(tmp_path: Path) -> None:
     assert not [finding for finding in compliance.judge(logs.read(tmp_path / "log")) if finding.rule == "LOG-18"]
 
 
-def test_a_log_is_never_written_through_a_link(tmp_path: Path) -> None:
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="CFG-05"):
         Writer(tmp_path / "log")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_is_attached_by_its_content_and_a_rank_without_a_log_attaches_nothing(tmp_path: Path) -> None:
+def test_an_attached_file_has_its_checksum_and_ranks_without_a_log_attach_nothing(tmp_path: Path) -> None:
     (tmp_path / "requests").write_text("0.1\n")
     with Writer(None) as nothing:
         nothing.attach(tmp_path / "none")
@@ -442,7 +440,28 @@ def test_a_file_is_attached_by_its_content_and_a_rank_without_a_log_attaches_not
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../log", "a" * 300, "\0", "", 7, None])
-def test_an_attached_name_that_is_no_file_of_the_folder_is_not_followed(tmp_path: Path, name: object) -> None:
+def test_an_attached_name_outside_the_folder_is_not_followed(tmp_path: Path, name: object) -> None:
     (tmp_path / "log").write_text(record(key="attached_file", value=name, metadata={"bytes": 1, "sha256": ""}) + "\n")
-    found = [finding.rule for finding in compliance.judge(logs.read(tmp_path / "log"))]
-    assert found.count("LOG-18") == (name not in ("a" * 300, "\0")), "a file that is not there is not judged here"
+    rules = [finding.rule for finding in compliance.judge(logs.read(tmp_path / "log"))]
+    assert rules.count("LOG-18") == (name not in ("a" * 300, "\0")), "a missing file is not checked here"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("answers_asked", {}), (mllog.ANSWERS_REQUESTED, {})),
+        (("kernels_asked", {}), (mllog.KERNELS_REQUESTED, {})),
+        (("loads_asked", {}), (mllog.LOADS_REQUESTED, {})),
+        (("attention_backend", {"asked": "sdpa"}), (mllog.ATTENTION_BACKEND, {"requested": "sdpa"})),
+        (("kernel_measured", {"ran": "torch"}), (mllog.KERNEL_MEASURED, {"implementation": "torch"})),
+        (("load_measured", {"bunched": True}), (mllog.LOAD_MEASURED, {"batched_tokens": True})),
+    ],
+)
+def test_names_of_earlier_versions_are_read_as_the_new_ones(
+    tmp_path: Path, old: tuple[str, dict[str, object]], new: tuple[str, dict[str, object]]
+) -> None:
+    key, metadata = old
+    record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": 1}
+    (tmp_path / "log").write_text(f":::MLLOG {json.dumps(record | {'metadata': metadata})}\n")
+    ((event,), garbled) = read(tmp_path / "log")
+    assert (event.key, event.metadata, event.line, garbled) == (*new, 1, [])

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.contract.atomic_files import appearing, existing
+from bench.contract.atomic_files import atomic_folder, existing
 from helpers import ranks
 from helpers.failing_disk import contents, failing
 
 
 def make(folder: Path) -> None:
-    with appearing(folder) as part:
+    with atomic_folder(folder) as part:
         (part / "first").write_text("1")
         (part / "deep").mkdir()
         (part / "deep" / "second").write_text("2")
@@ -34,7 +34,7 @@ def fails_at_each_step(root: Path, work: Callable[[], None]) -> int:
         number += 1
 
 
-def test_whatever_fails_nothing_is_left_and_the_next_one_makes_it(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_and_the_next_attempt_succeeds(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     assert fails_at_each_step(tmp_path, lambda: make(tmp_path / "new" / "parents" / "folder")) >= 7
     assert sorted(contents(tmp_path / "new")) == [
@@ -42,7 +42,7 @@ def test_whatever_fails_nothing_is_left_and_the_next_one_makes_it(tmp_path: Path
     ]
 
 
-def test_rows_are_prepared_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_prepared_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from jobs.data import tiny_reports
     from jobs.tasks import prepare
@@ -50,21 +50,21 @@ def test_rows_are_prepared_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     few = np.ones((2, 8), dtype=np.int32)
     monkeypatch.setattr(tiny_reports, "rows", lambda *numbers, **named: (few, few > 0))
     plan = replace(ranks.compose(tmp_path), data_dir=str(tmp_path / "cache" / "rows"))
-    assert fails_at_each_step(tmp_path, lambda: prepare.make_rows(plan)) >= 7
+    assert fails_at_each_step(tmp_path, lambda: prepare.prepare_rows_of(plan)) >= 7
     assert len(list((tmp_path / "cache" / "rows").iterdir())) == 6
 
 
-def test_an_interrupt_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing_and_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     (tmp_path / "folder.part").mkdir()
     (tmp_path / "folder.part" / "half").touch()
-    with pytest.raises(KeyboardInterrupt), appearing(tmp_path / "folder") as part:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "folder") as part:
         assert not list(part.iterdir())
         (part / "first").touch()
         raise KeyboardInterrupt
     assert contents(tmp_path) == {}
 
 
-def test_parents_that_somebody_uses_by_now_stay(tmp_path: Path) -> None:
+def test_parents_in_use_are_kept(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), existing(tmp_path / "a" / "b"):
         (tmp_path / "a" / "theirs").touch()
         raise OSError("full")

@@ -20,22 +20,24 @@ CACHING = {"Subject", "Trials"}
 
 def options() -> dict[str, set[str]]:
     """Return what each dataclass of bench asks for, as its source says it."""
-    found = {}
+    options_of = {}
     for path in Path(bench.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == "dataclass":
-                    found[node.name] = {str(word.arg) for word in call.keywords if ast.literal_eval(word.value)}
-    return found
+                    options_of[node.name] = {
+                        str(keyword.arg) for keyword in call.keywords if ast.literal_eval(keyword.value)
+                    }
+    return options_of
 
 
 def struct_options() -> dict[str, dict[str, bool]]:
     """Return the same of each msgspec.Struct of bench."""
     return {
-        node.name: {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+        node.name: {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
         for path in Path(bench.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and any(word.arg == "frozen" for word in node.keywords)
+        if isinstance(node, ast.ClassDef) and any(keyword.arg == "frozen" for keyword in node.keywords)
     }
 
 
@@ -51,12 +53,12 @@ def of_config(kind: Any) -> set[str]:
 
 def test_records_are_frozen_and_a_config_takes_no_unknown_key() -> None:
     """Hydra fills the classes of a config, so that these cannot be frozen; without slots they would take any key."""
-    found, filled = options(), of_config(Config)
-    assert len(found) > 100 and {"Task", "Launch", "Slurm", "Config"} <= filled <= found.keys()
-    assert {name for name in filled if found[name] != {"slots", "kw_only"}} == set()
-    records = found.keys() - filled - FOLLOWING
-    assert {name for name in records if "frozen" not in found[name]} == set()
-    assert {name for name in records - CACHING if "slots" not in found[name]} == set()
+    options_of, filled = options(), of_config(Config)
+    assert len(options_of) > 100 and {"Task", "Launch", "Slurm", "Config"} <= filled <= options_of.keys()
+    assert {name for name in filled if options_of[name] != {"slots", "kw_only"}} == set()
+    records = options_of.keys() - filled - FOLLOWING
+    assert {name for name in records if "frozen" not in options_of[name]} == set()
+    assert {name for name in records - CACHING if "slots" not in options_of[name]} == set()
     structs, base = struct_options(), {"frozen": True, "kw_only": True}
     read = {"frozen": True, "forbid_unknown_fields": True}
     special = {"Part": read | {"omit_defaults": True}, "_Part": read, "Event": {"frozen": True, "gc": False}}

@@ -34,11 +34,11 @@ def test_several_secrets_in_one_text_are_all_masked() -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
+def test_text_that_only_looks_like_a_secret_is_kept(text: str) -> None:
     assert masking.first(text) == "" and masking.masked(text) == text
 
 
-def test_the_value_of_a_secret_variable_is_one_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_a_secret_variable_is_a_secret_in_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_PASSWORD", "correct horse battery")
     monkeypatch.setenv("SSH_KEY", "/home/me/.ssh/id_rsa")
     monkeypatch.setenv("OTHER_TOKEN", "true")
@@ -49,7 +49,7 @@ def test_the_value_of_a_secret_variable_is_one_wherever_it_stands(monkeypatch: p
 def test_nothing_that_is_shipped_holds_a_secret() -> None:
     for folder, suffix in (("conf", "yaml"), ("sbatch", "sbatch"), ("docs", "md"), ("containers", "*")):
         for path in (ROOT / folder).rglob(f"*.{suffix}"):
-            assert path.suffix == ".pyc" or masking.found(path.read_text()) == [], path
+            assert path.suffix == ".pyc" or masking.secrets_in(path.read_text()) == [], path
     assert masking.first(plan_kinds.dumps(compose.compose(["task=lora_tiny", "cluster=local"]))) == ""
 
 
@@ -60,7 +60,7 @@ def test_no_published_log_holds_a_secret() -> None:
     logs = sorted({path.relative_to(CORPUS).parts[0]: path for path in CORPUS.rglob("result_0.txt")}.values())
     assert logs
     for path in logs:
-        assert masking.found(path.read_text(errors="replace")) == [], path
+        assert masking.secrets_in(path.read_text(errors="replace")) == [], path
 
 
 def test_json_files_are_written_without_the_secrets_in_their_texts(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_json_files_are_written_without_the_secrets_in_their_texts(tmp_path: Pat
     }  # fmt: skip
 
 
-def test_a_json_file_is_written_through_no_link(tmp_path: Path) -> None:
+def test_a_json_file_is_not_written_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for name in ("a.json", f"a.part{os.getpid()}"):
@@ -93,6 +93,6 @@ HEAVY = {
 
 @pytest.mark.parametrize("kind", HEAVY)
 @pytest.mark.timeout(60)
-def test_no_text_keeps_the_search_busy(kind: str) -> None:
+def test_the_search_is_fast_on_any_text(kind: str) -> None:
     """Each takes well under a second; one that backtracks over all of it would take hours."""
     masking.masked(HEAVY[kind])

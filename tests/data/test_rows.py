@@ -29,9 +29,9 @@ def plan(tmp_path: Path) -> Plan:
         f"data.eval_rows={NUM_EVAL}",
         f"data.seq_length={SEQ_LENGTH}",
     )
-    made = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *sizes)
-    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
-    return made
+    splits = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *sizes)
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(splits))
+    return splits
 
 
 def rows(num_rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -42,12 +42,12 @@ def rows(num_rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(tokens, labels, strict=True))
 
 
-def write_parquet(folder: Path, made: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -> None:
-    """Write both splits as the Hugging Face data set has them: data/SPLIT-00000-of-0000N.parquet."""
+def write_parquet(folder: Path, splits: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -> None:
+    """Write both splits in the layout of the Hugging Face data set: data/SPLIT-00000-of-0000N.parquet."""
     import pyarrow as arrow
 
     (folder / "data").mkdir(parents=True)
-    for split, held in made.items():
+    for split, held in splits.items():
         for i, part in enumerate((held[:4], held[4:])):
             columns = {"input_ids": [t.tolist() for t, _ in part], "labels": [x.tolist() for _, x in part]}
             columns["attention_mask"] = [[1] * SEQ_LENGTH for _ in part]
@@ -55,10 +55,10 @@ def write_parquet(folder: Path, made: dict[str, list[tuple[np.ndarray, np.ndarra
             parquet.write_table(arrow.table(columns, schema=schema), folder / f"data/{split}-0000{i}-of-00002.parquet")
 
 
-def write_npy(folder: Path, made: dict[str, list[tuple[np.ndarray, np.ndarray]]], **changes: Any) -> None:
+def write_npy(folder: Path, splits: dict[str, list[tuple[np.ndarray, np.ndarray]]], **changes: Any) -> None:
     """Write both splits as NVIDIA's convert_dataset.py does."""
     folder.mkdir(parents=True)
-    for split, held in made.items():
+    for split, held in splits.items():
         dicts = [
             {"input_ids": t.astype(np.int32), "loss_mask": [int(x != -100) for x in labels], "seq_start_id": [0]}
             | changes
@@ -67,9 +67,9 @@ def write_npy(folder: Path, made: dict[str, list[tuple[np.ndarray, np.ndarray]]]
         np.save(folder / split, np.array(dicts, dtype=object), allow_pickle=True)
 
 
-def write_npy_by_protocol_5(folder: Path, made: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -> None:
-    """Write the same rows as pickle's newest protocol holds arrays: as buffers."""
-    write_npy(folder, made)
+def write_npy_by_protocol_5(folder: Path, splits: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -> None:
+    """Write the same rows with pickle protocol 5, which stores arrays as buffers."""
+    write_npy(folder, splits)
     for path in [*folder.iterdir()]:
         held = np.load(path, allow_pickle=True)
         with path.open("wb") as file:
@@ -87,7 +87,7 @@ def converted(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_published_rows_become_the_loops(plan: Plan, tmp_path: Path, form: str, capsys: pytest.CaptureFixture) -> None:
+def test_published_rows_are_converted(plan: Plan, tmp_path: Path, form: str, capsys: pytest.CaptureFixture) -> None:
     WRITERS[form](tmp_path / "published", BOTH)
     assert converted(tmp_path) == 0
     assert "train: 70 rows of 32 tokens, 37.5% count" in capsys.readouterr().out
@@ -101,12 +101,15 @@ def test_published_rows_become_the_loops(plan: Plan, tmp_path: Path, form: str, 
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "5 rows, and the plan says 6 of eval": ("parquet", {"validation": rows(NUM_EVAL)[:5]}),
-    "7 rows, and the plan says 6 of eval": ("npy", {"validation": rows(NUM_EVAL) + rows(1)}),
+    "5 rows, but the plan needs 6 eval rows": ("parquet", {"validation": rows(NUM_EVAL)[:5]}),
+    "7 rows, but the plan needs 6 eval rows": ("npy", {"validation": rows(NUM_EVAL) + rows(1)}),
     "row 0 has (31,) tokens": ("parquet", {"train": [(t[1:], x[1:]) for t, x in rows(NUM_TRAIN)]}),
-    "row 0 holds token 1000": ("npy", {"train": [(np.full_like(t, 1000), x) for t, x in rows(NUM_TRAIN)]}),
-    "the labels of row 0 are not its tokens": ("parquet", {"train": [(t, np.roll(t, -1)) for t, _ in rows(NUM_TRAIN)]}),
-    "no rows called train": ("parquet", {}),
+    "row 0 has token 1000": ("npy", {"train": [(np.full_like(t, 1000), x) for t, x in rows(NUM_TRAIN)]}),
+    "the labels of row 0 do not match its tokens": (
+        "parquet",
+        {"train": [(t, np.roll(t, -1)) for t, _ in rows(NUM_TRAIN)]},
+    ),
+    "no train rows in this folder": ("parquet", {}),
 }
 
 
@@ -126,10 +129,10 @@ def test_other_rows_are_refused(plan: Plan, tmp_path: Path, message: str, capsys
     [
         ({"seq_start_id": [0, 9]}, "row 0 has a document mask"),
         ({"loss_mask": [1] * 31}, "(32,) tokens and (31,) labels"),
-        ({"loss_mask": Path("x")}, "it names pathlib"),
+        ({"loss_mask": Path("x")}, "the pickle refers to pathlib"),
     ],
 )
-def test_an_npy_of_something_else_is_refused_and_runs_no_code(
+def test_an_invalid_npy_is_refused_and_runs_no_code(
     plan: Plan, tmp_path: Path, changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture
 ) -> None:
     write_npy(tmp_path / "published", BOTH, **changes)
@@ -137,7 +140,7 @@ def test_an_npy_of_something_else_is_refused_and_runs_no_code(
     assert message in capsys.readouterr().err
 
 
-def test_damaged_files_and_a_taken_folder_are_refused(
+def test_damaged_files_and_an_existing_folder_are_refused(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     write_npy(tmp_path / "published", BOTH)
@@ -152,11 +155,11 @@ def test_damaged_files_and_a_taken_folder_are_refused(
     assert "not rows of input_ids and labels" in capsys.readouterr().err
     (tmp_path / "rows").mkdir()
     assert converted(tmp_path) == 2
-    assert "this folder exists" in capsys.readouterr().err
+    assert "this folder already exists" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_full_disk_is_said(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_full_disk_is_reported(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_npy(tmp_path / "published", BOTH)
     with ranks.mounted(tmp_path / "small", "size=8k"):
         argv = ["rows", str(tmp_path / "plan.json"), str(tmp_path / "published"), str(tmp_path / "small" / "rows")]

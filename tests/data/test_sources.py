@@ -35,12 +35,12 @@ def of_files(tmp_path: Path, data: str, files: str, *overrides: str, **sizes: in
 
 
 def test_dolly_one_record_a_row_and_answers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, "dolly", "d.jsonl", seq_length=20, train_rows=2, eval_rows=1)
+    planned = of_files(tmp_path, "dolly", "d.jsonl", seq_length=20, train_rows=2, eval_rows=1)
     content = lines([NAME, TOO_LONG, WITH_CONTEXT, NO_ANSWER]) + b"\n" + lines([NAME])
     (tmp_path / "cache/d.jsonl").write_bytes(content)
-    manifest = make_here(made, monkeypatch)
-    assert rows(made, "eval") == ([NAME_20], [NAME_COUNTS], [13])
-    assert rows(made, "train") == ([CONTEXT_20, NAME_20], [CONTEXT_COUNTS, NAME_COUNTS], [20, 13])
+    manifest = make_here(planned, monkeypatch)
+    assert rows(planned, "eval") == ([NAME_20], [NAME_COUNTS], [13])
+    assert rows(planned, "train") == ([CONTEXT_20, NAME_20], [CONTEXT_COUNTS, NAME_COUNTS], [20, 13])
     assert manifest["splits"]["train"] == {
         "rows": 2,
         "tokens": 40,
@@ -63,20 +63,20 @@ def test_dolly_one_record_a_row_and_answers_count(tmp_path: Path, monkeypatch: p
 
 
 def test_dolly_with_all_tokens_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, "dolly", "d.jsonl", "data.answer_only=false", seq_length=20, train_rows=2, eval_rows=1)
+    planned = of_files(tmp_path, "dolly", "d.jsonl", "data.answer_only=false", seq_length=20, train_rows=2, eval_rows=1)
     (tmp_path / "cache/d.jsonl").write_bytes(lines([NAME, TOO_LONG, NAME]))
-    make_here(made, monkeypatch)
+    make_here(planned, monkeypatch)
     long = [1, 4, 5, 6, *[9, 10, 11, 12] * 4]
-    assert rows(made, "train") == ([long, NAME_20], [[1] * 20, [1] * 13 + [0] * 7], [20, 13])
+    assert rows(planned, "train") == ([long, NAME_20], [[1] * 20, [1] * 13 + [0] * 7], [20, 13])
 
 
 def test_dolly_packed_answers_count_over_the_ends_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, "dolly", "d.jsonl", "data.packing=true", seq_length=12, train_rows=2, eval_rows=1)
+    planned = of_files(tmp_path, "dolly", "d.jsonl", "data.packing=true", seq_length=12, train_rows=2, eval_rows=1)
     (tmp_path / "cache/d.jsonl").write_bytes(lines([NAME, NAME, NAME]))
-    make_here(made, monkeypatch)
-    assert rows(made, "eval") == ([NAME_20[:12]], [NAME_COUNTS[:12]], [12])
+    make_here(planned, monkeypatch)
+    assert rows(planned, "eval") == ([NAME_20[:12]], [NAME_COUNTS[:12]], [12])
     first, second = NAME_20[:12], [2, *NAME_20[:11]]
-    assert rows(made, "train") == ([first, second], [NAME_COUNTS[:12], [1] + [0] * 11], [12, 12])
+    assert rows(planned, "train") == ([first, second], [NAME_COUNTS[:12], [1] + [0] * 11], [12, 12])
 
 
 PUBMEDQA = [
@@ -89,12 +89,14 @@ PLAIN_COUNTS = [[0] * 9 + [1, 1, 1, 0, 0], [0, 0, 0, 1, 1, *[0] * 9]]
 
 @pytest.mark.parametrize("form", ["array", "indented array", "lines"])
 def test_pubmedqa_as_an_array_and_as_lines(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, "pubmedqa", "p.json", "data.prompt_type=plain", seq_length=14, train_rows=1, eval_rows=1)
+    planned = of_files(
+        tmp_path, "pubmedqa", "p.json", "data.prompt_type=plain", seq_length=14, train_rows=1, eval_rows=1
+    )
     text = lines(PUBMEDQA) if form == "lines" else json.dumps(PUBMEDQA, indent=2 if "in" in form else None).encode()
     (tmp_path / "cache/p.json").write_bytes(text)
-    make_here(made, monkeypatch)
-    assert rows(made, "eval") == (PLAIN_14[:1], PLAIN_COUNTS[:1], [12])
-    assert rows(made, "train") == (PLAIN_14[1:], PLAIN_COUNTS[1:], [5])
+    make_here(planned, monkeypatch)
+    assert rows(planned, "eval") == (PLAIN_14[:1], PLAIN_COUNTS[:1], [12])
+    assert rows(planned, "train") == (PLAIN_14[1:], PLAIN_COUNTS[1:], [5])
 
 
 TEXTS = [{"text": text, "url": "u"} for text in ("oak", "a tree", "Oaks are", "", "trees", "yes </s>")]
@@ -106,7 +108,7 @@ TRAIN_4 = [[1, 14, 15, 2], [1, 16, 2, 1], [18, 3, 3, 3]]
 
 @pytest.mark.parametrize("form", ["fineweb_edu, parquet", "c4, gzip", "c4, lines", "c4, two files"])
 def test_texts_are_packed_and_every_token_counts(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, form.partition(",")[0], "text", seq_length=4, train_rows=3, eval_rows=1)
+    planned = of_files(tmp_path, form.partition(",")[0], "text", seq_length=4, train_rows=3, eval_rows=1)
     folder = tmp_path / "cache/text"
     folder.mkdir()
     match form:
@@ -120,17 +122,17 @@ def test_texts_are_packed_and_every_token_counts(form: str, tmp_path: Path, monk
             (folder / "README.md").write_text("nothing")
         case _:
             (folder / "c4.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(TEXTS).replace(b"\n", b"\r\n"))
-    make_here(made, monkeypatch)
-    assert rows(made, "eval") == (EVAL_4, [[1] * 4], [4])
-    assert rows(made, "train") == (TRAIN_4, [[1] * 4] * 3, [4] * 3)
+    make_here(planned, monkeypatch)
+    assert rows(planned, "eval") == (EVAL_4, [[1] * 4], [4])
+    assert rows(planned, "train") == (TRAIN_4, [[1] * 4] * 3, [4] * 3)
 
 
 def test_a_test_split_is_that_share_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = of_files(tmp_path, "dolly", "d.jsonl", "data.test_split=0.2", seq_length=20, train_rows=8, eval_rows=2)
-    numbered = [NAME | {"response": word} for word in text_data.WORDS[9:19]]
+    planned = of_files(tmp_path, "dolly", "d.jsonl", "data.test_split=0.2", seq_length=20, train_rows=8, eval_rows=2)
+    numbered = [NAME | {"response": setting} for setting in text_data.WORDS[9:19]]
     (tmp_path / "cache/d.jsonl").write_bytes(lines(numbered))
-    manifest = make_here(made, monkeypatch)
-    answers = {name: [row[11] for row in rows(made, name)[0]] for name in ("train", "eval")}
+    manifest = make_here(planned, monkeypatch)
+    answers = {name: [row[11] for row in rows(planned, name)[0]] for name in ("train", "eval")}
     assert sorted(answers["train"] + answers["eval"]) == list(range(9, 19)) and len(answers["eval"]) == 2
     assert answers["train"] == sorted(answers["train"]), "in the order of the file"
     assert {name: split["rows_there"] for name, split in manifest["splits"].items()} == {"train": 8, "eval": 2}
@@ -145,15 +147,15 @@ DOCUMENTS: dict[str, tuple[dict[str, Any] | None, list[int]]] = {
 
 @pytest.mark.parametrize("case", DOCUMENTS)
 def test_a_document_begins_and_ends_as_the_config_says(case: str, tmp_path: Path) -> None:
-    config, want = DOCUMENTS[case]
+    config, expected = DOCUMENTS[case]
     by = tokenizer.load(write_tokenizer(tmp_path, config))
     ((tokens, prompt),) = tokenizer.encode(by, [("", "oak")])
-    assert tokens.tolist() == want and prompt == 0
+    assert tokens.tolist() == expected and prompt == 0
 
 
 def test_a_token_that_reaches_into_the_answer_is_the_answers(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path)
-    vocab = {word: i for i, word in enumerate(("<pad>", "<s>", "</s>", "<unk>", "a", "\n", "b", "\nb", "é"))}
+    vocab = {setting: i for i, setting in enumerate(("<pad>", "<s>", "</s>", "<unk>", "a", "\n", "b", "\nb", "é"))}
     model = {"type": "BPE", "vocab": vocab, "merges": [["\n", "b"]], "unk_token": "<unk>"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "pre_tokenizer": None}))
     by = tokenizer.load(path)
@@ -167,16 +169,16 @@ def test_a_token_that_reaches_into_the_answer_is_the_answers(tmp_path: Path) -> 
 def test_the_sample_is_tokenised_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = ("data.sample=60", "data.train_rows=40", "data.eval_rows=5", "recipe.eval_every_samples=16")
-    made = plan(tmp_path, *sizes, "recipe.lr_warmup_steps=0")
-    make_here(made, monkeypatch)
-    folder = Path(f"{made.data_dir}.sample")
+    planned = plan(tmp_path, *sizes, "recipe.lr_warmup_steps=0")
+    make_here(planned, monkeypatch)
+    folder = Path(f"{planned.data_dir}.sample")
     peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     records = [json.loads(line) for line in (folder / "records/sample.jsonl").read_text().splitlines()]
     texts = {
         f"### Instruction:\n{r['instruction']}\n\n### Context:\n{r['context']}\n\n### Response:\n{r['response']}": r
         for r in records
     }
-    tokens, counts, lengths = rows(made, "train")
+    tokens, counts, lengths = rows(planned, "train")
     for row, counted, length in zip(tokens, counts, lengths, strict=True):
         text = peer.decode(row[1 : length - 1])
         assert row[1 : length - 1] == peer(text, add_special_tokens=False)["input_ids"]

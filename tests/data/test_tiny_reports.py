@@ -12,7 +12,7 @@ from bench.planning import compose
 from jobs.data import tiny_reports
 from jobs.ranks.identity import Rank
 from jobs.tasks import prepare
-from jobs.tasks.prepare import make_rows
+from jobs.tasks.prepare import prepare_rows_of
 
 ROWS_OF_VERSION = {1: "888130cb0265b096"}
 
@@ -32,7 +32,7 @@ def test_a_summary_restates_the_facts_of_its_report() -> None:
     )
     for row, counted in zip(words[tokens], counts, strict=True):
         report, summary = set(row[~counted]), list(row[counted])
-        values = [word for word in summary if word.split("-")[0] in tiny_reports.FACTS and "-" in word]
+        values = [setting for setting in summary if setting.split("-")[0] in tiny_reports.FACTS and "-" in setting]
         assert [value.split("-")[0] for value in values] == list(tiny_reports.FACTS)
         assert set(values) <= report
 
@@ -43,31 +43,31 @@ def test_reports_alone_count_everywhere_but_in_padding() -> None:
 
 
 def test_a_row_too_short_for_a_document_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a document has 96 words, and a row 95"):
+    with pytest.raises(ConfigError, match="a document has 96 words, but a row only 95"):
         tiny_reports.rows(1, seq_length=95, seed=0, with_summaries=True)
 
 
 def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    made = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
-    with pytest.raises(ConfigError, match="the model has a vocabulary of 32, and the grammar has"):
-        make_rows(made)
+    plan = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
+    with pytest.raises(ConfigError, match="vocabulary of 32 is smaller than the"):
+        prepare_rows_of(plan)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    """Two ranks that both write would take each other's unfinished folder away."""
-    made = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
-    monkeypatch.setattr(prepare, "rank_0_says", lambda choice: False)  # it needs the other ranks
+    """Two writing ranks would remove each other's unfinished folder."""
+    plan = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
+    monkeypatch.setattr(prepare, "broadcast_from_rank_0", lambda choice: False)  # needs other ranks
     with mllog.Writer(None) as log:
-        prepare.prepare(made, Rank(rank, rank, 2, "127.0.0.1", 1), log)
-    assert Path(str(made.data_dir)).is_dir() is (rank == 0)
+        prepare.prepare(plan, Rank(rank, rank, 2, "127.0.0.1", 1), log)
+    assert Path(str(plan.data_dir)).is_dir() is (rank == 0)
 
 
-def test_what_an_interrupted_preparation_left_is_made_anew(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    made = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
-    part = tmp_path / (made.data_dir.rpartition("/")[2] + ".part")
+def test_an_interrupted_preparation_starts_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    plan = compose.compose([f"cluster.paths.data={tmp_path}", "data.train_rows=400", "data.eval_rows=8"])
+    part = tmp_path / (plan.data_dir.rpartition("/")[2] + ".part")
     part.mkdir()
     (part / "half_of_something.npy").touch()
-    make_rows(made)
+    prepare_rows_of(plan)
     names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths")}
-    assert {path.name for path in Path(made.data_dir).iterdir()} == names and not part.exists()
+    assert {path.name for path in Path(plan.data_dir).iterdir()} == names and not part.exists()

@@ -1,4 +1,4 @@
-"""Processes that tokenise, with made-up ones: answers in the order of the questions, and how one of them ends."""
+"""Tokenizer workers, with fake processes: results in the order of the jobs, and failing processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Answer = Callable[[dict[str, Any]], str]
 
 
 class Process:
-    """A process that takes its settings, then gives a line for each question; it ends where that is empty."""
+    """A process that reads its settings, then writes a line for each job; an empty line is its end."""
 
     def __init__(self, argv: list[str], answer: Answer, *, how: dict[str, Any]) -> None:
         self.args, self.how, self.answer = argv, how, answer
@@ -53,11 +53,11 @@ class Process:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Note the processes that are started; they double numbers, unless somebody changes their answers."""
+    """Record the started processes; they double numbers, unless a test changes their answers."""
     started: list[Process] = []
 
     def start(argv: list[str], **how: Any) -> Process:
-        started.append(Process(argv, lambda asked: json.dumps({"done": {"n": 2 * asked["n"]}}), how=how))
+        started.append(Process(argv, lambda job: json.dumps({"done": {"n": 2 * job["n"]}}), how=how))
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -68,22 +68,22 @@ def numbered(count: int) -> Iterator[dict[str, Any]]:
     return ({"n": number} for number in range(count))
 
 
-def test_answers_come_in_the_order_of_the_questions(processes: list[Process]) -> None:
-    """Whoever is done first takes the next question: here every process but the first one."""
-    with workers.started(2, SETTINGS) as ask:
+def test_results_are_in_the_order_of_the_jobs(processes: list[Process]) -> None:
+    """The first idle process takes the next job: here every process but the first one."""
+    with workers.started(2, SETTINGS) as submit:
         first, others = processes[0], threading.Event()
 
-        def last(asked: dict[str, Any]) -> str:
+        def last(job: dict[str, Any]) -> str:
             others.wait(5)
-            return json.dumps({"done": {"n": -asked["n"]}})
+            return json.dumps({"done": {"n": -job["n"]}})
 
-        def counted(asked: dict[str, Any]) -> str:
-            if asked["n"] == 3:
+        def counted(job: dict[str, Any]) -> str:
+            if job["n"] == 3:
                 others.set()
-            return json.dumps({"done": {"n": 2 * asked["n"]}})
+            return json.dumps({"done": {"n": 2 * job["n"]}})
 
         first.answer, processes[1].answer = last, counted
-        answers = [answer["n"] for answer in ask(numbered(6))]
+        answers = [answer["n"] for answer in submit(numbered(6))]
     assert answers[1:4] == [2, 4, 6] and [abs(n) for n in answers] in ([0, 2, 4, 6, 4, 10], [0, 2, 4, 6, 8, 5])
     for process in processes:
         assert process.taken[0] == SETTINGS and process.did == ["killed", "waited for"]
@@ -92,49 +92,49 @@ def test_answers_come_in_the_order_of_the_questions(processes: list[Process]) ->
         assert process.how["stdin"] is process.how["stdout"] is subprocess.PIPE
 
 
-def test_no_more_questions_are_taken_than_two_for_each_process(processes: list[Process]) -> None:
-    """An answer is yielded once so many wait; the rest at the end."""
+def test_at_most_two_jobs_per_process_are_taken(processes: list[Process]) -> None:
+    """A result is yielded once that many are pending; the rest at the end."""
     taken: list[int] = []
 
-    def questions() -> Iterator[dict[str, Any]]:
-        for question in numbered(7):
-            taken.append(question["n"])
-            yield question
+    def jobs() -> Iterator[dict[str, Any]]:
+        for job in numbered(7):
+            taken.append(job["n"])
+            yield job
 
-    with workers.started(2, SETTINGS) as ask:
-        seen = [(answer["n"], len(taken)) for answer in ask(questions())]
+    with workers.started(2, SETTINGS) as submit:
+        seen = [(answer["n"], len(taken)) for answer in submit(jobs())]
     assert seen == [(0, 4), (2, 5), (4, 6), (6, 7), (8, 7), (10, 7), (12, 7)]
     assert len(processes) == 2
 
 
-def test_the_first_error_by_the_order_of_the_questions_is_told(processes: list[Process]) -> None:
-    """What is told of it is what the process says; questions behind it are not asked any more."""
+def test_the_first_error_in_the_order_of_the_jobs_is_raised(processes: list[Process]) -> None:
+    """The error is the process's; later jobs are not submitted."""
     error = {"what": "not JSON", "where": "c4.jsonl:7", "fix": "mend it", "rule": "CFG-06"}
-    with workers.started(1, SETTINGS) as ask:
-        processes[0].answer = lambda asked: json.dumps({"error": error} if asked["n"] == 1 else {"done": asked})
-        answers = ask(numbered(9))
+    with workers.started(1, SETTINGS) as submit:
+        processes[0].answer = lambda job: json.dumps({"error": error} if job["n"] == 1 else {"done": job})
+        answers = submit(numbered(9))
         assert next(answers) == {"n": 0}
         with pytest.raises(ConfigError) as raised:
             next(answers)
     assert (raised.value.what, raised.value.where, raised.value.rule) == ("not JSON", "c4.jsonl:7", "CFG-06")
     assert processes[0].did == ["killed", "waited for"] and len(processes[0].taken) < 9
     with pytest.raises(OSError, match="No space left on device: 'c4.jsonl'") as full:
-        workers.understood(json.dumps({"os_error": [28, "No space left on device", "c4.jsonl"]}))
+        workers.result_of(json.dumps({"os_error": [28, "No space left on device", "c4.jsonl"]}))
     assert full.value.errno == 28
 
 
-def test_a_process_that_ends_is_named_with_its_exit_code(processes: list[Process]) -> None:
-    """Before an answer, or before it takes a question; the other one is ended with it."""
-    why = "a process that tokenises ended with exit code -9"
-    with pytest.raises(BenchError, match=why) as ended, workers.started(2, SETTINGS) as ask:
+def test_the_error_of_a_failed_process_has_its_exit_code(processes: list[Process]) -> None:
+    """It fails before a result, or before it takes a job; the other process is ended too."""
+    why = "a tokenizer process ended with exit code -9"
+    with pytest.raises(BenchError, match=why) as ended, workers.started(2, SETTINGS) as submit:
         for process in processes:
-            process.answer = lambda asked: ""
-        list(ask(numbered(3)))
+            process.answer = lambda job: ""
+        list(submit(numbered(3)))
     assert ended.value.where == f"{sys.executable} -m jobs.data.worker {os.getpid()}"
     assert [process.did for process in processes] == [["killed", "waited for"]] * 2
-    with pytest.raises(BenchError, match="exit code -9"), workers.started(1, SETTINGS) as ask:
+    with pytest.raises(BenchError, match="exit code -9"), workers.started(1, SETTINGS) as submit:
         processes[2].is_broken = True
-        list(ask(numbered(1)))
+        list(submit(numbered(1)))
     named: Any = processes[0]
     named.args = "a command"
     assert workers._ended(named).where == "a command"

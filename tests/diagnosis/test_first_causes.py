@@ -1,4 +1,4 @@
-"""The first cause of a failure is cited with its own line, never what was concluded from it."""
+"""Test that a diagnosis cites the log line of the first cause, not a conclusion from it."""
 
 import json
 import time
@@ -19,7 +19,7 @@ STARTED = "job 7, restart 0, on dgx-[0-1]; all of its output: /run/slurm-7.out\n
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """The folder of a job of a queue whose first trial was begun."""
+    """The run folder of a Slurm job whose first trial was started."""
     folder = tmp_path / "run"
     (folder / "rank_logs").mkdir(parents=True)
     (folder / "plan.json").write_text(plan_kinds.dumps(PLAN))
@@ -43,51 +43,56 @@ def close(folder: Path, what: str, exit_code: int = 1) -> None:
         ("CFG-06: the run folder has a quote in its name", "srun: error: dgx-1: task 1: Killed", "CFG-06"),
     ],
 )  # fmt: skip
-def test_after_the_end_the_line_is_cited_that_explained_it(run_folder: Path, what: str, line: str, rule: str) -> None:
-    """Also once the logs are gone; where no log shows the rule, the words of the batch script are all there is."""
+def test_diagnosis_after_the_end_cites_the_same_line(run_folder: Path, what: str, line: str, rule: str) -> None:
+    """Also after the logs were deleted. If no log shows the rule, the batch script's message is cited."""
     output = run_folder / "slurm-7.out"
-    output.write_text(STARTED + "trial 0, seed 1: begins\n" + line + "\n")
+    output.write_text(STARTED + "trial 0, seed 1: starts\n" + line + "\n")
     close(run_folder, what)
     evidence, place = (what, (str(run_folder / "status.json"), 1)) if rule == "CFG-06" else (line, (str(output), 3))
     for _ in range(2):
-        said = diagnosis.explain([run_folder])
-        assert (said.rule, said.evidence, (said.file, said.line)) == (rule, evidence, place)
-        assert "bench why" not in str(said.fix)
-        assert rule == "RUN-02" or not said.lines, "where the cause is known no other lines are shown"
+        explanation = diagnosis.explain([run_folder])
+        assert (explanation.rule, explanation.evidence, (explanation.file, explanation.line)) == (rule, evidence, place)
+        assert "runstop why" not in str(explanation.fix)
+        assert rule == "RUN-02" or not explanation.lines, "no other lines are shown if the cause is known"
         output.unlink(missing_ok=True)
     assert json.loads((run_folder / "status.json").read_text())["while"] == what
 
 
-def test_a_cancelled_job_is_cited_from_its_output(run_folder: Path) -> None:
+def test_cancelled_job_cites_its_output(run_folder: Path) -> None:
     line = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T11:06:34 ***"
     (run_folder / "slurm-7.out").write_text(f"{STARTED}{line}\n2026-11-22 11:06:34 stopped\n")
     (run_folder / "interrupted.txt").write_text("SLU-08: the job was cancelled\n")
     status = {"outcome": "interrupted", "exit_code": 143, "what": "SLU-08: the job was cancelled", "fix": "resume it"}
     (run_folder / "status.json").write_text(json.dumps(status))
-    said = diagnosis.explain([run_folder])
-    assert (said.rule, said.evidence, said.line, said.fix) == ("SLU-08", line, 2, "resume it")
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.line, explanation.fix) == (
+        "SLU-08",
+        line,
+        2,
+        "resume it",
+    )
 
 
-def test_a_batch_script_that_could_not_ask_python_does_not_explain_itself(run_folder: Path) -> None:
-    """Its status names what failed; the node failure stands in the log of the trial."""
-    what = {"what": "trial 0 failed", "fix": f"python -m bench why {run_folder}"}
+def test_batch_script_without_python_has_no_diagnosis(run_folder: Path) -> None:
+    """Its status names the failed trial; the node failure is in the log of the trial."""
+    what = {"what": "trial 0 failed", "fix": f"runstop why {run_folder}"}
     (run_folder / "status.json").write_text(json.dumps({"outcome": "failed", "exit_code": 1} | what))
     assert diagnosis.explain([run_folder]).rule == "unknown"
     log = run_folder / "rank_logs/trial_0.out"
     log.write_text("0: step 5\nsrun: error: Node failure on dgx-1\n")
-    said = diagnosis.explain([run_folder])
-    assert (said.rule, said.evidence, said.file, said.line) == (
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.file, explanation.line) == (
         "SLU-09", "srun: error: Node failure on dgx-1", str(log), 2,
     )  # fmt: skip
-    assert "bench why" not in str(said.fix)
+    assert "runstop why" not in str(explanation.fix)
 
 
-def test_what_the_batch_script_refuses_is_in_its_output(tmp_path: Path) -> None:
-    """It has touched no folder, so there is nothing else."""
-    line = "CFG-05: job 6 works in /runs/lora_tiny-7"
+def test_refusal_of_the_batch_script_is_in_its_output(tmp_path: Path) -> None:
+    """It has written to no run folder, so its output is the only file."""
+    line = "CFG-05: job 6 is using /runs/lora_tiny-7"
     (tmp_path / "slurm-7.out").write_text(f"{line}\n")
-    said = diagnosis.explain([tmp_path])
-    assert (said.rule, said.evidence) == ("CFG-05", line)
+    explanation = diagnosis.explain([tmp_path])
+    assert (explanation.rule, explanation.evidence) == ("CFG-05", line)
 
 
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T10:32:36 DUE TO PREEMPTION ***"
@@ -96,41 +101,38 @@ NODE_FAILED = (
     "FOR DETAILS ***"
 )
 TOO_OFTEN = """\
-trial 0 was started 2 times and cut short each time: requeued DUE TO PREEMPTION, requeued DUE TO NODE FAILURE
+trial 0 was started 2 times and interrupted each time: requeued DUE TO PREEMPTION, requeued DUE TO NODE FAILURE
   where: /run/ledger.json
-  fix:   give it nodes that nobody takes away
+  fix:   use nodes without preemption
 """
 
 
 @pytest.mark.parametrize("job", ["7", "7_0"])
-def test_of_two_faults_the_first_one_is_the_cause(run_folder: Path, job: str) -> None:
-    """A job that was preempted and then lost a node may not start its trial again."""
+def test_first_of_two_faults_is_the_cause(run_folder: Path, job: str) -> None:
+    """A job that was preempted and then lost a node may not restart its trial."""
     starts = [STARTED.replace("job 7, restart 0", f"job {job}, restart {n}") for n in range(3)]
     output = run_folder / "slurm-7.out"
     output.write_text(f"{starts[0]}{PREEMPTED}\n{starts[1]}{NODE_FAILED}\n{starts[2]}{TOO_OFTEN}")
     for _ in range(2):
-        said = diagnosis.explain([run_folder])
-        assert (said.rule, said.evidence, said.line) == ("SLU-10", PREEMPTED, 2)
-        assert said.fix == "give it nodes that nobody takes away"
-        (other,) = [clue for clue in said.also if clue.rule == "SLU-09"]
+        explanation = diagnosis.explain([run_folder])
+        assert (explanation.rule, explanation.evidence, explanation.line) == ("SLU-10", PREEMPTED, 2)
+        assert explanation.fix == "use nodes without preemption"
+        (other,) = [clue for clue in explanation.also if clue.rule == "SLU-09"]
         assert (other.text, other.line) == (NODE_FAILED, 4)
         close(run_folder, "opening trial 0 failed")
 
 
-def test_a_job_that_recovered_from_one_fault_fails_for_the_other(run_folder: Path) -> None:
-    """What a job got over explains nothing."""
+def test_fault_before_a_restart_is_not_the_cause(run_folder: Path) -> None:
     output = run_folder / "slurm-7.out"
     output.write_text(f"{STARTED}{PREEMPTED}\n{STARTED.replace('restart 0', 'restart 1')}{NODE_FAILED}\n")
-    said = diagnosis.explain([run_folder])
-    assert (said.rule, said.evidence, said.line) == ("SLU-09", NODE_FAILED, 4)
-    assert "SLU-10" not in [clue.rule for clue in said.also]
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.line) == ("SLU-09", NODE_FAILED, 4)
+    assert "SLU-10" not in [clue.rule for clue in explanation.also]
 
 
 @pytest.mark.parametrize(("stamp_a", "stamp_b", "first"), [("10:05", "10:04", "b"), ("10:04", "10:05", "a")])
-def test_of_two_logs_the_one_that_failed_first_explains_the_run(
-    tmp_path: Path, stamp_a: str, stamp_b: str, first: str
-) -> None:
-    """However they write their times."""
+def test_log_that_failed_first_explains_the_run(tmp_path: Path, stamp_a: str, stamp_b: str, first: str) -> None:
+    """With any format of the time stamp."""
     logs = {"a": tmp_path / "a.log", "b": tmp_path / "b.log"}
     logs["a"].write_text(f"[2026-11-22 {stamp_a}:00] torch.OutOfMemoryError: CUDA out of memory.\n")
     logs["b"].write_text(f"2026-11-22T{stamp_b}:00 torch.OutOfMemoryError: CUDA out of memory.\n")
@@ -147,20 +149,20 @@ ENDS = "srun: launch/slurm: _step_signal: Terminating StepId=7.3\n"
     ("lines", "rule"),
     [
         ((TERMINATED, ENDS, FAILED), "RUN-02"),
-        ((ECHO, FAILED, TERMINATED, ENDS), "RUN-02"),  # Slurm heard of the other one first
+        ((ECHO, FAILED, TERMINATED, ENDS), "RUN-02"),  # Slurm noticed the other task first
         ((ECHO, TERMINATED, FAILED, ENDS), "RUN-02"),
         ((ECHO, FAILED, ENDS, TERMINATED), "NCC-06"),  # srun ended it
         ((ECHO, FAILED, ENDS.replace("launch/slurm: _step_signal: ", ""), TERMINATED), "NCC-06"),
     ],
 )
-def test_a_rank_that_exits_with_143_was_terminated_unless_slurm_ends_its_step(
+def test_rank_that_exits_with_143_was_terminated_unless_slurm_ends_its_step(
     run_folder: Path, lines: tuple[str, ...], rule: str
 ) -> None:
     (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
-    said = diagnosis.explain([run_folder])
-    assert said.rule == rule
+    explanation = diagnosis.explain([run_folder])
+    assert explanation.rule == rule
     if rule == "RUN-02":
-        assert (said.evidence, said.line) == (TERMINATED.strip(), lines.index(TERMINATED) + 1)
+        assert (explanation.evidence, explanation.line) == (TERMINATED.strip(), lines.index(TERMINATED) + 1)
 
 
 CRASHED = "srun: error: dgx-1: task 1: Segmentation fault\n"
@@ -169,26 +171,26 @@ CRASHED = "srun: error: dgx-1: task 1: Segmentation fault\n"
 @pytest.mark.parametrize(
     ("lines", "rule"), [((ECHO, CRASHED, ENDS, FAILED), "RUN-04"), ((ECHO, FAILED, ENDS, CRASHED), "NCC-06")]
 )
-def test_a_rank_that_crashed_first_explains_what_the_others_printed_before_slurm_heard_of_it(
+def test_rank_that_crashed_first_explains_earlier_errors_of_other_ranks(
     run_folder: Path, lines: tuple[str, ...], rule: str
 ) -> None:
     (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
     assert diagnosis.explain([run_folder]).rule == rule
 
 
-def test_ranks_whose_batch_script_was_killed_were_ended_from_outside(run_folder: Path) -> None:
-    """It leaves no status, and its ranks close their log."""
+def test_killed_batch_script_is_the_cause(run_folder: Path) -> None:
+    """It writes no status, and its ranks close their log."""
     gone = "0: slurmstepd-dgx-0: error: *** STEP 7.3 ON dgx-0 FAILED (non-zero exit code or other failure mode) ***"
     (run_folder / "rank_logs/trial_0.out").write_text(
         f"srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n{gone}\n{FAILED}{ENDS}{TERMINATED}"
     )
-    said = diagnosis.explain([run_folder])
-    assert (said.rule, said.evidence, said.line) == ("RUN-02", gone, 2)
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.line) == ("RUN-02", gone, 2)
 
 
 @pytest.mark.parametrize(("silent_s", "advice"), [(52, "so it hung"), (2, "walltime=")])
-def test_a_run_that_hung_is_not_told_to_take_more_time(run_folder: Path, silent_s: int, advice: str) -> None:
-    """It logged something every second, and then nothing until its minute was up."""
+def test_fix_of_a_hung_run_is_not_a_longer_time_limit(run_folder: Path, silent_s: int, advice: str) -> None:
+    """It logged a record every second, and then nothing until its time limit of one minute."""
     plan = compose.compose(["task=lora_tiny", "cluster=local", "walltime=1"])
     (run_folder / "plan.json").write_text(plan_kinds.dumps(plan))
     ended = int(time.time())
@@ -209,13 +211,13 @@ def test_a_run_that_hung_is_not_told_to_take_more_time(run_folder: Path, silent_
     (run_folder / "rank_logs/trial_0.out").write_text(
         f"slurmstepd: error: *** STEP 7.3 ON dgx-0 CANCELLED AT {stamp} DUE TO TIME LIMIT ***\n"
     )
-    said = diagnosis.explain([run_folder])
-    assert said.rule == "SLU-07" and advice in str(said.fix), said.fix
-    assert ("walltime=" in str(said.fix)) == (advice == "walltime=")
+    explanation = diagnosis.explain([run_folder])
+    assert explanation.rule == "SLU-07" and advice in str(explanation.fix), explanation.fix
+    assert ("walltime=" in str(explanation.fix)) == (advice == "walltime=")
 
 
-def test_an_unknown_exception_is_shown_with_the_frame_of_the_users_own_code(run_folder: Path) -> None:
-    """From the account of the rank, and from the output of all ranks, where other ranks' lines stand in between."""
+def test_unknown_exception_shows_the_frame_of_user_code(run_folder: Path) -> None:
+    """From the error report of the rank, and from the output of all ranks, mixed with lines of other ranks."""
     trace = [
         "Traceback (most recent call last):",
         '  File "/home/me/jobs/train.py", line 12, in step',
@@ -227,7 +229,10 @@ def test_an_unknown_exception_is_shown_with_the_frame_of_the_users_own_code(run_
     output = run_folder / "rank_logs/trial_0.out"
     output.write_text("".join(f"1: {line}\n0: step 7\n" for line in trace))
     for evidence in (f"1: {trace[-1]}", trace[-1]):
-        said = diagnosis.explain([run_folder])
-        assert (said.rule, said.evidence) == ("RUN-13", f"{evidence} (at /home/me/jobs/train.py:12 in step)")
-        account = {"time": 1.0, "exit_code": 1, "rule": None, "what": "\n".join(trace), "where": "", "fix": ""}
-        (run_folder / "rank_logs/trial_0_rank_1.error").write_text(json.dumps(account))
+        explanation = diagnosis.explain([run_folder])
+        assert (explanation.rule, explanation.evidence) == (
+            "RUN-13",
+            f"{evidence} (at /home/me/jobs/train.py:12 in step)",
+        )
+        report = {"time": 1.0, "exit_code": 1, "rule": None, "what": "\n".join(trace), "where": "", "fix": ""}
+        (run_folder / "rank_logs/trial_0_rank_1.error").write_text(json.dumps(report))

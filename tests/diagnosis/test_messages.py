@@ -1,4 +1,4 @@
-"""Messages of drivers, file systems, networks and Python: each leads to its rule, its line and a fix that helps."""
+"""Test that messages of drivers, file systems, networks and Python give the right rule, line and fix."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from helpers.types import MakeLog
 from jobs.ranks import guard
 
 MESSAGES = [
-    # lines of a log, the rule, what the evidence holds, what the fix holds
+    # log lines, rule, part of the evidence, part of the fix
     (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). "
         "Please update your GPU driver",
-        "HW-03", "found version 11040", "driver must be as new",
+        "HW-03", "found version 11040", "driver must support",
     ),
-    ("Failed to initialize NVML: Driver/library version mismatch", "HW-04", "version mismatch", "rebooted"),
+    ("Failed to initialize NVML: Driver/library version mismatch", "HW-04", "version mismatch", "reboot"),
     ("NVRM: API mismatch: the client has the version 570.124.06, but", "HW-04", "570.124.06", "/proc/driver"),
     (
         "AssertionError: Device compute capability 8.9 or higher required for FP8 execution.",
@@ -59,7 +59,7 @@ MESSAGES = [
     ),
     (
         "node7:12:34 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
-        "NCC-03", "port error", "link that went down",
+        "NCC-03", "port error", "a link went down",
     ),
     (
         "node7:12:34 [0] transport/net_ib.cc:154 NCCL WARN NET/IB : mlx5_1:1 async fatal event on QP (0x7309): local",
@@ -68,7 +68,7 @@ MESSAGES = [
     (
         "node7:12:34 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.2.0.2<54862> with status=12 "
         "opcode=0 len=0 vendor err 129 (Recv)",
-        "NCC-03", "status=12", "peer that does not answer",
+        "NCC-03", "status=12", "remote port does not answer",
     ),
     (
         "torch._inductor.exc.InvalidCxxCompiler: "
@@ -91,9 +91,9 @@ MESSAGES = [
         "node7:12:34 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
         "RUN-11", "nccl-fjwOOB", "--shm-size",
     ),
-    ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "who ended it"),
-    ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "who ended it"),
-    ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "who ended it"),
+    ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "what killed it"),
+    ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "what killed it"),
+    ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "what killed it"),
 ]  # fmt: skip
 TRACEBACK = """\
 3: Traceback (most recent call last):
@@ -112,11 +112,11 @@ srun: error: dgx-0: task 3: Exited with exit code 1
 
 
 @pytest.mark.parametrize(("text", "rule", "evidence", "fix"), MESSAGES, ids=[message[1] for message in MESSAGES])
-def test_a_message_leads_to_its_rule(tmp_path: Path, text: str, rule: str, evidence: str, fix: str) -> None:
+def test_message_gives_its_rule(tmp_path: Path, text: str, rule: str, evidence: str, fix: str) -> None:
     (tmp_path / "log").write_text(f"step 1 | loss 1.25\n{text}\nstep 2 | loss 1.24\n")
-    said = diagnosis.explain([tmp_path / "log"])
-    assert said.rule == rule
-    assert evidence in str(said.evidence) and fix in str(said.fix)
+    explanation = diagnosis.explain([tmp_path / "log"])
+    assert explanation.rule == rule
+    assert evidence in str(explanation.evidence) and fix in str(explanation.fix)
 
 
 @pytest.mark.parametrize(
@@ -128,36 +128,36 @@ def test_a_message_leads_to_its_rule(tmp_path: Path, text: str, rule: str, evide
         "mycode.errors.UnluckyError",
     ],
 )
-def test_an_exception_is_shown_with_the_users_own_frame(tmp_path: Path, exception: str) -> None:
+def test_exception_shows_the_frame_of_user_code(tmp_path: Path, exception: str) -> None:
     (tmp_path / "log").write_text(TRACEBACK.format(exception))
-    said = diagnosis.explain([tmp_path / "log"])
-    assert (said.rule, said.line) == ("RUN-13", 10)
-    assert said.evidence == f"3: {exception} (at /home/me/rows.py:42 in load)"
-    assert "file and line" in str(said.fix)
+    explanation = diagnosis.explain([tmp_path / "log"])
+    assert (explanation.rule, explanation.line) == ("RUN-13", 10)
+    assert explanation.evidence == f"3: {exception} (at /home/me/rows.py:42 in load)"
+    assert "file and line" in str(explanation.fix)
 
 
-def test_a_traceback_that_two_reads_share_keeps_its_frame(tmp_path: Path) -> None:
-    """Logs are read in chunks of 256 KiB; this traceback lies across the end of the first one."""
+def test_traceback_across_two_chunks_keeps_its_frame(tmp_path: Path) -> None:
+    """Logs are read in chunks of 256 KiB; this traceback crosses the end of the first one."""
     head, tail = TRACEBACK.format("KeyError: 'spam'").split("3: KeyError")
     padding = "x" * ((1 << 18) - len(head) - 1) + "\n"
     (tmp_path / "log").write_text(f"{padding}{head}3: KeyError{tail}")
     assert str(diagnosis.explain([tmp_path / "log"]).evidence).endswith("(at /home/me/rows.py:42 in load)")
 
 
-def test_an_exception_explains_a_log_whose_records_stop(tmp_path: Path) -> None:
+def test_exception_explains_a_log_without_run_stop(tmp_path: Path) -> None:
     record = {"namespace": "", "time_ms": 1_700_000_000_000, "event_type": "INTERVAL_START", "key": "run_start"}
     start = json.dumps(record | {"value": None, "metadata": {}})
     (tmp_path / "log").write_text(f":::MLLOG {start}\n{TRACEBACK.format('ValueError: no')}")
     assert diagnosis.explain([tmp_path / "log"]).rule == "RUN-13"
 
 
-def test_what_stops_a_run_first_explains_the_exceptions_that_follow(tmp_path: Path) -> None:
+def test_time_limit_explains_later_exceptions(tmp_path: Path) -> None:
     limit = "slurmstepd: error: *** JOB 513 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***\n"
     (tmp_path / "log").write_text(limit + TRACEBACK.format("KeyError: 'spam'"))
     assert diagnosis.explain([tmp_path / "log"]).rule == "SLU-07"
 
 
-def test_ranks_that_srun_ends_after_a_failure_were_not_killed_by_somebody(tmp_path: Path) -> None:
+def test_ranks_that_srun_ends_after_a_failure_are_not_the_cause(tmp_path: Path) -> None:
     failed, ended = "srun: error: dgx-0: task 0: Exited with exit code 1\n", "srun: error: dgx-1: task 1: Terminated\n"
     log = tmp_path / "log"
     log.write_text("0: ncclRemoteError: a peer is gone\n" + ended + failed)
@@ -166,10 +166,12 @@ def test_ranks_that_srun_ends_after_a_failure_were_not_killed_by_somebody(tmp_pa
     assert diagnosis.explain([log]).rule == "unknown"
 
 
-def test_an_empty_log_is_called_empty(tmp_path: Path) -> None:
+def test_empty_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n")
-    said = diagnosis.explain([tmp_path / "log"])
-    assert said.rule == "unknown" and "is empty" in said.title and "standard error" in str(said.fix)
+    explanation = diagnosis.explain([tmp_path / "log"])
+    assert (
+        explanation.rule == "unknown" and "is empty" in explanation.title and "standard error" in str(explanation.fix)
+    )
 
 
 @pytest.fixture
@@ -185,7 +187,7 @@ def error_of_rank(folder: Path, rank: int, at: float, what: str) -> None:
     (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(content))
 
 
-def test_of_two_equal_errors_the_earlier_one_is_believed(local_run: Path) -> None:
+def test_earlier_of_two_equal_errors_wins(local_run: Path) -> None:
     error_of_rank(local_run, 0, 20.0, "the rows end early")
     error_of_rank(local_run, 1, 10.0, "the rows do not match")
     assert diagnosis.explain([local_run]).evidence == "the rows do not match"
@@ -193,79 +195,83 @@ def test_of_two_equal_errors_the_earlier_one_is_believed(local_run: Path) -> Non
     assert diagnosis.explain([local_run]).evidence == "the rows end early"
 
 
-def test_a_local_run_without_the_engine_is_told_what_to_install(local_run: Path) -> None:
+def test_fix_of_a_local_run_without_engine_is_pip_install(local_run: Path) -> None:
     error_of_rank(local_run, 0, 1.0, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'")
-    said = diagnosis.explain([local_run])
-    assert said.rule == "RUN-08" and "pip install 'runstop[engine]'" in str(said.fix)
+    explanation = diagnosis.explain([local_run])
+    assert explanation.rule == "RUN-08" and "pip install 'runstop[engine]'" in str(explanation.fix)
 
 
-def test_a_local_run_without_the_engine_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_run_without_engine_is_refused_before_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     local, on_slurm = (
         compose.compose(["task=lora_tiny", "cluster=local"]),
         compose.compose(["task=lora70b", "cluster=dgx2"]),
     )
     assert "RUN-08" not in [finding.rule for finding in preflight.inspect(local)]
-    monkeypatch.setattr(backends_local, "ENGINE", ("numpy", "a_module_of_nobody", "a_package_of_nobody.core"))
-    (found,) = [finding for finding in preflight.inspect(local) if finding.rule == "RUN-08"]
-    assert found.severity == "error" and found.fix == "pip install 'runstop[engine]'"
-    assert found.what == "a_module_of_nobody, a_package_of_nobody.core cannot be imported"
+    monkeypatch.setattr(backends_local, "ENGINE", ("numpy", "missing_module", "missing_package.core"))
+    (problem,) = [finding for finding in preflight.inspect(local) if finding.rule == "RUN-08"]
+    assert problem.severity == "error" and problem.fix == "pip install 'runstop[engine]'"
+    assert problem.what == "cannot import missing_module, missing_package.core"
     assert "RUN-08" not in [finding.rule for finding in preflight.inspect(on_slurm)]
 
 
-def test_a_local_run_that_somebody_stopped_is_not_asked_of_slurm(local_run: Path) -> None:
+def test_fix_of_a_stopped_local_run_does_not_use_slurm(local_run: Path) -> None:
     (local_run / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 130}))
-    said = diagnosis.explain([local_run])
-    assert (said.rule, said.evidence) == ("SLU-08", "the launcher got SIGINT")
-    assert "bench resume" in str(said.fix) and "sacct" not in str(said.fix)
+    explanation = diagnosis.explain([local_run])
+    assert (explanation.rule, explanation.evidence) == ("SLU-08", "the launcher got SIGINT")
+    assert "runstop resume" in str(explanation.fix) and "sacct" not in str(explanation.fix)
     (local_run / "job.json").write_text("{}")
     assert "sacct" in str(diagnosis.explain([local_run]).fix)
 
 
-def test_the_line_of_a_log_is_cited_and_not_what_was_concluded_from_it(local_run: Path) -> None:
+def test_log_line_is_cited_instead_of_status(local_run: Path) -> None:
     line = "srun: error: Node failure on dgx-3"
     status = {"outcome": "failed", "exit_code": 1, "while": "trial 0 failed", "what": "SLU-09: a node failed"}
     (local_run / "status.json").write_text(
         json.dumps(status | {"rule": "SLU-09", "evidence": line, "fix": "exclude it"})
     )
-    said = diagnosis.explain([local_run])
-    assert (said.rule, said.evidence, said.fix) == ("SLU-09", line, "exclude it")
+    explanation = diagnosis.explain([local_run])
+    assert (explanation.rule, explanation.evidence, explanation.fix) == ("SLU-09", line, "exclude it")
     (local_run / "trial_0.out").write_text(f"\n{line}\n")
-    said = diagnosis.explain([local_run])
-    assert (said.rule, said.evidence, said.line) == ("SLU-09", line, 2) and str(said.file).endswith("trial_0.out")
+    explanation = diagnosis.explain([local_run])
+    assert (explanation.rule, explanation.evidence, explanation.line) == ("SLU-09", line, 2) and str(
+        explanation.file
+    ).endswith("trial_0.out")
 
 
-def test_the_rule_of_an_error_goes_from_rank_to_why_as_a_field(local_run: Path) -> None:
-    """The text shows another rule on purpose: only the field may decide."""
-    account = local_run / "rank_logs" / "trial_0_rank_0.error"
+def test_rule_of_an_error_reaches_why_as_a_field(local_run: Path) -> None:
+    """The text matches another rule on purpose: only the field counts."""
+    report = local_run / "rank_logs" / "trial_0_rank_0.error"
     error = BenchError("CUDA out of memory, or so it seems", where="here", fix="do this", rule="CFG-06")
     rank = os.fork()
     if rank == 0:
-        with guard.guarded(account):
+        with guard.guarded(report):
             raise error
     assert os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) == 1
-    assert json.loads(account.read_text())["rule"] == "CFG-06"
-    found = diagnosis.explain([local_run])
-    assert (found.rule, found.evidence, found.fix) == ("CFG-06", str(error).splitlines()[0], "do this")
+    assert json.loads(report.read_text())["rule"] == "CFG-06"
+    explanation = diagnosis.explain([local_run])
+    assert (explanation.rule, explanation.evidence, explanation.fix) == (
+        "CFG-06",
+        str(error).splitlines()[0],
+        "do this",
+    )
     plan = plan_kinds.load(local_run / "plan.json")
     first = lead.first_error(local_run, plan.commands[-1])
     assert first is not None and (first.rule, first.what, str(first)) == ("CFG-06", error.what, str(error))
-    account.unlink()
+    report.unlink()
     status = {"outcome": "failed", "exit_code": 1, "rule": first.rule, "what": first.what, "fix": first.fix}
     (local_run / "status.json").write_text(json.dumps(status))
     assert diagnosis.explain([local_run]).rule == "CFG-06"
 
 
 @pytest.mark.parametrize(("rule", "explains"), [("RUN-02", "CFG-08"), ("SLU-07", "CFG-08"), ("CFG-06", "CFG-06")])
-def test_a_cause_in_a_log_explains_more_than_how_the_launcher_saw_a_rank_end(
-    local_run: Path, rule: str, explains: str
-) -> None:
+def test_cause_in_a_log_wins_over_the_exit_of_a_rank(local_run: Path, rule: str, explains: str) -> None:
     status = {"outcome": "failed", "exit_code": 1, "rule": rule, "what": "it ended", "fix": "look"}
     (local_run / "status.json").write_text(json.dumps(status))
     (local_run / "trial_0.out").write_text("OSError: [Errno 28] No space left on device\n")
     assert diagnosis.explain([local_run]).rule == explains
 
 
-def test_a_batch_script_that_ends_its_run_knows_why(local_run: Path) -> None:
+def test_rule_of_the_batch_script_wins(local_run: Path) -> None:
     status = {"outcome": "failed", "exit_code": 143, "rule": "SLU-07", "what": "the time limit is near", "fix": "more"}
     (local_run / "status.json").write_text(json.dumps(status))
     (local_run / "job.json").write_text("{}")
@@ -273,7 +279,7 @@ def test_a_batch_script_that_ends_its_run_knows_why(local_run: Path) -> None:
     assert diagnosis.explain([local_run]).rule == "SLU-07"
 
 
-def test_a_run_that_hung_is_not_given_less_time_than_it_had(local_run: Path) -> None:
+def test_hung_run_does_not_get_a_shorter_time_limit(local_run: Path) -> None:
     config = compose.compose(["task=lora_tiny", "cluster=local", "walltime=90"])
     (local_run / "plan.json").write_text(plan_kinds.dumps(config))
     limit = "slurmstepd: error: *** JOB 7 ON dgx-1 CANCELLED AT 2026-11-20T11:00:00 DUE TO TIME LIMIT ***\n"
@@ -291,24 +297,26 @@ def test_a_run_that_hung_is_not_given_less_time_than_it_had(local_run: Path) -> 
     ]
     (local_run / "result_0.txt").write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines) + limit)
     fix = str(diagnosis.explain([local_run]).fix)  # 2 min, 6,400 samples at 80 a minute, and 5 min to stop
-    assert fix.startswith("at its pace the run needed 87 of its 90 min, so it hung") and "py-spy" in fix
+    assert fix.startswith("at its pace the run needs 87 min and had 90 min, so it hung") and "py-spy" in fix
 
 
 @pytest.mark.parametrize(("last", "rule"), [("success", "LOG-03"), ("aborted", "NCC-06")])
-def test_a_log_that_was_appended_to_explains_only_a_success_that_does_not_count(
-    written_log: MakeLog, last: str, rule: str
-) -> None:
-    """Where the last trial in a log failed, the reason matters more than that two trials share the log."""
+def test_appended_log_is_the_cause_only_after_success(written_log: MakeLog, last: str, rule: str) -> None:
+    """If the last trial in a log failed, its cause is reported, not that two trials share the log."""
     log = written_log()
     trial = log.read_text()
     log.write_text(trial + trial.replace('"success"', f'"{last}"') + "[rank0]: ncclRemoteError: a peer is gone\n")
-    said = diagnosis.explain([log])
-    assert said.rule == rule
+    explanation = diagnosis.explain([log])
+    assert explanation.rule == rule
 
 
-def test_why_never_advises_to_run_why(local_run: Path) -> None:
+def test_fix_never_suggests_runstop_why(local_run: Path) -> None:
     status = {"outcome": "failed", "exit_code": 1, "while": "trial 1 failed", "what": "trial 1 failed"}
-    (local_run / "status.json").write_text(json.dumps(status | {"fix": "python -m bench why /run"}))
+    (local_run / "status.json").write_text(json.dumps(status | {"fix": "runstop why /run"}))
     (local_run / "trial_1.out").write_text("the last words\n")
-    said = diagnosis.explain([local_run])
-    assert said.rule == "unknown" and "bench why" not in str(said.fix) and said.lines == ("the last words",)
+    explanation = diagnosis.explain([local_run])
+    assert (
+        explanation.rule == "unknown"
+        and "runstop why" not in str(explanation.fix)
+        and explanation.lines == ("the last words",)
+    )

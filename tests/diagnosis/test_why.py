@@ -1,4 +1,4 @@
-"""The cause of a failure is found in what a run left behind, among any other lines; a good run has none."""
+"""Test that `why` finds the cause of a failure among any other lines, and finds none in a successful run."""
 
 import json
 import os
@@ -173,7 +173,7 @@ CAUSES = [
     (
         "CFG-02",
         "ValueError: `val_check_interval` (3200) must be less than or equal to the number of the training batches "
-        "(487). If you want to disable validation set `limit_val_batches` to 0.0 instead.",
+        "(487).",
     ),
     ("CFG-05", "FileExistsError: [Errno 17] File exists: '/results/result_0.txt'"),
     ("CFG-06", "huggingface_hub.errors.GatedRepoError: 403 Client Error."),
@@ -266,7 +266,7 @@ def ansi(text: str) -> str:
     return "".join(f"\x1b[31m{line}\x1b[0m\n" for line in text.splitlines())
 
 
-DRESSES: dict[str, Callable[[str], bytes]] = {
+ENCODINGS: dict[str, Callable[[str], bytes]] = {
     "plain": str.encode,
     "ansi": lambda text: ansi(text).encode(),
     "crlf": lambda text: text.replace("\n", "\r\n").encode(),
@@ -277,20 +277,24 @@ DRESSES: dict[str, Callable[[str], bytes]] = {
 
 
 @pytest.mark.parametrize(("rule", "line"), [*CAUSES, *EVENTS], ids=[rule for rule, _ in [*CAUSES, *EVENTS]])
-def test_a_rule_is_recognised_in_any_dress(tmp_path: Path, rule: str, line: str) -> None:
+def test_rule_is_recognised_in_any_encoding(tmp_path: Path, rule: str, line: str) -> None:
     log = tmp_path / "slurm-513.out"
-    for name, dress in DRESSES.items():
-        log.write_bytes(dress(NOISE + line + "\n" + NOISE))
-        said = diagnosis.explain([log])
-        assert (said.rule, name) == (rule, name)
-        assert said.evidence is not None and said.evidence.isprintable() and line[:100].strip() in said.evidence
-        assert said.file == str(log) and said.fix
+    for name, encode in ENCODINGS.items():
+        log.write_bytes(encode(NOISE + line + "\n" + NOISE))
+        explanation = diagnosis.explain([log])
+        assert (explanation.rule, name) == (rule, name)
+        assert (
+            explanation.evidence is not None
+            and explanation.evidence.isprintable()
+            and line[:100].strip() in explanation.evidence
+        )
+        assert explanation.file == str(log) and explanation.fix
         if name not in ("carriage returns", "latin-1"):
-            assert said.line == NOISE.count("\n") + 1
+            assert explanation.line == NOISE.count("\n") + 1
 
 
 @pytest.mark.parametrize(("rule", "line"), CAUSES, ids=[rule for rule, _ in CAUSES])
-def test_what_follows_never_hides_a_cause(tmp_path: Path, rule: str, line: str) -> None:
+def test_consequences_never_hide_a_cause(tmp_path: Path, rule: str, line: str) -> None:
     labelled = line if line.startswith("3: ") else f"3: {line}"
     (tmp_path / "log").write_text(NOISE + labelled + "\n" + CONSEQUENCES)
     (tmp_path / "other").write_text(CONSEQUENCES)
@@ -298,16 +302,16 @@ def test_what_follows_never_hides_a_cause(tmp_path: Path, rule: str, line: str) 
     assert diagnosis.explain([tmp_path / "other", tmp_path / "log"]).rule == rule
 
 
-def test_the_first_of_two_causes_wins_and_the_other_is_mentioned(tmp_path: Path) -> None:
+def test_first_of_two_causes_wins_and_the_other_is_listed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "3: RuntimeError: CUDA error: out of memory\n4: RuntimeError: No CUDA GPUs are available\n" + CONSEQUENCES
     )
-    said = diagnosis.explain([log])
-    assert said.rule == "RUN-01" and [clue.rule for clue in said.also][:2] == ["HW-03", "NCC-06"]
+    explanation = diagnosis.explain([log])
+    assert explanation.rule == "RUN-01" and [clue.rule for clue in explanation.also][:2] == ["HW-03", "NCC-06"]
 
 
-def test_how_a_run_was_ended_explains_what_ranks_say_afterwards(tmp_path: Path) -> None:
+def test_end_of_a_run_explains_later_messages(tmp_path: Path) -> None:
     log = tmp_path / "log"
     *_, killed, limit = CONSEQUENCES.splitlines()
     log.write_text(f"{limit}\n{killed}\n")
@@ -316,28 +320,28 @@ def test_how_a_run_was_ended_explains_what_ranks_say_afterwards(tmp_path: Path) 
     assert diagnosis.explain([log]).rule == "RUN-02"
 
 
-def test_a_step_that_srun_ends_because_a_task_failed_was_not_cancelled(tmp_path: Path) -> None:
+def test_step_that_srun_ends_after_a_failed_task_was_not_cancelled(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(
         "5: Traceback (most recent call last):\n5:   File \"x.py\", line 1\n5: KeyError: 'spam'\n"
         + "".join(CONSEQUENCES.splitlines(True)[:3])
     )
-    said = diagnosis.explain([log])
-    assert (said.rule, said.evidence) == ("RUN-13", "5: KeyError: 'spam' (at x.py:1)")
+    explanation = diagnosis.explain([log])
+    assert (explanation.rule, explanation.evidence) == ("RUN-13", "5: KeyError: 'spam' (at x.py:1)")
 
 
 @pytest.mark.parametrize("text", ["", NOISE, "0 errors\n", "\n" * 1000])
-def test_normal_output_is_no_failure_but_proves_no_success_either(tmp_path: Path, text: str) -> None:
+def test_normal_output_is_neither_failure_nor_success(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(text)
-    said = diagnosis.explain([tmp_path / "log"])
-    assert said.rule == "unknown" and said.also == ()
+    explanation = diagnosis.explain([tmp_path / "log"])
+    assert explanation.rule == "unknown" and explanation.also == ()
 
 
-def test_an_error_that_training_survives_is_no_cause(written_log: MakeLog) -> None:
+def test_error_that_training_survives_is_not_the_cause(written_log: MakeLog) -> None:
     log = written_log(evals=tuple(0.99 - n / 100 for n in range(5)), status="aborted")
     log.write_text(CAUSES[-1][1] + "\n" + log.read_text())
-    said = diagnosis.explain([log])
-    assert said.rule == "LOG-05" and [clue.rule for clue in said.also] == [CAUSES[-1][0]]
+    explanation = diagnosis.explain([log])
+    assert explanation.rule == "LOG-05" and [clue.rule for clue in explanation.also] == [CAUSES[-1][0]]
 
 
 @given(
@@ -349,59 +353,59 @@ def test_an_error_that_training_survives_is_no_cause(written_log: MakeLog) -> No
         max_size=30,
     )
 )
-def test_no_content_makes_it_fail(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+def test_any_content_can_be_read(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     log = tmp_path_factory.mktemp("any") / "log"
     log.write_bytes(b"".join(parts))
-    said = diagnosis.explain([log])
-    assert said.rule in (*RULES, "unknown") and said.fix
-    json.dumps(said.to_json(), allow_nan=False)
+    explanation = diagnosis.explain([log])
+    assert explanation.rule in (*RULES, "unknown") and explanation.fix
+    json.dumps(explanation.to_json(), allow_nan=False)
 
 
 @pytest.mark.long
-def test_lines_of_any_length_are_read_in_little_memory(tmp_path: Path) -> None:
+def test_lines_of_any_length_are_read_in_chunks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as file:
         file.write(b"x" * 3_000_000 + b" RuntimeError: CUDA error: out of memory " + b"y" * 3_000_000)
         file.write(b"\n7: done\nsrun: error: Node failure on dgx-3\n")
-    found = {clue.rule: clue for clue in log_scan.scan(log).clues}
-    assert (found["RUN-01"].line, found["SLU-09"].line) == (1, 3)
-    assert "out of memory" in found["RUN-01"].text and len(found["RUN-01"].text) <= 400
+    clues = {clue.rule: clue for clue in log_scan.scan(log).clues}
+    assert (clues["RUN-01"].line, clues["SLU-09"].line) == (1, 3)
+    assert "out of memory" in clues["RUN-01"].text and len(clues["RUN-01"].text) <= 400
 
 
-def test_no_piece_of_a_record_is_shown_as_the_end_of_a_log(tmp_path: Path) -> None:
+def test_part_of_a_record_is_not_shown_as_the_end_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(':::MLLOG {"key": "' + "x" * 8000 + '"}\nthe last words\n')
     assert log_scan.scan(tmp_path / "log").lines == ("the last words",)
 
 
-def test_a_run_that_succeeded_is_fine_whatever_it_printed(written_log: MakeLog, tmp_path: Path) -> None:
+def test_successful_run_with_error_lines_has_no_failure(written_log: MakeLog, tmp_path: Path) -> None:
     log = written_log()
     (tmp_path / "slurm.out").write_text(NOISE + CONSEQUENCES + CAUSES[-1][1])
     assert diagnosis.explain([log, tmp_path / "slurm.out"]).rule is None
 
 
-def test_a_log_that_did_not_do_what_it_says_was_asked_is_not_fine(tmp_path: Path) -> None:
-    """run_stop says success of all of them."""
+def test_log_with_missing_work_is_a_failure(tmp_path: Path) -> None:
+    """run_stop has the status success in all of them."""
     plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
     log = tmp_path / "result_0.txt"
     serving_log.write(plan, log, {"burst": [0.1] * 4})
     assert diagnosis.explain([log]).rule is None
-    said = diagnosis.explain([serving_log.write(plan, tmp_path / "failed", {"burst": [0.1, None, None]})])
-    assert (said.rule, said.evidence) == ("SRV-04", "SRV-04: burst: 2 of 3 requests failed: timeout (2)")
-    assert said.detail is None, "it is not training that was cut short"
-    said = diagnosis.explain([serving_log.write(plan, tmp_path / "missing", {}, without=["burst"])])
-    assert (said.rule, said.evidence) == ("RUN-12", "burst was not measured")
+    explanation = diagnosis.explain([serving_log.write(plan, tmp_path / "failed", {"burst": [0.1, None, None]})])
+    assert (explanation.rule, explanation.evidence) == ("SRV-04", "SRV-04: burst: 2 of 3 requests failed: timeout (2)")
+    assert explanation.detail is None, "no training was cut short"
+    explanation = diagnosis.explain([serving_log.write(plan, tmp_path / "missing", {}, without=["burst"])])
+    assert (explanation.rule, explanation.evidence) == ("RUN-12", "burst was not measured")
     answers = compose.compose(["task=generate_tiny", "cluster=local"])
     assert isinstance(answers, plan_kinds.GenerationPlan)
     rows = answers_log.rows(answers)[1:]
-    said = diagnosis.explain([answers_log.write(answers, tmp_path / "answers", rows, run_s=100.0)])
-    assert (said.rule, said.evidence) == ("RUN-12", "answer 0 was not given")
+    explanation = diagnosis.explain([answers_log.write(answers, tmp_path / "answers", rows, run_s=100.0)])
+    assert (explanation.rule, explanation.evidence) == ("RUN-12", "answer 0 is missing")
 
 
-def test_what_the_records_say(written_log: MakeLog) -> None:
-    said = diagnosis.explain([written_log(evals=(0.95, 0.94, 0.941, 0.943, 0.942, 0.945), status="aborted")])
-    assert (said.rule, said.line is not None) == ("RUN-06", True)
-    assert said.evidence == "last evaluation 0.945, target ≤ 0.925" and "target 0.925" in str(said.detail)
-    log = said.file or ""
+def test_problems_in_the_records(written_log: MakeLog) -> None:
+    explanation = diagnosis.explain([written_log(evals=(0.95, 0.94, 0.941, 0.943, 0.942, 0.945), status="aborted")])
+    assert (explanation.rule, explanation.line is not None) == ("RUN-06", True)
+    assert explanation.evidence == "last evaluation 0.945, target ≤ 0.925" and "target 0.925" in str(explanation.detail)
+    log = explanation.file or ""
     text = Path(log).read_text()
     Path(log).write_text(text.replace("aborted", "success").replace("0.945", "0.92") * 2)
     assert diagnosis.explain([Path(log)]).rule == "LOG-03"
@@ -409,29 +413,33 @@ def test_what_the_records_say(written_log: MakeLog) -> None:
     assert diagnosis.explain([Path(log)]).rule == "RUN-05"
 
 
-def test_a_log_without_an_end_is_running_then_stuck(written_log: MakeLog) -> None:
+def test_log_without_run_stop_is_running_then_hung(written_log: MakeLog) -> None:
     log = written_log()
     log.write_text("".join(line for line in log.read_text().splitlines(True) if "run_stop" not in line))
-    said = diagnosis.explain([log])
-    assert said.rule is None and "going on" in said.title and "2,304 samples of at most 6,400" in str(said.detail)
+    explanation = diagnosis.explain([log])
+    assert (
+        explanation.rule is None
+        and "still running" in explanation.title
+        and "2,304 samples of at most 6,400" in str(explanation.detail)
+    )
     an_hour_ago = time.time() - 3600
     os.utime(log, (an_hour_ago, an_hour_ago))
     assert diagnosis.explain([log]).rule == "RUN-07"
 
 
-def test_evaluations_that_stand_still_are_seen_while_the_run_goes_on(written_log: MakeLog) -> None:
+def test_flat_evaluations_are_reported_while_the_run_is_running(written_log: MakeLog) -> None:
     log = written_log(evals=(0.95, 0.94, 0.95, 0.95, 0.95, 0.95))
     log.write_text("".join(line for line in log.read_text().splitlines(True) if "run_stop" not in line))
     assert diagnosis.explain([log]).rule == "RUN-06"
 
 
-def test_a_time_limit_says_what_would_have_been_enough(tmp_path: Path) -> None:
+def test_fix_of_a_time_limit_is_a_sufficient_one(tmp_path: Path) -> None:
     log, now = tmp_path / "log", 1_700_000_000_000
     record = (
         ':::MLLOG {{"namespace": "", "time_ms": {}, "event_type": "{}", "key": "{}", "value": {}, "metadata": {}}}\n'
     )
     with log.open("w") as file:
-        for at_min, kind, key, value, said in [
+        for at_min, kind, key, value, metadata in [
             (0, "INTERVAL_START", "init_start", "null", {}),
             (0, "POINT_IN_TIME", "submission_benchmark", '"llama2_70b_lora"', {}),
             (0, "POINT_IN_TIME", "global_batch_size", "8", {}),
@@ -439,12 +447,12 @@ def test_a_time_limit_says_what_would_have_been_enough(tmp_path: Path) -> None:
             (2, "INTERVAL_START", "run_start", "null", {}),
             (22, "POINT_IN_TIME", "eval_accuracy", "0.94", {"samples_count": 1600}),
         ]:
-            file.write(record.format(now + at_min * 60_000, kind, key, value, json.dumps(said)))
+            file.write(record.format(now + at_min * 60_000, kind, key, value, json.dumps(metadata)))
         file.write(CONSEQUENCES.splitlines()[-1])
-    said = diagnosis.explain([log])
-    assert said.rule == "SLU-07"
-    assert said.detail == "1,600 samples of at most 6,400, 80.0 samples/min, last evaluation 0.94, target 0.925"
-    assert str(said.fix).startswith("at this pace walltime=87 (minutes per trial) reaches the last step")  # 2 + 80 + 5
+    explanation = diagnosis.explain([log])
+    assert explanation.rule == "SLU-07"
+    assert explanation.detail == "1,600 samples of at most 6,400, 80.0 samples/min, last evaluation 0.94, target 0.925"
+    assert str(explanation.fix).startswith("set walltime=87 (minutes per trial) to reach the last step")  # 2 + 80 + 5
 
 
 @pytest.fixture
@@ -457,17 +465,17 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def account(folder: Path, rank: int, at: float, what: str, *, rule: str | None = None) -> None:
-    said = {"time": at, "exit_code": 1, "rule": rule, "what": what, "where": "there", "fix": "do this"}
-    (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(said))
+    report = {"time": at, "exit_code": 1, "rule": rule, "what": what, "where": "there", "fix": "do this"}
+    (folder / "rank_logs" / f"trial_0_rank_{rank}.error").write_text(json.dumps(report))
 
 
 @pytest.mark.parametrize("entry", ["1", '"text"', "null"])
-def test_a_damaged_ledger_explains_nothing(run_folder: Path, entry: str) -> None:
+def test_damaged_ledger_is_ignored(run_folder: Path, entry: str) -> None:
     (run_folder / "ledger.json").write_text(f"[{entry}]")
     assert diagnosis.explain([run_folder]).fix
 
 
-def test_the_rank_that_failed_first_is_believed(run_folder: Path) -> None:
+def test_rank_that_failed_first_is_the_cause(run_folder: Path) -> None:
     account(
         run_folder,
         0,
@@ -475,36 +483,36 @@ def test_the_rank_that_failed_first_is_believed(run_folder: Path) -> None:
         "Traceback (most recent call last):\nRuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
     )
     account(run_folder, 3, 10.0, "the rows do not rhyme")
-    said = diagnosis.explain([run_folder])
-    assert (said.rule, said.evidence, said.fix) == ("RUN-10", "the rows do not rhyme", "do this")
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.fix) == ("RUN-10", "the rows do not rhyme", "do this")
     account(run_folder, 3, 10.0, "the evaluation loss is nan at step 192")
     assert diagnosis.explain([run_folder]).rule == "RUN-05"
     account(run_folder, 3, 10.0, "this trial has a log already \ud800", rule="CFG-05")
     assert diagnosis.explain([run_folder]).rule == "CFG-05"
 
 
-def test_a_run_with_checkpoints_says_how_to_go_on(tmp_path: Path, written_log: MakeLog) -> None:
-    """Its launcher was killed: there is no last word, and its ranks have closed the log."""
+def test_fix_of_a_run_with_checkpoints_is_to_resume(tmp_path: Path, written_log: MakeLog) -> None:
+    """Its launcher was killed: there is no final status, and its ranks have closed the log."""
     plan = compose.compose(["task=pretrain_tiny", "cluster=local", "task.training.checkpoint_every_steps=2"])
     run = tmp_path / "run"
     (run / "rank_logs").mkdir(parents=True)
     ledger.create(run, plan)
     ledger.begin(run, plan.trials[0], attempts=1)
     written_log(evals=(), status="aborted").rename(run / "result_0.txt")
-    words = f"to go on from the last checkpoint: python -m bench resume {run}"
-    assert words not in str(diagnosis.explain([run]).fix)
+    hint = f"to resume from the last checkpoint: runstop resume {run}"
+    assert hint not in str(diagnosis.explain([run]).fix)
     (run / "checkpoints/trial_0/step_4").mkdir(parents=True)
-    said = diagnosis.explain([run])
-    assert said.rule is not None and str(said.fix).endswith(f"; {words}")
-    ledger.end(run, 0, Outcome.not_proven)
-    assert words not in str(diagnosis.explain([run]).fix), "its trial has its result"
+    explanation = diagnosis.explain([run])
+    assert explanation.rule is not None and str(explanation.fix).endswith(f"; {hint}")
+    ledger.end(run, 0, Outcome.invalid)
+    assert hint not in str(diagnosis.explain([run]).fix), "its trial has a result"
 
 
 @pytest.mark.parametrize(
     ("differing", "rule"),
-    [("SRV-06: burst: the client's own delay is 60 % of the latency", "SRV-06"), ("seed is 2, planned 1", "RUN-12")],
+    [("SRV-06: burst: the client overhead is 60 % of the latency", "SRV-06"), ("seed is 2, planned 1", "RUN-12")],
 )
-def test_what_a_log_does_not_prove_is_told_by_its_own_rule(
+def test_difference_from_the_plan_gives_its_own_rule(
     tmp_path: Path, written_log: MakeLog, differing: str, rule: str
 ) -> None:
     plan, run = compose.compose(["task=pretrain_tiny", "cluster=local"]), tmp_path / "run"
@@ -513,28 +521,28 @@ def test_what_a_log_does_not_prove_is_told_by_its_own_rule(
     ledger.create(run, plan)
     ledger.begin(run, plan.trials[0], attempts=1)
     written_log().rename(run / "result_0.txt")
-    ledger.end(run, 0, Outcome.not_proven, not_as_planned=[differing])
-    status.write(run, Status(outcome=Ending.not_proven, exit_code=1))
-    said = diagnosis.explain([run])
-    assert said.rule == rule and differing in str(said.evidence)
+    ledger.end(run, 0, Outcome.invalid, not_as_planned=[differing])
+    status.write(run, Status(outcome=Ending.invalid, exit_code=1))
+    explanation = diagnosis.explain([run])
+    assert explanation.rule == rule and differing in str(explanation.evidence)
 
 
-def test_out_of_memory_says_which_split_would_fit(run_folder: Path) -> None:
+def test_fix_of_out_of_memory_lists_splits_that_fit(run_folder: Path) -> None:
     account(
         run_folder,
         3,
         10.0,
         "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
     )
-    said = diagnosis.explain([run_folder])
+    explanation = diagnosis.explain([run_folder])
     before = plan_kinds.load(run_folder / "plan.json")
-    assert said.rule == "RUN-01" and f"where the plan has {before.memory.total_gib:.1f}" in str(said.fix)
+    assert explanation.rule == "RUN-01" and f"the plan needs {before.memory.total_gib:.1f} GiB" in str(explanation.fix)
     for change in ("parallel.tp=4", "parallel.cp=2"):
         changed = compose.compose(["task=lora70b", "cluster=dgx2", "trials=1", change]).memory
-        assert changed.fits and f"{change} ({changed.total_gib:.1f} GiB)" in str(said.fix)
+        assert changed.fits and f"{change} ({changed.total_gib:.1f} GiB)" in str(explanation.fix)
 
 
-def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the_others_say(run_folder: Path) -> None:
+def test_killed_rank_or_stopped_launcher_explains_errors_of_other_ranks(run_folder: Path) -> None:
     account(
         run_folder,
         0,
@@ -542,8 +550,8 @@ def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the
         "Traceback (most recent call last):\nRuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
     )
     assert diagnosis.explain([run_folder]).rule == "NCC-06"
-    said = {"outcome": "failed", "exit_code": 1, "what": "rank 1 got SIGKILL during trial 0", "fix": "look"}
-    (run_folder / "status.json").write_text(json.dumps(said))
+    failed = {"outcome": "failed", "exit_code": 1, "what": "rank 1 got SIGKILL during trial 0", "fix": "look"}
+    (run_folder / "status.json").write_text(json.dumps(failed))
     assert diagnosis.explain([run_folder]).rule == "RUN-02"
     (run_folder / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 143}))
     assert diagnosis.explain([run_folder]).rule == "SLU-08"
@@ -552,7 +560,7 @@ def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the
 @pytest.mark.parametrize(
     ("status", "rule"),
     [
-        ({"outcome": "proven", "exit_code": 0}, None),
+        ({"outcome": "valid", "exit_code": 0}, None),
         ({"outcome": "interrupted", "exit_code": 143}, "SLU-08"),
         (
             {"outcome": "failed", "exit_code": 1, "what": "trial 0 took longer than its walltime", "fix": "raise it"},
@@ -562,22 +570,22 @@ def test_a_rank_that_was_killed_or_a_launcher_that_was_stopped_explains_what_the
         ({"outcome": "failed", "exit_code": 2, "what": "the moon is full", "fix": "wait"}, "CFG-09"),
     ],
 )  # fmt: skip
-def test_the_launcher_is_asked_too(run_folder: Path, status: dict[str, object], rule: str | None) -> None:
+def test_status_of_the_launcher_is_read(run_folder: Path, status: dict[str, object], rule: str | None) -> None:
     (run_folder / "status.json").write_text(json.dumps(status))
-    said = diagnosis.explain([run_folder])
-    assert said.rule == rule and said.fix == status.get("fix", said.fix)
+    explanation = diagnosis.explain([run_folder])
+    assert explanation.rule == rule and explanation.fix == status.get("fix", explanation.fix)
 
 
-def test_what_an_earlier_life_of_a_job_died_of_explains_nothing(tmp_path: Path) -> None:
+def test_failure_before_a_restart_is_not_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "slurm-7.out"
     preempted = "slurmstepd: error: *** STEP 7.3 ON dgx-1 CANCELLED AT 2026-11-20T10:32:36 DUE TO PREEMPTION ***\n"
     log.write_text(f"job 7, life 0, on dgx-[0-1]; …\n{preempted}job 7, life 1, on dgx-[0-1]; …\n{CAUSES[0][1]}\n")
-    said = diagnosis.explain([log])
-    assert said.rule == CAUSES[0][0] and not said.also
+    explanation = diagnosis.explain([log])
+    assert explanation.rule == CAUSES[0][0] and not explanation.also
 
 
-def test_of_two_ranks_that_ended_the_one_that_was_killed_first_explains(tmp_path: Path) -> None:
-    """srun names tasks as they end; what it kills afterwards, and what the others print, follows from the first."""
+def test_rank_that_was_killed_first_is_the_cause(tmp_path: Path) -> None:
+    """srun reports tasks as they end; later kills and errors of other ranks are consequences of the first."""
     log = tmp_path / "trial_0.out"
     echo = "0: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:49839\n"
     killed, failed = "srun: error: dgx-1: task 1: Killed\n", "srun: error: dgx-0: task 0: Exited with exit code 1\n"
@@ -587,11 +595,11 @@ def test_of_two_ranks_that_ended_the_one_that_was_killed_first_explains(tmp_path
     assert diagnosis.explain([log]).rule == "NCC-06"
 
 
-def test_our_own_errors_are_read_out_of_any_log(tmp_path: Path) -> None:
+def test_our_own_errors_are_read_from_any_log(tmp_path: Path) -> None:
     log = tmp_path / "slurm.out"
     log.write_text(NOISE + "0: the stars are wrong\n0:   where: the sky\n0:   fix:   wait\n" + CONSEQUENCES)
-    said = diagnosis.explain([log])
-    assert (said.rule, said.evidence, said.line, said.fix) == (
+    explanation = diagnosis.explain([log])
+    assert (explanation.rule, explanation.evidence, explanation.line, explanation.fix) == (
         "RUN-10",
         "0: the stars are wrong",
         NOISE.count("\n") + 1,
@@ -606,31 +614,31 @@ def test_the_verb(written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
         assert ended.value.code == code
-    fine, said, *plain = capsys.readouterr().out.split("\n", 4)[1:]
-    assert fine == "rule: none  nothing failed: the logs say that the run succeeded"
-    assert json.loads(said)["rule"] == "SLU-09" and json.loads(said)["line"] == 1
+    fine, as_json, *plain = capsys.readouterr().out.split("\n", 4)[1:]
+    assert fine == "rule: none  no failure: the run succeeded"
+    assert json.loads(as_json)["rule"] == "SLU-09" and json.loads(as_json)["line"] == 1
     assert "exclude the node" in "".join(plain)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="file not found"):
         diagnosis.runs([tmp_path / "nothing"])
     with pytest.raises(ConfigError, match="no logs in this folder"):
         (tmp_path / "empty").mkdir()
         diagnosis.runs([tmp_path / "empty"])
 
 
-def test_each_folder_is_a_run_and_files_are_one(run_folder: Path, written_log: MakeLog) -> None:
+def test_each_folder_is_a_run_and_all_files_are_one_run(run_folder: Path, written_log: MakeLog) -> None:
     log = written_log()
     assert diagnosis.runs([log, run_folder, log]) == [[run_folder], [log, log]]
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not available")
 def test_published_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_scan, "scan", cache(log_scan.scan))  # which `explain` calls too
+    monkeypatch.setattr(log_scan, "scan", cache(log_scan.scan))  # `explain` calls it too
     ended = {"v5.0/Dell/9xXE9712x4GB200/llama2_70b_lora/result_9.txt": "SLU-07"}
     ended["v5.1/Dell/1xXE9780x8B200-SXM-180GB/llama2_70b_lora/result_0.txt"] = "SLU-08"
     for record in json.loads((CORPUS / "truth.json").read_text()):
         path, status = CORPUS / record["file"], record.get("status")
-        found = log_scan.scan(path).clues
-        assert status != "success" or all(clue.weight is Weight.HINT for clue in found), (path, found)
+        clues = log_scan.scan(path).clues
+        assert status != "success" or all(clue.weight is Weight.HINT for clue in clues), (path, clues)
         otherwise = {"success": None, "aborted": "RUN-06"}.get(status, "RUN-07")
         assert diagnosis.explain([path]).rule == ended.get(record["file"], otherwise), path

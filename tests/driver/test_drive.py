@@ -1,4 +1,4 @@
-"""What the driver does with the commands of a plan, and how a run ends; nodes that take notes stand for the ranks."""
+"""How the driver runs the commands of a plan, and how runs end; fake nodes record calls in place of ranks."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.interruption import START_AGAIN, STOPPED, TIME_IS_NEAR, Interruption, NodeLostError
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE, STOPPED, TIME_IS_NEAR, Interruption, NodeLostError
 from bench.contract import mllog, plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan, Trial
 from bench.driver import between_commands
@@ -32,7 +32,7 @@ from helpers.types import MakeLog
 
 @dataclass
 class Notes:
-    """A progress that is written down."""
+    """A Progress that records what it receives."""
 
     lines: list[str] = field(default_factory=list)
     errors: list[BenchError] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Notes:
 
 @dataclass
 class Run:
-    """A run of two trials on two nodes, whose ranks leave logs as planned."""
+    """A run of two trials on two nodes, whose ranks write logs as planned."""
 
     plan: Plan
     folder: Path
@@ -74,9 +74,9 @@ class Run:
 
     @property
     def status(self) -> statuses.Status:
-        found = statuses.read(self.folder)
-        assert found is not None
-        return found
+        status = statuses.read(self.folder)
+        assert status is not None
+        return status
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -88,7 +88,7 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def make(tmp_path: Path, written_log: MakeLog) -> MakeRun:
-    def made(*words: str, task: str = "lora70b", last: float = 0.92) -> Run:
+    def make_run(*words: str, task: str = "lora70b", last: float = 0.92) -> Run:
         plan = compose.compose([f"task={task}", "cluster=dgx2", "launch.force=true", "trials=2", *words])
         (folder := tmp_path / "run").mkdir()
         (folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
@@ -109,13 +109,13 @@ def make(tmp_path: Path, written_log: MakeLog) -> MakeRun:
             plan=plan,
             progress=progress,
             job="7",
-            noted_job="7",
+            backend_job_id="7",
             check=interruption.check,
             restarts=True,
         )
         return Run(plan, folder, nodes, progress, interruption, driven)
 
-    return made
+    return make_run
 
 
 @pytest.fixture
@@ -123,36 +123,34 @@ def run(make: MakeRun) -> Run:
     return make("cluster.drop_caches=sync it")
 
 
-def test_every_command_runs_once_and_in_order_and_the_ledger_proves_the_trials(run: Run) -> None:
+def test_every_command_runs_once_in_order_and_the_trials_are_valid(run: Run) -> None:
     facts = run.folder / run_files.FACTS / "rank_9999.json"
     facts.parent.mkdir()
     facts.write_text("of an earlier start")
     assert run.ends() == 0
     assert run.nodes.started == ["joined", *(command.name for command in run.plan.commands)]
     assert run.nodes.num_stopped == len(run.plan.commands) and not facts.exists()
-    assert (run.status.outcome, run.status.exit_code, run.outcomes) == (Ending.proven, 0, [Outcome.proven] * 2)
+    assert (run.status.outcome, run.status.exit_code, run.outcomes) == (Ending.valid, 0, [Outcome.valid] * 2)
     assert manifest.read(run.folder) is not None and run.progress.trials == [(0, True), (1, True)]
     assert [entry.attempts[0].nodes for entry in ledger.read(run.folder)] == ["rig0,rig1"] * 2
     dropped = "rig0: sync it\nrig1: sync it\n"
     assert [(run.folder / run_files.caches(index)).read_text() for index in (0, 1)] == [dropped] * 2
-    assert run.driven.made_progress and not (run.folder / run_files.RESERVE).exists()
+    assert run.driven.made_progress and not (run.folder / run_files.DISK_RESERVE).exists()
     assert run.progress.lines[0] == "node facts: 2 nodes, rig0, rig1" and not run.progress.errors
     run.nodes.started.clear()
-    assert run.ends() == 0 and "trial 0" not in run.nodes.started, "a trial that is proven is not run again"
-    assert run.progress.lines[-1] == f"trial 1, seed {run.plan.trials[1].seed}: was finished before"
+    assert run.ends() == 0 and "trial 0" not in run.nodes.started, "a trial that is valid is not run again"
+    assert run.progress.lines[-1] == f"trial 1, seed {run.plan.trials[1].seed}: already finished"
 
 
-def test_a_finding_about_the_nodes_ends_the_run_unless_it_is_forced(
-    make: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, found = make("launch.force=false"), list[Finding]()
-    monkeypatch.setattr(between_commands.nodes, "load", lambda folder, *, element: element)
-    monkeypatch.setattr(between_commands.nodes, "judge", lambda plan, facts: found)
-    found.append(broken("NCC-05", "one [node] is slow", "here", fix="look", severity="warning"))
-    assert run.ends() == 0 and str(found[0]) in run.progress.lines
+def test_a_finding_about_the_nodes_ends_the_run_unless_forced(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, findings = make("launch.force=false"), list[Finding]()
+    monkeypatch.setattr(between_commands.nodes, "load", lambda folder, *, array_task: array_task)
+    monkeypatch.setattr(between_commands.nodes, "judge", lambda plan, facts: findings)
+    findings.append(broken("NCC-05", "one [node] is slow", "here", fix="look", severity="warning"))
+    assert run.ends() == 0 and str(findings[0]) in run.progress.lines
     (run.folder / run_files.LEDGER).unlink()
     (run.folder / run_files.STATUS).unlink()
-    found[:] = [broken("NCC-05", "no facts of a rank", "here", fix="look")]
+    findings[:] = [broken("NCC-05", "no facts of a rank", "here", fix="look")]
     run.nodes.started.clear()
     assert run.ends() == 2 and run.nodes.started == ["joined", "node facts"] and run.outcomes[0].is_open
     assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ending.failed, 2, "NCC-05")
@@ -160,10 +158,10 @@ def test_a_finding_about_the_nodes_ends_the_run_unless_it_is_forced(
     assert error.what == "no facts of a rank"
 
 
-def test_a_trial_that_proves_nothing_is_no_success(make: MakeRun) -> None:
+def test_an_invalid_trial_makes_the_run_invalid(make: MakeRun) -> None:
     run = make(last=0.93)
-    assert run.ends() == 1 and run.outcomes == [Outcome.not_proven] * 2
-    assert (run.status.outcome, run.progress.trials) == (Ending.not_proven, [(0, False), (1, False)])
+    assert run.ends() == 1 and run.outcomes == [Outcome.invalid] * 2
+    assert (run.status.outcome, run.progress.trials) == (Ending.invalid, [(0, False), (1, False)])
 
 
 @pytest.mark.parametrize(
@@ -177,17 +175,17 @@ def test_a_trial_that_proves_nothing_is_no_success(make: MakeRun) -> None:
 def test_a_rank_that_fails_ends_the_run_and_its_trial_is_aborted(
     run: Run, name: str, codes: dict[int, int], what: str
 ) -> None:
-    """Its own exit code is in its account: that of the run says that nothing is to be started again."""
+    """The exit code of the run is 1, so that the backend does not restart it; the rank's is in its error file."""
     run.nodes.codes[name] = codes
     run.nodes.acts.pop(name, None)
-    assert run.ends() == 1 and run.nodes.started[-1] == name, "nothing runs behind it"
+    assert run.ends() == 1 and run.nodes.started[-1] == name, "no command runs after it"
     assert (run.status.outcome, run.status.exit_code) == (Ending.failed, 1) and len(run.progress.errors) == 1
     assert what in str(run.status.during or run.status.what)
-    assert name != "trial 1" or run.outcomes == [Outcome.proven, Outcome.aborted]
+    assert name != "trial 1" or run.outcomes == [Outcome.valid, Outcome.aborted]
 
 
-def test_a_log_that_the_ranks_found_is_named_for_what_it_is(run: Run, written_log: MakeLog) -> None:
-    """The ranks say only that there is one (CFG-05)."""
+def test_an_existing_log_of_another_run_is_reported_as_the_cause(run: Run, written_log: MakeLog) -> None:
+    """The ranks only report that the log exists (CFG-05)."""
     written_log(name="run/result_0.txt")
     run.nodes.acts.pop("trial 0")
     run.nodes.codes["trial 0"] = {0: 2}
@@ -201,21 +199,21 @@ def test_a_log_that_the_ranks_found_is_named_for_what_it_is(run: Run, written_lo
 @pytest.mark.parametrize(
     ("why", "made_progress", "restarts", "expected"),
     [
-        (TIME_IS_NEAR, True, True, START_AGAIN),
+        (TIME_IS_NEAR, True, True, RESTART_EXIT_CODE),
         (TIME_IS_NEAR, False, True, 1),
         (TIME_IS_NEAR, True, False, 1),
-        ("HST-01: node 1 is gone", False, True, START_AGAIN),
+        ("HST-01: node 1 is gone", False, True, RESTART_EXIT_CODE),
         ("HST-01: node 1 is gone", True, False, 1),
     ],
 )
-def test_a_run_is_started_again_where_somebody_does_and_the_next_start_gets_further(
+def test_an_interrupted_run_is_restarted_only_if_the_next_start_can_succeed(
     run: Run, why: str, made_progress: bool, restarts: bool, expected: int
 ) -> None:
-    """Time that was too short to finish anything is so the next time, too; a node that was lost may be replaced."""
+    """A time limit that was too short for any work will be too short again; a lost node may be replaced."""
     ledger.create(run.folder, run.plan)
     run.driven.made_progress, run.driven.restarts = made_progress, restarts
-    assert drives._cut_short(run.driven, why, START_AGAIN) == expected
-    if expected == START_AGAIN:
+    assert drives._stop_early(run.driven, why, RESTART_EXIT_CODE) == expected
+    if expected == RESTART_EXIT_CODE:
         assert statuses.read(run.folder) is None
         assert (run.folder / run_files.interrupted()).read_text() == f"{why}\n"
     else:
@@ -225,8 +223,8 @@ def test_a_run_is_started_again_where_somebody_does_and_the_next_start_gets_furt
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["by an exception", "by a note"])
-def test_who_stops_a_run_finds_how_to_go_on(run: Run, raises: bool) -> None:
-    """Where it was launched a signal raises; a node's process leaves a note, and looks at it while it waits."""
+def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool) -> None:
+    """In the launching process a signal raises; a node's process records it and checks that while it waits."""
 
     def stopped() -> None:
         if raises:
@@ -240,12 +238,12 @@ def test_who_stops_a_run_finds_how_to_go_on(run: Run, raises: bool) -> None:
     else:
         assert run.ends() == 130
     assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ending.interrupted, 130, "SLU-08")
-    assert f"resume {run.folder}" in str(run.status.fix) and not (run.folder / run_files.RESERVE).exists()
-    assert run.outcomes[0] is Outcome.proven and run.nodes.num_stopped == len(run.nodes.started) - 1
+    assert f"resume {run.folder}" in str(run.status.fix) and not (run.folder / run_files.DISK_RESERVE).exists()
+    assert run.outcomes[0] is Outcome.valid and run.nodes.num_stopped == len(run.nodes.started) - 1
     assert manifest.read(run.folder) is not None
 
 
-def test_a_lost_node_is_blamed_unless_this_one_is_told_to_end_a_moment_later(
+def test_a_lost_node_is_the_cause_unless_this_node_gets_a_signal_a_moment_later(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drives, "SETTLE_S", 0.15)
@@ -255,35 +253,35 @@ def test_a_lost_node_is_blamed_unless_this_one_is_told_to_end_a_moment_later(
         run.nodes.lost = lost
 
     run.nodes.acts["trial 0"] = dies
-    assert run.ends() == START_AGAIN
-    assert "HST-01: node 1 (rig1) is gone: no beat" in (run.folder / run_files.interrupted()).read_text()
+    assert run.ends() == RESTART_EXIT_CODE
+    assert "HST-01: node 1 (rig1) was lost: no beat" in (run.folder / run_files.interrupted()).read_text()
     run.interruption.why, run.nodes.lost, began_s = None, None, time.monotonic()
     monkeypatch.setattr(drives.time, "sleep", lambda s: run.interruption._stop(signal.SIGTERM, None))
     assert (run.ends(), run.status.rule) == (128 + 15, STOPPED.partition(":")[0])
     assert time.monotonic() - began_s < 5
 
 
-def test_what_is_not_prepared_is_made_once_and_every_node_must_have_it(make: MakeRun, tmp_path: Path) -> None:
+def test_missing_inputs_are_prepared_once_and_every_node_must_have_them(make: MakeRun, tmp_path: Path) -> None:
     paths = [f"cluster.paths.{name}={tmp_path}" for name in ("data", "model", "logs")]
     run = make(*paths, task="lora_tiny")
-    made = plan_paths.to_prepare(run.plan)
+    prepared = plan_paths.to_prepare(run.plan)
 
     def prepare() -> None:
-        for path in made:
+        for path in prepared:
             Path(path).mkdir()
 
-    def cut_short() -> None:
+    def time_is_near() -> None:
         run.interruption.limit_s = 0.0
 
-    run.nodes.acts = {"prepare": prepare, "trial 0": cut_short}
+    run.nodes.acts = {"prepare": prepare, "trial 0": time_is_near}
     run.nodes.codes["trial 0"] = {}
-    assert run.ends() == START_AGAIN and run.driven.made_progress, "the next start need not prepare"
-    assert len(made) == 2 and run.nodes.asked == made
+    assert run.ends() == RESTART_EXIT_CODE and run.driven.made_progress, "the next start need not prepare"
+    assert len(prepared) == 2 and run.nodes.required == prepared
     assert run.nodes.started.index("prepare") < run.nodes.started.index("trial 0") == len(run.nodes.started) - 1
     before, run.driven.made_progress = len(run.nodes.started), False
     run.interruption.why = run.interruption.limit_s = None
     assert (run.ends(), run.status.rule) == (1, "SLU-07"), "and this one has finished nothing"
-    assert "prepare" not in run.nodes.started[before:] and run.nodes.asked == made * 2
+    assert "prepare" not in run.nodes.started[before:] and run.nodes.required == prepared * 2
 
 
 @pytest.mark.parametrize(
@@ -292,17 +290,17 @@ def test_what_is_not_prepared_is_made_once_and_every_node_must_have_it(make: Mak
         (ConfigError("it cannot be", where="w", fix="f", rule="HST-10"), 2, "HST-10", "HST-10: it cannot be"),
         (BenchError("it is wrong", where="w", fix="f", rule="HST-02"), 1, "HST-02", "HST-02: "),
         (OSError(28, "No space left on device"), 1, "CFG-08", "CFG-08: cannot write: No space left on device"),
-        (NodeLostError("node 1", "no beat"), 1, "HST-01", "HST-01: node 1 is gone: no beat"),
+        (NodeLostError("node 1", "no beat"), 1, "HST-01", "HST-01: node 1 was lost: no beat"),
     ],
 )
-def test_what_goes_wrong_between_commands_ends_the_run_with_its_reason(
+def test_errors_between_commands_end_the_run_with_their_cause(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, rule: str, during: str
 ) -> None:
     monkeypatch.setattr(drives, "SETTLE_S", 0.0)
     run.driven.restarts = False
 
     def joins() -> None:
-        assert (run.folder / run_files.RESERVE).stat().st_size == 2**18
+        assert (run.folder / run_files.DISK_RESERVE).stat().st_size == 2**18
         raise error
 
     assert run.ends(joins) == code
@@ -311,15 +309,15 @@ def test_what_goes_wrong_between_commands_ends_the_run_with_its_reason(
     assert str(run.status.during).startswith(during) and not run.nodes.started
 
 
-def test_a_defect_of_ours_ends_the_run_with_a_status_and_is_not_hidden(run: Run) -> None:
+def test_an_unexpected_exception_ends_the_run_with_a_status_and_is_raised(run: Run) -> None:
     run.nodes.acts["trial 0"] = lambda: [][1]
     with pytest.raises(IndexError):
         run.ends()
     assert (run.status.outcome, run.status.exit_code) == (Ending.failed, 1) and run.outcomes[0] is Outcome.aborted
-    assert run.status.during == "the driver of the run failed"
+    assert run.status.during == "the driver failed"
 
 
-def test_a_final_status_that_finds_no_room_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_the_final_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.create(run.folder, run.plan)
     for free, during in ((2**20, "CFG-08: no space left for results: it failed"), (2**20 + 1, "it failed")):
         monkeypatch.setattr(drives.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
@@ -331,4 +329,4 @@ def test_a_final_status_that_finds_no_room_says_so(run: Run, monkeypatch: pytest
     monkeypatch.setattr(statuses, "write", full)
     for exit_code, expected in ((0, 1), (3, 3)):
         assert drives._finish(run.driven, exit_code, "it failed") == expected
-        assert run.progress.lines[-1] == "CFG-08: status.json cannot be written: No space left on device"
+        assert run.progress.lines[-1] == "CFG-08: cannot write status.json: No space left on device"

@@ -1,4 +1,4 @@
-"""What `python -m bench.driver` does on a lead and on another node, and the run folder that it works in."""
+"""`python -m bench.driver` on the lead node and on another node, and its run folder."""
 
 import fcntl
 import io
@@ -31,7 +31,7 @@ MAIN = Callable[..., int]
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[MAIN]:
-    """Run it with these words; signals are left as they were."""
+    """Run the command with these arguments; restore the signal handlers."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
 
     def main(*words: object) -> int:
@@ -60,8 +60,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @dataclass
-class Asked:
-    """What a lead was asked to do, in place of doing it."""
+class FakeDriver:
+    """Records the calls of the lead node instead of driving a run."""
 
     calls: list[tuple[Any, ...]]
     driven: list[Drive]
@@ -82,72 +82,72 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    made = Asked([], [], [])
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver([], [], [])
 
     def noted(name: str, *shown: str) -> Callable[..., None]:
-        return lambda nodes, *words, **more: made.calls.append((name, *words, *(more.get(key) for key in shown)))
+        return lambda nodes, *words, **more: fake.calls.append((name, *words, *(more.get(key) for key in shown)))
 
-    monkeypatch.setattr(leads, "drive", made.drive)
+    monkeypatch.setattr(leads, "drive", fake.drive)
     monkeypatch.setattr(Nodes, "join", noted("join", "token", "within_s"))
     monkeypatch.setattr(Nodes, "send_plan", noted("send the plan"))
-    monkeypatch.setattr(Nodes, "bye", noted("bye"))
+    monkeypatch.setattr(Nodes, "shutdown", noted("shutdown"))
     monkeypatch.setattr(leads, "require_shared", noted("is shared"))
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
-    return made
+    return fake
 
 
-def test_the_lead_drives_the_run_with_what_it_is_told(
-    main: MAIN, run: Path, asked: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_lead_node_drives_the_run_with_its_arguments(
+    main: MAIN, run: Path, fake: FakeDriver, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leads.time, "monotonic", lambda: 1000.0)
     words = ("--node", 0, "--lead", "[::1]:70", "--join-s", 2.5, "--limit-min", 0.5, "--trial-min", 7)
     assert main(run, *words, "--job", "j7", "--attempt", 3, "--restarts") == 4
-    assert asked.calls == [("join", 70, "ours", 2.5), ("send the plan",), ("is shared",), ("bye", 4)]
-    driven, (nodes,) = asked.last, asked.nodes
+    assert fake.calls == [("join", 70, "ours", 2.5), ("send the plan",), ("is shared",), ("shutdown", 4)]
+    driven, (nodes,) = fake.last, fake.nodes
     interruption: Interruption = driven.check.__self__  # type: ignore[attr-defined]
-    assert (driven.folder, driven.job, driven.noted_job, driven.restarts) == (run, "j7", "j7", True)
+    assert (driven.folder, driven.job, driven.backend_job_id, driven.restarts) == (run, "j7", "j7", True)
     assert interruption.limit_s == 1030.0
     assert (nodes._host, nodes._own, nodes.plan) == ("::1", driven.plan.environment, driven.plan)
     assert driven.plan == plans.within(planned(), 7) != planned() and not driven.made_progress
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     first = f"job j7, attempt 3, {driven.plan.name} on 2 nodes"
-    assert (said.out, said.err) == (f"{first}\non the screen\n", "of an error\n")
+    assert (printed.out, printed.err) == (f"{first}\non the screen\n", "of an error\n")
     kept = (run / run_files.RUNNER_OUTPUT).read_text()
     assert kept == f"{first}\non the screen\nof an error\n"
     signal.raise_signal(signal.SIGTERM)
     assert (interruption.why, interruption.signum) == (STOPPED, signal.SIGTERM)
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
     assert main(run, "--node", 0) == 4
-    interruption = asked.last.check.__self__  # type: ignore[attr-defined]
-    assert (asked.last.job, asked.last.restarts, interruption.limit_s) == (str(run), False, None)
-    assert asked.last.plan == planned() and asked.calls[4] == ("join", 0, "ours", 900.0)
+    interruption = fake.last.check.__self__  # type: ignore[attr-defined]
+    assert (fake.last.job, fake.last.restarts, interruption.limit_s) == (str(run), False, None)
+    assert fake.last.plan == planned() and fake.calls[4] == ("join", 0, "ours", 900.0)
     assert (run / run_files.RUNNER_OUTPUT).read_text().startswith(f"{kept}job {run}, attempt 0, ")
 
 
 def test_a_run_on_one_node_needs_no_token_and_one_on_two_does(
-    main: MAIN, run: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    main: MAIN, run: Path, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RUNSTOP_TOKEN")
-    assert main(run, "--node", 0) == 2 and not asked.driven
-    assert "the nodes of this run have no token by which they know each other" in capsys.readouterr().err
+    assert main(run, "--node", 0) == 2 and not fake.driven
+    assert "the token that authenticates the nodes of this run is not set" in capsys.readouterr().err
     (run / run_files.PLAN).write_text(plan_kinds.dumps(planned(1)))
-    assert main(run, "--node", 0) == 4 and asked.calls[0][:3] == ("join", 0, "")
+    assert main(run, "--node", 0) == 4 and fake.calls[0][:3] == ("join", 0, "")
     assert main(run.parent / "absent", "--node", 0) == 2 and not (run.parent / "absent").exists()
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "code", "said"),
+    ("error", "words", "code", "message"),
     [
         (CutShortError(STOPPED, signal.SIGINT), (), 130, f"{STOPPED}\n"),
-        (NodeLostError("the lead", "no beat"), (), 1, "HST-01: the lead is gone: no beat\n"),
-        (NodeLostError("the lead", "no beat"), ("--restarts",), 75, "HST-01: the lead is gone: no beat\n"),
+        (NodeLostError("the lead", "no beat"), (), 1, "HST-01: the lead was lost: no beat\n"),
+        (NodeLostError("the lead", "no beat"), ("--restarts",), 75, "HST-01: the lead was lost: no beat\n"),
         (ConfigError("refused", where="w", fix="f"), (), 2, "refused\n  where: w\n  fix:   f\n"),
         (BenchError("late", where="w", fix="f"), (), 1, "late\n  where: w\n"),
         (None, (), 9, ""),
     ],
 )
-def test_another_node_obeys_and_says_what_ended_it(
+def test_another_node_serves_the_lead_node_and_prints_why_it_ended(
     main: MAIN,
     run: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,7 +155,7 @@ def test_another_node_obeys_and_says_what_ended_it(
     error: BaseException | None,
     words: tuple[str, ...],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("RUNSTOP_TOKEN", "ours")
     calls: list[tuple[Any, ...]] = []
@@ -165,7 +165,7 @@ def test_another_node_obeys_and_says_what_ended_it(
         check()
         return "joined"
 
-    def obey(channel: object, number: int, folder: Path, *, check: Callable[[], None]) -> int:
+    def serve(channel: object, number: int, folder: Path, *, check: Callable[[], None]) -> int:
         calls.append((channel, number, folder))
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(CutShortError):
@@ -175,20 +175,20 @@ def test_another_node_obeys_and_says_what_ended_it(
         return 9
 
     monkeypatch.setattr(member, "join", join)
-    monkeypatch.setattr(member, "obey", obey)
-    monkeypatch.setattr(member, "by_streams", lambda number: f"streams of {number}")
+    monkeypatch.setattr(member, "serve", serve)
+    monkeypatch.setattr(member, "over_stdio", lambda number: f"streams of {number}")
     monkeypatch.chdir(run.parent)
     assert main("run", "--node", 2, "--lead", "rig0:65535", "--join-s", 3, *words) == code
     assert calls == [(("rig0", 65535), 2, "ours", 3.0), ("joined", 2, run)]
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
     assert main("run", "--node", 0, "--stdio", *words) == code and calls[2:] == [("streams of 0", 0, run)]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--node", "-1"], "'-1' is not 0, 1, 2, …"),
-        (["--node", "x"], "'x' is not 0, 1, 2"),
+        (["--node", "-1"], "'-1' is not a number from 0"),
+        (["--node", "x"], "'x' is not a number from 0"),
         (["--node", "0", "--lead", "rig0"], "'rig0' is not HOST:PORT"),
         (["--node", "0", "--lead", ":1"], "':1' is not HOST:PORT"),
         (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not HOST:PORT"),
@@ -197,13 +197,13 @@ def test_another_node_obeys_and_says_what_ended_it(
         ([], "required: --node"),
     ],
 )
-def test_words_that_name_no_node_or_lead_are_refused(
-    main: MAIN, run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_node_numbers_and_addresses_are_refused(
+    main: MAIN, run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(run, *words) == 2 and said in capsys.readouterr().err
+    assert main(run, *words) == 2 and message in capsys.readouterr().err
 
 
-def test_what_is_printed_is_counted_as_the_screen_does() -> None:
+def test_tee_writes_to_screen_and_file() -> None:
     screen, kept = io.StringIO(), io.StringIO()
     tee = leads.Tee(screen, kept)
     assert tee.write("four") == 4 and screen.getvalue() == kept.getvalue() == "four" and not tee.isatty()
@@ -221,51 +221,53 @@ def test_a_new_run_folder_gets_its_plan_from_a_file_and_an_old_one_keeps_its_own
     monkeypatch.setenv("DATA", "/of/models")
     before = os.umask(0)
     try:
-        with leads.opened(run, file) as found:
-            assert found == plan_kinds.load(run / run_files.PLAN)
-            filled = found.config.cluster.paths
+        with leads.opened(run, file) as opened:
+            assert opened == plan_kinds.load(run / run_files.PLAN)
+            filled = opened.config.cluster.paths
             assert (filled.data, filled.model, filled.logs) == ("/of/rows/x", "/of/models", "/logs")
             with (run / run_files.RUN_LOCK).open() as lock, pytest.raises(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(ConfigError, match="CFG-05: another process drives this run"):
+            with pytest.raises(ConfigError, match="CFG-05: another process is driving this run"):
                 leads.opened(run, None).__enter__()
     finally:
         os.umask(before)
     for folder in (run, run / run_files.RANK_LOGS):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     monkeypatch.setenv("DATA", "/elsewhere")
-    with leads.opened(run, file) as again, leads.output(run) as output:
-        assert again == found and output.name == str(run / run_files.RUNNER_OUTPUT)
-    with leads.opened(run, None) as again:
-        assert again == found
+    with leads.opened(run, file) as reopened, leads.output(run) as output:
+        assert reopened == opened and output.name == str(run / run_files.RUNNER_OUTPUT)
+    with leads.opened(run, None) as reopened:
+        assert reopened == opened
     run.chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write in this run folder"):
+    with pytest.raises(ConfigError, match="other users can write to this run folder"):
         leads.opened(run, None).__enter__()
 
 
 @pytest.mark.parametrize("value", [None, "", 'a"b', "a\\b", "a$b", "a`b", "a\x1f", "\n"])
-def test_a_variable_of_a_plan_that_is_not_set_or_hostile_is_refused(
+def test_unset_and_hostile_variables_of_a_plan_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     plan = planned()
     plan.config.cluster.paths.data = "$DATADIR"
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
-    with pytest.raises(ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: the environment\n  fix:   set it, with"):
+    with pytest.raises(
+        ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: environment variables\n  fix:   set DATADIR to"
+    ):
         leads.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")
     assert plan_kinds.loads(leads.filled_in(tmp_path / "plan.json")).config.cluster.paths.data == "a b'c"
 
 
-def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned()))
     with pytest.raises(BenchError, match=r"CFG-08: cannot write: .*\n  where: .*/file/run"):
         leads.opened(tmp_path / "file/run", tmp_path / "plan.json").__enter__()
 
 
-def test_why_a_process_must_end_is_kept(monkeypatch: pytest.MonkeyPatch, main: MAIN) -> None:
-    """Time that runs out is a reason of its own; whoever cancels the run is the last word."""
+def test_the_cause_of_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch, main: MAIN) -> None:
+    """The time limit is one cause; a cancellation replaces it."""
     now_s = [5.0]
     monkeypatch.setattr("bench.backends.nodes.interruption.time.monotonic", lambda: now_s[0])
     ending = Interruption(limit_s=6.0)

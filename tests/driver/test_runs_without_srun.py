@@ -1,4 +1,4 @@
-"""The runner of nodes without srun: two processes of it on this machine, each with a run folder of its own."""
+"""Runs without srun: two driver processes on this machine, each with a separate run folder."""
 
 import json
 import os
@@ -25,12 +25,12 @@ from helpers.ranks import free_port
 
 pytestmark = pytest.mark.starts
 TOKEN = "of this run"
-SHORT = (
+SHORT_RUN = (
     *("model.weights=random", "task.training.max_steps=12", "task.training.target_eval_loss=null"),
     *("task.benchmark=null", "recipe.eval_every_samples=96", "recipe.eval_skip=0", "recipe.log_every_steps=1"),
     *("data.eval_rows=16", "launch.health=false"),
 )
-LONG = (*SHORT, "task.training.max_steps=4000")
+LONG_RUN = (*SHORT_RUN, "task.training.max_steps=4000")
 Process = subprocess.Popen[str]
 
 
@@ -87,14 +87,14 @@ Nodes = Callable[..., Two]
 
 @pytest.fixture
 def nodes(tmp_path: Path, cache: Path) -> Iterator[Nodes]:
-    made: list[Two] = []
+    created: list[Two] = []
 
     def make(*overrides: str, base: Path | None = None) -> Two:
-        made.append(Two(tmp_path, base or cache, *overrides, has_base=base is not None))
-        return made[-1]
+        created.append(Two(tmp_path, base or cache, *overrides, has_base=base is not None))
+        return created[-1]
 
     yield make
-    for process in (process for two in made for process in two.processes):
+    for process in (process for two in created for process in two.processes):
         with process:
             process.kill()
 
@@ -108,12 +108,12 @@ def outputs(*processes: Process) -> list[str]:
 
 
 @pytest.mark.trains
-def test_two_nodes_train_judge_and_gather_what_only_one_of_them_wrote(nodes: Nodes) -> None:
-    two = nodes(*SHORT)
+def test_two_nodes_train_and_the_lead_node_gathers_all_files(nodes: Nodes) -> None:
+    two = nodes(*SHORT_RUN)
     lead, member = two.both()
-    said = outputs(lead, member)
-    assert (lead.returncode, member.returncode) == (0, 0), said
-    assert two.ledger[0]["outcome"] == "proven" and verify(two.lead).passed
+    printed = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (0, 0), printed
+    assert two.ledger[0]["outcome"] == "valid" and verify(two.lead).passed
     assert not (two.own / "ledger.json").exists() and not (two.own / "result_0.txt").exists()
     facts = [json.loads(path.read_text()) for path in sorted((two.lead / "facts").iterdir())]
     assert [(fact["rank"], fact["node"]) for fact in facts] == [(0, "rig0"), (1, "rig1")]
@@ -123,22 +123,22 @@ def test_two_nodes_train_judge_and_gather_what_only_one_of_them_wrote(nodes: Nod
 
 
 def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_one(nodes: Nodes) -> None:
-    two = nodes(*SHORT)
-    lead, stranger = two.start(0), two.start(1, token="of another run")
-    (refused,) = outputs(stranger)
-    assert stranger.returncode == 2 and "HST-03: the lead refuses node 1: its token is not that of this run" in refused
+    two = nodes(*SHORT_RUN)
+    lead, intruder = two.start(0), two.start(1, token="of another run")
+    (refused,) = outputs(intruder)
+    assert intruder.returncode == 2 and "HST-03: the lead refuses node 1: its token is not that of this run" in refused
     lead.send_signal(signal.SIGTERM)
-    (said,) = outputs(lead)
-    assert lead.returncode == 143 and "refused: 'rig1' does not know the token" in said
+    (printed,) = outputs(lead)
+    assert lead.returncode == 143 and "refused: 'rig1' does not know the token" in printed
     status = statuses.read(two.lead)
     assert status is not None and (status.outcome, status.rule) == (Ending.interrupted, "SLU-08")
 
 
 def test_a_node_that_never_joins_ends_the_run(nodes: Nodes) -> None:
-    two = nodes(*SHORT)
+    two = nodes(*SHORT_RUN)
     lead = two.start(0, "--join-s", "0.2")
-    (said,) = outputs(lead)
-    assert lead.returncode == 1 and "HST-02: node 1 has not joined within 0 s" in said
+    (printed,) = outputs(lead)
+    assert lead.returncode == 1 and "HST-02: node 1 has not joined within 0 s" in printed
     status = statuses.read(two.lead)
     assert status is not None and (status.outcome, status.rule) == (Ending.failed, "HST-02")
 
@@ -146,18 +146,16 @@ def test_a_node_that_never_joins_ends_the_run(nodes: Nodes) -> None:
 @pytest.mark.trains
 @pytest.mark.faults
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_node_that_is_gone_ends_all_ranks_and_the_run_goes_on_with_the_next_attempt(
-    nodes: Nodes, restarts: bool
-) -> None:
-    two = nodes(*LONG)
+def test_a_lost_node_ends_all_ranks_and_the_next_attempt_continues(nodes: Nodes, restarts: bool) -> None:
+    two = nodes(*LONG_RUN)
     lead, member = two.both(*(["--restarts"] if restarts else []))
     two.trains()
     ranks = two.ranks()
     assert len(ranks) >= 2 and not any("RUNSTOP_TOKEN" in rank.environ() for rank in ranks)
     member.kill()
     since_s = time.monotonic()
-    (said,) = outputs(lead)
-    assert "HST-01: node 1 (rig1) is gone: the connection has ended" in said, said
+    (printed,) = outputs(lead)
+    assert "HST-01: node 1 (rig1) was lost: the connection was closed" in printed, printed
     assert time.monotonic() - since_s < 60
     _, left = psutil.wait_procs(ranks, timeout=30)
     assert not left, "no rank outlives its node or its lead"
@@ -165,48 +163,50 @@ def test_a_node_that_is_gone_ends_all_ranks_and_the_run_goes_on_with_the_next_at
         assert (lead.returncode, statuses.read(two.lead)) == (75, None)
         assert two.ledger[0]["outcome"] == "running"
     else:
-        found = explain([two.lead])
-        assert lead.returncode == 1 and found.rule == "HST-01" and two.ledger[0]["outcome"] == "aborted"
+        cause = explain([two.lead])
+        assert lead.returncode == 1 and cause.rule == "HST-01" and two.ledger[0]["outcome"] == "aborted"
     shorten(two)
-    again_lead, again_member = two.both()
-    outputs(again_lead, again_member)
-    assert again_lead.returncode == 0
+    resumed_lead, resumed_member = two.both()
+    outputs(resumed_lead, resumed_member)
+    assert resumed_lead.returncode == 0
     first = two.ledger[0]["attempts"]
-    assert isinstance(first, list) and [attempt["outcome"] for attempt in first][1] == "proven"
+    assert isinstance(first, list) and [attempt["outcome"] for attempt in first][1] == "valid"
     assert "HST-01" in str(first[0]) or not restarts
 
 
 @pytest.mark.trains
 @pytest.mark.faults
-def test_a_run_that_is_told_to_end_says_so_and_keeps_what_it_has(nodes: Nodes) -> None:
-    two = nodes(*LONG)
+def test_a_cancelled_run_reports_it_and_keeps_its_log(nodes: Nodes) -> None:
+    two = nodes(*LONG_RUN)
     lead, member = two.both("--restarts")
     two.trains()
     ranks = two.ranks()
     lead.send_signal(signal.SIGTERM)
-    said = outputs(lead, member)
-    assert (lead.returncode, member.returncode) == (143, 143), said
+    printed = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (143, 143), printed
     _, left = psutil.wait_procs(ranks, timeout=30)
     status = statuses.read(two.lead)
     assert not left and status is not None
     assert (status.outcome, status.rule, status.exit_code) == (Ending.interrupted, "SLU-08", 143)
     last = reader.read(two.lead / "result_0.txt")[0][-2]
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
-    assert resume.runs.find(two.lead).word == "interrupted"
+    assert resume.runs.find(two.lead).state_name == "interrupted"
 
 
 @pytest.mark.trains
 @pytest.mark.slow
-def test_adapters_of_nodes_with_folders_of_their_own_come_together(nodes: Nodes, prepared: Path) -> None:
+def test_adapters_of_nodes_with_separate_folders_are_gathered(nodes: Nodes, prepared: Path) -> None:
     """Each pipeline rank has its layers' adapters; torch's own reader finds all of them in the lead's folder."""
     import torch
     from torch.distributed.checkpoint import FileSystemReader, load
 
     split = ("parallel={tp: 1, pp: 2, cp: 1, sp: false}", "task.training.max_steps=8", "recipe.eval_every_samples=64")
-    two = nodes(*(word for word in SHORT if not word.startswith("model.weights")), *split, base=prepared)
+    two = nodes(
+        *(override for override in SHORT_RUN if not override.startswith("model.weights")), *split, base=prepared
+    )
     lead, member = two.both()
-    said = outputs(lead, member)
-    assert lead.returncode == 0, said
+    printed = outputs(lead, member)
+    assert lead.returncode == 0, printed
     folder = two.lead / "adapters_0"
     assert {path.name[:4] for path in folder.glob("*.distcp")} == {"__0_", "__1_"}
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -220,14 +220,14 @@ def test_adapters_of_nodes_with_folders_of_their_own_come_together(nodes: Nodes,
 
 @pytest.mark.trains
 @pytest.mark.faults
-def test_a_rank_that_is_killed_ends_those_of_all_nodes(nodes: Nodes) -> None:
-    two = nodes(*LONG)
+def test_a_killed_rank_ends_the_ranks_of_all_nodes(nodes: Nodes) -> None:
+    two = nodes(*LONG_RUN)
     lead, member = two.both("--restarts")
     two.trains()
     ranks = two.ranks()
     next(rank for rank in ranks if rank.environ().get("RANK") == "1").kill()
-    said = outputs(lead, member)
-    assert (lead.returncode, member.returncode) == (1, 1), said
+    printed = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == (1, 1), printed
     _, left = psutil.wait_procs(ranks, timeout=30)
     status = statuses.read(two.lead)
     assert not left and status is not None and status.outcome is Ending.failed
@@ -236,18 +236,18 @@ def test_a_rank_that_is_killed_ends_those_of_all_nodes(nodes: Nodes) -> None:
 
 @pytest.mark.trains
 @pytest.mark.faults
-def test_a_start_whose_time_is_up_before_it_has_finished_anything_is_not_repeated(nodes: Nodes) -> None:
-    two = nodes(*LONG)
+def test_a_start_that_reaches_its_time_limit_without_progress_is_not_repeated(nodes: Nodes) -> None:
+    two = nodes(*LONG_RUN)
     lead, member = two.both("--restarts", "--limit-min", "0.7")
-    said = outputs(lead, member)
+    printed = outputs(lead, member)
     status = statuses.read(two.lead)
-    assert (lead.returncode, member.returncode) == (1, 1), said
+    assert (lead.returncode, member.returncode) == (1, 1), printed
     assert status is not None and (status.outcome, status.rule) == (Ending.failed, "SLU-07")
     assert "has finished nothing" in str(status.during)
 
 
 def shorten(two: Two) -> None:
-    """Let the trial that goes on end after a few steps."""
+    """Let the resumed trial end after a few steps."""
     plan = json.loads(text(two.lead / "plan.json"))
     plan["max_steps"] = plan["config"]["task"]["training"]["max_steps"] = 12
     plan["evaluation"]["at_steps"] = [12]

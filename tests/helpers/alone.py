@@ -21,7 +21,7 @@ LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "1
 
 @contextmanager
 def started(patch: pytest.MonkeyPatch, *argv: str | Path) -> Iterator[None]:
-    """Set what a launcher sets and the command line; signals stay as they are, and nobody looks for them.
+    """Set what a launcher sets and the command line; signals stay as they are, and are not checked.
 
     Logs that the program leaves open for the end of its process are closed behind the block, and so is its group.
     """

@@ -15,13 +15,13 @@ Row = Sequence[Any]
 def rows(plan: GenerationPlan, *, token_s: float = 0.01) -> list[list[Any]]:
     """Return the row of each answer, one after the other on each replica: so much time for each token."""
     free_s = [0.0] * plan.world.dp
-    found = []
-    for one in plan.asked:
+    answer_rows = []
+    for one in plan.requests:
         done_s = token_s * one.length
         row = [one.index, one.replica, one.prompt_tokens, one.length, free_s[one.replica], 2 * token_s, done_s]
-        found.append(row)
+        answer_rows.append(row)
         free_s[one.replica] += done_s
-    return found
+    return answer_rows
 
 
 def write(plan: GenerationPlan, path: Path, answers: Sequence[Row] | None, *, run_s: float, **about: Any) -> Path:
@@ -35,7 +35,9 @@ def write(plan: GenerationPlan, path: Path, answers: Sequence[Row] | None, *, ru
         log.event(mllog.CONFIG_FILENAME, f"task/{plan.config.task.name}.yaml")
         log.event("num_ranks", plan.world.num_ranks)
         log.event("accelerator", "made up")
-        log.event(mllog.ANSWERS_ASKED, [one.length for one in plan.asked], **generate.asked_about(plan) | about)
+        log.event(
+            mllog.ANSWERS_REQUESTED, [one.length for one in plan.requests], **generate.request_settings(plan) | about
+        )
         log.event(mllog.STRATEGY, "ddp", engine=plan.config.engine.name.name, cache="static", compile=True)
         log.stop(mllog.INIT_STOP)
         log.start(mllog.RUN_START)

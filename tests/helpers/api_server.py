@@ -1,4 +1,4 @@
-"""An API server of Kubernetes that answers from what it is given: it stands for `kubernetes.client.request`."""
+"""A stub of the Kubernetes API server that replaces `kubernetes.client.request` and returns prepared answers."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class ApiServer:
     """By method and path, as `GET /version`; errors are raised."""
     refused_rights: set[str] = field(default_factory=set)
     """As `create batch jobs`: verb, group and plural."""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     """Method, path and query of every request."""
     sent: list[Any] = field(default_factory=list)
     contexts: set[str | None] = field(default_factory=set)
@@ -28,23 +28,23 @@ class ApiServer:
     ) -> Any:
         self.contexts.add(context)
         words = "&".join(f"{name}={value}" for name, value in (query or {}).items())
-        self.asked.append(f"{method} {path}" + (f"?{words}" if words else ""))
+        self.requests.append(f"{method} {path}" + (f"?{words}" if words else ""))
         if path == REVIEWS:
             return self._reviewed(body)
         if body is not None:
             self.sent.append(body)
         name = body["metadata"]["name"] if method == "POST" else ""
-        found = self.answers.get(f"{method} {path} {name}".strip(), self.answers.get(f"{method} {path}"))
-        if isinstance(found, Exception):
-            raise found
-        if found is None and method == "GET":
+        answer = self.answers.get(f"{method} {path} {name}".strip(), self.answers.get(f"{method} {path}"))
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None and method == "GET":
             raise refusal(404, "NotFound", f"{path.rpartition('/')[2]} not found")
-        return json.loads(json.dumps(body or {} if found is None else found))
+        return json.loads(json.dumps(body or {} if answer is None else answer))
 
     def _reviewed(self, body: Any) -> Any:
-        asked = body["spec"]["resourceAttributes"]
-        right = f"{asked['verb']} {asked['group']} {asked['resource']}"
-        self.asked.append(f"{right} in {asked['namespace']}")
+        review = body["spec"]["resourceAttributes"]
+        right = f"{review['verb']} {review['group']} {review['resource']}"
+        self.requests.append(f"{right} in {review['namespace']}")
         assert (body["kind"], body["apiVersion"]) == ("SelfSubjectAccessReview", "authorization.k8s.io/v1")
         return {"status": {"allowed": right not in self.refused_rights}}
 

@@ -27,7 +27,7 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
 
     @wraps(compose)
     def composed(overrides: list[str]) -> Config:
-        if any("searchpath" in word for word in overrides):  # a folder of the test, which may change
+        if any("searchpath" in override for override in overrides):  # a folder of the test, which may change
             return compose(overrides)
         key = (os.getcwd(), *map(os.environ.get, PATHS), *overrides)
         if key not in configs:
@@ -42,8 +42,8 @@ def in_parts(of_choices: OfChoices) -> OfChoices:
 
     @cache
     def composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
-        place = tuple(word for word in choices if word.partition("=")[0] in PLACE)
-        work = tuple(word for word in choices if word not in place)
+        place = tuple(override for override in choices if override.partition("=")[0] in PLACE)
+        work = tuple(override for override in choices if override not in place)
         if not place or not work:
             return of_choices(choices, sources)
         config, there = (pickle.loads(of_choices(part, sources)) for part in (work, place))

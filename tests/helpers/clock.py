@@ -35,10 +35,10 @@ def move(path: Path, key: str, by_ms: int) -> None:
 
 
 def _moved(line: str, by_ms: int) -> str:
-    return re.sub(r'("(?:time|monotonic)_ms": )(-?\d+)', lambda found: f"{found[1]}{int(found[2]) + by_ms}", line)
+    return re.sub(r'("(?:time|monotonic)_ms": )(-?\d+)', lambda match: f"{match[1]}{int(match[2]) + by_ms}", line)
 
 
 def time_ms(path: Path, key: str) -> int:
     """Return the wall clock of the one record of a key."""
-    (found,) = re.findall(rf'"time_ms": (\d+), "event_type": "\w+", "key": "{key}"', path.read_text())
-    return int(found)
+    (match,) = re.findall(rf'"time_ms": (\d+), "event_type": "\w+", "key": "{key}"', path.read_text())
+    return int(match)

@@ -59,13 +59,13 @@ def variants() -> Iterator[Variant]:
         yield Variant(f"rows for {precision}", few_rows_kernels._rows_kernel, types, constants)
     pointers = ("qkv", "keys", "values", "out")
     types = {f"{name}_ptr": "*bf16" for name in pointers} | {"positions_ptr": "*i64", "done_ptr": "*i32"}
-    types |= {f"{name}_ptr": "*fp32" for name in ("angles", "outs", "lses")} | {"scale": "fp32", "room": "i32"}
+    types |= {f"{name}_ptr": "*fp32" for name in ("angles", "outs", "lses")} | {"scale": "fp32", "capacity": "i32"}
     for repeats, parts in ((1, 8), (8, 1)):
         constants = {"PARTS": parts, "ROWS": 16, "HALF": 64, "REPEATS": repeats, "KEYS": 64, "OVERLAPPED": True}
         yield Variant(f"attend {repeats} x {parts}", attention_kernels._attend, types, constants)
     types = {f"{name}_ptr": "*i64" for name in ("tokens", "positions", "rows", "seeds")} | {"done_ptr": "*i32"}
     types |= {"logits_ptr": "*fp32", "best_ptr": "*fp32", "best_token_ptr": "*i32"}
-    types |= {"vocab_size": "i32", "room": "i32", "temperature": "fp32"}
+    types |= {"vocab_size": "i32", "capacity": "i32", "temperature": "fp32"}
     for is_drawn in (False, True):
         constants = {"TOKENS": 2048, "SIZE": 16, "IS_DRAWN": is_drawn}
         yield Variant(f"append {is_drawn}", sampling_kernels._append, types, constants)
@@ -82,13 +82,13 @@ def compiled(one: Variant) -> str:
         elif kind.startswith("*"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(one.kernel, signature, constants, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=one.options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=one.options)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
+        file.write(compiled.asm["ptx"])
         file.flush()
         command = [PTXAS, "-v", "--gpu-name", "sm_90a", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return f"{one.name}: {', '.join(re.findall(r'[0-9]+ (?:registers|bytes spill stores)', said))}"
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return f"{one.name}: {', '.join(re.findall(r'[0-9]+ (?:registers|bytes spill stores)', report))}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from jobs.tasks.train import Loop, train
 
 
 def main() -> None:
-    is_exact, folders = sys.argv[1] == "--exact", [Path(word) for word in sys.argv[1:] if word != "--exact"]
+    is_exact, folders = sys.argv[1] == "--exact", [Path(argument) for argument in sys.argv[1:] if argument != "--exact"]
     by_folder = {folder: plan_kinds.load(folder / "plan.json") for folder in folders}
     who = from_environment()
     start_ranks(next(iter(by_folder.values())), who)

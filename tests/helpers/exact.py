@@ -19,7 +19,7 @@ from jobs.tasks.train import Loop, train
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.frozen.torch_ops import TorchOps
-    from jobs.engines.megatron.model import Parts
+    from jobs.engines.megatron.model import ModelAndOptimizer
 from bench.contract import plan_kinds
 
 STEP = 3e-3
@@ -52,14 +52,14 @@ def exact_ops(plan: plans.Plan) -> "TorchOps":
     return TorchOps(torch.float32 if is_fp8 else None, torch.float32, is_nf4)
 
 
-def slopes(engine: "Parts") -> None:
+def slopes(engine: "ModelAndOptimizer") -> None:
     """Print, for A and B of each linear, the slope of the loss by its gradient and by two losses along the gradient."""
     import torch
 
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import loop
 
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     weights = {name: p for name, p in chunk.named_parameters() if p.requires_grad}
     torch.manual_seed(0)
     for weight in weights.values():

@@ -57,7 +57,7 @@ def _listen() -> None:
 
 @contextmanager
 def failing(root: Path, at: int) -> Iterator[FailingDisk]:
-    """Let operation number `at` below a folder fail; fsync counts too, wherever the file lies."""
+    """Let operation number `at` below a folder fail; fsync counts in every folder."""
     disk, real = FailingDisk(root.absolute(), at), os.fsync
     _listen()
 
@@ -76,10 +76,10 @@ def failing(root: Path, at: int) -> Iterator[FailingDisk]:
 def contents(root: Path) -> dict[str, tuple[str, bytes]]:
     """Return each path below a folder, its mode, and its bytes or its target; files that only serve as locks are left
     out."""
-    found = {}
+    operations = {}
     for path in sorted(root.rglob("*")):
         mode = stat.filemode(path.lstat().st_mode)
         content = bytes(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
         if not path.name.endswith(".lock"):
-            found[str(path.relative_to(root))] = (mode, content)
-    return found
+            operations[str(path.relative_to(root))] = (mode, content)
+    return operations

@@ -1,6 +1,6 @@
 """Answers of our generator, once per rank of TP: `python -m tests.helpers.generated FOLDER`.
 
-It reads the model and the runs from FOLDER/asked.json, and rank 0 writes FOLDER/answers.json.
+It reads the model and the runs from FOLDER/requests.json, and rank 0 writes FOLDER/answers.json.
 """
 
 import json
@@ -18,19 +18,21 @@ from tests.helpers import tiny_llama
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    asked = json.loads((folder / "asked.json").read_text())
+    content = json.loads((folder / "requests.json").read_text())
     torch.distributed.init_process_group("gloo")
     from jobs.engines.megatron.generation.generator import MegatronGenerator
     from jobs.engines.megatron.generation.ranks import Ranks
 
-    model, answers = codec.typed(Model, asked["model"]), []
+    model, answers = codec.typed(Model, content["model"]), []
     ranks = Ranks(torch.distributed.group.WORLD)
-    for precision, temperature, requests in asked["runs"]:
-        options = tiny_llama.Asked(WeightPrecision[precision], sampling=Sampling(temperature=temperature, top_k=50))
-        made = MegatronGenerator(tiny_llama.plan(model, options), 0, ranks=ranks, device=torch.device("cpu"))
-        made.load(folder / "hf")
+    for precision, temperature, requests in content["runs"]:
+        options = tiny_llama.GenerationOptions(
+            WeightPrecision[precision], sampling=Sampling(temperature=temperature, top_k=50)
+        )
+        generator = MegatronGenerator(tiny_llama.plan(model, options), 0, ranks=ranks, device=torch.device("cpu"))
+        generator.load(folder / "hf")
         batch = [Request(tuple(one["prompt"]), one["length"]) for one in requests]
-        answers.append([answer.tokens for answer in made.generate(batch, seed=3)])
+        answers.append([answer.tokens for answer in generator.generate(batch, seed=3)])
     if ranks.rank == 0:
         (folder / "answers.json").write_text(json.dumps(answers))
     torch.distributed.destroy_process_group()

@@ -37,7 +37,7 @@ def tiny(folder: Path, trains: str, *overrides: str) -> Plan:
 def group(rank: int = 0, num_ranks: int = 1) -> Iterator[None]:
     """A process group of this process: alone with gloo, or one of several ranks, whose collectives then do nothing.
 
-    What DTensor remembers of an operation holds for one rank, and a mesh does not tell ranks apart.
+    What DTensor remembers of an operation holds for one rank, and a mesh cannot distinguish ranks.
     """
     if num_ranks == 1:
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -67,7 +67,7 @@ def weights(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in whole.items()}
 
 
-def theirs(plan: Plan, of: dict[str, Tensor]) -> "LlamaForCausalLM":
+def theirs(plan: Plan, state: dict[str, Tensor]) -> "LlamaForCausalLM":
     """Return a Llama that transformers makes, with these weights."""
     from transformers import LlamaForCausalLM
 
@@ -75,9 +75,9 @@ def theirs(plan: Plan, of: dict[str, Tensor]) -> "LlamaForCausalLM":
 
     m = plan.config.model
     positions: dict[str, Any] = {"max_position_embeddings": m.max_seq_length, "rope_theta": float(m.rope_base)}
-    made = LlamaForCausalLM(llama_config(m, **positions))
-    made.load_state_dict(of)
-    return made
+    model = LlamaForCausalLM(llama_config(m, **positions))
+    model.load_state_dict(state)
+    return model
 
 
 def row_loss(model: torch.nn.Module, rows: Rows, index: int) -> Tensor:

@@ -24,7 +24,7 @@ from bench.contract import plan_kinds
 
 
 def main() -> None:
-    folders = [Path(word) for word in sys.argv[1:]]
+    folders = [Path(argument) for argument in sys.argv[1:]]
     num_ranks = plan_kinds.load(folders[0] / "plan.json").world.num_ranks
     os.environ |= {"DS_ACCELERATOR": "cpu", "WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(free_port())}
     with warnings.catch_warnings(action="ignore"):
@@ -65,7 +65,7 @@ def train_all(folders: list[Path]) -> None:
 
 
 def learn(plan: Plan, folder: Path, rank: int) -> None:
-    """Train from the plan's base, or go on from a checkpoint, and save adapters if there are any."""
+    """Train from the plan's base, or resume from a checkpoint, and save adapters if there are any."""
     import torch
 
     from jobs.data import rows as rows_of

@@ -16,7 +16,7 @@ from helpers import ranks
 from helpers.paths import ROOT
 
 STEPS = 10
-SHORT = (
+SHORT_RUN = (
     *("cluster.ranks_per_node=2", "precision=fp32", "task.training.target_eval_loss=null", "model.num_layers=2"),
     *(f"task.training.max_steps={STEPS}", "recipe.global_batch_size=8", "recipe.micro_batch_size=2"),
     *("recipe.lr=0.004", "recipe.lr_warmup_steps=4", "recipe.weight_decay=0.3", "recipe.clip_grad=0.5"),
@@ -41,12 +41,12 @@ def needed() -> None:
 
 def composed(folder: Path, *overrides: str, huggingface: bool = True) -> Plan:
     """Return a plan of Hugging Face, or of our engine."""
-    return ranks.compose(folder, *SHORT, *(("engine=huggingface",) if huggingface else ()), *overrides)
+    return ranks.compose(folder, *SHORT_RUN, *(("engine=huggingface",) if huggingface else ()), *overrides)
 
 
 def made_by_megatron(folder: Path) -> None:
     """Make rows and a base with our engine, and its runs, megatron_all and megatron_lora with its adapters_0."""
-    first = ranks.compose(folder, *SHORT, "cluster.ranks_per_node=1")
+    first = ranks.compose(folder, *SHORT_RUN, "cluster.ranks_per_node=1")
     ranks.run(first, ranks.write(first, folder / "prepare"), "jobs.tasks.prepare", "plan.json")
     plans = {trains: composed(folder, *overrides, huggingface=False) for trains, overrides in TRAINS.items()}
     for trains, plan in plans.items():

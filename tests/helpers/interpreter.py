@@ -40,10 +40,10 @@ def _with_memory(numpy_type_of: Any) -> Any:
     """Return `numpy_type_of` with a memory of scalar types, since a block has the NumPy type of its elements."""
     known: dict[str, Any] = {}
 
-    def of_type(of: Any) -> Any:
-        if of.scalar.name not in known:
-            known[of.scalar.name] = numpy_type_of(of)
-        return known[of.scalar.name]
+    def of_type(triton_type: Any) -> Any:
+        if triton_type.scalar.name not in known:
+            known[triton_type.scalar.name] = numpy_type_of(triton_type)
+        return known[triton_type.scalar.name]
 
     return of_type
 

@@ -25,7 +25,7 @@ def main() -> None:
     from jobs.engines.megatron import model
 
     for plan in all_plans:
-        print("kept", kept(plan, model.build(plan, 1).bare_chunks()[0].train()))
+        print("kept", kept(plan, model.build(plan, 1).unwrapped_chunks()[0].train()))
     end_ranks()
 
 

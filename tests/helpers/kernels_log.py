@@ -28,7 +28,7 @@ def write(
         log.event(mllog.CONFIG_FILENAME, f"task/{plan.config.task.name}.yaml")
         names, kernels = [point.name for point in plan.points], plan.config.task.kernels
         assert kernels is not None
-        log.event(mllog.KERNELS_ASKED, names, tolerance=kernels.tolerance)
+        log.event(mllog.KERNELS_REQUESTED, names, tolerance=kernels.tolerance)
         log.stop(mllog.INIT_STOP)
         log.start(mllog.RUN_START)
         for point in plan.points:
@@ -38,6 +38,6 @@ def write(
                 log.event(mllog.KERNEL_FAILED, name, reason="rank 0: no such kernel")
             elif name not in without:
                 times = {"median_us": time, "p10_us": 0.9 * time, "p90_us": 1.1 * time}
-                log.event(mllog.KERNEL_MEASURED, name, **about, **times, n=50, rank=0, ran="made up")
+                log.event(mllog.KERNEL_MEASURED, name, **about, **times, n=50, rank=0, implementation="made up")
         log.finish(status)
     return path

@@ -1,6 +1,6 @@
 """Logits of the engine for a test, once per rank: `python -m tests.helpers.logits NAME.json …`.
 
-It writes NAME.pt beside each plan. The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits
+It writes NAME.pt next to each plan. The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits
 with adapters_0, which are drawn and saved if they are not there. Of plans in FP8 or NF4 there are NAME_RANK.pt instead,
 each rank's base as it was loaded, and NAME.refused, why LoRA in BF16 could not load it.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from bench.contract import plan_kinds
-from bench.contract.checkpoint import Stored, wanted
+from bench.contract.checkpoint import Stored, preferred
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
 from bench.errors import ConfigError
@@ -40,7 +40,7 @@ def main() -> None:
         base, adapters = Path(str(plan.base_dir)), path.parent / "adapters_0"
         engine = model.build(plan, seed)
         checkpoint.load(engine, base, adapters=False)
-        if wanted(plan.config) is not Stored.plain:
+        if preferred(plan.config) is not Stored.plain:
             write_quantized(engine, path.with_name(f"{path.stem}_{who.rank}.pt"))
             write_refusal(engine, base, path.with_suffix(".refused"))
             continue
@@ -58,7 +58,7 @@ def write_quantized(engine, path: Path) -> None:
     """Save each linear's quantised values and scales, and all other weights of the base, by name."""
     from jobs.engines.megatron.lora import is_adapter
 
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     tensors = {name: weight.detach() for name, weight in chunk.named_parameters() if not is_adapter(name)}
     scales = {
         f"{name}.scale": part.weight_scale for name, part in chunk.named_modules() if hasattr(part, "weight_scale")
@@ -82,7 +82,7 @@ def draw(engine) -> None:
     from megatron.core import parallel_state
 
     torch.manual_seed(3)
-    for parameter_name, parameter in engine.bare_chunks()[0].named_parameters():
+    for parameter_name, parameter in engine.unwrapped_chunks()[0].named_parameters():
         if parameter_name.endswith("lora_b"):
             own = parallel_state.get_tensor_model_parallel_rank() if parameter.tensor_model_parallel else 0
             parameter.data.copy_(torch.randn(parameter.shape) * (own + 1) / 10)

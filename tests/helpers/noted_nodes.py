@@ -1,4 +1,4 @@
-"""Nodes of a run whose ranks do at once what a test says, and of which the test knows what they were told."""
+"""Stub nodes of a run: ranks end at once as the test defines, and all calls are recorded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ class Noted:
     codes: dict[str, dict[int, int]] = field(default_factory=dict)
     """Exit codes so far; without any, all ranks have ended well."""
     started: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    """The paths of which it was asked whether other nodes have them."""
+    required: list[str] = field(default_factory=list)
+    """The paths that other nodes must have."""
     num_stopped: int = 0
     members: tuple[()] = ()
     lost: NodeLostError | None = None
@@ -37,8 +37,8 @@ class Noted:
     def stop(self) -> None:
         self.num_stopped += 1
 
-    def ask(self, question: str, *, check: Act, paths: list[str]) -> list[list[str]]:
-        self.asked += paths
+    def query(self, question: str, *, check: Act, paths: list[str]) -> list[list[str]]:
+        self.required += paths
         return []
 
     def drop_caches(self, words: list[str], *, check: Act) -> list[str]:

@@ -23,9 +23,9 @@ FOLDERS = {"DATADIR": "cache", "MODEL": "cache", "LOGDIR": "runs"}
 for name in ("tests", *(f"tests/backends/{name}" for name in ("slurm", "kubernetes", "ray"))):
     sys.path.append(str(ROOT / name))
 
-import booted as slurm  # noqa: E402
 import cluster as ray  # noqa: E402
 import kube_cluster as kubernetes  # noqa: E402
+import slurm_cluster as slurm  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ def missing() -> list[str]:
     """Return what this machine lacks, as a reader can get it."""
     if os.geteuid() != 0:
         return ["root: it boots the nodes"]
-    found = [] if shutil.which("apt-get") or shutil.which("slurmctld") else ["Slurm: Debian's packages"]
+    missing_programs = [] if shutil.which("apt-get") or shutil.which("slurmctld") else ["Slurm: Debian's packages"]
     if not (kubernetes.PROGRAMS / "kubelet").exists():
-        found.append("Kubernetes: sudo -E tests/backends/kubernetes/build.sh builds it, once")
-    found += [] if (ray.BIN / "ray").exists() else ["Ray: pip install 'runstop[ray]'"]
+        missing_programs.append("Kubernetes: sudo -E tests/backends/kubernetes/build.sh builds it, once")
+    missing_programs += [] if (ray.BIN / "ray").exists() else ["Ray: pip install 'runstop[ray]'"]
     if not any(user.pw_uid == kubernetes.USER for user in pwd.getpwall()):
-        return [*found, f"a user with the id {kubernetes.USER}: useradd --uid {kubernetes.USER} somebody"]
+        return [*missing_programs, f"a user with the id {kubernetes.USER}: useradd --uid {kubernetes.USER} somebody"]
     ids = [f"--reuid={kubernetes.USER}", f"--regid={kubernetes.USER}", "--clear-groups"]
     starts = subprocess.run(
         ["setpriv", *ids, sys.executable, "-c", "import bench, torch"], cwd=ROOT, capture_output=True, check=False
     )
     reads = f"a Python and a checkout that the user {kubernetes.USER} may read: {sys.executable}, {ROOT}"
-    return found if starts.returncode == 0 else [*found, reads]
+    return missing_programs if starts.returncode == 0 else [*missing_programs, reads]
 
 
 @contextmanager

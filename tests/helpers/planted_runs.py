@@ -1,4 +1,4 @@
-"""Run folders with proven trials of planted speeds, as a finished run leaves them."""
+"""Run folders with valid trials of planted speeds, as a finished run leaves them."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ _SILENT = dict.fromkeys(("submission_benchmark", "target_accuracy", "cache_clear
 
 
 def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = None, **changes: Any) -> Path:
-    """Write a run with one proven trial of each speed, one after the other by this clock; return its folder.
+    """Write a run with one valid trial of each speed, one after the other by this clock; return its folder.
 
-    `gpu_telemetry` is what the GPUs did meanwhile, which stands behind run_stop.
+    `gpu_telemetry` is the GPU telemetry, which is logged after run_stop.
     """
     folder.mkdir(parents=True)
     if plan is not None:
@@ -30,11 +30,11 @@ def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = Non
 
 
 def prove(folder: Path, num_trials: int = 1) -> Path:
-    """Write the ledger of a folder whose logs are there, which calls each trial proven; return the folder."""
+    """Write the ledger of a folder whose logs are there, which calls each trial valid; return the folder."""
     entries = [ledger.Entry(trial=k, seed=k, outcome=Outcome.running) for k in range(num_trials)]
     ledger._write(folder, entries)
     for number in range(num_trials):
-        ledger.end(folder, number, Outcome.proven, **trial.content(folder / f"result_{number}.txt"))
+        ledger.end(folder, number, Outcome.valid, **trial.content(folder / f"result_{number}.txt"))
     return folder
 
 

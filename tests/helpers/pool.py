@@ -1,7 +1,7 @@
 """Ranks without their imports: one process loads torch and megatron-core once, and forks every rank of every command.
 
 A rank's own start takes 4 to 6 s of CPU time, nearly all of it for imports. A forked rank is a process of its own all
-the same: its groups, generators and exit code are nobody else's. What only a real start shows (the interpreter's own
+the same: its groups, generators and exit code are its own. What only a real start shows (the interpreter's own
 start and end, the environment that libraries read when they are loaded) the tests of `bench.launch` and Slurm show.
 """
 
@@ -43,7 +43,7 @@ def run(
 
 @dataclass(frozen=True)
 class Pool:
-    """The process that forks; it ends when nobody can ask it any more."""
+    """The process that forks; it ends when the parent process has ended."""
 
     process: "subprocess.Popen[str]"
 

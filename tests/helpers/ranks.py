@@ -13,20 +13,20 @@ from bench.contract import mllog, plan_kinds
 from bench.contract.plan import Plan
 from bench.mlperf import reader
 from bench.planning import compose as composing
-from helpers import pool
+from helpers import environment, pool
 from helpers.paths import ROOT
 
 TINY_BASE_STEPS = 4
 EVAL_ROWS = 21
 """Two whole batches of eight and a part of one; the task itself has 173."""
-DEVICE = os.environ.get("BENCH_TEST_DEVICE", "cpu")
+DEVICE = environment.variable("TEST_DEVICE", "cpu")
 """cuda runs the same tests over NCCL, on a machine with as many GPUs as ranks."""
 SGD_RATE, SGD_EPS = 0.1, 1e8
 SGD = (
     *("recipe.adam_beta1=0", f"recipe.adam_eps={SGD_EPS:g}", f"recipe.lr={SGD_RATE * SGD_EPS:g}"),
     *("recipe.weight_decay=0", "recipe.clip_grad=1e9"),
 )
-"""AdamW that is SGD with this rate: without a first moment, and with an eps beside which FP32 drops the second one."""
+"""AdamW that is SGD with this rate: without a first moment, and with an eps so large that FP32 drops the second one."""
 
 
 def have(num_ranks: int) -> bool:
@@ -40,24 +40,24 @@ def have(num_ranks: int) -> bool:
 def compose(tmp: Path, *overrides: str) -> Plan:
     """Return the plan of lora_tiny with few evaluation rows and a base trained for a few steps, cached below `tmp`."""
     paths = [f"cluster.paths.{name}={tmp}/cache" for name in ("data", "model", "logs")]
-    made = composing.compose([f"cluster.device={DEVICE}", *paths, f"data.eval_rows={EVAL_ROWS}", *overrides])
-    if made.base is not None:
-        made = dataclasses.replace(made, base=dataclasses.replace(made.base, max_steps=TINY_BASE_STEPS))
-        made.base.evaluation.at_steps.clear()
-    return made
+    plan = composing.compose([f"cluster.device={DEVICE}", *paths, f"data.eval_rows={EVAL_ROWS}", *overrides])
+    if plan.base is not None:
+        plan = dataclasses.replace(plan, base=dataclasses.replace(plan.base, max_steps=TINY_BASE_STEPS))
+        plan.base.evaluation.at_steps.clear()
+    return plan
 
 
-def write(made: Plan, folder: Path) -> Path:
+def write(plan: Plan, folder: Path) -> Path:
     """Write the plan into a new run folder."""
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(plan_kinds.dumps(made))
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     return folder
 
 
-def ended(made: Plan, folder: Path, *command: str) -> list[tuple[int, str]]:
+def ended(plan: Plan, folder: Path, *command: str) -> list[tuple[int, str]]:
     """Run `python -m COMMAND` in the folder, once per rank of the plan; return exit codes and what was printed."""
-    size = made.world.num_ranks
-    shared = os.environ | made.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(free_port())}
+    size = plan.world.num_ranks
+    shared = os.environ | plan.environment | {"WORLD_SIZE": str(size), "MASTER_PORT": str(free_port())}
     return ended_in(folder, command, [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)])
 
 
@@ -95,9 +95,9 @@ def finish(processes: list["subprocess.Popen[str]"], *, timeout_s: float = 900) 
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-def run(made: Plan, folder: Path, *command: str) -> None:
+def run(plan: Plan, folder: Path, *command: str) -> None:
     """Run a command on every rank and expect success."""
-    for code, output in ended(made, folder, *command):
+    for code, output in ended(plan, folder, *command):
         assert code == 0, output
 
 

@@ -12,22 +12,22 @@ WORDS = 128
 
 
 def planned(*words: str) -> ServingPlan:
-    made = compose.compose(["task=serve_tiny", *words])
-    assert isinstance(made, ServingPlan)
-    return made
+    plan = compose.compose(["task=serve_tiny", *words])
+    assert isinstance(plan, ServingPlan)
+    return plan
 
 
 def with_stub(folder: Path, fault: str, *words: str) -> ServingPlan:
-    """Return the plan of a burst of 24 requests to the stub; {model} stands in its argv, since every argv has it."""
+    """Return the plan of a burst of 24 requests to the stub; its argv has {model}, as every argv does."""
     model = tokenizer(folder / "model")
     argv = f"[{','.join(repr(word) for word in [*STUB.split(','), fault, '{model}'])}]"
     return planned(
         *("cluster.ranks_per_node=1", "model.weights=checkpoint", f"cluster.paths.model={model}"),
         *(f"task.serving.server.argv={argv}", "task.serving.server.removes_eos=false"),
-        "task.serving.server.bunches_chunks=false",
+        "task.serving.server.batches_tokens=false",
         *("task.serving.arrivals=[burst]", "task.serving.rates=[]", "task.serving.requests=24"),
         *("task.serving.tokens_in=16", "task.serving.tokens_out=8", "task.serving.warm_up=8"),
-        *("task.serving.server.healthy_within_s=60", f"+task.serving.server.environment.PYTHONPATH={ROOT}/tests"),
+        *("task.serving.server.startup_timeout_s=60", f"+task.serving.server.environment.PYTHONPATH={ROOT}/tests"),
         *("task.serving.max_client_delay=1", *words),
     )
 
@@ -43,8 +43,8 @@ def tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir(parents=True)
-    made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(WORDS)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return folder

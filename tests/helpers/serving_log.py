@@ -34,7 +34,7 @@ def write(
         log.event(mllog.CONFIG_FILENAME, f"task/{plan.config.task.name}.yaml")
         names = [load.name for load in plan.loads]
         bound = serving.max_client_delay
-        log.event(mllog.LOADS_ASKED, names, limits=codec.plain(serving.limits), max_client_delay=bound)
+        log.event(mllog.LOADS_REQUESTED, names, limits=codec.plain(serving.limits), max_client_delay=bound)
         about = {"model": "tiny", "weights": "random", "precision": "fp32", "tp": 1, "healthy_s": 9.5}
         log.event(mllog.SERVER, server, **about | dict(started or {}))
         log.stop(mllog.INIT_STOP)

@@ -12,10 +12,10 @@ _generate = HuggingFaceGenerator.generate
 
 
 def shortened(self: HuggingFaceGenerator, requests: Sequence[Request], *, seed: int) -> list[Answer]:
-    found = _generate(self, requests, seed=seed)
+    answers = _generate(self, requests, seed=seed)
     if from_environment().rank == 1:
-        found[0] = replace(found[0], tokens=found[0].tokens[:-1])
-    return found
+        answers[0] = replace(answers[0], tokens=answers[0].tokens[:-1])
+    return answers
 
 
 if __name__ == "__main__":

@@ -25,5 +25,5 @@ WORDS = (
 
 def values(log: Path, key: str, after: int = 0) -> list[tuple[int, Any]]:
     """Return (step, value) of the records of a key after a step."""
-    found = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
-    return [(step, value) for step, value in found if step > after]
+    values = ((event.metadata.get("step", 0), event.value) for event in reader.read(log)[0] if event.key == key)
+    return [(step, value) for step, value in values if step > after]

@@ -1,4 +1,4 @@
-"""Run a job's script as Slurm would, in a folder where Slurm's commands only write down how they were called."""
+"""Run a job's script as Slurm would, with stubs of Slurm's commands that record their calls."""
 
 import shlex
 import subprocess
@@ -14,20 +14,20 @@ SITE = {"DATADIR": "data", "MODEL": "model", "LOGDIR": "logs", "CONT": "a.sqsh"}
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a script did in a folder with nothing but stubs of Slurm's commands."""
+class ScriptRun:
+    """The exit code, output and recorded calls of a script."""
 
     code: int
-    said: str
+    output: str
     calls: list[tuple[list[str], dict[str, str]]]
-    """Words and environment of each command that was started."""
+    """Arguments and environment of each command that was started."""
     root: Path
 
     def sruns(self) -> list[list[str]]:
         return [argv for argv, _ in self.calls if argv[0] == "srun"]
 
 
-def ran(text: str, root: Path, *words: object, **more: str) -> Ran:
+def run_script(text: str, root: Path, *words: object, **more: str) -> ScriptRun:
     """Run a script as Slurm would."""
     (root / "bin").mkdir(exist_ok=True)
     for name in STUBS:
@@ -43,7 +43,9 @@ def ran(text: str, root: Path, *words: object, **more: str) -> Ran:
     argv = ["bash", str(root / "slurm_script"), *map(str, words)]
     done = subprocess.run(argv, cwd=root / "cwd", env=env, capture_output=True, text=True, errors="replace", timeout=60)
     raw = record.read_bytes().decode() if record.exists() else ""
-    return Ran(done.returncode, done.stdout + done.stderr, [_call(one) for one in raw.split("::CALL\0")[1:]], root)
+    return ScriptRun(
+        done.returncode, done.stdout + done.stderr, [_call(one) for one in raw.split("::CALL\0")[1:]], root
+    )
 
 
 def _call(raw: str) -> tuple[list[str], dict[str, str]]:
@@ -52,14 +54,14 @@ def _call(raw: str) -> tuple[list[str], dict[str, str]]:
 
 
 def options(text: str) -> dict[str, str]:
-    """Return what sbatch reads of a script: #SBATCH lines until the first line that is no comment."""
-    found: dict[str, str] = {}
+    """Return the options that sbatch reads: #SBATCH lines until the first line that is not a comment."""
+    parsed: dict[str, str] = {}
     for line in text.split("\n"):
         if not line.startswith("#"):
-            return found
+            return parsed
         if line.startswith("#SBATCH"):
-            (word,) = shlex.split(line.removeprefix("#SBATCH"))
-            name, _, value = word.removeprefix("--").partition("=")
-            assert name not in found
-            found[name] = value
-    return found
+            (option,) = shlex.split(line.removeprefix("#SBATCH"))
+            name, _, value = option.removeprefix("--").partition("=")
+            assert name not in parsed
+            parsed[name] = value
+    return parsed

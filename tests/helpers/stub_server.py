@@ -16,7 +16,7 @@ from typing import Any
 
 served = 0
 bodies = list[dict[str, Any]]()
-"""What it was asked for, in the order of arrival."""
+"""The requests, in order of arrival."""
 
 
 def event(text: str | None, usage: dict[str, int] | None = None) -> bytes:
@@ -44,8 +44,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
         writer.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops")
         return
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-    asked = body["max_tokens"]
-    tokens = asked - 1 if fault == "short" and this > 8 else asked
+    num_requested = body["max_tokens"]
+    tokens = num_requested - 1 if fault == "short" and this > 8 else num_requested
     shown = tokens // 4 if fault == "liar" and this > 8 else tokens
     if fault == "hangs" and this > 8 and this % 5 == 0:
         await asyncio.sleep(3600)
@@ -57,8 +57,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
             await asyncio.sleep(0.2 if fault == "slow" and number == 0 else 0.01)
         writer.write(event(f" w{number}"))
         await writer.drain()
-    said = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
-    writer.write(event(None, {"prompt_tokens": said, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
+    num_prompt_tokens = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
+    writer.write(event(None, {"prompt_tokens": num_prompt_tokens, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
 
 
 async def listening(port: int, fault: str) -> asyncio.Server:

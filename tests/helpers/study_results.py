@@ -20,7 +20,7 @@ _BF16, _FP8 = (17_310.0, 17_342.0, 17_298.0, 17_355.0), (23_401.0, 23_466.0, 23_
 
 
 def measured(arm: str, values: tuple[float, ...], mean: float, deviation: float) -> Cell:
-    """Return a cell of proven runs; mean and deviation are worked out by hand."""
+    """Return a cell of valid runs; mean and deviation are worked out by hand."""
     runs = tuple(f"{arm}.{block}" for block in range(1, len(values) + 1))
     return Cell(mark=Mark.measured, value=mean, deviation=deviation, values=values, runs=runs)
 
@@ -32,7 +32,9 @@ def precisions(folder: Path, **changes: object) -> StudyResult:
         _row("fp8", {"precision": "FP8"}, measured("fp8", _FP8, 23_420.0, 37.6918)),
         _row("fp32", {"precision": "FP32"}, _calculated()),
         _row("int8", {"precision": "INT8"}, Cell(mark=Mark.not_advisable, reason="training in INT8 does not converge")),
-        _row("peer", {"precision": "BF16"}, Cell(mark=Mark.no_result, reason="engine huggingface is not there")),
+        _row(
+            "transformers", {"precision": "BF16"}, Cell(mark=Mark.no_result, reason="engine huggingface does not exist")
+        ),
     )
     values: dict[str, object] = {
         "name": "precisions",
@@ -46,12 +48,16 @@ def precisions(folder: Path, **changes: object) -> StudyResult:
         "differences": (
             _difference(),
             Difference(
-                first="bf16", second="peer", measurement="step_time", comparison=None, reason="peer has no result"
+                first="bf16",
+                second="transformers",
+                measurement="step_time",
+                comparison=None,
+                reason="transformers has no result",
             ),
         ),
         "publications": (PAPER,),
         "cluster": "h200",
-        "command": "python -m bench study precisions cluster=h200",
+        "command": "runstop study precisions cluster=h200",
         "commit": "0123abcd",
         "date": "2026-11-22",
         "hardware": HARDWARE,

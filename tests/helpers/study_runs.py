@@ -1,4 +1,4 @@
-"""Run folders of a study as proven runs leave them, with step times that a test chooses."""
+"""Run folders of a study as valid runs leave them, with step times that a test chooses."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ SETTINGS: dict[str, Any] = ONCE | {
 }
 
 
-def proven(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
-    """Write a run that has ended proven, with one record that lists all of its steps."""
+def valid_run(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
+    """Write a run that has ended valid, with one record that lists all of its steps."""
     folder.mkdir(parents=True)
     prove(folder, step_times_s, **changes)
 
 
 def prove(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
-    """Write into a run's folder what it leaves there when it has ended proven."""
-    now = mllog.clocks_ms()  # time stands still, so that what is tracked says how fast the run was
+    """Write the files of a valid run into its folder."""
+    now = mllog.clocks_ms()  # a constant clock: the logged step times define the speed
     with Writer(folder / "result_0.txt", clocks=lambda: now) as log:
         log.start(mllog.INIT_START)
         for key, value in (SETTINGS | changes).items():
@@ -50,21 +50,21 @@ def prove(folder: Path, step_times_s: Sequence[float], **changes: Any) -> None:
         log.event(mllog.EVAL_ACCURACY, 1.0, **done)
         log.stop(mllog.EVAL_STOP, **done)
         log.finish("success", **done)
-    ended(folder, "proven", Status(outcome=Ending.proven, exit_code=0))
+    ended(folder, "valid", Status(outcome=Ending.valid, exit_code=0))
 
 
 def failed(folder: Path, rule: str, what: str) -> None:
-    """Write a run that failed for a reason."""
+    """Write a run that failed by a rule."""
     folder.mkdir(parents=True)
     fail(folder, rule, what)
 
 
 def fail(folder: Path, rule: str, what: str) -> None:
-    """Write into a run's folder what it leaves there when it has failed."""
+    """Write the files of a failed run into its folder."""
     ended(folder, "aborted", Status(outcome=Ending.failed, exit_code=1, rule=rule, what=what))
 
 
-def ended(folder: Path, outcome: str, word: Status) -> None:
+def ended(folder: Path, outcome: str, final_status: Status) -> None:
     entries: list[Mapping[str, Any]] = [{"trial": 0, "seed": 1, "outcome": outcome}]
     (folder / "ledger.json").write_text(json.dumps(entries))
-    status.write(folder, word)
+    status.write(folder, final_status)

@@ -1,4 +1,4 @@
-"""A tokenizer whose every token is known by heart, records in the formats of real data sets, and rows made of them."""
+"""A small tokenizer with a fixed vocabulary, records in the formats of real data sets, and rows from them."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ WORDS = (
     *("<pad>", "<s>", "</s>", "<unk>", "###", "Instruction", ":", "Context", "Response"),
     *("Name", "a", "tree", ".", "oak", "Oaks", "are", "trees", "?", "yes"),
 )
-"""A word's place is its token."""
+"""A word's index is its token id."""
 PAD, BOS, EOS, UNKNOWN = 0, 1, 2, 3
 
 
@@ -40,7 +40,7 @@ def tokenizer_json(words: Sequence[str] = WORDS) -> dict[str, Any]:
             "special_tokens": {"<s>": bos},
         },
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>"},
+        "model": {"type": "WordLevel", "vocab": {token: i for i, token in enumerate(words)}, "unk_token": "<unk>"},
     }
 
 
@@ -71,13 +71,13 @@ def write_gzip(path: Path, content: bytes) -> None:
 
 
 def plan(tmp: Path, *overrides: str) -> Plan:
-    """Return the plan of a task that reads files below tmp/cache, with the tokenizer that lies there."""
+    """Return the plan of a task that reads files below tmp/cache, with the tokenizer in it."""
     write_tokenizer(tmp / "cache")
     return ranks.compose(tmp, "task=finetune_tiny_dolly", "cluster.ranks_per_node=1", *overrides)
 
 
 def rows(plan: Plan, name: str) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Return tokens, counts and lengths of a split that was made."""
+    """Return tokens, counts and lengths of a prepared split."""
     tokens, counts, lengths = (
         np.load(f"{plan.data_dir}/{name}_{part}.npy") for part in ("tokens", "counts", "lengths")
     )
@@ -86,19 +86,19 @@ def rows(plan: Plan, name: str) -> tuple[list[list[int]], list[list[int]], list[
 
 
 @contextmanager
-def _here(num: int, settings: dict[str, Any]) -> Iterator[workers.Ask]:
-    """Answer in this process what is otherwise asked of worker processes."""
+def _here(num: int, settings: dict[str, Any]) -> Iterator[workers.Submit]:
+    """Run in this process what worker processes otherwise run."""
 
-    def ask(questions: Any) -> Iterator[dict[str, Any]]:
-        for question in questions:
-            (answer,) = worker.answers([json.dumps(settings), json.dumps(question)])
-            yield workers.understood(answer)
+    def submit(jobs: Any) -> Iterator[dict[str, Any]]:
+        for job in jobs:
+            (answer,) = worker.answers([json.dumps(settings), json.dumps(job)])
+            yield workers.result_of(answer)
 
-    yield ask
+    yield submit
 
 
 def make_here(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make the plan's rows without starting processes."""
+    """Prepare the plan's rows without worker processes."""
     with monkeypatch.context() as patch:
         patch.setattr(workers, "started", _here)
-        return prepare_rows.make(plan, processes=1)
+        return prepare_rows.prepare(plan, processes=1)

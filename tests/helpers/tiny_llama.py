@@ -1,4 +1,4 @@
-"""Tiny random Llamas of transformers, as Hugging Face folders and converted beside, and the plans to generate with."""
+"""Tiny random Llamas of transformers, as Hugging Face folders and converted checkpoints, with plans for generation."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ def model(**changes: Any) -> Model:
     return Model(**{"name": "tiny", "source": "made here"} | shape | heads | parts | changes)
 
 
-def write(folder: Path, of: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "LlamaForCausalLM":
+def write(folder: Path, model: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "LlamaForCausalLM":
     """Write a random model in FP32 with its conversions, and return transformers' own.
 
     BF16 holds its weights exactly. They are large enough for tokens that do not repeat themselves at once.
@@ -35,7 +35,7 @@ def write(folder: Path, of: Model, *, stored: tuple[Stored, ...] = (Stored.plain
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
-    config = families.of(of).config(of) | {"initializer_range": 0.15}
+    config = families.family_of(model).config(model) | {"initializer_range": 0.15}
     theirs = LlamaForCausalLM(LlamaConfig(**config)).eval()
     for name, weight in theirs.named_parameters():
         if "norm" in name:
@@ -43,13 +43,13 @@ def write(folder: Path, of: Model, *, stored: tuple[Stored, ...] = (Stored.plain
         weight.data.copy_(weight.data.bfloat16())
     theirs.save_pretrained(folder)
     for one in stored:
-        conversion.convert(conversion.prepare(folder, of, stored=one))
+        conversion.convert(conversion.prepare(folder, model, stored=one))
     return theirs
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a plan asks a generator for."""
+class GenerationOptions:
+    """Generation settings of a plan."""
 
     weights: WeightPrecision = WeightPrecision.fp32
     order: Order = Order.side_by_side
@@ -58,14 +58,14 @@ class Asked:
     sampling: Sampling = field(default_factory=Sampling)
 
 
-def plan(of: Model, asked: Asked) -> Any:
+def plan(model: Model, options: GenerationOptions) -> Any:
     """Return as much of a plan as a generator reads."""
-    options = {name: getattr(asked, name) for name in ("order", "batching", "max_batch", "sampling")}
-    block = Generation(question="", lengths=[1], prompt_tokens=1, **options)
-    config = SimpleNamespace(model=of, task=SimpleNamespace(generation=block))
-    return SimpleNamespace(config=config, weights=asked.weights)
+    block_options = {name: getattr(options, name) for name in ("order", "batching", "max_batch", "sampling")}
+    block = Generation(question="", lengths=[1], prompt_tokens=1, **block_options)
+    config = SimpleNamespace(model=model, task=SimpleNamespace(generation=block))
+    return SimpleNamespace(config=config, weights=options.weights)
 
 
-def as_json(of: Model) -> Any:
+def as_json(model: Model) -> Any:
     """Return a model as JSON has it, for `codec.typed`."""
-    return json.loads(json.dumps(asdict(of), default=lambda value: value.name))
+    return json.loads(json.dumps(asdict(model), default=lambda value: value.name))

@@ -26,8 +26,8 @@ def main() -> None:
         snapshot=lambda: SimpleNamespace(is_copy=who.rank == 0, write=write),
         complete=lambda folder, about: atomic_files.write(folder / "manifest.json", about),
     )
-    nobody: Any = SimpleNamespace()
-    saving = Checkpoints(plan, plan.trials[0], engine, Path(), nobody, rank=who.rank)
+    no_log: Any = SimpleNamespace()
+    saving = Checkpoints(plan, plan.trials[0], engine, Path(), no_log, rank=who.rank)
     saving.resume()
     for step in (2, 4):
         loss = torch.tensor(who.rank + 1, device=process_group.device())
@@ -35,7 +35,7 @@ def main() -> None:
         assert loss.item() == 3, f"step {step} took what another collective sent: {loss.item()}"
         saving.save(step)
     saving.finish()
-    process_group.leave()
+    process_group.shut_down()
 
 
 if __name__ == "__main__":

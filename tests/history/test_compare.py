@@ -1,4 +1,4 @@
-"""`compare` as a user meets it: two sets of runs of planted speeds, how they are paired, and what else differs."""
+"""`compare` with two sets of runs of planted speeds: pairing, verdict, and further differences."""
 
 import dataclasses
 import json
@@ -33,28 +33,28 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     with pytest.raises(SystemExit) as stop:
         main(["compare", *argv])
-    said = capsys.readouterr()
-    assert stop.value.code == code, said
-    return said.out + said.err
+    output = capsys.readouterr()
+    assert stop.value.code == code, output
+    return output.out + output.err
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
-    found = json.loads(run(capsys, *argv, "--json", code=code))
-    assert isinstance(found, dict)
-    return found
+    parsed = json.loads(run(capsys, *argv, "--json", code=code))
+    assert isinstance(parsed, dict)
+    return parsed
 
 
-def test_runs_that_took_turns_are_paired_in_order_of_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """The machine slows down by 10 % meanwhile, and fp8 stays 5 % faster: unpaired, the drift hides that."""
+def test_alternating_runs_are_paired_in_order_of_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """The machine slows down by 10 % over time, and fp8 stays 5 % faster: without pairing, the drift hides that."""
     for block, speed in enumerate((100.0, 97.0, 94.0, 91.0)):
         pair = [("bf16", speed), ("fp8", speed * (1.05 + 0.001 * (block % 2)))]
         for name, samples_s in pair if block % 2 else reversed(pair):
             plant(Path(f"{name}-{block}"), clock, samples_s, **H200)
-    found = as_json(capsys, "fp8-*", "bf16-*")
-    assert (found["pairing"], found["text"]) == ("paired in order of time", "fp8-* is 4.96–5.14 % faster than bf16-*")
-    assert found["first"] == pytest.approx([105 * 512, 0.97 * 105.1 * 512, 0.94 * 105 * 512, 0.91 * 105.1 * 512])
-    assert (found["measurement"], found["unit"], found["is_better"]) == ("throughput_per_gpu", "tokens/s/GPU", True)
-    assert found["differences"] == {}
+    parsed = as_json(capsys, "fp8-*", "bf16-*")
+    assert (parsed["pairing"], parsed["text"]) == ("paired in order of time", "fp8-* is 4.96–5.14 % faster than bf16-*")
+    assert parsed["first"] == pytest.approx([105 * 512, 0.97 * 105.1 * 512, 0.94 * 105 * 512, 0.91 * 105.1 * 512])
+    assert (parsed["measurement"], parsed["unit"], parsed["is_better"]) == ("throughput_per_gpu", "tokens/s/GPU", True)
+    assert parsed["differences"] == {}
     printed = run(capsys, "fp8-*", "bf16-*")
     assert "pairs: paired in order of time" in printed and "when: " in printed
     unpaired = as_json(capsys, "fp8-*", "bf16-*", "--pairing", "none", code=1)
@@ -63,14 +63,14 @@ def test_runs_that_took_turns_are_paired_in_order_of_time(clock: Clock, capsys: 
 
 
 def study_folder(*arms: str, window: Window | None = None) -> Path:
-    """Write the folder of a study as it is before its first run."""
+    """Write the folder of a study without runs."""
     column = ColumnSpec(measurement="step_time", title="step", unit="ms", higher_is_better=False)
     arms_of = {name: Arm() for name in arms}
     study = Study(title="t", question="q", source="ours", columns=(column,), arms=arms_of, window=window)
     path = Path("studies/tiny-local")
     path.mkdir(parents=True)
-    kept = folder.Kept(name="tiny", cluster="local", words=(), study=study, publications={})
-    library.dump_yaml(path / STUDY, msgspec.to_builtins(kept))
+    stored = folder.StoredStudy(name="tiny", cluster="local", overrides=(), study=study, publications={})
+    library.dump_yaml(path / STUDY, msgspec.to_builtins(stored))
     return path
 
 
@@ -81,23 +81,25 @@ def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.Captur
         if block != 2:
             plant(study / f"new_other.{block}", clock, 1.0, **H200)
             plant(study / f"old.{block}", clock, speed, **H200)
-    found = as_json(capsys, f"{study}/new", f"{study}/old")
-    assert (found["pairing"], len(found["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
-    assert found["ratio"] == pytest.approx(0.9952, abs=1e-6)
-    assert "name one of them: studies/tiny-local/ARM, of new, new_other, old" in run(capsys, str(study), "x", code=2)
-    assert "those with runs are new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
+    parsed = as_json(capsys, f"{study}/new", f"{study}/old")
+    assert (parsed["pairing"], len(parsed["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
+    assert parsed["ratio"] == pytest.approx(0.9952, abs=1e-6)
+    assert "name one arm as studies/tiny-local/ARM; arms with runs: new, new_other, old" in run(
+        capsys, str(study), "x", code=2
+    )
+    assert "arms with runs: new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
 
 
 def test_arms_of_a_study_have_the_numbers_of_its_tables(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Over the steps of its window, not over the whole run; a run without all of them is left out."""
     study = study_folder("new", "old", window=Window(skip_steps=1, steps=2))
     for block, second in ((1, 2.0), (2, 2.002)):
-        study_runs.proven(study / f"old.{block}", [9.0, second, second])
-        study_runs.proven(study / f"new.{block}", [5.0, 1.01 * second, 1.01 * second])
-    study_runs.proven(study / "new.3", [5.0, 1.0])
-    found = as_json(capsys, f"{study}/new", f"{study}/old", "--measurement", "step_time")
-    assert found["first"] == pytest.approx([2020, 2022.02]) and found["second"] == pytest.approx([2000, 2002])
-    assert "left out: new.3: the log lists 1 of the 2 steps from step 2 to 3" in found["notes"]
+        study_runs.valid_run(study / f"old.{block}", [9.0, second, second])
+        study_runs.valid_run(study / f"new.{block}", [5.0, 1.01 * second, 1.01 * second])
+    study_runs.valid_run(study / "new.3", [5.0, 1.0])
+    parsed = as_json(capsys, f"{study}/new", f"{study}/old", "--measurement", "step_time")
+    assert parsed["first"] == pytest.approx([2020, 2022.02]) and parsed["second"] == pytest.approx([2000, 2002])
+    assert "left out: new.3: the log lists 1 of the 2 steps from step 2 to 3" in parsed["notes"]
 
 
 def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
@@ -105,21 +107,21 @@ def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
 ) -> None:
     plant(Path("old"), clock, 100.0, 100.4, 99.8, **H200 | {"commit": "aaa"})
     plant(Path("new"), clock, 90.0, 90.3, 90.1, **H200 | {"commit": "bbb"})
-    said = run(capsys, "new", "old", "--margin", "1")
-    assert "verdict: new is 9.4–10.5 % slower than old" in said
-    assert "the 3 values of old are trials of one run" in said
-    assert "commit\tbbb\taaa" in said
+    output = run(capsys, "new", "old", "--margin", "1")
+    assert "verdict: new is 9.4–10.5 % slower than old" in output
+    assert "the 3 values of old are trials of one run" in output
+    assert "commit\tbbb\taaa" in output
 
 
 def test_runs_of_several_trials_count_once_each(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for name, speed in (("a1", 100.0), ("a2", 101.0), ("b1", 90.0), ("b2", 91.0)):
         plant(Path(name), clock, speed - 1, speed, speed + 1, **H200)
-    found = as_json(capsys, "a*", "b*")
-    assert found["first"] == pytest.approx([512 * 100, 512 * 101], rel=1e-4)
-    assert found["pairing"] == "not paired", "the runs did not take turns"
+    parsed = as_json(capsys, "a*", "b*")
+    assert parsed["first"] == pytest.approx([512 * 100, 512 * 101], rel=1e-4)
+    assert parsed["pairing"] == "not paired", "the runs did not alternate"
 
 
-def test_settings_of_plans_are_compared_and_what_the_site_chose_is_not(
+def test_settings_of_plans_are_compared_without_those_of_the_site(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["task=lora_tiny", "cluster=local"]
@@ -128,19 +130,19 @@ def test_settings_of_plans_are_compared_and_what_the_site_chose_is_not(
     assert as_json(capsys, "new", "old")["differences"] == {"recipe.clip_grad": ["0.5", "0.3"]}
 
 
-def test_other_clocks_are_named_beside_the_verdict(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """The GPUs of the one run had another power limit, and so another clock."""
+def test_different_clocks_are_noted(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPUs of one run had a lower power limit and lower clocks."""
     for name, clock_mhz, limit_w in (("old", 1980, 700), ("new", 1500, 400)):
         gpu = {"gpu": 0, "sm_clock_mhz": {"median": clock_mhz, "max": 1980}, "power_limit_w": limit_w}
         plant(Path(name), clock, 100.0, 100.1, **H200 | {"gpu_telemetry": {"gpus": [gpu]}})
-    found = as_json(capsys, "new", "old")
+    parsed = as_json(capsys, "new", "old")
     clocks = {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
-    assert found["differences"] == clocks
-    assert "median SM clock (MHz): 1500 and 1980; at different clocks these are not the same machine" in found["notes"]
+    assert parsed["differences"] == clocks
+    assert "median SM clock (MHz): 1500 and 1980; the speeds at different clocks are not comparable" in parsed["notes"]
 
 
-def found_on_nodes(folder: Path, driver: str, digest: str, *nodes: str) -> None:
-    """Write what ranks found on their nodes, and the image that the job was started with."""
+def write_node_facts(folder: Path, driver: str, digest: str, *nodes: str) -> None:
+    """Write the facts of nodes, and the image of the job."""
     unknown = {field.name: None for field in dataclasses.fields(GpuFacts)}
     gpu = GpuFacts(**unknown | {"name": "NVIDIA H200", "driver": driver, "max_sm_clock_mhz": 1980})
     here = hardware.machine(results=Results("/results", 1, None), paths=())
@@ -154,9 +156,9 @@ def found_on_nodes(folder: Path, driver: str, digest: str, *nodes: str) -> None:
     manifest.write(folder)
 
 
-def test_drivers_images_and_nodes_that_differ_are_named(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, *found in (("old", "570.86", "aaa", "dgx-1", "dgx-2"), ("new", "580.12", "bbb", "dgx-2", "dgx-3")):
-        found_on_nodes(plant(Path(name), clock, 100.0, 100.1, **H200), *found)
+def test_different_drivers_images_and_nodes_are_listed(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, *parsed in (("old", "570.86", "aaa", "dgx-1", "dgx-2"), ("new", "580.12", "bbb", "dgx-2", "dgx-3")):
+        write_node_facts(plant(Path(name), clock, 100.0, 100.1, **H200), *parsed)
     assert as_json(capsys, "new", "old")["differences"] == {
         "nodes": ["dgx-2, dgx-3", "dgx-1, dgx-2"],
         "driver": ["580.12", "570.86"],
@@ -164,20 +166,18 @@ def test_drivers_images_and_nodes_that_differ_are_named(clock: Clock, capsys: py
     }
 
 
-def test_what_proves_nothing_is_left_out_and_said(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_logs_are_left_out_with_a_note(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         plant(Path(name), clock, 100.0, 101.0, 100.1, **H200)
     with Path("a/result_1.txt").open("a") as log:
         log.write("\n")
-    found = as_json(capsys, "a", "b", "--margin", "5")
-    assert len(found["first"]) == 2
-    assert "left out: a/result_1.txt: the log has changed since its trial ended" in found["notes"]
+    parsed = as_json(capsys, "a", "b", "--margin", "5")
+    assert len(parsed["first"]) == 2
+    assert "left out: a/result_1.txt: the log has changed since its trial ended" in parsed["notes"]
 
 
-def test_logs_without_a_ledger_that_prove_nothing_are_left_out(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their run_stop says success, and they are no valid trials all the same, as `parse` says of them."""
+def test_invalid_logs_without_a_ledger_are_left_out(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their run_stop has the status success, but `parse` reports that they are invalid."""
     burst = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
     kernels = compose(["task=kernels_tiny", "cluster=local"])
     answers = compose(["task=generate_tiny", "cluster=local"])
@@ -193,10 +193,10 @@ def test_logs_without_a_ledger_that_prove_nothing_are_left_out(
     for name, why in (
         ("bad", "SRV-04: burst: 4 of 10 requests failed"),
         ("kernels", f"{kernels.points[1].name} was not measured"),
-        ("answers", "answer 0 was not given"),
+        ("answers", "answer 0 is missing"),
     ):
-        said = run(capsys, name, "good", code=2)
-        assert f"no proven trial: {name}/result_0.txt: not a valid trial: " in said and why in said
+        output = run(capsys, name, "good", code=2)
+        assert f"no valid trial: {name}/result_0.txt: not a valid trial: " in output and why in output
 
 
 def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,20 +206,22 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
-        (["a"], "1 sets of runs, and two are compared"),
-        (["a", "missing"], "no runs here"),
-        (["**a*", "b"], "**a* is no part of a pattern of paths"),
-        (["a", "a"], "a run is on both sides"),
-        (["a", "b", "--measurement", "speed"], "speed was not measured on both sides"),
-        (["a", "b", "--pairing", "order"], "2 runs of a and 1 of b are no pairs"),
-        (["a", "empty"], "no proven trial"),
+        (["a"], "compare needs exactly two arguments, not 1"),
+        (["a", "missing"], "no runs found"),
+        (["**a*", "b"], "**a* is not allowed in a glob pattern"),
+        (["a", "a"], "a run is in both sets"),
+        (["a", "b", "--measurement", "speed"], "the two sets do not both have the measurement speed"),
+        (["a", "b", "--pairing", "order"], "2 runs of a and 1 runs of b cannot be paired"),
+        (["a", "empty"], "no valid trial"),
     ],
 )
-def test_bad_requests_are_refused(argv: list[str], said: str, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_requests_are_refused(
+    argv: list[str], message: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     plant(Path("a/1"), clock, 100.0, **H200)
     plant(Path("a/2"), clock, 100.0, **H200)
     plant(Path("b"), clock, 100.0, **H200)
     plant(Path("empty"), clock)
-    assert said in run(capsys, *argv, code=2)
+    assert message in run(capsys, *argv, code=2)

@@ -1,4 +1,4 @@
-"""`history`: a planted regression is found, and the store is what the logs say, whatever happened to it."""
+"""`history` detects a planted regression, and its cache always equals the logs."""
 
 import json
 import os
@@ -41,9 +41,9 @@ def root(tmp_path: Path) -> Path:
 def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     with pytest.raises(SystemExit) as stop:
         main(["history", *argv])
-    said = capsys.readouterr()
-    assert stop.value.code == code, said
-    return said.out + said.err
+    output = capsys.readouterr()
+    assert stop.value.code == code, output
+    return output.out + output.err
 
 
 def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,13 +51,13 @@ def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: 
     for number, speed in enumerate(STEADY):
         plant(root / f"run{number}", clock, speed, **H200)
         plant(root / f"other{number}", clock, 2 * speed, **H200 | {"num_ranks": 4})
-    said = run(capsys, "lora_8b", "--check", "2")
-    assert "2 no regression" in said
+    output = run(capsys, "lora_8b", "--check", "2")
+    assert "2 no regression" in output
     plant(root / "run9", clock, 95.0, **H200 | {"commit": "abc"})
-    said = run(capsys, "lora_8b", "--check", "2", "--measurement", "throughput", code=1)
-    assert "regression\t-5.0 % (-5.6 to -4.5 %), 1 run against 5 earlier ones" in said
-    assert "1 no regression" in said, "other hardware has a past of its own"
-    assert "commit not known → abc" in run(capsys, "lora_8b")
+    output = run(capsys, "lora_8b", "--check", "2", "--measurement", "throughput", code=1)
+    assert "regression\t-5.0 % (-5.6 to -4.5 %), 1 run compared with 5 earlier runs" in output
+    assert "1 no regression" in output, "other hardware has its own history"
+    assert "commit unknown → abc" in run(capsys, "lora_8b")
     assert "no regression" in run(capsys, "--check", "6")
     lines = [line.split("\t") for line in run(capsys).splitlines() if line.startswith("lora_8b")]
     assert [(line[1], line[3], *line[-3:-1]) for line in lines] == [
@@ -69,7 +69,7 @@ def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: 
 def test_a_server_that_became_slower_fails_the_check(
     clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of requests that arrive at a rate the last run answers as many a second, each of them three times later."""
+    """At a fixed request rate the slow run has the same throughput, and three times the latency."""
     plan = serving.planned()
     burst, rate = (load.name for load in plan.loads)
     for number, scale in enumerate((1.0, 1.01, 0.99, 3.0)):
@@ -79,8 +79,8 @@ def test_a_server_that_became_slower_fails_the_check(
         prove(root / f"run{number}")
         clock.now_s += 60
     lines = run(capsys, "serve_tiny", "--check", "2", code=1).splitlines()
-    found = {tuple(line.split("\t")[3:5]) for line in lines if line.startswith("serve_tiny")}
-    assert found == {
+    changes = {tuple(line.split("\t")[3:5]) for line in lines if line.startswith("serve_tiny")}
+    assert changes == {
         (f"{burst} output_throughput", "regression"),
         (f"{burst} latency_p50", "regression"),
         (f"{rate} output_throughput", "no regression"),
@@ -88,35 +88,37 @@ def test_a_server_that_became_slower_fails_the_check(
     }
 
 
-def test_a_check_that_judged_nothing_fails_and_says_why(
+def test_a_check_without_a_judgement_fails_and_shows_the_reason(
     clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(2):
         plant(root / f"run{number}", clock, 100.0, **H200)
-    assert "1 earlier run(s): it takes 2" in run(capsys, "--check", "2", code=1)
+    assert "1 earlier run(s): at least 2" in run(capsys, "--check", "2", code=1)
     plant(root / "run2", clock, 100.0, **H200)
     assert "1 no regression" in run(capsys, "--check", "2")
     plant(root / "run3", clock, 100.0, **H200 | {"gpu_telemetry": {"gpus": [{"gpu": 0, "sm_clock_mhz": GAUGE}]}})
     plant(root / "run4", clock, 100.0, **H200)
-    assert "not measured by the newest run" in run(capsys, "--check", "2", "--measurement", "sm_clock", code=1)
+    assert "the newest run does not have this measurement" in run(
+        capsys, "--check", "2", "--measurement", "sm_clock", code=1
+    )
 
 
-def test_a_faster_step_is_no_regression_of_its_time(clock: Clock, root: Path) -> None:
+def test_a_shorter_step_time_is_not_a_regression(clock: Clock, root: Path) -> None:
     for number, speed in enumerate((*STEADY, 120.0)):
         plant(root / f"run{number}", clock, speed, **H200)
-    (of,) = regression.pasts(store.trials(root))
-    (step,) = of.measurements("step_time")
-    assert judge(of, step, tolerance=0.02).change is Change.none
-    assert judge(of, SPEED, tolerance=0.02).text.startswith("+20.0 %")
+    (only,) = regression.histories(store.trials(root))
+    (step,) = only.measurements("step_time")
+    assert judge(only, step, tolerance=0.02).change is Change.none
+    assert judge(only, SPEED, tolerance=0.02).text.startswith("+20.0 %")
 
 
-def test_a_change_that_is_not_proven_is_undecided_and_one_earlier_run_is_not_judged(clock: Clock, root: Path) -> None:
+def test_an_insignificant_change_is_undecided_and_one_earlier_run_is_not_judged(clock: Clock, root: Path) -> None:
     def change(*speeds: float, **how: int) -> Change:
         shutil.rmtree(root, ignore_errors=True)
         for number, speed in enumerate(speeds):
             plant(root / f"run{number}", clock, speed, **H200)
-        (of,) = regression.pasts(store.trials(root))
-        return judge(of, SPEED, tolerance=0.02, **how).change
+        (only,) = regression.histories(store.trials(root))
+        return judge(only, SPEED, tolerance=0.02, **how).change
 
     assert change(100, 90) is Change.not_judged
     assert change(100, 103, 98, 94) is Change.undecided
@@ -130,11 +132,11 @@ def test_trials_of_one_run_are_one_value(clock: Clock, root: Path) -> None:
     for number, speed in enumerate(STEADY):
         trials = (speed - 1, speed + 1) if number < 4 else (speed + 1, speed - 1)
         plant(root / f"run{number}", clock, *trials, **H200)
-    (of,) = regression.pasts(store.trials(root))
-    assert judge(of, SPEED, tolerance=0.02).text == "-0.1 % (-0.9 to +0.6 %), 1 run against 4 earlier ones"
+    (only,) = regression.histories(store.trials(root))
+    assert judge(only, SPEED, tolerance=0.02).text == "-0.1 % (-0.9 to +0.6 %), 1 run compared with 4 earlier runs"
 
 
-def test_a_store_that_is_rebuilt_is_the_one_that_grew(clock: Clock, root: Path) -> None:
+def test_a_rebuilt_cache_equals_the_updated_one(clock: Clock, root: Path) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
     store.trials(root)
     plant(root / "studies/tiny-local/new.1", clock, 90.0, **H200)
@@ -145,14 +147,14 @@ def test_a_store_that_is_rebuilt_is_the_one_that_grew(clock: Clock, root: Path) 
     grown = store.trials(root)
     assert [trial.folder.name for trial in grown] == ["a", "a", "new.1", "c"]
     assert grown == store.trials(root) == store.trials(root, rebuild=True) == store.trials(root)
-    with closing(sqlite3.connect(root / store.STORE)) as found:
+    with closing(sqlite3.connect(root / store.STORE)) as database:
         rows = dict(
-            found.execute("SELECT folder, max(value) FROM measurements WHERE name = 'throughput' GROUP BY folder")
+            database.execute("SELECT folder, max(value) FROM measurements WHERE name = 'throughput' GROUP BY folder")
         )
     assert rows == pytest.approx({"a": 101, "c": 103, "studies/tiny-local/new.1": 90})
 
 
-def test_a_run_that_goes_on_is_read_again(clock: Clock, root: Path) -> None:
+def test_a_resumed_run_is_read_again(clock: Clock, root: Path) -> None:
     plant(root / "a", clock, 100.0, **H200)
     assert len(store.trials(root)) == 1
     shutil.rmtree(root / "a")
@@ -161,20 +163,20 @@ def test_a_run_that_goes_on_is_read_again(clock: Clock, root: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "old", "empty", "column"])
-def test_a_damaged_or_old_store_is_made_anew(damage: str, clock: Clock, root: Path) -> None:
+def test_a_damaged_or_old_cache_is_rebuilt(damage: str, clock: Clock, root: Path) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
     whole, path = store.trials(root), root / store.STORE
     if damage in ("old", "column"):
-        old = "UPDATE made SET code = 'old'; UPDATE measurements SET value = 1"
-        with closing(sqlite3.connect(path)) as found, found:
-            found.executescript(old if damage == "old" else "ALTER TABLE trials DROP COLUMN facts")
+        old = "UPDATE version SET code = 'old'; UPDATE measurements SET value = 1"
+        with closing(sqlite3.connect(path)) as database, database:
+            database.executescript(old if damage == "old" else "ALTER TABLE trials DROP COLUMN facts")
     else:
-        path.write_bytes({"cut": path.read_bytes()[:5000], "text": b"no database at all", "empty": b""}[damage])
+        path.write_bytes({"cut": path.read_bytes()[:5000], "text": b"not a database", "empty": b""}[damage])
     assert store.trials(root) == whole
-    assert store._read(root), "it was written again"
+    assert store._read(root), "it is written again"
 
 
-def test_many_may_ask_at_once(clock: Clock, root: Path) -> None:
+def test_concurrent_readers_rebuild_the_cache(clock: Clock, root: Path) -> None:
     for number, speed in enumerate(STEADY):
         plant(root / f"run{number}", clock, speed, **H200)
     with ThreadPoolExecutor(8) as pool:
@@ -183,7 +185,7 @@ def test_many_may_ask_at_once(clock: Clock, root: Path) -> None:
     assert [path.name for path in root.glob(".*sqlite*")] == [] and len(store._read(root)) == 5
 
 
-def test_a_copied_run_counts_once_and_a_changed_log_not_at_all(clock: Clock, root: Path) -> None:
+def test_a_copied_run_counts_once_and_a_changed_log_does_not_count(clock: Clock, root: Path) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
     shutil.copytree(root / "a", root / "copy")
     with (root / "copy/result_0.txt").open("a") as log:
@@ -191,7 +193,7 @@ def test_a_copied_run_counts_once_and_a_changed_log_not_at_all(clock: Clock, roo
     assert [(trial.folder.name, trial.trial) for trial in store.trials(root)] == [("a", 0), ("a", 1)]
 
 
-def test_a_folder_where_nothing_can_be_written_has_a_history(
+def test_a_folder_that_cannot_be_written_has_a_history(
     clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
@@ -200,19 +202,19 @@ def test_a_folder_where_nothing_can_be_written_has_a_history(
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 
 
-def test_a_folder_whose_name_is_not_utf8_is_one_as_others_are(
+def test_a_folder_whose_name_is_not_utf8_is_cached(
     clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
     plant(root / os.fsdecode(b"caf\xe9"), clock, 101.0, **H200)
-    found = store.trials(root)
-    assert [os.fsencode(trial.folder.name) for trial in found] == [b"a", b"caf\xe9"]
-    assert store._read(root) and store.trials(root) == found, "it is kept"
+    trials = store.trials(root)
+    assert [os.fsencode(trial.folder.name) for trial in trials] == [b"a", b"caf\xe9"]
+    assert store._read(root) and store.trials(root) == trials, "it is cached"
     assert "101.00" in run(capsys, "lora_8b")
     assert [path.name for path in root.glob(".*sqlite*")] == []
 
 
-def test_what_the_store_cannot_hold_is_read_from_the_logs_each_time(
+def test_values_that_sqlite_cannot_store_are_read_from_the_logs_each_time(
     clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
@@ -221,7 +223,7 @@ def test_what_the_store_cannot_hold_is_read_from_the_logs_each_time(
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 
 
-def test_settings_have_pasts_of_their_own_and_are_told_apart(
+def test_different_settings_have_separate_histories(
     clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (clip, seed) in enumerate([(0.3, 1), (0.3, 9), (0.5, 1)]):
@@ -231,23 +233,23 @@ def test_settings_have_pasts_of_their_own_and_are_told_apart(
     assert [(line[3], line[-1]) for line in lines] == [("1", "recipe.clip_grad=0.5"), ("2", "recipe.clip_grad=0.3")]
 
 
-def test_logs_without_a_plan_have_one_past_for_each_thing_that_was_asked(clock: Clock, root: Path) -> None:
+def test_logs_without_a_plan_have_a_history_for_each_request(clock: Clock, root: Path) -> None:
     plan = compose(["task=generate_tiny", "cluster=local"])
     assert isinstance(plan, GenerationPlan)
-    asked: list[dict[str, Any]] = [{}, {"bandwidth_gbs": 4000.0}, {"order": "one_by_one"}, {"max_batch": 3}]
-    for number, about in enumerate(asked):
+    requests: list[dict[str, Any]] = [{}, {"bandwidth_gbs": 4000.0}, {"order": "one_by_one"}, {"max_batch": 3}]
+    for number, about in enumerate(requests):
         (root / f"run{number}").mkdir(parents=True)
         answers_log.write(plan, root / f"run{number}/result_0.txt", answers_log.rows(plan), run_s=100 + number, **about)
         prove(root / f"run{number}")
-    found = regression.pasts(store.trials(root))
-    settings = {of.runs[-1].folder.name: regression.apart(of, found) for of in found}
-    assert len(settings) == 3, "an estimate is no setting"
-    assert "answers_asked.order=one_by_one" in settings["run2"] and "answers_asked.max_batch=3" in settings["run3"]
+    histories = regression.histories(store.trials(root))
+    settings = {each.runs[-1].folder.name: regression.distinguishing_settings(each, histories) for each in histories}
+    assert len(settings) == 3, "an estimate is not a setting"
+    assert (
+        "answers_requested.order=one_by_one" in settings["run2"] and "answers_requested.max_batch=3" in settings["run3"]
+    )
 
 
-def test_a_server_of_another_folder_and_port_is_the_same_and_one_of_other_options_is_not(
-    clock: Clock, root: Path
-) -> None:
+def test_folder_and_port_of_a_server_are_not_settings_and_its_options_are(clock: Clock, root: Path) -> None:
     plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")
     for number, (requests, words) in enumerate(((9, []), (9, []), (9, ["--max-num-seqs", "8"]), (8, []))):
         (root / f"run{number}").mkdir(parents=True)
@@ -258,30 +260,36 @@ def test_a_server_of_another_folder_and_port_is_the_same_and_one_of_other_option
         serving_log.write(plan, root / f"run{number}/result_0.txt", latency_s, started=started)
         prove(root / f"run{number}")
         clock.now_s += 60
-    found = regression.pasts(store.trials(root))
-    assert sorted(sorted(run.folder.name for run in of.runs) for of in found) == [["run0", "run1"], ["run2"], ["run3"]]
-    own = next(of for of in found if len(of.runs) == 2)
+    histories = regression.histories(store.trials(root))
+    assert sorted(sorted(run.folder.name for run in each.runs) for each in histories) == [
+        ["run0", "run1"],
+        ["run2"],
+        ["run3"],
+    ]
+    own = next(each for each in histories if len(each.runs) == 2)
     assert own.settings_by_name["server.argv"] == "vllm serve ….model --port …"
-    assert regression.apart(own, found) == "server.argv=vllm serve ….model --port … burst.requests=9"
+    assert (
+        regression.distinguishing_settings(own, histories) == "server.argv=vllm serve ….model --port … burst.requests=9"
+    )
 
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
-    found = json.loads(run(capsys, "--json"))
-    assert (found["task"], found["hardware"]) == ("lora_8b", "8 × NVIDIA H200")
-    assert found["measurements"]["throughput"] == pytest.approx([100, 101])
+    parsed = json.loads(run(capsys, "--json"))
+    assert (parsed["task"], parsed["hardware"]) == ("lora_8b", "8 × NVIDIA H200")
+    assert parsed["measurements"]["throughput"] == pytest.approx([100, 101])
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
-        (["lora_70b"], "no proven run of lora_70b"),
-        (["--measurement", "speed"], "speed was not measured"),
+        (["lora_70b"], "no valid run of lora_70b"),
+        (["--measurement", "speed"], "no run has the measurement speed"),
         (["--folder", "/nowhere"], "no such folder"),
     ],
 )
 def test_bad_requests_are_refused(
-    argv: list[str], said: str, clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
-    assert said in run(capsys, *argv, code=2)
+    assert message in run(capsys, *argv, code=2)

@@ -31,7 +31,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_an_image_that_lies_where_it_lay_is_not_read_again(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_image_is_not_read_again(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path) -> str:
         raise AssertionError("20 GB are read")
 
@@ -41,7 +41,7 @@ def test_an_image_that_lies_where_it_lay_is_not_read_again(image: Path, monkeypa
     assert store.is_unchanged(known) is True
 
 
-def test_a_copy_is_the_image_by_its_content_alone(image: Path) -> None:
+def test_a_copy_is_recognized_by_its_content(image: Path) -> None:
     known = store.identity("$CONT")
     shutil.copy(image, image.with_name("copy"))
     image.with_name("copy").replace(image)
@@ -53,16 +53,16 @@ def test_a_copy_is_the_image_by_its_content_alone(image: Path) -> None:
     assert store.is_unchanged(known) is False
 
 
-def test_an_image_without_a_record_that_fits_has_no_digest(image: Path) -> None:
+def test_an_image_without_a_matching_record_has_no_digest(image: Path) -> None:
     image.write_bytes(CONTENT + b"!")
     known = store.identity(str(image))
     assert (known["sha256"], known["bytes"]) == (None, len(CONTENT) + 1)
     assert store.is_unchanged(known) is True
     os.utime(image, ns=(0, 1))
-    assert store.is_unchanged(known) is None, "nobody can tell"
+    assert store.is_unchanged(known) is None, "it cannot be checked without a digest"
 
 
 @pytest.mark.parametrize("name", ["nvcr.io#nvidia/pytorch:25.11-py3", "$NOT_SET", ""])
-def test_what_is_no_file_here_is_known_by_name_only(name: str) -> None:
+def test_an_image_that_is_not_a_file_is_identified_by_name_only(name: str) -> None:
     assert store.identity(name) == {"name": name}
     assert store.is_unchanged({"name": name}) is None

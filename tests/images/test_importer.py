@@ -60,7 +60,7 @@ def image_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, image_file: Path, spawn: Bench) -> Bench:
-    """Start `python -m bench image`, with everything that Enroot writes in the test; `how` is the way Enroot fails."""
+    """Start `runstop image` with all of Enroot's folders in the test's folder; `how` selects Enroot's failure."""
     environment = {
         f"ENROOT_{name}_PATH": str(tmp_path / name) for name in ("CONFIG", "CACHE", "DATA", "RUNTIME", "TEMP")
     }
@@ -81,7 +81,7 @@ def bench(tmp_path: Path, image_file: Path, spawn: Bench) -> Bench:
 
 
 def enroot(tmp_path: Path, end: str) -> Path:
-    """Return a folder with an Enroot that ends as told."""
+    """Return a folder with a fake Enroot that runs the script `end`."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     script = tmp_path / "bin/enroot"
     script.write_text(
@@ -97,14 +97,14 @@ echo $$ > {tmp_path}/enroot.pid
     return script.parent
 
 
-def said(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def finished(process: "subprocess.Popen[str]") -> tuple[int, str]:
     out, _ = process.communicate(timeout=60)
     return process.returncode, out
 
 
-def wait_for(found: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while not found():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -116,46 +116,48 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("how", "rule", "words"),
     [
-        ("no access", "ENR-01", "the registry refuses the image"),
+        ("no access", "ENR-01", "the registry refuses access to the image"),
         ("killed", "ENR-10", "exit code -9"),
-        ("half", "ENR-08", "it is cut short: 5,000 of"),
-        ("nothing", "ENR-10", "exit code 0, it said nothing"),
+        ("half", "ENR-08", "the file is truncated: 5,000 of"),
+        ("nothing", "ENR-10", "exit code 0, no output"),
     ],
 )
-def test_an_import_that_fails_says_why_and_leaves_nothing(bench, folder: Path, how: str, rule: str, words: str) -> None:
-    code, out = said(bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how=how))
+def test_a_failed_import_reports_the_reason_and_leaves_no_file(
+    bench, folder: Path, how: str, rule: str, words: str
+) -> None:
+    code, out = finished(bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how=how))
     assert code == 1 and f"\n{rule}: " in out and words in out and "fix:" in out
     assert left(folder) == []
 
 
 @pytest.mark.parametrize("how", ["disk full", None])
-def test_a_full_disk_is_said_and_leaves_nothing(bench, folder: Path, image_file: Path, how: str | None) -> None:
-    """Once while Enroot writes, once before a file is copied: on a tmpfs of its own."""
+def test_a_full_disk_is_reported_and_leaves_no_file(bench, folder: Path, image_file: Path, how: str | None) -> None:
+    """Once while Enroot writes, once before a file is copied; on its own tmpfs."""
     source = "nvcr.io/nvidia/pytorch:1" if how else str(image_file)
     mounted = f'mount -t tmpfs -o size=1m none "{folder}" && "$@"; code=$?; ls -A "{folder}"; exit $code'
     folder.mkdir()
     wrapped = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh")
     if subprocess.run([*wrapped, "true"], capture_output=True).returncode:
         pytest.skip("this machine has no user namespaces")
-    code, out = said(bench("import", source, "--dir", str(folder), how=how, wrapped=wrapped))
+    code, out = finished(bench("import", source, "--dir", str(folder), how=how, wrapped=wrapped))
     assert code == (1 if how else 2)
     assert "\nENR-03: Enroot has no room" in out if how else "ENR-03: 0.00 GiB free" in out
     assert ".part" not in out and ".sqsh\n" not in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_enroot_and_leaves_nothing(bench, tmp_path: Path, folder: Path, number: int) -> None:
+def test_an_interrupt_stops_enroot_and_leaves_no_file(bench, tmp_path: Path, folder: Path, number: int) -> None:
     process = bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how="slow")
     wait_for(lambda: bool(list(folder.glob(".import-*.part"))))
     enroot_pid = int((tmp_path / "enroot.pid").read_text())
     process.send_signal(number)
-    code, out = said(process)
-    assert code == 128 + number and "stopped: nothing was imported" in out
+    code, out = finished(process)
+    assert code == 128 + number and "interrupted: no image was imported" in out
     assert left(folder) == []
-    wait_for(lambda: not psutil.pid_exists(enroot_pid))  # it has ended; whoever adopted it must still say so
+    wait_for(lambda: not psutil.pid_exists(enroot_pid))  # its new parent must still reap it
 
 
-def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
+def test_after_a_kill_the_next_import_waits_for_the_running_enroot(
     bench, tmp_path: Path, folder: Path, image_file: Path
 ) -> None:
     first = bench("import", "nvcr.io/nvidia/pytorch:1", "--dir", str(folder), how="slow")
@@ -165,23 +167,23 @@ def test_after_a_kill_the_next_import_waits_for_the_enroot_that_is_left(
     assert second.stdout is not None and "another import" in second.stdout.readline()
     assert store.is_locked(folder)
     os.killpg(int((tmp_path / "enroot.pid").read_text()), signal.SIGKILL)
-    code, out = said(second)
+    code, out = finished(second)
     assert code == 0 and out.startswith("imported\n")
-    code, out = said(bench("list", "--dir", str(folder)))
+    code, out = finished(bench("list", "--dir", str(folder)))
     assert "its import was killed" in out
 
 
-def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, image_file: Path) -> None:
+def test_the_second_of_two_concurrent_imports_reuses_the_image(bench, folder: Path, image_file: Path) -> None:
     folder.mkdir()
     with (folder / store.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         both = [bench("import", str(image_file), "--dir", str(folder), "--json") for _ in range(2)]
         waiting = [process.stdout.readline() for process in both if process.stdout]
-    results = [said(process) for process in both]
+    results = [finished(process) for process in both]
     assert all("another import" in line for line in waiting) and [code for code, _ in results] == [0, 0]
-    found = [json.loads(out) for _, out in results]
-    assert sorted(one["is_new"] for one in found) == [False, True]
-    assert found[0]["record"] == found[1]["record"] and len(left(folder)) == 3
+    imports = [json.loads(out) for _, out in results]
+    assert sorted(one["is_new"] for one in imports) == [False, True]
+    assert imports[0]["record"] == imports[1]["record"] and len(left(folder)) == 3
 
 
 @pytest.mark.parametrize(
@@ -193,34 +195,37 @@ def test_of_two_imports_at_once_the_second_finds_the_image(bench, folder: Path, 
         ("ubuntu:24.04", ["nvcr.io"], "registry-1.docker.io, auth.docker.io"),
     ],
 )
-def test_missing_credentials_are_named_and_none_is_printed(
+def test_missing_credentials_are_reported_and_no_secret_is_printed(
     bench, tmp_path: Path, folder: Path, source: str, machines: list[str], missing: str | None
 ) -> None:
     file = tmp_path / "CONFIG/.credentials"
     file.touch(0o600)
     file.write_text("".join(f"machine {name} login $oauthtoken password {SECRET}\n" for name in machines))
-    code, out = said(bench("import", source, "--dir", str(folder), how="no access"))
+    code, out = finished(bench("import", source, "--dir", str(folder), how="no access"))
     assert code == 1 and SECRET not in out and "oauthtoken password nv" not in out
     assert re.findall(r"no credentials for (.+) in", out) == ([missing] if missing else [])
 
 
-def test_credentials_that_others_may_read_are_named(bench, tmp_path: Path, folder: Path) -> None:
+def test_credentials_that_others_may_read_are_reported(bench, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "CONFIG/.credentials").write_text("machine nvcr.io login a password b\n")
     (tmp_path / "CONFIG/.credentials").chmod(0o644)
-    assert "ENR-01: others may read" in said(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), how="no access"))[1]
+    assert (
+        "ENR-01: other users may read"
+        in finished(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), how="no access"))[1]
+    )
 
 
-def test_programs_that_are_not_there_are_named(bench, tmp_path: Path, folder: Path, image_file: Path) -> None:
+def test_missing_programs_are_reported(bench, tmp_path: Path, folder: Path, image_file: Path) -> None:
     (tmp_path / "bare").mkdir()
-    code, out = said(bench("import", str(image_file), "--dir", str(folder), PATH=str(tmp_path / "bare")))
+    code, out = finished(bench("import", str(image_file), "--dir", str(folder), PATH=str(tmp_path / "bare")))
     assert code == 2 and "unsquashfs is not on PATH" in out and "squashfs-tools" in out
     for program in ("mksquashfs", "unsquashfs"):
         (tmp_path / "bare" / program).symlink_to(str(shutil.which(program)))
-    code, out = said(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), PATH=str(tmp_path / "bare")))
+    code, out = finished(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), PATH=str(tmp_path / "bare")))
     assert code == 2 and "enroot is not on PATH" in out
 
 
-# the real Enroot, and a registry of our own on loopback
+# the real Enroot and a registry on the loopback interface
 
 
 @pytest.fixture
@@ -273,13 +278,13 @@ def registry(image_file: Path) -> Iterator[tuple[str, str]]:
 def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path, registry: tuple[str, str]) -> None:
     name, digest = registry
     for source, full in ((f"{name}/runstop/tiny:1", ":1"), (f"docker://{name}#runstop/tiny@{digest}", f"@{digest}")):
-        code, out = said(bench("import", source, "--dir", str(folder), "--json", ENROOT_ALLOW_HTTP="y"))
+        code, out = finished(bench("import", source, "--dir", str(folder), "--json", ENROOT_ALLOW_HTTP="y"))
         assert code == 0
         imported = json.loads(out.splitlines()[-1])
         assert imported["is_new"] and imported["record"]["source"] == f"docker://{name}#runstop/tiny{full}"
         assert imported["record"]["importer"].startswith("enroot ")
         assert store.faults(Path(imported["path"])) == []
-        assert '"is_new": false' in said(bench("import", source, "--dir", str(folder), "--json"))[1]
-    code, out = said(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
+        assert '"is_new": false' in finished(bench("import", source, "--dir", str(folder), "--json"))[1]
+    code, out = finished(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
     assert code == 1 and "ENR-10" in out and "404 Not Found" in out
     assert len(left(folder)) == 6

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squa
 HERE = platform.machine()
 DIGEST = f"sha256:{'a1' * 32}"
 QUICK = ("-Xcompression-level", "1")
-"""Of mksquashfs: a seventh of the CPU time, for an image that is a little larger."""
+"""Options of mksquashfs that need a seventh of the CPU time, for a slightly larger image."""
 
 
 # names
@@ -45,17 +45,17 @@ QUICK = ("-Xcompression-level", "1")
         ("dockerd://acme/runstop-train:1", "dockerd://acme/runstop-train:1", "runstop-train-1"),
     ],
 )
-def test_a_name_is_spelled_for_every_enroot(source: str, uri: str, label: str) -> None:
-    found = reference.read(source)
-    assert not isinstance(found, Path)
-    assert (found.uri, found.label) == (uri, label)
+def test_a_uri_works_with_every_version_of_enroot(source: str, uri: str, label: str) -> None:
+    image = reference.read(source)
+    assert not isinstance(image, Path)
+    assert (image.uri, image.label) == (uri, label)
 
 
 @pytest.mark.parametrize(
     "source", ["", "Nvidia/PyTorch:1", "ftp://a/b", "a b", "nvcr.io/nvidia/x@sha256:12", "dockerd://"]
 )
-def test_what_names_no_image_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="does not name an image"):
+def test_an_invalid_image_name_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="is not a valid image name"):
         reference.read(source)
 
 
@@ -79,7 +79,7 @@ def test_a_password_in_a_name_is_refused_and_not_repeated() -> None:
         ("docker.io/library/ubuntu:24.04", "registry-1.docker.io#library/ubuntu:24.04"),
     ],
 )
-def test_what_pyxis_would_misread_is_corrected(image: str, corrected: str) -> None:
+def test_a_name_that_pyxis_would_misread_is_corrected(image: str, corrected: str) -> None:
     spelling = reference.misspelled(image)
     assert spelling is not None and spelling.corrected == corrected
     assert reference.misspelled(corrected) is None
@@ -88,7 +88,7 @@ def test_what_pyxis_would_misread_is_corrected(image: str, corrected: str) -> No
 @pytest.mark.parametrize(
     "image", ["/raid/a.sqsh", "./a.sqsh", "../a.sqsh", "nvidia/cuda:13", "ubuntu", "nvcr.io#nvidia/x:1"]
 )
-def test_what_pyxis_reads_right_is_left_alone(image: str) -> None:
+def test_a_name_that_pyxis_reads_correctly_is_unchanged(image: str) -> None:
     assert reference.misspelled(image) is None
 
 
@@ -97,7 +97,7 @@ def test_what_pyxis_reads_right_is_left_alone(image: str) -> None:
 
 @pytest.fixture
 def squashed(tmp_path: Path) -> Callable[..., Path]:
-    """Make a real image of a program of this machine and files."""
+    """Create a real image from a program of this machine and files."""
 
     def make(name: str = "tiny.sqsh", **files: str) -> Path:
         root = tmp_path / f"root-{name}"
@@ -116,8 +116,8 @@ def squashed(tmp_path: Path) -> Callable[..., Path]:
 
 
 def bring(source: object, folder: Path, **how: Any) -> tuple[importer.Imported, list[str]]:
-    said: list[str] = []
-    return importer.bring(str(source), folder, how=importer.How(**how), say=said.append), said
+    lines: list[str] = []
+    return importer.import_image(str(source), folder, options=importer.ImportOptions(**how), say=lines.append), lines
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def image(squashed: Callable[..., Path], tmp_path: Path) -> Path:
     return bring(squashed(), tmp_path / "images")[0].path
 
 
-def test_a_file_is_named_by_its_content_and_recorded(squashed: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_imported_file_has_its_digest_in_name_and_record(squashed: Callable[..., Path], tmp_path: Path) -> None:
     marker = {"name": "runstop-train", "versions": {"torch": "2.10"}, "commit": "c0ffee"}
     file = squashed(**{"etc/runstop-image.json": json.dumps(marker)})
     imported, _ = bring(file, tmp_path / "new" / "images")
@@ -138,13 +138,13 @@ def test_a_file_is_named_by_its_content_and_recorded(squashed: Callable[..., Pat
     assert record.sha256 == digest and record.source == f"file://{file}" and record.marker == marker
     assert record.architecture == HERE and record.os_release == {"ID": "tiny", "PRETTY_NAME": "Tiny 1"}
     assert store.verify(imported.path, architecture=None) == (record, [])
-    again, _ = bring(file, imported.path.parent)
-    assert not again.is_new and again.record == record
+    second, _ = bring(file, imported.path.parent)
+    assert not second.is_new and second.record == record
     assert sorted(p.suffix for p in imported.path.parent.iterdir()) == [".checked", ".json", ".lock", ".sqsh"]
 
 
 def damaged(image: Path, how: str) -> Path:
-    """Do to an imported image what happens to files."""
+    """Damage an imported image."""
     content = image.read_bytes()
     image.chmod(0o644)
     if how == "cut":
@@ -171,17 +171,17 @@ def damaged(image: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "rules", "what", "seen_by_list"),
     [
-        ("cut", ["ENR-08", "ENR-08"], "it is cut short", True),
+        ("cut", ["ENR-08", "ENR-08"], "the file is truncated", True),
         ("empty", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
-        ("flipped", ["ENR-08"], "its content is sha256", False),
+        ("flipped", ["ENR-08"], "the content has changed: its sha256 is", False),
         ("another", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
-        ("renamed", ["ENR-11"], "does not hold its digest", True),
-        ("unrecorded", ["ENR-11"], "no record", True),
-        ("half a record", ["ENR-11"], "no record", True),
-        ("swapped", ["ENR-11"], "of another file", True),
+        ("renamed", ["ENR-11"], "contains no digest", True),
+        ("unrecorded", ["ENR-11"], "no readable record", True),
+        ("half a record", ["ENR-11"], "no readable record", True),
+        ("swapped", ["ENR-11"], "belongs to another file", True),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(
+def test_damage_of_a_file_is_reported(
     image: Path, capsys: pytest.CaptureFixture[str], how: str, rules: list[str], what: str, seen_by_list: bool
 ) -> None:
     file = damaged(image, how)
@@ -211,8 +211,8 @@ def flip(image: Path, *, keeping_its_times: bool = False) -> None:
 def doctors_findings(image: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("CONT", str(image))
     plan = SimpleNamespace(config=SimpleNamespace(container=SimpleNamespace(image="$CONT")))
-    found = checks.file(Subject(plan, ""))  # type: ignore[arg-type]
-    return [f"{finding.rule} {finding.what}" for finding in found if isinstance(finding, Finding)]
+    outcomes = checks.file(Subject(plan, ""))  # type: ignore[arg-type]
+    return [f"{finding.rule} {finding.what}" for finding in outcomes if isinstance(finding, Finding)]
 
 
 @pytest.mark.parametrize("keeping_its_times", [False, True])
@@ -220,7 +220,7 @@ def doctors_findings(image: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
     image: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keeping_its_times: bool, is_ours: bool
 ) -> None:
-    """In a folder of our own, and in one that only others may write to, whose images nobody has read since."""
+    """In a writable folder, and in a read-only folder whose images this user has not read yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read: list[Path] = []
     sha256 = atomic_files.sha256
@@ -230,39 +230,41 @@ def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
         image.with_suffix(".checked").mkdir()  # root may write everywhere, but not there
         assert doctors_findings(image, monkeypatch) == [] and read.pop() == image
         assert len(list((tmp_path / "cache").rglob("*.checked"))) == 1
-    assert doctors_findings(image, monkeypatch) == [] and read == [], "the import has read it"
+    assert doctors_findings(image, monkeypatch) == [] and read == [], "the digest of the import is cached"
     digest = sha256(image)
     flip(image, keeping_its_times=keeping_its_times)
     for _ in range(2):
-        (found,) = doctors_findings(image, monkeypatch)
-        assert found == f"ENR-08 its content is sha256 {sha256(image)}, and was {digest}"
+        (finding,) = doctors_findings(image, monkeypatch)
+        assert finding == f"ENR-08 the content has changed: its sha256 is {sha256(image)}, but was {digest}"
     assert read == [image]
 
 
 @pytest.mark.parametrize("named_by", ["name", "record"])
 def test_a_damaged_file_is_not_imported_under_a_new_digest(image: Path, tmp_path: Path, named_by: str) -> None:
-    """It says itself what its content was: by the 12 digits in its name, or by the record beside it."""
+    """Its original digest is in the file name (12 digits) or in its record."""
     flip(image)
     if named_by == "name":
         store.record_path(image).unlink()
-    with pytest.raises(BenchError, match=r"ENR-08: its content is sha256 \w+, and was \w+ when it got its name"):
+    with pytest.raises(
+        BenchError, match=r"ENR-08: the content has changed: its sha256 is \w+, but its name .* has \w+"
+    ):
         bring(image, tmp_path / "others")
     assert contents(tmp_path / "others") == {}
-    with pytest.raises(BenchError, match=r"ENR-08: unsquashfs cannot extract from it: .*failed to read/uncompress"):
+    with pytest.raises(BenchError, match=r"ENR-08: unsquashfs cannot extract files: .*failed to read/uncompress"):
         bring(image.rename(image.with_name("mine.sqsh")), tmp_path / "others")
     assert contents(tmp_path / "others") == {}
 
 
 @pytest.mark.long
 def test_an_import_whose_disk_fails_changes_nothing(squashed: Callable[..., Path], tmp_path: Path) -> None:
-    """Into a folder that holds the same image already, and is to get it again."""
+    """The folder already has the same image, which is imported again."""
     file, folder = squashed(), tmp_path / "images"
     before = bring(file, folder) and contents(folder)
     number, failed = 0, []
     while True:
         with failing(folder, number) as disk:
             try:
-                bring(file, folder, again=True)
+                bring(file, folder, reimport=True)
             except BenchError as error:
                 assert "No space left" in str(error), disk.failed
                 assert contents(folder) == before, disk.failed
@@ -278,7 +280,7 @@ def test_an_import_whose_disk_fails_changes_nothing(squashed: Callable[..., Path
 
 
 @pytest.mark.parametrize("engine", ["dockerd", "podman"])
-def test_a_daemon_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+def test_a_missing_daemon_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     (tmp_path / "bin").mkdir()
     for program in ("unsquashfs", "mksquashfs", "enroot"):
         (tmp_path / "bin" / program).symlink_to("/bin/true")
@@ -286,18 +288,18 @@ def test_a_daemon_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
     program = {"dockerd": "docker"}.get(engine, engine)
     with pytest.raises(ConfigError, match=f"{program} is not on PATH"):
         bring(f"{engine}://acme/tiny:1", tmp_path / "images")
-    assert not (tmp_path / "images").exists(), "nothing was made"
+    assert not (tmp_path / "images").exists(), "the folder was not created"
 
 
 @pytest.mark.parametrize(
     ("source", "end", "fix"),
     [
-        ("dockerd://acme/tiny:1", "exit 1", "`docker image inspect acme/tiny:1` must show the image here"),
-        ("nvcr.io/nvidia/x:1", "exit 1", "see that nvcr.io has this name and tag; `enroot import -- "),
-        ("nvcr.io/nvidia/x:1", "kill -9 $$", "find out what ended Enroot"),
+        ("dockerd://acme/tiny:1", "exit 1", "start the daemon or build the image: `docker image inspect acme/tiny:1`"),
+        ("nvcr.io/nvidia/x:1", "exit 1", "check that nvcr.io has this name and tag; for details: enroot import -- "),
+        ("nvcr.io/nvidia/x:1", "kill -9 $$", "find what killed Enroot"),
     ],
 )
-def test_what_to_do_fits_what_was_to_be_imported(
+def test_the_fix_of_a_failed_import_depends_on_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, end: str, fix: str
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -317,7 +319,7 @@ def run(*argv: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "unrecorded"])
-def test_a_damaged_image_is_never_taken_for_the_one_that_is_asked_for(image: Path, tmp_path: Path, how: str) -> None:
+def test_a_damaged_image_is_never_reused(image: Path, tmp_path: Path, how: str) -> None:
     content = image.read_bytes()
     damaged(image, how)
     imported, _ = bring(tmp_path / "tiny.sqsh", image.parent)
@@ -325,13 +327,13 @@ def test_a_damaged_image_is_never_taken_for_the_one_that_is_asked_for(image: Pat
     assert store.faults(image) == []
 
 
-def test_an_image_for_another_cpu_is_refused_unless_it_is_asked_for(
+def test_an_image_for_another_cpu_is_refused_unless_requested(
     squashed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, folder = squashed(), tmp_path / "images"
     other = "aarch64" if HERE == "x86_64" else "x86_64"
     monkeypatch.setattr(platform, "machine", lambda: other)
-    with pytest.raises(BenchError, match=f"ENR-07: it is made for {HERE}, and the nodes are {other}"):
+    with pytest.raises(BenchError, match=f"ENR-07: the image is for {HERE}, but the nodes are {other}"):
         bring(file, folder)
     assert list(folder.glob("*.sqsh")) == [] == list(folder.glob(".*.part"))
     imported, _ = bring(file, folder, architecture=HERE)
@@ -339,7 +341,7 @@ def test_an_image_for_another_cpu_is_refused_unless_it_is_asked_for(
     assert store.verify(imported.path, architecture=HERE)[1] == []
 
 
-def test_a_link_in_an_image_reads_nothing_of_this_machine(squashed: Callable[..., Path], tmp_path: Path) -> None:
+def test_symbolic_links_in_an_image_read_no_local_files(squashed: Callable[..., Path], tmp_path: Path) -> None:
     file, root = squashed(), tmp_path / "root-tiny.sqsh"
     (tmp_path / "of_host").write_text('{"name": "host"}')
     (tmp_path / "release_of_host").write_text("ID=host\n")
@@ -348,11 +350,11 @@ def test_a_link_in_an_image_reads_nothing_of_this_machine(squashed: Callable[...
         (root / "etc" / place).unlink(missing_ok=True)
         (root / "etc" / place).symlink_to(tmp_path / of_host)
     subprocess.run(["mksquashfs", root, file, "-quiet", "-no-progress", "-noappend", *QUICK], check=True)
-    inside = squashfs.contents(file)
-    assert inside.os_release is None and inside.marker is None and inside.architecture == HERE
+    contents_ = squashfs.contents(file)
+    assert contents_.os_release is None and contents_.marker is None and contents_.architecture == HERE
 
 
-def test_list_names_what_is_left_of_killed_imports(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (image.parent / ".import-node-7.part").write_bytes(b"half")
     (image.parent / f"gone-sha256-{'0' * 12}.json").write_text("{}")
     (image.parent / "link.sqsh").symlink_to("nowhere.sqsh")
@@ -360,32 +362,32 @@ def test_list_names_what_is_left_of_killed_imports(image: Path, capsys: pytest.C
     out = capsys.readouterr().out
     assert (
         "incomplete: its import was killed" in out
-        and "a record without its image" in out
-        and "a link to nothing" in out
+        and "the image of this record is missing" in out
+        and "a broken symbolic link" in out
     )
     with (image.parent / store.LOCK).open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         run("list", "--dir", str(image.parent))
-    assert "incomplete: an import is at work" in capsys.readouterr().out
+    assert "incomplete: an import is running" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
-        (["import", "{tmp}/none.sqsh"], "ENR-07: no such file"),
-        (["import", "{tmp}/text.sqsh"], "ENR-08: it has no squashfs superblock"),
+        (["import", "{tmp}/none.sqsh"], "ENR-07: file not found"),
+        (["import", "{tmp}/text.sqsh"], "ENR-08: no squashfs superblock"),
         (["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"], "CFG-08: File exists"),
-        (["verify", "{tmp}/none.sqsh"], "ENR-07: no such file"),
+        (["verify", "{tmp}/none.sqsh"], "ENR-07: file not found"),
         (["list", "--dir", "{tmp}/none"], "No such file or directory"),
     ],
 )
 def test_a_bad_request_changes_nothing(
-    squashed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+    squashed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     squashed()
     (tmp_path / "text.sqsh").write_text("no image")
-    assert run(*(word.format(tmp=tmp_path) for word in argv)) == 2
-    assert said in capsys.readouterr().err
+    assert run(*(argument.format(tmp=tmp_path) for argument in argv)) == 2
+    assert message in capsys.readouterr().err
 
 
 def elf(machine: int, *, order: Literal["little", "big"]) -> bytes:

@@ -46,9 +46,9 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_version_of_a_program_that_is_not_there_or_fails_is_not_known(tmp_path: Path) -> None:
+def test_the_version_of_a_missing_or_failing_program_is_unknown(tmp_path: Path) -> None:
     for name, script in (("good", "echo 3.4.1"), ("bad", "echo 3; exit 1"), ("silent", "true")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    found = [tools.version(str(tmp_path / name)) for name in ("good", "bad", "silent", "absent")]
-    assert found == ["3.4.1", None, None, None]
+    versions = [tools.version(str(tmp_path / name)) for name in ("good", "bad", "silent", "absent")]
+    assert versions == ["3.4.1", None, None, None]

@@ -1,4 +1,4 @@
-"""How calls are timed on a GPU: by events on its stream, in an order that a made-up device notes."""
+"""Timing of calls on a GPU by events on its stream, with a fake device that records the order."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class Device:
-    """A stream that is as far as its calls have taken, with a host that waits for none of them; it notes all else."""
+    """A fake stream whose clock advances with its calls, while the host does not wait; it records all actions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
         self.now_s, self.seconds, self.events = 0.0, seconds, 0
@@ -49,7 +49,7 @@ class Device:
 
 
 class Event:
-    """Where the stream was when it was recorded; times between two of them are in milliseconds, as torch has them."""
+    """The time of the stream when the event was recorded; times between two events are in milliseconds, as in torch."""
 
     def __init__(self, device: Device, number: int) -> None:
         self.device, self.number = device, number
@@ -64,24 +64,24 @@ class Event:
         return 1000 * (end.at_s - self.at_s)
 
 
-def test_calls_one_after_another_lie_between_events_and_the_host_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_back_to_back_calls_are_timed_by_events_with_one_synchronization(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, iter([0.25, 0.5, 1.0]))
-    assert timing.laps(device.call, 3, GPU) == [0.25, 0.5, 1.0]
+    assert timing.time_back_to_back(device.call, 3, GPU) == [0.25, 0.5, 1.0]
     assert device.did == ["called"] * 3 + [("finished", GPU)] and device.events == 4
 
 
-def test_a_cool_run_begins_on_an_idle_device_without_its_operands_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what clears the cache nor the head start of the host is timed."""
+def test_cool_run_starts_on_an_idle_device_with_a_flushed_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither flushing the cache nor the head start of the host is timed."""
     device = Device(monkeypatch, iter([0.25, 0.5]))
-    assert timing.cool(device.call, 2, GPU) == [0.25, 0.5]
+    assert timing.time_cool(device.call, 2, GPU) == [0.25, 0.5]
     before = [("finished", GPU), ("paused", 0.005), ("zeroed", 100 * MIB), ("slept", 400_000), "called"]
     assert device.did == [*before, ("waited for", 1), *before, ("waited for", 3)]
 
 
-def test_the_host_is_two_stretches_ahead_of_the_device_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of 1/64 s makes a stretch by itself; half a second has 8 of them before, and 32 that are timed."""
+def test_host_is_at_most_two_stretches_ahead_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 1/64 s is one stretch; half a second has 8 stretches to heat up, and 16 that are timed."""
     device = Device(monkeypatch, iter([1 / 64] * (1 + 8) + [1 / 32] * 16))
-    assert timing.sustained(device.call, 0.5, GPU) == [1 / 32] * 16
+    assert timing.time_sustained(device.call, 0.5, GPU) == [1 / 32] * 16
     waited = [step[1] for step in device.did if step[0] == "waited for"]
     hot, timed = 2, 2 + 9
     assert waited == [hot, *range(hot, hot + 7), timed, *range(timed, timed + 15)]
@@ -90,12 +90,12 @@ def test_the_host_is_two_stretches_ahead_of_the_device_at_most(monkeypatch: pyte
 
 def test_three_stretches_are_timed_on_a_device_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, iter([10.0] * 7))
-    assert timing.sustained(device.call, 1.0, GPU) == [10.0] * 3
+    assert timing.time_sustained(device.call, 1.0, GPU) == [10.0] * 3
 
 
 def test_a_stretch_has_as_many_short_calls_as_fill_a_fiftieth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that seems to take no time at all counts as one of a microsecond."""
+    """A call with a measured time of 0 counts as one microsecond."""
     device = Device(monkeypatch, iter([0.004, *[1.0] * (2 * 3 * 5)]))
-    assert timing.sustained(device.call, 1.0, GPU) == pytest.approx([1.0] * 3)
+    assert timing.time_sustained(device.call, 1.0, GPU) == pytest.approx([1.0] * 3)
     device = Device(monkeypatch, iter([0.0, *[1.0] * (2 * 3 * 20_000)]))
-    assert timing.sustained(device.call, 1.0, GPU) == pytest.approx([1.0] * 3)
+    assert timing.time_sustained(device.call, 1.0, GPU) == pytest.approx([1.0] * 3)

@@ -1,4 +1,4 @@
-"""What each call of a point does to its tensors, and who is said to compute it, with torch's GPU parts stood in for."""
+"""The prepared call of each point: its tensors and its implementation; parts of torch that need a GPU are replaced."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -22,52 +22,52 @@ def point(family: str, operation: str, variant: str, sizes: list[int], ranks: in
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Note whether each buffer of the host is pinned, which takes a driver."""
-    asked, empty = [], torch.empty
+    """Record whether each host buffer is pinned, because pinning needs a driver."""
+    pinned_calls, empty = [], torch.empty
 
     def noted(*size: int, pin_memory: bool | None = None, **others: Any) -> Tensor:
-        asked.extend([] if pin_memory is None else [pin_memory])
+        pinned_calls.extend([] if pin_memory is None else [pin_memory])
         return empty(*size, **others)
 
     monkeypatch.setattr(torch, "empty", noted)
-    return asked
+    return pinned_calls
 
 
 @pytest.mark.parametrize(("operation", "variant"), [("host_to_device", "pinned"), ("device_to_host", "pageable")])
 def test_bytes_are_copied_to_or_from_one_buffer_of_the_host(pinned: list[bool], operation: str, variant: str) -> None:
-    """It is filled with one block of random bytes, again and again; the last one is cut off."""
+    """The buffer is filled by repeating one block of random bytes; the last block is truncated."""
     size = memcpy.BLOCK + 3
     prepared = memcpy.prepare(point("memcpy", operation, variant, [size]), CPU)
     held = dict(zip(prepared.call.__code__.co_freevars, prepared.call.__closure__, strict=True))
     source, target = (held[name].cell_contents for name in ("source", "target"))
     on_host = source if operation == "host_to_device" else target
     assert torch.equal(on_host[-3:], on_host[:3]) and len(on_host[: memcpy.BLOCK].unique()) == 256
-    assert pinned == [variant == "pinned"] and prepared.ran == "torch.Tensor.copy_"
+    assert pinned == [variant == "pinned"] and prepared.implementation == "torch.Tensor.copy_"
     assert not torch.equal(source, target) and len(source) == len(target) == size
     assert prepared.call() is target and torch.equal(source, target) and source.dtype is torch.uint8
 
 
 def test_bytes_go_to_the_next_gpu_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one copies to the first, if the two see each other."""
+    """The last GPU copies to the first one, if they have peer access."""
     links = {(0, 1), (1, 0), (3, 0)}
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: (own, other) in links)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert memcpy._next(torch.device("cuda", 3)) == torch.device("cuda", 0)
+    assert memcpy._next_gpu(torch.device("cuda", 3)) == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [memcpy._next(torch.device("cuda", own)).index for own in (0, 1)] == [1, 0]
-    monkeypatch.setattr(memcpy, "_next", lambda device: META)
+    assert [memcpy._next_gpu(torch.device("cuda", own)).index for own in (0, 1)] == [1, 0]
+    monkeypatch.setattr(memcpy, "_next_gpu", lambda device: META)
     target = memcpy.prepare(point("memcpy", "peer", "", [16]), CPU).call()
     assert target.device == META and memcpy.prepare(point("memcpy", "device", "", [16]), CPU).call().device == CPU
 
 
 @pytest.mark.parametrize(("count", "sees"), [(1, True), (4, False)])
-def test_without_another_gpu_in_reach_nothing_is_copied(
-    monkeypatch: pytest.MonkeyPatch, count: int, sees: bool
-) -> None:
+def test_missing_peer_access_is_refused(monkeypatch: pytest.MonkeyPatch, count: int, sees: bool) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: sees)
-    with pytest.raises(SubmitError, match=f"GPU 0 sees {count} GPUs, and none that it can copy to") as refused:
-        memcpy._next(torch.device("cuda", 0))
+    with pytest.raises(
+        SubmitError, match=rf"GPU 0 has no peer access to another GPU \({count} GPUs are visible"
+    ) as refused:
+        memcpy._next_gpu(torch.device("cuda", 0))
     assert refused.value.rule == "HW-03" and refused.value.where == "cluster.slurm.gpu_request"
 
 
@@ -86,7 +86,7 @@ CALLED = {"all_gather": "_ALL_GATHER", "reduce_scatter": "_REDUCE_SCATTER", "all
 def test_a_collective_has_its_size_as_nccl_tests_count_it(
     monkeypatch: pytest.MonkeyPatch, operation: str, variant: str, itemsize: int
 ) -> None:
-    """32 numbers over 4 ranks; the whole tensor is what is gathered, and what is scattered."""
+    """32 elements over 4 ranks; the full tensor is the result of all-gather and the input of reduce-scatter."""
     called: list[tuple[str, tuple[Tensor, ...], dict[str, Any]]] = []
 
     def noted(name: str) -> Any:
@@ -104,30 +104,30 @@ def test_a_collective_has_its_size_as_nccl_tests_count_it(
     assert (name, [list(x.shape) for x in tensors]) == (CALLED.get(operation, operation), shapes)
     assert {x.dtype.itemsize for x in tensors} == {itemsize} and len({x.data_ptr() for x in tensors}) == len(tensors)
     assert others == {"group": group} | ({"dst": 0} if operation == "reduce" else {})
-    assert prepared.ran == f"gloo; bus bandwidth = {factor} x size / time"
+    assert prepared.implementation == f"gloo; bus bandwidth = {factor} x size / time"
 
 
-def test_nccl_is_named_with_what_decides_its_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_is_reported_with_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
     for name in collectives.SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    assert collectives.algorithm(torch.device("cuda")) == "NCCL 2.27.3, its own choice"
+    assert collectives.algorithm(torch.device("cuda")) == "NCCL 2.27.3, default algorithm"
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     assert collectives.algorithm(torch.device("cuda")) == "NCCL 2.27.3, NCCL_ALGO=Ring, NCCL_NVLS_ENABLE=0"
 
 
-def test_a_product_is_that_of_the_numbers_that_were_drawn() -> None:
+def test_gemm_multiplies_its_random_operands() -> None:
     torch.manual_seed(3)
     prepared = gemm.prepare(point("gemm", "gemm", "fp32", [5, 7, 11]), CPU)
     torch.manual_seed(3)
     x_MK, w_NK = torch.randn(5, 11), torch.randn(7, 11)
     out = prepared.call()
     torch.testing.assert_close(out, x_MK @ w_NK.T)
-    assert prepared.call() is out and prepared.ran == "torch.mm", "into the same memory"
+    assert prepared.call() is out and prepared.implementation == "torch.mm", "into the same memory"
 
 
-def test_a_product_in_fp8_multiplies_the_drawn_numbers_by_the_scales_of_their_rows(
+def test_fp8_gemm_applies_the_row_scales(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def scaled(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, **others: Any) -> Tensor:
@@ -141,21 +141,21 @@ def test_a_product_in_fp8_multiplies_the_drawn_numbers_by_the_scales_of_their_ro
     torch.manual_seed(3)
     x_MK, w_NK = (torch.randn(rows, 64, dtype=torch.bfloat16).float() for rows in (5, 7))
     torch.testing.assert_close(prepared.call(), x_MK @ w_NK.T, rtol=0, atol=1.5)
-    assert prepared.ran == "torch._scaled_mm, one scale a row, fast accumulation"
+    assert prepared.implementation == "torch._scaled_mm, one scale per row, fast accumulation"
 
 
 def test_keys_and_values_are_repeated_for_a_backend_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 rows, 4 heads over 2 of keys and values; what is repeated is no part of what is timed."""
+    """2 rows, 4 query heads, 2 key/value heads; repeating is not timed."""
     monkeypatch.setitem(attention.BACKENDS, AttentionBackend.efficient, attention.SDPBackend.MATH)
     monkeypatch.setattr(attention, "_require", lambda fused, backend: f"{backend.name} {fused}")
     sizes = [2, 4, 2, 8, 16]
     prepared = attention.prepare(point("attention", "forward", "efficient", sizes), CPU)
-    assert prepared.ran == "efficient , keys and values repeated 2 times before"
+    assert prepared.implementation == "efficient , keys and values repeated 2 times"
     assert not prepared.call().requires_grad
     gradients = attention.prepare(point("attention", "backward", "efficient", sizes), CPU).call()
     assert [tuple(g.shape) for g in gradients] == [(2, 4, 8, 16)] * 3
     k_BGSD = torch.randn(2, 2, 8, 16, requires_grad=True)
-    repeated = attention._repeated(k_BGSD, 2, is_backward=True)
+    repeated = attention._repeat_heads(k_BGSD, 2, is_backward=True)
     assert torch.equal(repeated, k_BGSD[:, [0, 0, 1, 1]]) and repeated.is_leaf and repeated.requires_grad
-    assert attention._repeated(k_BGSD, 1, is_backward=True) is k_BGSD
-    assert not attention._repeated(k_BGSD, 2, is_backward=False).requires_grad
+    assert attention._repeat_heads(k_BGSD, 1, is_backward=True) is k_BGSD
+    assert not attention._repeat_heads(k_BGSD, 2, is_backward=False).requires_grad

@@ -46,7 +46,7 @@ def runstop(tree: Path, *words: object, status: int = 0) -> str:
     return done.stdout
 
 
-def test_files_that_are_not_its_own_change_in_a_few_places() -> None:
+def test_a_new_kind_changes_few_existing_files() -> None:
     patch = (ECHO / "hooks.patch").read_text()
     hunks = re.findall(r"^@@ ", patch, re.MULTILINE)
     assert 0 < len(hunks) <= MAX_HUNKS
@@ -72,7 +72,7 @@ def test_a_run_is_judged_and_reported(tree: Path, run: Path) -> None:
     assert (tree / "page" / "words.csv").read_text().count("two") == 2
 
 
-def test_what_a_log_lacks_is_a_problem_everywhere(tree: Path) -> None:
+def test_missing_records_are_problems(tree: Path) -> None:
     failed, problem = tree / "failed" / "echo", "two was not echoed"
     runstop(tree, "launch", *LOCAL, "task.echo.loses=two", f"launch.folder={failed}", status=1)
     assert problem in runstop(tree, "parse", failed / "result_0.txt", status=1)
@@ -80,7 +80,7 @@ def test_what_a_log_lacks_is_a_problem_everywhere(tree: Path) -> None:
     assert problem in runstop(tree, "why", failed, status=1)
 
 
-def test_two_arms_are_compared_and_remembered(tree: Path, run: Path) -> None:
+def test_two_arms_are_compared_and_recorded(tree: Path, run: Path) -> None:
     runstop(tree, "study", "echo", "cluster=local", "-o", tree / "study")
     assert "words/s" in (tree / "study" / "index.html").read_text()
     assert "word_rate" in runstop(tree, "history", "echo_tiny", "--folder", run.parent, "--json")

@@ -1,4 +1,4 @@
-"""Runs as a user starts them: wrong input, interrupts, deaths, two at once."""
+"""Runs as users start them: wrong input, interrupts, killed processes, two runs at once."""
 
 import json
 import os
@@ -26,29 +26,29 @@ from helpers.ranks import mounted
 
 pytestmark = pytest.mark.starts
 
-SHORT = (
+SHORT_RUN = (
     "task.training.max_steps=4",
     "recipe.eval_every_samples=16",
     "recipe.eval_skip=0",
     "task.training.target_eval_loss=100",
 )
-"""Four steps, evaluated at the second, which reaches a target that everything reaches."""
+"""Four steps with an evaluation at the second; any loss reaches the target."""
 
 UNMEASURED = ("launch.health=false",)
-"""Without a node check, which the default run has: two ranks that import torch for it."""
+"""Without the node check of the default run, for which two ranks import torch."""
 
 Launch = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows and base checkpoint for every run of this module, made once by two runs that start at the same time."""
+    """Rows and base checkpoint for every run of this module, prepared once by two runs that start at the same time."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
 def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
-    """Start `python -m bench.launch` on a cache and a results folder of the test."""
+    """Start `runstop launch` on a cache and a results folder of the test."""
 
     def start(*overrides: str, **environment: str) -> "subprocess.Popen[str]":
         paths = {"DATADIR": str(cache), "MODEL": str(cache), "LOGDIR": str(tmp_path / "runs")}
@@ -66,7 +66,11 @@ WRONG = {
     "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),
     "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "use one of 1, 2"),
     "no DATADIR": (["task=lora70b", "cluster=dgx1"], "DATADIR is not set", "export DATADIR="),
-    "no rows": (["task=lora70b", "parallel={tp: 1, cp: 1, sp: false}"], "no rows of gov_report", "point DATADIR"),
+    "no rows": (
+        ["task=lora70b", "parallel={tp: 1, cp: 1, sp: false}"],
+        "no prepared rows of gov_report",
+        "set DATADIR to the prepared rows",
+    ),
     "one of a sweep": (["--multirun", "launch.dry_run=true", "parallel.tp=1,3"], "tp 3 does not divide", "use one of"),
 }
 
@@ -86,11 +90,11 @@ def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path
 def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
     process = launch("task=lora70b", "cluster=dgx2", "launch.dry_run=true")
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0 and "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp chosen)" in output
+    assert process.returncode == 0 and "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp automatic)" in output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback(launch: Launch) -> None:
+def test_a_closed_pipe_gives_no_traceback(launch: Launch) -> None:
     process = launch("launch.dry_run=true", PYTHONUNBUFFERED="1")
     assert process.stdout is not None and process.stdout.readline().startswith("lora_tiny-local: ")
     process.stdout.close()
@@ -110,10 +114,10 @@ def test_a_small_disk_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m"):
         process = launch(LOGDIR=str(tmp_path / "small"))
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "CFG-08: 1 MiB free, and a run needs" in output
+    assert process.returncode == 2 and "CFG-08: 1 MiB free, but the run needs" in output
 
 
-def test_a_taken_port_is_refused(launch: Launch) -> None:
+def test_a_port_in_use_is_refused(launch: Launch) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -121,39 +125,39 @@ def test_a_taken_port_is_refused(launch: Launch) -> None:
         taken.listen()
         process = launch(f"cluster.master_port={taken.getsockname()[1]}")
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "NCC-05" in output and "null to have a free one picked" in output
+    assert process.returncode == 2 and "NCC-05" in output and "or null for any free port" in output
 
 
 def test_a_folder_with_results_is_refused(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "result_0.txt").write_text("somebody's result")
     process = launch(f"launch.folder={tmp_path}")
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "CFG-05: result_0.txt exists" in output
+    assert process.returncode == 2 and "CFG-05: result_0.txt already exists" in output
     assert (tmp_path / "result_0.txt").read_text() == "somebody's result"
 
 
 @pytest.mark.trains
-def test_the_default_run_is_proven_and_one_beside_it_shares_its_preparation(launch: Launch, tmp_path: Path) -> None:
-    """The README's run from an empty cache, and at the same time one whose target proves nothing."""
+def test_the_default_run_is_valid_and_a_second_one_shares_its_preparation(launch: Launch, tmp_path: Path) -> None:
+    """The README's run from an empty cache, and at the same time one with a meaningless target."""
     default = launch(f"launch.folder={tmp_path}/default")
-    beside = launch(*SHORT, f"launch.folder={tmp_path}/beside")
-    output, output_beside = (process.communicate(timeout=1500)[0] for process in (default, beside))
+    short = launch(*SHORT_RUN, f"launch.folder={tmp_path}/short")
+    output, output_short = (process.communicate(timeout=1500)[0] for process in (default, short))
     trained = [any(e.key == mllog.TRAIN_LOSS for e in reader.read(log)[0]) for log in tmp_path.glob("*/prepare.txt")]
     assert sorted(trained) == [False, True], "one run trains the base, the other waits for it"
-    assert (default.returncode, beside.returncode) == (0, 1), output + output_beside
+    assert (default.returncode, short.returncode) == (0, 1), output + output_short
     assert all(f"official rules {version}, open: passed" in output for version in ("5.1.0", "6.1.0"))
-    assert "LOG-12" in output_beside, "a target of 100 is no llama2_70b_lora"
+    assert "LOG-12" in output_short, "a target of 100 is no llama2_70b_lora"
     result = parse(tmp_path / "default" / "result_0.txt")
     assert result.valid and result.converged and result.samples_to_target >= 1536
     assert "not a submission" in str(result.org) and "not a submission" in str(result.platform)
-    assert json.loads((tmp_path / "default" / "status.json").read_text())["outcome"] == "proven"
+    assert json.loads((tmp_path / "default" / "status.json").read_text())["outcome"] == "valid"
     assert (
         json.loads((tmp_path / "default" / "ledger.json").read_text())[0]["samples_to_target"]
         == result.samples_to_target
     )
     assert (tmp_path / "default" / "loss_0.png").read_bytes().startswith(b"\x89PNG")
-    assert all(verify(tmp_path / name).passed for name in ("default", "beside"))
-    shutil.copy(tmp_path / "beside" / "result_0.txt", tmp_path / "default" / "result_0.txt")
+    assert all(verify(tmp_path / name).passed for name in ("default", "short"))
+    shutil.copy(tmp_path / "short" / "result_0.txt", tmp_path / "default" / "result_0.txt")
     compared = verify(tmp_path / "default").compared
     assert {"result_0.txt", "result_0.txt, attempt"} <= {each.what for each in compared if each.passed is False}
 
@@ -167,7 +171,7 @@ ENDINGS = {
 
 @pytest.mark.trains
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_path: Path, ending: str) -> None:
+def test_a_stopped_run_logs_aborted_and_leaves_no_process(launch: Launch, tmp_path: Path, ending: str) -> None:
     signum, whom, exit_code, outcome, rule = ENDINGS[ending]
     process = launch(*UNMEASURED, f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")
     wait_for(lambda: "train_loss" in text(tmp_path / "run" / "result_0.txt"), process)
@@ -179,7 +183,7 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
         os.kill(process.pid if whom == "launcher" else rank_1(pids), signum)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == exit_code, output
-    assert "Traceback" not in output and "python -m bench why" in output
+    assert "Traceback" not in output and "runstop why" in output
     assert explain([tmp_path / "run"]).rule == rule
     assert not [pid for pid in pids if alive(pid)]
     last, checksum = reader.read(tmp_path / "run" / "result_0.txt")[0][-2:]
@@ -190,7 +194,7 @@ def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_
 
 
 @pytest.mark.trains
-def test_a_rank_that_is_stopped_is_named_by_the_others_and_ends_the_run(launch: Launch, tmp_path: Path) -> None:
+def test_a_stalled_rank_is_named_by_the_others_and_ends_the_run(launch: Launch, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = launch(*UNMEASURED, f"launch.folder={run}", "recipe.log_every_steps=1", "launch.stall.floor_s=10")
     wait_for(lambda: "train_loss" in text(run / "result_0.txt"), process)
@@ -198,10 +202,10 @@ def test_a_rank_that_is_stopped_is_named_by_the_others_and_ends_the_run(launch: 
     os.kill(rank_1(pids), signal.SIGSTOP)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 1 and "Traceback" not in output, output
-    blamed = f"rank 1 on {socket.gethostname()} did not answer and wrote no stack; no progress for "
-    status, found = json.loads(text(run / "status.json")), explain([run])
-    assert (status["rule"], found.rule) == ("RUN-17", "RUN-17")
-    assert status["evidence"].startswith(f"RUN-17: {blamed}") and str(found.evidence).startswith(f"RUN-17: {blamed}")
+    blamed = f"rank 1 on {socket.gethostname()} did not respond and wrote no stack; no progress for "
+    status, cause = json.loads(text(run / "status.json")), explain([run])
+    assert (status["rule"], cause.rule) == ("RUN-17", "RUN-17")
+    assert status["evidence"].startswith(f"RUN-17: {blamed}") and str(cause.evidence).startswith(f"RUN-17: {blamed}")
     assert [path.name for path in run.glob("rank_logs/*.stack")] == ["trial_0_rank_0.stack"]
     assert not [pid for pid in pids if alive(pid)]
     last = reader.read(run / "result_0.txt")[0][-2]  # the seal follows it
@@ -220,8 +224,8 @@ def test_ranks_do_not_outlive_a_killed_launcher(launch: Launch, tmp_path: Path) 
 
 
 @pytest.mark.trains
-def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch, tmp_path: Path) -> None:
-    """Cancelled in its second trial: the first one stays as it is, the other one gets another attempt and a new log."""
+def test_a_local_run_can_be_resumed(launch: Launch, spawn: Launch, tmp_path: Path) -> None:
+    """Cancelled in its second trial: the first trial is kept, the second one gets a new attempt and a new log."""
     run = tmp_path / "run"
     few = ("task.training.max_steps=40", "data.eval_rows=16", "trials=2")
     quick = (*UNMEASURED, "model.weights=random", *few, "recipe.log_every_steps=1")
@@ -231,19 +235,19 @@ def test_a_run_on_this_machine_can_be_gone_on_with(launch: Launch, spawn: Launch
         resume.resume(run)
     assert resume.cancel(run) == str(run) and process.wait(timeout=120) == 143
     kept = (run / "result_0.txt").read_bytes()
-    with pytest.raises(ConfigError, match="--exclude=dgx-7 is for a queue"):
+    with pytest.raises(ConfigError, match="--exclude=dgx-7 is an option for a queue"):
         resume.resume(run, arguments=["--exclude=dgx-7"])
-    assert json.loads(text(run / "status.json"))["outcome"] == "interrupted", "what is refused changes nothing"
+    assert json.loads(text(run / "status.json"))["outcome"] == "interrupted", "a refused resume changes nothing"
     resumed = spawn([sys.executable, "-m", "bench", "resume", str(run)], {})
     output = resumed.communicate(timeout=300)[0]
-    assert resumed.returncode == 0 and "trial 0, seed 1: was finished before" in output, output
+    assert resumed.returncode == 0 and "trial 0, seed 1: already finished" in output, output
     entries = json.loads(text(run / "ledger.json"))
-    assert [entry["outcome"] for entry in entries] == ["proven", "proven"]
-    assert [attempt["outcome"] for attempt in entries[1]["attempts"]] == ["aborted", "proven"]
+    assert [entry["outcome"] for entry in entries] == ["valid", "valid"]
+    assert [attempt["outcome"] for attempt in entries[1]["attempts"]] == ["aborted", "valid"]
     assert (run / "result_0.txt").read_bytes() == kept
     assert '"aborted"' in text(run / "attempts/1.1/result_1.txt")
-    assert json.loads(text(run / "status.json"))["outcome"] == "proven"
-    with pytest.raises(ConfigError, match="there is nothing to go on with"):
+    assert json.loads(text(run / "status.json"))["outcome"] == "valid"
+    with pytest.raises(ConfigError, match="there is nothing to resume"):
         resume.resume(run)
 
 

@@ -1,4 +1,4 @@
-"""A run that is driven from here, as its user sees it; nodes that take notes stand for the ranks."""
+"""A run driven by the launching process, as its user sees it; fake nodes record calls in place of ranks."""
 
 import os
 import signal
@@ -61,71 +61,71 @@ def run(
     plan = compose.compose(["task=lora_tiny", "trials=2", "launch.force=true", *where, *paths])
     training = plan_kinds.required(plan, plan_kinds.TrainingPlan)
     plan = replace(training, submission=replace(training.submission, division="closed"))
-    made = Run(plan, tmp_path / "run", Noted(plan, ["rig0", "rig1"]), [], capsys)
-    (made.folder / run_files.FACTS).mkdir(parents=True)
-    (made.folder / run_files.RANK_LOGS).mkdir()
-    (made.folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
+    run = Run(plan, tmp_path / "run", Noted(plan, ["rig0", "rig1"]), [], capsys)
+    (run.folder / run_files.FACTS).mkdir(parents=True)
+    (run.folder / run_files.RANK_LOGS).mkdir()
+    (run.folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
 
     def trained(index: int) -> None:
         trial = plan.trials[index]
         start = {"data_source": "grammar", "initial_weights": "task"}
         planned = start | {"seed": trial.seed, "submission_division": "closed"}
-        written_log(**planned, binding=mllog.load(made.folder, index)).rename(made.folder / trial.log)
+        written_log(**planned, binding=mllog.load(run.folder, index)).rename(run.folder / trial.log)
 
     def prepared() -> None:
-        (made.folder / run_files.PREPARE_LOG).touch()
+        (run.folder / run_files.PREPARE_LOG).touch()
         for path in plan_paths.to_prepare(plan):
             Path(path).mkdir()
 
     def show(folder: Path, trial: Trial, judged: Judged) -> None:
-        assert folder == made.folder and judged.differences == ()
-        made.shown.append((trial.index, judged.valid))
+        assert folder == run.folder and judged.differences == ()
+        run.shown.append((trial.index, judged.valid))
 
     @contextmanager
     def nodes(backend: SshBackend, plan: Plan, folder: Path) -> Iterator[Noted]:
-        assert (plan, folder) == (made.plan, made.folder)
-        yield made.nodes
+        assert (plan, folder) == (run.plan, run.folder)
+        yield run.nodes
 
-    made.nodes.acts = {"prepare": prepared, "trial 0": lambda: trained(0), "trial 1": lambda: trained(1)}
+    run.nodes.acts = {"prepare": prepared, "trial 0": lambda: trained(0), "trial 1": lambda: trained(1)}
     monkeypatch.setattr(SshBackend, "nodes", nodes)
     monkeypatch.setattr(run_here.trial_tables, "show", show)
-    monkeypatch.setattr(os, "getpid", lambda: made.pid)
-    return made
+    monkeypatch.setattr(os, "getpid", lambda: run.pid)
+    return run
 
 
-def test_what_is_done_is_not_done_again(run: Run) -> None:
+def test_finished_work_is_not_repeated(run: Run) -> None:
     assert run.drive() == 0
     names = [command.name for command in run.plan.commands]
     assert run.nodes.started == names and run.shown == [(0, True), (1, True)]
     printed = run.printed()
     assert printed[1].startswith(f"{run.plan.name} on 2 ranks, results in ")
     assert "preparing (not timed): rows, then the base checkpoint" in printed
-    assert printed[-1].startswith("what the trials are worth together: python -m bench score ")
+    assert printed[-1].startswith("to see the score of all trials: runstop score ")
     entries = ledger.read(run.folder)
     assert [[attempt.job for attempt in entry.attempts] for entry in entries] == [[f"{socket.gethostname()}-1"]] * 2
     assert not (run.folder / run_files.JOB).exists(), "no backend knows it by an id"
     run.nodes.started.clear()
     assert run.drive() == 0 and run.nodes.started == names[:1]
     printed = run.printed()
-    assert "prepared before: rows and base checkpoint are there" in printed
-    assert [line for line in printed if line.endswith("was finished before")] == [
-        "trial 0, seed 1: was finished before",
-        "trial 1, seed 2: was finished before",
+    assert "already prepared: rows and base checkpoint exist" in printed
+    assert [line for line in printed if line.endswith("already finished")] == [
+        "trial 0, seed 1: already finished",
+        "trial 1, seed 2: already finished",
     ]
 
 
 def test_a_trial_that_failed_gets_another_attempt(run: Run) -> None:
     trained = run.nodes.acts.pop("trial 1")
     run.nodes.codes["trial 1"] = {0: 0, 1: 9}
-    assert run.drive() == 1 and run.outcomes == [Outcome.proven, Outcome.aborted]
+    assert run.drive() == 1 and run.outcomes == [Outcome.valid, Outcome.aborted]
     printed = run.printed()
-    assert "python -m bench why" in printed[-1] and any("trial 1 ended without a result" in line for line in printed)
+    assert "runstop why" in printed[-1] and any("trial 1 ended without a result" in line for line in printed)
     run.nodes.codes.clear()
     run.nodes.acts["trial 1"] = trained
-    assert run.drive() == 0 and run.outcomes == [Outcome.proven] * 2 and run.shown == [(0, True), (1, True)]
+    assert run.drive() == 0 and run.outcomes == [Outcome.valid] * 2 and run.shown == [(0, True), (1, True)]
 
 
-def test_an_error_on_the_screen_shows_no_secret(run: Run) -> None:
+def test_printed_errors_show_no_secret(run: Run) -> None:
     secret, hidden = PLANTED["GitHub"]
 
     def full() -> None:
@@ -137,8 +137,8 @@ def test_an_error_on_the_screen_shows_no_secret(run: Run) -> None:
     assert "CFG-08: cannot write: No space left on device" in printed and hidden not in printed
 
 
-def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial has its curves and its GPUs."""
+def test_the_log_of_each_command_is_followed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials also have curves and GPU telemetry."""
     followed: list[dict[str, Any]] = []
     planned: list[tuple[Plan, Command]] = []
 
@@ -165,42 +165,40 @@ def test_what_is_followed_is_the_log_of_the_command(run: Run, monkeypatch: pytes
     assert [each["curves"] for each in followed[1:]] == [(run.plan, run.folder, f"result_{k}") for k in (0, 1)]
 
 
-def test_a_run_that_was_stopped_says_where_what_was_finished_is(run: Run) -> None:
+def test_a_stopped_run_shows_where_its_finished_trials_are(run: Run) -> None:
     def stopped() -> None:
         raise Stopped(signal.SIGTERM)
 
     run.nodes.acts["trial 1"] = stopped
     with pytest.raises(Stopped):
         run.drive()
-    assert any(line.startswith("stopped; what was finished is in ") for line in run.printed())
+    assert any(line.startswith("stopped; finished trials are in ") for line in run.printed())
     status = statuses.read(run.folder)
     assert status is not None and (status.outcome, status.exit_code) == (Ending.interrupted, 143)
 
 
-@pytest.mark.parametrize(("part", "goes_on"), [("step_5.part", False), ("step_5", True)])
-def test_a_run_goes_on_only_where_there_is_a_checkpoint(run: Run, part: str, goes_on: bool) -> None:
+@pytest.mark.parametrize(("part", "can_resume"), [("step_5.part", False), ("step_5", True)])
+def test_resume_is_suggested_only_if_there_is_a_checkpoint(run: Run, part: str, can_resume: bool) -> None:
     run.nodes.codes["node facts"] = {0: 1, 1: 1}
     (run.folder / run_files.checkpoints(0) / part).mkdir(parents=True)
     assert run.drive() == 1
-    assert any("python -m bench resume" in line for line in run.printed()) is goes_on
+    assert any("runstop resume" in line for line in run.printed()) is can_resume
 
 
 @pytest.mark.parametrize(
     ("kind", "target", "num_trials", "words"),
     [
-        (Kind.kernels, None, 1, "every point, and its figures: python -m bench report {} -o FOLDER"),
-        (Kind.generate, None, 1, "every answer, and its figure: python -m bench report {} -o FOLDER"),
-        (Kind.serve, None, 2, "every load, and its figures: python -m bench report {} -o FOLDER"),
-        (Kind.train, None, 2, "beside published systems: python -m bench report {}"),
-        (Kind.train, 0.9, 2, "what the trials are worth together: python -m bench score {}"),
+        (Kind.kernels, None, 1, "to see every point and its figures: runstop report {} -o FOLDER"),
+        (Kind.generate, None, 1, "to see every answer and its figure: runstop report {} -o FOLDER"),
+        (Kind.serve, None, 2, "to see every load and its figures: runstop report {} -o FOLDER"),
+        (Kind.train, None, 2, "to compare with published systems: runstop report {}"),
+        (Kind.train, 0.9, 2, "to see the score of all trials: runstop score {}"),
         (Kind.train, 0.9, 1, ""),
     ],
 )
-def test_what_one_would_type_next_is_shown(
-    run: Run, kind: Kind, target: float | None, num_trials: int, words: str
-) -> None:
+def test_next_commands_are_suggested(run: Run, kind: Kind, target: float | None, num_trials: int, words: str) -> None:
     plan = replace(plan_kinds.required(run.plan, plan_kinds.TrainingPlan), trials=run.plan.trials[:num_trials])
     plan.config.task.kind, plan.config.training.target_eval_loss = kind, target
     folder = run_here.short(run.folder)
-    assert run_here._next(plan, run.folder, 0) == words.format(folder)
-    assert run_here._next(plan, run.folder, 1) == f"to have it explained: python -m bench why {folder}"
+    assert run_here._next_commands(plan, run.folder, 0) == words.format(folder)
+    assert run_here._next_commands(plan, run.folder, 1) == f"to see why: runstop why {folder}"

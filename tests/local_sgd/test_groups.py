@@ -1,4 +1,4 @@
-"""What the groups that train apart tell each other through their store."""
+"""Messages between local SGD groups through their store."""
 
 import pickle
 from datetime import timedelta
@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from jobs.local_sgd.groups import SHORT, Groups
+from jobs.local_sgd.groups import GATHER_TIMEOUT, Groups
 
 
 class PatientStore:
-    """A store of what is there already. A wait for anything else takes all the time that it may, by its own clock."""
+    """A store with fixed content and a fake clock. Waiting for a missing key takes the whole time limit."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = {key: pickle.dumps(value) for key, value in content.items()}
@@ -31,11 +31,11 @@ class PatientStore:
             raise DistStoreError("timed out")
 
 
-def test_ranks_of_a_group_that_has_died_are_waited_for_together() -> None:
-    """Of four groups of three ranks, group 1 has left, and two ranks of group 2 died behind the last merge."""
+def test_gather_waits_once_for_all_ranks_of_a_failed_group() -> None:
+    """Of four groups of three ranks, group 1 has left, and two ranks of group 2 failed after the last averaging."""
     there = {rank: f"of rank {rank}" for rank in (1, 2, 3, 4, 7, 9, 10, 11)}
     store: Any = PatientStore({f"gathered/1/{rank}": value for rank, value in there.items()})
-    values = Groups(store, 0, 0, 3, 4, living=[0, 2, 3]).gather("of rank 0")
-    living = {rank: value for rank, value in there.items() if rank not in (3, 4)}
-    assert values == ["of rank 0", *(living.get(rank) for rank in range(1, 12))]
-    assert store.waited <= SHORT
+    values = Groups(store, 0, 0, 3, 4, active=[0, 2, 3]).gather("of rank 0")
+    active = {rank: value for rank, value in there.items() if rank not in (3, 4)}
+    assert values == ["of rank 0", *(active.get(rank) for rank in range(1, 12))]
+    assert store.waited <= GATHER_TIMEOUT

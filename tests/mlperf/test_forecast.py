@@ -1,4 +1,4 @@
-"""A forecast starts as the published distribution and learns from the run's losses; strange runs get none."""
+"""Test that a forecast starts as the published distribution and follows the losses of the run."""
 
 import math
 import runpy
@@ -25,9 +25,9 @@ def lora(evaluations: Evaluations, *, gbs: int = 8, grid: list[int] | None = Non
 
 
 def expect(evaluations: Evaluations, *, gbs: int = 8, grid: list[int] | None = None) -> Forecast:
-    made = lora(evaluations, gbs=gbs, grid=grid)
-    assert made is not None
-    return made
+    result = lora(evaluations, gbs=gbs, grid=grid)
+    assert result is not None
+    return result
 
 
 def on_grid(losses: list[float]) -> Evaluations:
@@ -36,17 +36,17 @@ def on_grid(losses: list[float]) -> Evaluations:
 
 @pytest.mark.parametrize("gbs", [8, 16, 32, 64, 128])
 def test_without_evaluations_it_is_the_published_distribution(gbs: int) -> None:
-    made, known = expect([], gbs=gbs), samples_to_target(LORA, gbs)
+    result, known = expect([], gbs=gbs), samples_to_target(LORA, gbs)
     assert known is not None
-    chances = {chance.samples: chance.probability for chance in made.chances}
+    chances = {chance.samples: chance.probability for chance in result.chances}
     distance = sum(abs(p - dict(known.shares).get(int(at), 0)) for at, p in chances.items()) / 2
     assert distance < 1 / known.num_runs
-    assert f"{known.num_runs:,} published runs" in made.source and known.kind in made.source
+    assert f"{known.num_runs:,} published runs" in result.source and known.kind in result.source
 
 
 def test_at_batch_size_8_nine_runs_of_ten_need_3072_or_3456_samples() -> None:
-    made = expect([])
-    assert (made.samples_low, made.samples_median, made.samples_high) == (3072, 3072, 3456)
+    result = expect([])
+    assert (result.samples_low, result.samples_median, result.samples_high) == (3072, 3072, 3456)
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.21, 1.7])
@@ -62,16 +62,16 @@ losses = st.lists(st.floats(0.92501, 0.945), max_size=7)
 @example([2.0], 8)
 @example([0.9251] * 7, 9)
 def test_probabilities_add_up(losses: list[float], gbs: int) -> None:
-    made = lora(on_grid(losses), gbs=gbs)
-    if made is None:
+    result = lora(on_grid(losses), gbs=gbs)
+    if result is None:
         assert outside_band(on_grid(losses), benchmark=LORA, global_batch_size=gbs)
         return
-    steps = [chance.probability for chance in made.chances]
-    assert min(steps) >= 0 <= made.later
-    assert math.fsum([*steps, made.later]) == pytest.approx(1)
-    totals = [chance.cumulative for chance in made.chances]
-    assert totals == sorted(totals) and totals[-1] == pytest.approx(1 - made.later)
-    assert made == lora(on_grid(losses), gbs=gbs), "the same losses, another forecast"
+    steps = [chance.probability for chance in result.chances]
+    assert min(steps) >= 0 <= result.later
+    assert math.fsum([*steps, result.later]) == pytest.approx(1)
+    totals = [chance.cumulative for chance in result.chances]
+    assert totals == sorted(totals) and totals[-1] == pytest.approx(1 - result.later)
+    assert result == lora(on_grid(losses), gbs=gbs), "the same losses, another forecast"
 
 
 @given(losses.filter(len), st.floats(0.92501, 0.945))
@@ -89,7 +89,7 @@ def test_a_lower_last_loss_never_lowers_the_chance_at_the_next_evaluation(losses
 
 def test_a_run_behind_the_curve_is_expected_later() -> None:
     ahead, behind = (expect(on_grid(losses)) for losses in ([0.9355, 0.931, 0.9275], [0.943, 0.938, 0.934]))
-    at = [{c.samples: c.probability for c in made.chances}[2688] for made in (ahead, behind)]
+    at = [{c.samples: c.probability for c in result.chances}[2688] for result in (ahead, behind)]
     assert at[0] > 2 * at[1]
     assert sum(c.samples * c.probability for c in ahead.chances) < sum(
         c.samples * c.probability for c in behind.chances
@@ -97,10 +97,10 @@ def test_a_run_behind_the_curve_is_expected_later() -> None:
 
 
 def test_a_converged_run_is_certain() -> None:
-    made = expect(on_grid([0.94, 0.932, 0.9249, 0.927]))
-    assert [(c.samples, c.probability, c.cumulative) for c in made.chances] == [(2304, 1, 1)]
-    assert (made.samples_low, made.samples_median, made.samples_high, made.later) == (2304, 2304, 2304, 0)
-    assert made.num_runs == 0 and "1,369" not in made.source
+    result = expect(on_grid([0.94, 0.932, 0.9249, 0.927]))
+    assert [(c.samples, c.probability, c.cumulative) for c in result.chances] == [(2304, 1, 1)]
+    assert (result.samples_low, result.samples_median, result.samples_high, result.later) == (2304, 2304, 2304, 0)
+    assert result.num_runs == 0 and "1,369" not in result.source
 
 
 def test_another_model_gets_no_forecast() -> None:
@@ -110,53 +110,53 @@ def test_another_model_gets_no_forecast() -> None:
 
 
 def test_a_recipe_outside_the_reference_band_gets_a_wider_forecast() -> None:
-    """One that switches precision and falls at the end looks at first like one that is merely slow."""
+    """A run that switches precision and improves at the end first looks like a slow run."""
     assert outside_band([(1536, 0.957)], benchmark=LORA, global_batch_size=8)
     unlike, usual = expect([(1536, 0.957)]), expect([(1536, 0.94)])
     assert unlike.samples_high is None or unlike.samples_high > expect_number(usual.samples_high)
-    assert "outside their band" in unlike.source and "outside" not in usual.source
+    assert "outside the reference band" in unlike.source and "outside" not in usual.source
 
 
 FP4_SWITCHED_TO_FP8 = [0.9731, 0.9639, 0.9545, 0.9485]
-"""A published v6.0 run on eight MI355X (MXFP4), of a system that nothing here was fitted on: 0.92497 at 3,072
+"""A published v6.0 run on eight MI355X (MXFP4), of a system that is not in the fit: 0.92497 at 3,072
 samples."""
 
 
 @pytest.mark.parametrize("seen", range(1, 5))
-def test_a_run_that_no_curve_was_fitted_on_lies_in_its_wider_range(seen: int) -> None:
-    made = expect(on_grid(FP4_SWITCHED_TO_FP8[:seen]))
-    assert made.samples_low is not None and made.samples_low <= 3072
-    assert made.samples_high is None or made.samples_high >= 3072
-    assert {c.samples: c.probability for c in made.chances}[3072] > 0.05
+def test_run_that_is_not_in_the_fit_is_in_its_wider_range(seen: int) -> None:
+    result = expect(on_grid(FP4_SWITCHED_TO_FP8[:seen]))
+    assert result.samples_low is not None and result.samples_low <= 3072
+    assert result.samples_high is None or result.samples_high >= 3072
+    assert {c.samples: c.probability for c in result.chances}[3072] > 0.05
 
 
 def test_a_slow_run_outside_the_band_may_fall_more_slowly_than_the_reference() -> None:
     """A published run at GBS 16 (v5.1, 128 B200) whose 14th evaluation reached the target."""
     losses = [0.9499, 0.9542, 0.9718, 0.9382, 0.9351, 0.9326, 0.9364]
     past = [(1920.0 + 384 * place, loss) for place, loss in enumerate(losses)]
-    made = expect(past, gbs=16, grid=list(range(1920, 1920 + 50 * 384, 384)))
+    result = expect(past, gbs=16, grid=list(range(1920, 1920 + 50 * 384, 384)))
     reached = 1920 + 13 * 384
-    assert made.samples_low is not None and made.samples_low <= reached
-    assert made.samples_high is None or made.samples_high >= reached
+    assert result.samples_low is not None and result.samples_low <= reached
+    assert result.samples_high is None or result.samples_high >= reached
 
 
 def test_a_loss_far_above_the_band_that_a_published_run_recovered_from_is_forecast() -> None:
     """1.2184 at 1,536 samples, v5.1 on eight B200; it reached the target at 3,456."""
-    made = expect([(1536, 1.2184)])
-    assert made.samples_low is not None and made.samples_low <= 3456
-    assert made.samples_high is None or made.samples_high >= 3456
+    result = expect([(1536, 1.2184)])
+    assert result.samples_low is not None and result.samples_low <= 3456
+    assert result.samples_high is None or result.samples_high >= 3456
 
 
-def test_the_loss_that_is_quoted_lies_outside_the_band_that_is_quoted() -> None:
+def test_latest_loss_outside_the_band_is_reported_with_the_band() -> None:
     """The last of three evaluations is back inside; the two before it are not."""
     runs: list[tuple[Evaluations, int]] = [
         (on_grid([0.957, 0.953, 0.930]), 8),
         ([(1530, 0.96), (1908, 0.953), (2286, 0.931)], 9),
     ]
     for run, gbs in runs:
-        found = latest_outside(run, benchmark=LORA, global_batch_size=gbs)
-        assert found is not None
-        loss, point = found
+        outside = latest_outside(run, benchmark=LORA, global_batch_size=gbs)
+        assert outside is not None
+        loss, point = outside
         assert (point.samples, loss) == run[1]
         assert point.low < point.high < loss
     assert latest_outside(on_grid([0.94, 0.932]), benchmark=LORA, global_batch_size=8) is None
@@ -191,9 +191,7 @@ def test_one_spike_does_not_put_a_run_outside_the_band() -> None:
     ("benchmark", "gbs", "target"),
     [("bert", 8, 0.72), (LORA, 4, 0.925), (LORA, 8, 0.9), (LORA, 8, None), (None, 8, 0.925), (LORA, None, 0.925)],
 )
-def test_what_nothing_published_speaks_of_gets_none(
-    benchmark: str | None, gbs: int | None, target: float | None
-) -> None:
+def test_no_forecast_without_published_runs(benchmark: str | None, gbs: int | None, target: float | None) -> None:
     assert forecast([], benchmark=benchmark, global_batch_size=gbs, target=target) is None
 
 
@@ -201,22 +199,22 @@ def test_what_nothing_published_speaks_of_gets_none(
     st.lists(st.tuples(st.floats(-1e18, 1e18), st.floats(-1e18, 1e18)), max_size=4), st.lists(st.integers(), max_size=4)
 )
 def test_damaged_evaluations_and_grids_do_not_raise(evaluations: Evaluations, grid: list[int]) -> None:
-    made = lora(evaluations, grid=grid)
-    assert made is None or math.fsum([*(c.probability for c in made.chances), made.later]) == pytest.approx(1)
+    result = lora(evaluations, grid=grid)
+    assert result is None or math.fsum([*(c.probability for c in result.chances), result.later]) == pytest.approx(1)
 
 
 def test_a_grid_of_its_own_ends_the_forecast() -> None:
-    made = expect(on_grid([0.939, 0.933]), grid=[1536, 1920, 2304, 2688])
-    assert [chance.samples for chance in made.chances] == [2304, 2688]
-    assert 0.8 < made.later < 0.99
-    assert (made.samples_low, made.samples_high) == (None, None)
+    result = expect(on_grid([0.939, 0.933]), grid=[1536, 1920, 2304, 2688])
+    assert [chance.samples for chance in result.chances] == [2304, 2688]
+    assert 0.8 < result.later < 0.99
+    assert (result.samples_low, result.samples_high) == (None, None)
 
 
 def test_without_a_curve_it_is_the_share_of_runs_that_needed_longer() -> None:
     """Of 20 reference runs 9 needed 172032, 10 needed 184320, one needed 196608 samples."""
-    made = forecast([(172032, 3.4)], benchmark="llama31_8b", global_batch_size=32, target=3.3)
-    assert made is not None
-    assert {c.samples: c.probability for c in made.chances if c.probability} == pytest.approx(
+    result = forecast([(172032, 3.4)], benchmark="llama31_8b", global_batch_size=32, target=3.3)
+    assert result is not None
+    assert {c.samples: c.probability for c in result.chances if c.probability} == pytest.approx(
         {184320: 10 / 11, 196608: 1 / 11}
     )
     assert band("llama31_8b", 32) == ()
@@ -235,9 +233,9 @@ def test_on_real_runs_the_ranges_of_minutes_hold_what_they_state() -> None:
     """Each tenth of the time of a run, as `watch` shows it then; without a range of the pace they held 40 %."""
     replay = runpy.run_path(str(SCORING.with_name("forecast_minutes.py")))
     logs = sorted(CORPUS.rglob("llama2_70b_lora/*.txt"))[::4]
-    found = [m for log in logs for m in replay["moments"](log) if m.outlook.minutes_range]
-    assert len(found) > 80
-    assert 0.85 <= sum(map(replay["holds"], found)) / len(found) <= 0.98
+    moments = [m for log in logs for m in replay["moments"](log) if m.outlook.minutes_range]
+    assert len(moments) > 80
+    assert 0.85 <= sum(map(replay["holds"], moments)) / len(moments) <= 0.98
 
 
 @pytest.mark.long
@@ -245,14 +243,14 @@ def test_on_real_runs_the_ranges_of_minutes_hold_what_they_state() -> None:
 def test_on_real_runs_the_ranges_hold_what_they_state() -> None:
     score = runpy.run_path(str(SCORING))
     runs = score["trials"](CORPUS)
-    found = [m for run in runs for m in score["moments"](run, run.known.curve)]
-    told = [m for m in found if m.forecast and m.samples_to_target]
-    covered = sum(score["covers"](m.forecast, m.samples_to_target) for m in told) / len(told)
-    assert len(told) > 300 and 0.85 <= covered <= 0.95
+    moments = [m for run in runs for m in score["moments"](run, run.known.curve)]
+    forecasts = [m for m in moments if m.forecast and m.samples_to_target]
+    covered = sum(score["covers"](m.forecast, m.samples_to_target) for m in forecasts) / len(forecasts)
+    assert len(forecasts) > 300 and 0.85 <= covered <= 0.95
 
     def log_score(m: object, name: str) -> float:
         chance = score["next_chance"](getattr(m, name))
         return math.log(max(score["NEVER"], chance if m.next_reached else 1 - chance))  # type: ignore[attr-defined]
 
-    both = [m for m in told if m.baseline]
+    both = [m for m in forecasts if m.baseline]
     assert sum(log_score(m, "forecast") for m in both) > sum(log_score(m, "baseline") for m in both)

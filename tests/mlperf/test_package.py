@@ -1,4 +1,4 @@
-"""Ten good logs become a submission that MLPerf's own checkers pass; anything else is refused, or said."""
+"""Test that ten valid logs become a submission that MLPerf's own checkers pass, and that other logs are refused."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ LOSSES = (0.95, 0.94, 0.93, 0.929, 0.92)
 
 @pytest.fixture
 def make_run(written_log: MakeLog, tmp_path: Path) -> MakeRun:
-    """Write a run folder of logs with seeds of their own; `last` changes the last log only."""
+    """Write a run folder of logs with different seeds; `last` changes the last log only."""
 
     def make(
         name: str = "run", *, logs: int = 10, seed: int = 1, last: dict[str, object] | None = None, **changes: object
@@ -51,9 +51,9 @@ def make_run(written_log: MakeLog, tmp_path: Path) -> MakeRun:
 
 
 def request(*runs: Path, **changes: object) -> package.Request:
-    """Return a request for a package beside the runs."""
-    wanted = {"folder": runs[0].parent / "package", "org": "example", "system": "box"} | changes
-    return package.Request(runs=runs, **wanted)  # type: ignore[arg-type]
+    """Return a request for a package next to the runs."""
+    options = {"folder": runs[0].parent / "package", "org": "example", "system": "box"} | changes
+    return package.Request(runs=runs, **options)  # type: ignore[arg-type]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -84,22 +84,22 @@ def test_a_published_submission_passes_and_is_scaled_as_published(tmp_path: Path
 def test_our_logs_pass_on_the_command_line(
     make_run: MakeRun, tmp_path: Path, ruleset: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of what the checkers print and log comes through, and no handler stays behind."""
+    """The output of the checkers is captured, and no log handler remains."""
     runs = [make_run("first", logs=4), make_run("second", logs=6, seed=50)]
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     out = tmp_path / "new" / "package"
     with pytest.raises(SystemExit, match="^0$"):
         cli.main(["pack", *map(str, runs), "-o", str(out), "--org", "example", "--ruleset", ruleset, "--json"])
-    said, warned = capfd.readouterr()
-    found = json.loads(said)
+    printed, warned = capfd.readouterr()
+    packed = json.loads(printed)
     assert (warned, logging.getLogger().handlers) == ("", [])
-    assert found["passed"] and found["findings"] == [] and found["systems"] == ["1xexample"]
-    assert found["files"] == sorted(contents(out))
-    assert found["scaling_factors"] == {"results/1xexample/llama2_70b_lora/scaling.json": pytest.approx(1.0347222)}
-    packed = [out / f"example/results/1xexample/llama2_70b_lora/result_{k}.txt" for k in range(10)]
+    assert packed["passed"] and packed["findings"] == [] and packed["systems"] == ["1xexample"]
+    assert packed["files"] == sorted(contents(out))
+    assert packed["scaling_factors"] == {"results/1xexample/llama2_70b_lora/scaling.json": pytest.approx(1.0347222)}
+    packed_logs = [out / f"example/results/1xexample/llama2_70b_lora/result_{k}.txt" for k in range(10)]
     logs = [run / f"result_{k}.txt" for run, count in zip(runs, (4, 6), strict=True) for k in range(count)]
-    assert [path.read_bytes() for path in packed] == [path.read_bytes() for path in logs]
-    assert "systems/1xexample.json: cooling" in found["todo"]
+    assert [path.read_bytes() for path in packed_logs] == [path.read_bytes() for path in logs]
+    assert "systems/1xexample.json: cooling" in packed["todo"]
     assert "cooling" in (out / "TODO.md").read_text()
 
 
@@ -150,12 +150,12 @@ def test_a_seed_that_comes_twice_fails_the_official_checker(
     with pytest.raises(SystemExit, match="^1$"):
         cli.main(["pack", str(run), "-o", str(run.parent / "package"), "--org", "example"])
     lines = capsys.readouterr().out.splitlines()
-    assert "official package checker: failed" in lines
+    assert "MLPerf's package checker: failed" in lines
     assert any("same seed" in line for line in lines)
 
 
 @pytest.mark.long
-def test_what_converges_too_fast_for_closed_may_be_open(make_run: MakeRun) -> None:
+def test_too_fast_convergence_can_be_packed_as_open(make_run: MakeRun) -> None:
     run = make_run(evals=(0.95, 0.92))
     closed = package.pack(request(run))
     assert not closed.passed and not closed.checked.checks["package"].passed and not closed.checked.scaling
@@ -165,7 +165,7 @@ def test_what_converges_too_fast_for_closed_may_be_open(make_run: MakeRun) -> No
     assert json.loads((run.parent / "open/example/systems/box.json").read_text())["division"] == "open"
 
 
-def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
+def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
     run = make_run(logs=1, submission_org="example (tiny: not a submission)", submission_division="open")
     packed = package.pack(request(run, force=True))
     assert not packed.passed
@@ -174,13 +174,13 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
     texts = contents(run.parent / "package")
     for name in ("TODO.md", "example/benchmarks/llama2_70b_lora/implementations/box/README.md"):
         assert b"Not for submission" in texts[name] and b"PCK-03" in texts[name]
-    assert any("not fit for submission" in row for row in package_sheets.package_sheet(packed).rows)
+    assert any("cannot be submitted" in row for row in package_sheets.package_sheet(packed).rows)
 
 
 @pytest.mark.parametrize(
     ("logs", "changes", "message"),
     [
-        ({"logs": 9}, {}, "PCK-01: .* has 9 runs, the rules want 10"),
+        ({"logs": 9}, {}, "PCK-01: .* has 9 runs, the rules require 10"),
         ({"logs": 11}, {}, "PCK-01: .* has 11 runs"),
         ({"logs": 2, "status": "aborted"}, {}, "PCK-02: .*result_0.txt: LOG-05: .*(?s:.*)PCK-02: .*result_1.txt"),
         ({"logs": 1, "submission_platform": "x (tiny: not a submission)"}, {}, "PCK-03: the task of these logs is not"),
@@ -196,26 +196,26 @@ def test_what_is_forced_is_marked_everywhere(make_run: MakeRun) -> None:
         ),
         (
             {"logs": 1, "submission_benchmark": "../x"}, {"force": True},
-            r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not",
+            r"submission_benchmark is '\.\./x', which is not in ruleset 6.1.0",
         ),
         ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
-        ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is no file name"),
-        ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is no file name"),
-        ({"logs": 1}, {"system": "a/../b"}, "--system 'a/../b' is no file name"),
-        ({"logs": 1}, {"ruleset": "5.2.0"}, "no ruleset '5.2.0'"),
+        ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is not a valid"),
+        ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is not a valid file name"),
+        ({"logs": 1}, {"system": "a/../b"}, "--system 'a/../b' is not a valid file name"),
+        ({"logs": 1}, {"ruleset": "5.2.0"}, "unknown ruleset '5.2.0'"),
         (
             {"logs": 2, "last": {"submission_division": "open"}}, {"force": True},
             "submission_division is 'closed', 'open'",
         ),
-        ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "cannot become closed"),
+        ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "packed as closed"),
         ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
-        ({"logs": 1}, {"runs": ("run", "run")}, "named twice"),
+        ({"logs": 1}, {"runs": ("run", "run")}, "listed twice"),
         ({"logs": 1}, {"runs": ("elsewhere",)}, "no results in this folder"),
-        ({"logs": 1}, {"folder": "run"}, "never added to what is there"),
-        ({"logs": 1}, {"folder": "run/package"}, "cannot lie in a run's folder"),
+        ({"logs": 1}, {"folder": "run"}, "exists and is not empty"),
+        ({"logs": 1}, {"folder": "run/package"}, "is inside a run folder"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_packed_is_refused_and_leaves_nothing(
+def test_refused_package_writes_nothing(
     make_run: MakeRun, tmp_path: Path, logs: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     make_run(**logs)
@@ -228,11 +228,11 @@ def test_what_cannot_be_packed_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_setting_that_holds_a_secret_is_not_published(make_run: MakeRun) -> None:
+def test_setting_with_a_secret_is_not_published(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
-    found = r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2"
-    with pytest.raises(ConfigError, match=found) as refusal:
+    message = r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2"
+    with pytest.raises(ConfigError, match=message) as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)
 
@@ -270,26 +270,26 @@ def test_every_shape_of_a_secret_is_known(secret: str) -> None:
         "-----BEGIN CERTIFICATE-----",
     ],
 )
-def test_what_only_sounds_like_a_secret_is_packed(text: str) -> None:
+def test_text_that_only_resembles_a_secret_is_packed(text: str) -> None:
     assert not masking.first(text)
 
 
-def test_a_run_script_that_saw_no_devices_describes_none(make_run: MakeRun) -> None:
+def test_run_script_without_devices_describes_none(make_run: MakeRun) -> None:
     run = make_run(logs=1)
-    said = {"number_of_nodes": "1", "accelerators_per_node": "1", "operating_system": "Ubuntu 24.04"}
-    said |= dict.fromkeys(("accelerator_model_name", "accelerator_memory_capacity"), "No devices were found")
+    recorded = {"number_of_nodes": "1", "accelerators_per_node": "1", "operating_system": "Ubuntu 24.04"}
+    recorded |= dict.fromkeys(("accelerator_model_name", "accelerator_memory_capacity"), "No devices were found")
     log = run / "result_0.txt"
-    log.write_text(f":::SYSJSON {json.dumps(said)}\n{log.read_text()}")
+    log.write_text(f":::SYSJSON {json.dumps(recorded)}\n{log.read_text()}")
     package.pack(request(run, force=True))
     described = json.loads((run.parent / "package/example/systems/box.json").read_text())
     assert described["operating_system"] == "Ubuntu 24.04"
-    assert {described[field] for field in said if field != "operating_system"} == {""}
+    assert {described[field] for field in recorded if field != "operating_system"} == {""}
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("other.json", "{}", "descriptions of other, and the systems are box"),
+        ("other.json", "{}", "descriptions of other, but the systems are box"),
         ("box.json", "[]", "not a JSON object"),
         ("box.json", '{"colour": "red"}', "unknown fields \\['colour'\\]"),
         ("box.json", "{", "cannot be read"),
@@ -305,7 +305,7 @@ def test_a_description_is_one_of_a_system_of_the_package(make_run: MakeRun, name
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> tuple[str, Path]:
-    """A value that leads from the official rules to a rule file of a stranger, and the file that its code makes."""
+    """A value that makes the checker read another rule file, and the file that the code in it creates."""
     proof = tmp_path / "proof"
     (tmp_path / "evil_common.yaml").write_text(f"- BEGIN:\n    CODE: \"open({str(proof)!r}, 'w').close()\"\n")
     rules = Path(mlp_compliance.__file__).parent / "training_5.1.0"
@@ -313,7 +313,7 @@ def hostile(tmp_path: Path) -> tuple[str, Path]:
 
 
 def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Path], tmp_path: Path) -> None:
-    """Ours reads the division as open, and takes the other record for garbled; the official parser reads both."""
+    """Our reader reads the division as open and the other record as malformed; the official parser reads both."""
     value, proof = hostile
     run = make_run(logs=1, submission_division="open")
     log = run / "result_0.txt"
@@ -334,7 +334,7 @@ def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Pa
     assert mlp_compliance.enqueued_configs == []
 
 
-def test_a_log_that_would_end_the_checkers_is_named(make_run: MakeRun) -> None:
+def test_log_that_stops_the_checkers_is_reported(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     log = run / "result_0.txt"
     log.write_text(log.read_text() + ":::MLLOG {}\n")
@@ -343,7 +343,7 @@ def test_a_log_that_would_end_the_checkers_is_named(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_crash_leaves_nothing_half_made(
+def test_crash_leaves_no_partial_package(
     make_run: MakeRun, tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
@@ -363,7 +363,7 @@ def test_a_crash_leaves_nothing_half_made(
 
 
 @pytest.mark.long
-def test_a_package_whose_disk_fails_leaves_nothing(make_run: MakeRun, tmp_path: Path, monkeypatch: Any) -> None:
+def test_full_disk_leaves_no_partial_package(make_run: MakeRun, tmp_path: Path, monkeypatch: Any) -> None:
     run = make_run(logs=2)
     monkeypatch.setattr(checkers, "check", lambda submission, ruleset: checkers.Checked({}, {}))
     wanted = request(run, folder=tmp_path / "new" / "package", force=True)
@@ -381,7 +381,7 @@ def test_a_package_whose_disk_fails_leaves_nothing(make_run: MakeRun, tmp_path: 
 
 
 def test_a_damaged_description_fails_the_official_checker(make_run: MakeRun) -> None:
-    """The very fields that it wants are the ones that we write, as text: it ends at a number."""
+    """It requires exactly the fields that we write, as text: a number stops it."""
     run = make_run(logs=1, submission_division="open")
     package.pack(request(run, force=True))
     submission = run.parent / "package/example"

@@ -1,4 +1,4 @@
-"""Published figures are what the official logs give, and distributions lie on the evaluation grid of the rules."""
+"""Test that published figures equal the official ones, and that distributions use the evaluation grid of the rules."""
 
 import math
 
@@ -11,24 +11,24 @@ LORA = "llama2_70b_lora"
 
 
 def test_every_published_system_is_one_consistent_row() -> None:
-    found = [s for s in systems() if s.round != "v6.0"]
-    assert len(found) == 173 == len({(s.round, s.submitter, s.system) for s in found})
-    assert {s.round for s in found} == {"v4.0", "v4.1", "v5.0", "v5.1"}
-    for s in found:
+    known = [s for s in systems() if s.round != "v6.0"]
+    assert len(known) == 173 == len({(s.round, s.submitter, s.system) for s in known})
+    assert {s.round for s in known} == {"v4.0", "v4.1", "v5.0", "v5.1"}
+    for s in known:
         assert s.olympic_minutes is not None and s.rcp_factor is not None and s.num_failed is not None
         assert s.official_minutes == pytest.approx(s.olympic_minutes * s.rcp_factor, abs=2e-4)
         assert s.rcp_factor >= 1 and 0 <= s.num_failed <= 1 and s.num_runs == 10
 
 
-def test_round_v6_0_is_there_and_what_is_not_known_of_it_is_empty() -> None:
-    found = {(s.submitter, s.accelerator, s.official_minutes): s for s in systems() if s.round == "v6.0"}
-    minutes = sorted(s.official_minutes for s in found.values())
+def test_unknown_values_of_round_v6_0_are_empty() -> None:
+    known = {(s.submitter, s.accelerator, s.official_minutes): s for s in systems() if s.round == "v6.0"}
+    minutes = sorted(s.official_minutes for s in known.values())
     assert minutes == [5.551, 6.759, 6.771, 8.27, 30.252]
-    assert {s.num_gpus for s in found.values()} == {8}
-    single = [s for s in found.values() if not s.is_score]
+    assert {s.num_gpus for s in known.values()} == {8}
+    single = [s for s in known.values() if not s.is_score]
     assert [(s.num_runs, s.official_minutes, s.mean_samples) for s in single] == [(1, 5.551, 3072), (1, 30.252, 3072)]
-    assert all(s.name.endswith("(one run, no score)") for s in single)
-    for s in found.values():
+    assert all(s.name.endswith("(one run, not a score)") for s in single)
+    for s in known.values():
         assert s.olympic_minutes is None and s.rcp_factor is None and s.step_time_s is None
         assert s.is_score == (s.mean_samples is None)
 
@@ -62,7 +62,7 @@ def test_between_reference_batch_sizes_the_mean_is_near_the_official_one(gbs: in
 
 
 @pytest.mark.parametrize("gbs", [8, 9, 16, 18, 32, 48, 64, 72, 127, 128])
-def test_shares_lie_on_the_grid_of_the_rules_and_add_up_to_1(gbs: int) -> None:
+def test_shares_are_on_the_grid_of_the_rules_and_add_up_to_1(gbs: int) -> None:
     known, due = samples_to_target(LORA, gbs), LLAMA2_70B_LORA.schedule
     assert known is not None and due is not None
     assert math.fsum(share for _, share in known.shares) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""The official reference check judges sets of our logs, whatever stands in them, and leaves nothing behind."""
+"""Test the official reference check on sets of our logs: any content, no files left in the folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,13 +42,13 @@ def test_reference_points_are_the_official_ones(ruleset: str, gbs: int, mean: fl
 
 
 def test_a_point_that_was_pruned_is_interpolated() -> None:
-    """The reference runs at 32 need 6,037 samples, more than their neighbours let expect."""
+    """The reference runs at 32 need 6,037 samples, more than their neighbours suggest."""
     point = rcp_record(LORA, 32, "5.1.0")
     assert point is not None and point.interpolated
     assert point.mean == pytest.approx(4032 + (11264 - 4032) * (32 - 16) / (128 - 16))
 
 
-def test_a_benchmark_with_an_allowance_has_it() -> None:
+def test_tolerance_of_a_benchmark_is_used() -> None:
     """From 5.0.0 on, llama31_405b may converge 46,080 samples (one evaluation) faster than the statistic accepts."""
     point = rcp_record("llama31_405b", 1152, "5.1.0")
     checker = rcp_checker.RCP_Checker("training", "5.1.0", "llama31_405b", False)
@@ -72,7 +72,7 @@ def test_there_is_no_reference_beyond_the_points(benchmark: str, gbs: int, rules
 
 
 def test_the_reference_check_leaves_the_folder_alone(written_log: MakeLog, tmp_path: Path) -> None:
-    """The official one writes scaling.json beside the logs, or deletes it."""
+    """The official checker writes or deletes scaling.json next to the logs."""
     logs = [written_log(name=f"log {number}", evals=AT_3072) for number in range(10)]
     (tmp_path / "scaling.json").write_text("mine")
     before = sorted(tmp_path.iterdir())
@@ -94,11 +94,11 @@ def test_the_reference_check_leaves_the_folder_alone(written_log: MakeLog, tmp_p
         ({"evals": ()}, False, "stopped: "),
         ({"status": "aborted"}, False, "Insufficient convergence"),
         ({"submission_benchmark": None}, False, "stopped: KeyError"),
-        ({"submission_benchmark": "../../evil", "evals": (), "status": "aborted"}, False, "do not name"),
+        ({"submission_benchmark": "../../evil", "evals": (), "status": "aborted"}, False, "do not have"),
         ({"submission_benchmark": [LORA]}, False, "stopped: "),
     ],
 )
-def test_whatever_the_reference_check_stops_at_is_a_verdict(
+def test_record_that_stops_the_reference_check_is_a_failure(
     written_log: MakeLog, changes: dict[str, object], passed: bool, message: str
 ) -> None:
     logs = [written_log(name=str(number), **{"evals": (*AT_3072, 0.92), **changes}) for number in range(3)]

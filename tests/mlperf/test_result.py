@@ -1,4 +1,4 @@
-"""A log proves a valid trial, or a finding says where it does not."""
+"""Test that a log is a valid trial, or that a finding shows why not."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
 
-def found(path: Path) -> dict[str, str]:
-    """Return rule -> severity, having checked that errors and validity agree."""
+def severities(path: Path) -> dict[str, str]:
+    """Return rule -> severity, and check that a result is valid exactly if it has no error."""
     result = parse(path)
     assert result.valid == all(finding.severity == "warning" for finding in result.findings)
     return {finding.rule: finding.severity for finding in result.findings}
@@ -71,19 +71,19 @@ def test_a_good_log_is_valid_and_its_numbers_are_read(written_log: MakeLog) -> N
         (r'("time_ms": )\d+(.*"value": 0.92,)', r"\g<1>9999999999999\2", {"LOG-13", "LOG-19"}),
     ],
 )
-def test_damage_makes_a_log_invalid_and_is_named(
+def test_damage_makes_a_log_invalid_and_is_reported(
     written_log: MakeLog, pattern: str, replacement: str, rules: set[str]
 ) -> None:
     path = damage(written_log(), pattern, replacement)
-    assert found(path).keys() == rules
+    assert severities(path).keys() == rules
     assert not parse(path).valid
 
 
 @pytest.mark.parametrize(
     ("pattern", "replacement"), [("(?m)^", "0: "), ("\n", "\r\n"), ("}}\n", "}}\x1b[0m"), ("}\n", "} ")]
 )
-def test_what_srun_and_terminals_add_changes_nothing(written_log: MakeLog, pattern: str, replacement: str) -> None:
-    assert found(damage(written_log(), pattern, replacement)) == {}
+def test_prefixes_of_srun_and_terminals_are_ignored(written_log: MakeLog, pattern: str, replacement: str) -> None:
+    assert severities(damage(written_log(), pattern, replacement)) == {}
 
 
 def test_every_cut_of_a_log_is_invalid_and_has_no_minutes(written_log: MakeLog, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_every_cut_of_a_log_is_invalid_and_has_no_minutes(written_log: MakeLog, 
 
 
 def test_a_repeated_key_with_one_value_is_a_warning(written_log: MakeLog) -> None:
-    assert found(damage(written_log(), r"(.*lora_alpha.*\n)", r"\1\1")) == {"LOG-11": "warning"}
+    assert severities(damage(written_log(), r"(.*lora_alpha.*\n)", r"\1\1")) == {"LOG-11": "warning"}
 
 
 @pytest.mark.parametrize("benchmark", [None, "of our own"])
@@ -119,11 +119,11 @@ def test_the_official_target_holds_where_none_is_logged(written_log: MakeLog, be
 
 def test_an_open_log_needs_fewer_keys(written_log: MakeLog) -> None:
     path = written_log(lora_alpha=None)
-    assert found(path) == {"LOG-10": "error"}
-    assert found(damage(path, '"closed"', '"open"')) == {}
+    assert severities(path) == {"LOG-10": "error"}
+    assert severities(damage(path, '"closed"', '"open"')) == {}
 
 
-def test_values_of_any_kind_are_survived(tmp_path: Path) -> None:
+def test_values_of_any_type_can_be_read(tmp_path: Path) -> None:
     values: list[object] = [None, True, "x", [], {"throughput": []}, 10**400, -1]
     for number, value in enumerate(values):
         with Writer(tmp_path / str(number)) as log:
@@ -150,8 +150,8 @@ def test_published_logs_are_read_as_an_independent_reader_read_them() -> None:
             assert result.valid == record["official_compliance_ok"], record["file"]
 
 
-def test_a_clock_that_stands_still_or_runs_backwards_times_nothing(tmp_path: Path) -> None:
-    """A number that the log does not prove is None, and every document is strict JSON."""
+def test_clock_that_stops_or_runs_backwards_gives_no_times(tmp_path: Path) -> None:
+    """A number that is not in the log is None, and every document is strict JSON."""
     clock = {"init_start": 9, "init_stop": 8, "eval_start": 7, "eval_stop": 6}
     settings = {"global_batch_size": 8, "accelerator": "cuda", "num_ranks": -8, "max_sequence_length": -1}
     lines = [':::SYSJSON {"number_of_nodes": NaN}']
@@ -215,8 +215,8 @@ def test_an_evaluation_is_never_part_of_a_step(
     assert result.throughput_samples_s == 8
 
 
-def test_an_evaluation_without_a_result_is_over_when_training_goes_on(tmp_path: Path) -> None:
-    """The second evaluation has no eval_start, so that nothing ends the step before it."""
+def test_evaluation_without_a_result_ends_when_training_continues(tmp_path: Path) -> None:
+    """The second evaluation has no eval_start, so no record ends the step before it."""
     first = [(0, "block_start", 0), (1, "block_stop", 8), (1, "eval_start", 8)]
     second = [(5, "block_start", 8), (9, "block_stop", 16), (9, "eval_accuracy", 16)]
     result = parse(timed_log(tmp_path / "log", [*first, *second]))
@@ -224,35 +224,35 @@ def test_an_evaluation_without_a_result_is_over_when_training_goes_on(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("platform", "nodes", "per_node", "model", "num_gpus", "doubt"),
+    ("platform", "nodes", "per_node", "model", "num_gpus", "conflict"),
     [
         ("1xDGX H100", 1, 8, "NVIDIA H100", 8, ""),
-        ("8xDGX H100", 1, 8, "NVIDIA H100", None, "counted 1 nodes, and the platform is called 8xDGX H100"),
-        ("1xXE7745x4H200-NVL", 1, 8, "Dell H200 NVL", None, "counted 8 GPUs a node, and the platform is called 1xXE"),
-        ("1xSR680aV3-8xH200_SXM", 1, 4, "NVIDIA H200", None, "counted 4 GPUs a node"),
+        ("8xDGX H100", 1, 8, "NVIDIA H100", None, "counted 1 nodes, but the platform name is 8xDGX H100"),
+        ("1xXE7745x4H200-NVL", 1, 8, "Dell H200 NVL", None, "counted 8 GPUs per node, but the platform name is 1xXE"),
+        ("1xSR680aV3-8xH200_SXM", 1, 4, "NVIDIA H200", None, "counted 4 GPUs per node"),
         ("GX2560M7_H100_SXM_80GBx4", 1, 4, "NVIDIA H100", 4, ""),
-        ("GX2560M7_H100_SXM_80GBx4", 1, 8, "NVIDIA H100", None, "counted 8 GPUs a node"),
+        ("GX2560M7_H100_SXM_80GBx4", 1, 8, "NVIDIA H100", None, "counted 8 GPUs per node"),
         ("1xXE9680Lx8H200-SXM-141GB", 1, 8, "NVIDIA H200", 8, ""),
         ("18xKinabalux18x4GB200", 18, 4, "NVIDIA GB200", 72, ""),
         ("1xSUBMISSION_PLATFORM_PLACEHOLDER", 1, 1, "No devices were found", None, "found no devices on its node"),
         ("1xSYS-821GE-TNHR", 1, 8, "NVIDIA H200", 8, ""),
     ],
 )  # fmt: skip
-def test_gpus_that_are_in_doubt_are_not_counted(
-    written_log: MakeLog, platform: str, nodes: int, per_node: int, model: str, num_gpus: int | None, doubt: str
+def test_conflicting_gpu_counts_are_not_used(
+    written_log: MakeLog, platform: str, nodes: int, per_node: int, model: str, num_gpus: int | None, conflict: str
 ) -> None:
     """Names are those of published logs."""
     path = written_log(submission_platform=platform)
-    told = {"number_of_nodes": str(nodes), "accelerators_per_node": str(per_node), "accelerator_model_name": model}
-    path.write_text(f":::SYSJSON {json.dumps(told)}\n{path.read_text()}")
+    recorded = {"number_of_nodes": str(nodes), "accelerators_per_node": str(per_node), "accelerator_model_name": model}
+    path.write_text(f":::SYSJSON {json.dumps(recorded)}\n{path.read_text()}")
     result = parse(path)
     assert (result.num_gpus, result.tokens_s_gpu is None) == (num_gpus, num_gpus is None)
-    assert doubt in result.gpus_in_doubt and bool(doubt) == bool(result.gpus_in_doubt)
+    assert conflict in result.gpu_count_conflict and bool(conflict) == bool(result.gpu_count_conflict)
     row = next(row for row in speed_rows(result) if row[0] == "training throughput")
-    assert result.gpus_in_doubt in row[2]
+    assert result.gpu_count_conflict in row[2]
 
 
-def test_ranks_count_where_the_run_script_is_in_doubt(written_log: MakeLog) -> None:
+def test_num_ranks_is_used_if_the_run_script_has_a_conflict(written_log: MakeLog) -> None:
     path = written_log(submission_platform="8xDGX", accelerator="NVIDIA H100", num_ranks=64)
     path.write_text(':::SYSJSON {"number_of_nodes": "1", "accelerators_per_node": "8"}\n' + path.read_text())
     assert parse(path).num_gpus == 64
@@ -269,12 +269,12 @@ def test_the_system_is_looked_for_in_the_first_mebibyte(
 ) -> None:
     """Run scripts print it ahead of a trial: a log of gigabytes is not searched for it."""
     path = written_log(submission_platform="8xDGX")
-    told = ':::SYSJSON {"number_of_nodes": "8", "accelerators_per_node": "8", "accelerator_model_name": "H100"}\n'
-    path.write_text("-" * (before_bytes - 1) + "\n" + told + path.read_text())
+    recorded = ':::SYSJSON {"number_of_nodes": "8", "accelerators_per_node": "8", "accelerator_model_name": "H100"}\n'
+    path.write_text("-" * (before_bytes - 1) + "\n" + recorded + path.read_text())
     assert parse(path).num_gpus == num_gpus
 
 
-def test_a_spread_is_that_of_its_values() -> None:
+def test_spread_of_values() -> None:
     """Of 0 to 10, tenths are whole numbers; one value is all of them."""
     assert spread([*range(10), 21]) == Spread(median=5, p10=1, p90=9, mean=6, count=11)
     assert spread([3.0]) == Spread(median=3.0, p10=3.0, p90=3.0, mean=3.0, count=1)
@@ -282,7 +282,7 @@ def test_a_spread_is_that_of_its_values() -> None:
 
 
 @pytest.mark.parametrize(("evals", "converged"), [((0.95, 0.92), True), ((0.92, 0.95), False), ((0.95, 0.94), False)])
-def test_the_last_evaluation_says_whether_a_run_converged(
+def test_last_evaluation_decides_whether_a_run_converged(
     written_log: MakeLog, evals: tuple[float, ...], converged: bool
 ) -> None:
     result = parse(written_log(evals=evals))

@@ -1,4 +1,4 @@
-"""The log of an attempt that went on from a checkpoint: speeds are true, and nothing in it is a time to train."""
+"""Test the log of an attempt that was resumed from a checkpoint: speeds are valid, but there is no time to train."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +59,7 @@ def place(step: int) -> dict[str, int]:
     return {"samples_count": GBS * step, "step": step}
 
 
-def test_speeds_are_those_of_the_attempt_without_what_came_before_and_without_saving(resumed_log: WriteLog) -> None:
+def test_speeds_are_of_this_attempt_without_saving(resumed_log: WriteLog) -> None:
     result = parse(resumed_log())
     assert result.throughput_samples_s == pytest.approx(GBS / STEP_S)
     assert [time_ms for _, time_ms in result.step_times_ms] == [1000 * STEP_S] * 20
@@ -70,7 +70,7 @@ def test_speeds_are_those_of_the_attempt_without_what_came_before_and_without_sa
     assert set(result.hyperparameters) == {"initial_weights", "data_source", "global_batch_size"}
 
 
-def test_it_has_no_time_of_a_run_and_says_why(resumed_log: WriteLog) -> None:
+def test_resumed_log_has_no_minutes_and_a_reason(resumed_log: WriteLog) -> None:
     result = parse(resumed_log())
     assert result.minutes is None and result.trials[0].minutes is None
     assert [(f.rule, f.severity) for f in result.findings] == [("LOG-21", "warning")]
@@ -85,18 +85,18 @@ def test_it_has_no_time_of_a_run_and_says_why(resumed_log: WriteLog) -> None:
     "named",
     [{mllog.TARGET_ACCURACY: 0.925}, {mllog.SUBMISSION_BENCHMARK: "llama2_70b_lora", mllog.TARGET_ACCURACY: 0.925}],
 )
-def test_where_there_is_a_target_it_is_no_valid_trial(resumed_log: WriteLog, named: dict[str, object]) -> None:
+def test_resumed_log_with_a_target_is_invalid(resumed_log: WriteLog, named: dict[str, object]) -> None:
     result = parse(resumed_log(**named))
     assert ("LOG-21", "error") in [(f.rule, f.severity) for f in result.findings]
     assert (result.valid, result.minutes) == (False, None)
 
 
-def test_who_watches_sees_how_far_the_trial_is_and_its_pace(resumed_log: WriteLog) -> None:
+def test_watch_shows_progress_and_pace(resumed_log: WriteLog) -> None:
     events, _ = read(resumed_log())
     resumed = next(n for n, event in enumerate(events) if event.key == mllog.RESUMED)
     tracker = Tracker()
-    tracker.take(events[: resumed + 1])
+    tracker.update(events[: resumed + 1])
     assert (tracker.progress.samples, tracker.progress.step_times_ms) == (GBS * DONE, ())
-    tracker.take(events[resumed + 1 :])
+    tracker.update(events[resumed + 1 :])
     assert tracker.progress.samples == GBS * 520
     assert set(tracker.progress.step_times_ms) == {1000 * STEP_S}

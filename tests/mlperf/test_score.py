@@ -1,4 +1,4 @@
-"""Ten runs are worth what the official rules say; anything less is no score, and says why."""
+"""Test that ten runs have the score of the official rules, and that fewer runs have a reason instead."""
 
 import json
 import random
@@ -40,12 +40,12 @@ TEN = range(10)
 
 @pytest.fixture
 def runs(written_log: MakeLog, tmp_path: Path) -> MakeRuns:
-    """Write a run of 20 minutes, of 21 and so on, each with its own seed; `changes` are for those of these numbers."""
+    """Write a run of 20 minutes, of 21 and so on, each with its own seed; `changes` are by run number."""
 
     def make(numbers: Sequence[int] = TEN, changes: dict[int, dict[str, Any]] | None = None, **all_runs: Any) -> Path:
         for number in numbers:
-            said = {"evals": AT_3072, "seed": 100 + number} | all_runs | (changes or {}).get(number, {})
-            path = written_log(name=f"result_{number}.txt", **said)
+            settings = {"evals": AT_3072, "seed": 100 + number} | all_runs | (changes or {}).get(number, {})
+            path = written_log(name=f"result_{number}.txt", **settings)
             set_minutes(path, 20 + number)
         return tmp_path
 
@@ -58,7 +58,7 @@ def set_minutes(path: Path, minutes: int) -> None:
 
 
 def rules(scored: Score) -> set[str]:
-    """Return the rules that the set breaks, having checked that nothing is claimed for a set that breaks one."""
+    """Return the broken rules, and check that a set that breaks one has no score."""
     broken = [finding for finding in scored.findings if finding.severity == "error"]
     assert scored.valid == (not broken) == (scored.official_minutes is not None)
     assert (scored.interval_minutes is not None) == scored.valid
@@ -91,7 +91,7 @@ def test_slower_convergence_than_the_reference_is_not_scaled(runs: MakeRuns) -> 
 
 
 def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
-    """The official compliance checker lets an aborted run pass; its RCP checker does not."""
+    """The official compliance checker passes an aborted run; the RCP checker does not."""
     scored = score(runs(changes={0: {"status": "aborted"}}))
     assert rules(scored) == set()
     assert (scored.num_failed, scored.dropped_fastest, scored.dropped_slowest) == (1, "result_1.txt", "result_0.txt")
@@ -100,11 +100,11 @@ def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
     assert scored.rcp.counts[0] is None and scored.rcp.passed
     assert scored.samples_distribution == {3072: 9}
     (disagreement,) = scored.disagreements
-    assert re.match(r"result_0.txt: ours not valid \(LOG-05: .* compliance checker 6.1.0 passed", disagreement)
+    assert re.match(r"result_0.txt: ours invalid \(LOG-05: .* compliance checker 6.1.0 passed", disagreement)
 
 
 def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns) -> None:
-    """Ruleset 6.1.0 wants a key that ours does not."""
+    """Ruleset 6.1.0 requires a key that our checks do not."""
     folder = runs(changes={4: {"micro_batch_size": None}})
     scored = score(folder)
     assert rules(scored) == set()
@@ -115,7 +115,7 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
 
 
 @pytest.mark.parametrize(
-    ("made", "broken"),
+    ("options", "broken"),
     [
         ({"numbers": range(9)}, {"SCO-01"}),
         ({"numbers": range(11)}, {"SCO-01"}),
@@ -129,14 +129,14 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
         ({"evals": AT_3072[-3:]}, {"SCO-05"}),
         ({"submission_benchmark": None}, {"SCO-06"}),
         ({"submission_benchmark": "../bert"}, {"SCO-06"}),
-        ({"submission_org": "somebody (tiny: not a submission)"}, {"SCO-06"}),
+        ({"submission_org": "example (tiny: not a submission)"}, {"SCO-06"}),
     ],
 )
-def test_what_is_no_score_says_why(runs: MakeRuns, made: dict[str, Any], broken: set[str]) -> None:
-    assert rules(score(runs(**made))) == broken
+def test_broken_rules_of_a_set(runs: MakeRuns, options: dict[str, Any], broken: set[str]) -> None:
+    assert rules(score(runs(**options))) == broken
 
 
-def test_platforms_of_two_names_are_said_beside_the_score(runs: MakeRuns) -> None:
+def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:
     """A published set of ten H100 runs, one of which calls itself A100, has an official score."""
     scored = score(runs(changes={7: {"submission_platform": "another"}}))
     assert rules(scored) == {"SCO-04"}
@@ -146,18 +146,16 @@ def test_platforms_of_two_names_are_said_beside_the_score(runs: MakeRuns) -> Non
 
 
 @pytest.mark.parametrize(("benchmark", "severity"), [("dlrm_dcnv2", "warning"), ("llama2_70b_lora", "error")])
-def test_a_benchmark_that_is_judged_in_full_wants_a_seed_of_every_run(
-    runs: MakeRuns, benchmark: str, severity: str
-) -> None:
+def test_fully_checked_benchmark_needs_a_seed_of_every_run(runs: MakeRuns, benchmark: str, severity: str) -> None:
     """Published sets of dlrm_dcnv2 without seeds have official scores."""
     scored = score(runs(range(2), submission_benchmark=benchmark, target_accuracy=None, seed=None), ruleset="5.1.0")
-    found = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
-    assert found == [(severity, "no seed in result_0.txt, result_1.txt")]
+    problems = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
+    assert problems == [(severity, "no seed in result_0.txt, result_1.txt")]
 
 
-def test_too_fast_convergence_is_named_with_its_limit(runs: MakeRuns) -> None:
+def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None:
     scored = score(runs(evals=AT_3072[-3:]))
-    assert "2,304.0, less than the accepted 2,960.6" in scored.findings[0].what
+    assert "2,304.0, below the limit 2,960.6" in scored.findings[0].what
     assert (scored.rcp_factor, scored.rcp_min_samples) == (None, pytest.approx(2960.634, abs=1e-3))
     assert scored.olympic_minutes == pytest.approx(24.5)
 
@@ -173,7 +171,7 @@ def test_fewer_runs_have_a_mean_from_three_on(runs: MakeRuns, number: int, olymp
     scored = score(runs(range(number)))
     assert scored.olympic_minutes == (olympic and pytest.approx(olympic))
     assert (scored.dropped_fastest is None) == (olympic is None) == (scored.rcp.passed is None)
-    assert olympic is None or f"made for 10 runs, and here are {number}" in scored.rcp.message
+    assert olympic is None or f"its limit is for 10 runs, and there are {number}" in scored.rcp.message
 
 
 def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
@@ -185,12 +183,12 @@ def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
     assert "LOG-03" in scored.dropped_reasons[-1]
 
 
-def test_what_cannot_be_scored_is_named(tmp_path: Path, runs: MakeRuns) -> None:
+def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> None:
     with pytest.raises(ConfigError, match="not a folder"):
         score(tmp_path / "absent")
     with pytest.raises(LogError, match="no result_"):
         score(tmp_path)
-    with pytest.raises(ConfigError, match="no ruleset '7.7'"):
+    with pytest.raises(ConfigError, match="unknown ruleset '7.7'"):
         score(runs(range(1)), ruleset="7.7")
     (tmp_path / "result_3.txt").mkdir()
     with pytest.raises(LogError, match=r"(?s)cannot be read.*result_3"):
@@ -244,8 +242,8 @@ def test_the_interval_narrows_with_the_runs(runs: MakeRuns) -> None:
     assert alike.interval_minutes == (pytest.approx(alike.official_minutes),) * 2
 
 
-def test_the_interval_holds_nine_of_ten_draws_of_the_runs(runs: MakeRuns) -> None:
-    """Beside numpy's draws of the same minutes; every run takes as many samples, so that the factor is one number."""
+def test_interval_contains_nine_of_ten_resamples(runs: MakeRuns) -> None:
+    """Compared with numpy's resamples of the same minutes; all runs need equally many samples."""
     scored = score(runs())
     assert scored.interval_minutes is not None and scored.rcp_factor == pytest.approx(REFERENCE / 3072)
     draws = np.sort(np.random.default_rng(1).choice(np.arange(20.0, 30.0), size=(100_000, 10)), axis=1)
@@ -253,8 +251,8 @@ def test_the_interval_holds_nine_of_ten_draws_of_the_runs(runs: MakeRuns) -> Non
     assert scored.interval_minutes == (pytest.approx(low, abs=0.12), pytest.approx(high, abs=0.12))
 
 
-def test_every_draw_has_the_factor_of_its_own_runs(runs: MakeRuns) -> None:
-    """Five runs of 2,688 samples and five of 3,456, all of 24 minutes: only the factor moves, and never below 1."""
+def test_every_resample_has_its_own_factor(runs: MakeRuns) -> None:
+    """Five runs of 2,688 samples and five of 3,456, all of 24 minutes: only the factor changes, never below 1."""
     folder = runs(changes={number: {"evals": AT_3072[1:]} for number in range(5)}, evals=(*AT_3072[:-1], 0.93, 0.92))
     for log in folder.glob("result_*"):
         set_minutes(log, 24)
@@ -266,12 +264,12 @@ def test_every_draw_has_the_factor_of_its_own_runs(runs: MakeRuns) -> None:
     assert scored.interval_minutes == (pytest.approx(low), pytest.approx(high, abs=0.35))
 
 
-def test_the_table_says_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runs(changes={0: {"status": "aborted"}}, submission_platform="evil\x1b[2J")
     for sheet in score_sheets(score(folder)):
         show(sheet)
     text = capsys.readouterr().out
-    assert f"{UNVERIFIED} GPUs not logged, n = 10 runs, 1 failed" in text
+    assert f"{UNVERIFIED} GPU count not in the logs, n = 10 runs, 1 failed" in text
     assert "\x1b" not in text
     assert "not counted: result_0.txt failed and counts as the slowest: LOG-05" in " ".join(text.split())
 
@@ -284,8 +282,13 @@ def test_the_verb_prints_one_strict_object_and_exits_by_validity(
         with pytest.raises(SystemExit) as stop:
             main(["score", str(folder), "--json"])
         printed = capsys.readouterr()
-        said = json.loads(printed.out, parse_constant=pytest.fail)
-        assert (stop.value.code, said["valid"], said["num_runs"], printed.err) == (expected, not expected, number, "")
+        scored = json.loads(printed.out, parse_constant=pytest.fail)
+        assert (stop.value.code, scored["valid"], scored["num_runs"], printed.err) == (
+            expected,
+            not expected,
+            number,
+            "",
+        )
         (folder / "result_9.txt").unlink(missing_ok=True)
 
 

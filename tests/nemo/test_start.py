@@ -24,4 +24,4 @@ def test_a_rank_without_nemo_says_what_is_missing(tmp_path: Path) -> None:
     (folder / "rank_logs").mkdir()
     [(code, output)] = ranks.ended(plan, folder, "jobs.nemo.train", "plan.json", "--trial", "0")
     assert code == 2
-    assert f"{NEMO} {VERSION} is not installed here" in output
+    assert f"{NEMO} {VERSION} is required, but none is installed" in output

@@ -1,4 +1,4 @@
-"""Health is measured by real ranks; floors that nobody can reach make them fail, and a really slow link is found."""
+"""Node checks by real ranks: unreachable floors fail them, and a slow link is detected."""
 
 import json
 import math
@@ -30,11 +30,11 @@ UNREACHED = 1e6
 
 
 def composed(tmp: Path, num_ranks: int, **floors_: float) -> Plan:
-    made = ranks.compose(
+    planned = ranks.compose(
         tmp, "task=pretrain_tiny", f"cluster.ranks_per_node={num_ranks}", "recipe.global_batch_size=12"
     )
-    made.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
-    return made
+    planned.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
+    return planned
 
 
 def measured(folder: Path, num_nodes: int, per_node: int, **floors_: float) -> tuple[list[tuple[int, str]], Any]:
@@ -47,9 +47,9 @@ def measured(folder: Path, num_nodes: int, per_node: int, **floors_: float) -> t
 @pytest.mark.trains
 @pytest.mark.skipif(not ranks.have(2), reason="needs two GPUs")
 def test_without_floors_it_measures_and_judges_nothing(tmp_path: Path):
-    [(code, table), (other, said)], report = measured(tmp_path, 1, 2)
-    assert (code, other) == (0, 0), (table, said)
-    assert "not judged" in table and "1 MiB" in table and not said
+    [(code, table), (other, output)], report = measured(tmp_path, 1, 2)
+    assert (code, other) == (0, 0), (table, output)
+    assert "not judged" in table and "1 MiB" in table and not output
     assert [row["mib"] for row in report["allreduce"]] == [1, 2]
     for row in report["allreduce"]:
         assert math.isclose(row["busbw_gbs"], row["mib"] * 2**20 / row["ms"] / 1e6, rel_tol=0.02, abs_tol=1e-3)
@@ -82,10 +82,10 @@ def test_below_a_floor_every_rank_fails_for_the_same_reason(tmp_path: Path):
 @pytest.mark.trains
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc") or ranks.DEVICE != "cpu", reason="needs root and tc")
 def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
-    made = composed(tmp_path, 4, busbw_gbs=0.05)
-    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
+    planned = composed(tmp_path, 4, busbw_gbs=0.05)
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     with networks(slow=2) as wrap:
-        env = os.environ | made.environment | {"PYTHONPATH": str(ranks.ROOT), "WORLD_SIZE": "4"}
+        env = os.environ | planned.environment | {"PYTHONPATH": str(ranks.ROOT), "WORLD_SIZE": "4"}
         env |= {"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "eth0"}
         started = [
             subprocess.Popen(
@@ -101,7 +101,7 @@ def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
         done = ranks.finish(started, timeout_s=300)
     assert [code for code, _ in done] == [1, 1, 1, 1], done
     assert nodes.slow_nodes(nodes.load(tmp_path)) == ["dgx-2"]
-    assert "leave it out (--exclude=dgx-2)" in done[0][1]
+    assert "exclude it (--exclude=dgx-2)" in done[0][1]
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def networks(*, slow: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("bounds", "words"), [((1200.0, 1300.0), "1.2 s ahead of"), ((-9e3, -2500.0), "2.5 s behind")])
-def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple[float, float], words: str):
+def test_a_wrong_clock_is_reported(tmp_path: Path, bounds: tuple[float, float], words: str):
     def write(*clock_ms: tuple[float, float]) -> list[str]:
         clocks = [HealthNode(name, (), (), ms) for name, ms in zip(NAMES, clock_ms, strict=False)]
         (tmp_path / "health.json").write_text(node_facts.dumps(health_report(nodes=tuple(clocks))))
@@ -142,26 +142,26 @@ def test_a_clock_that_is_certainly_off_is_reported(tmp_path: Path, bounds: tuple
             f"{f.where} {f.what}" for f in nodes.judge(composed(tmp_path, 2), nodes.load(tmp_path)) if f.rule == "HW-06"
         ]
 
-    assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be right"
-    [said] = write((-1.0, 1.0), bounds)
-    assert said.startswith(f"dgx-1 its clock is at least {words}")
+    assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be correct"
+    [output] = write((-1.0, 1.0), bounds)
+    assert output.startswith(f"dgx-1 the node's clock is at least {words}")
 
 
 @pytest.mark.starts
-def test_a_rank_that_never_comes_is_reported(tmp_path: Path):
+def test_a_missing_rank_is_reported(tmp_path: Path):
     late = tmp_path / "late.py"
     late.write_text("from jobs.node_checks import health, rates\nrates.MEETING_S = 2\nhealth.main()\n")
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(composed(tmp_path, 2)))
-    [(code, said)] = on_nodes(tmp_path, "late", "plan.json", size=(1, 1), WORLD_SIZE="2")
-    assert code == 1 and "NCC-05: the ranks cannot meet at 127.0.0.1" in said
+    [(code, output)] = on_nodes(tmp_path, "late", "plan.json", size=(1, 1), WORLD_SIZE="2")
+    assert code == 1 and "NCC-05: rendezvous at 127.0.0.1" in output
 
 
 def verdict(report: node_facts.Health) -> tuple[str, list[tuple[str, str]], tuple[str, ...]]:
-    found = floors.judged(report)
-    return found.verdict, [(f.rule, f.where) for f in found.findings], found.slow_nodes
+    actual = floors.judged(report)
+    return actual.verdict, [(f.rule, f.where) for f in actual.findings], actual.slow_nodes
 
 
-def test_what_is_slow_is_named_and_what_all_share_is_no_nodes_fault():
+def test_slow_nodes_are_listed_unless_all_are_slow():
     assert verdict(health_report()) == ("healthy", [], ()), "the best size counts"
     assert verdict(health_report(floors=Floors(None, None, None, None)))[0] == "not judged: no floors"
 
@@ -202,10 +202,10 @@ def test_a_single_rank_has_no_all_reduce_and_breaks_no_floor_of_it():
 def test_rounds_give_each_node_as_many_partners_as_there_are_rounds(num_nodes: int):
     played = list(rates.rounds(num_nodes))
     pairs = [tuple(sorted(pair)) for round_ in played for pair in round_]
-    assert len(set(pairs)) == len(pairs), "nobody meets the same partner twice"
+    assert len(set(pairs)) == len(pairs), "no pair repeats"
     assert all(max(Counter(node for pair in round_ for node in pair).values()) == 1 for round_ in played)
     met = Counter(node for pair in pairs for node in pair)
-    rested = num_nodes % 2  # of an odd number one rests in each round
+    rested = num_nodes % 2  # with an odd number, one pauses in each round
     assert all(len(played) - rested <= met[node] <= len(played) for node in range(num_nodes))
     assert len(played) <= rates.PAIR_ROUNDS
 
@@ -214,7 +214,7 @@ def test_rounds_give_each_node_as_many_partners_as_there_are_rounds(num_nodes: i
 def test_bounds_of_a_clock_hold_what_it_is_ahead(ahead_ns: int, delays: list[tuple[int, int, int, int]]):
     own, other, now = [], [], 10**18
     for mine_before, their_before, mine_after, their_after in delays:
-        now += 10**9  # the moment at which all have come
+        now += 10**9  # the time at which all have arrived
         own.append((now - mine_before + ahead_ns, now + mine_after + ahead_ns))
         other.append((now - their_before, now + their_after))
     low, high = rates.clock_bounds_ms(own, other)

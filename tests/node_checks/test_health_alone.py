@@ -27,9 +27,9 @@ DGX = ("dgx-0", "dgx-1", "dgx-2")
 
 
 def composed(tmp: Path, num_ranks: int = 1, **floors_: float) -> Plan:
-    made = ranks.compose(tmp, "task=pretrain_tiny", f"cluster.ranks_per_node={num_ranks}")
-    made.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
-    return made
+    planned = ranks.compose(tmp, "task=pretrain_tiny", f"cluster.ranks_per_node={num_ranks}")
+    planned.config.cluster.health = Health(source="this test", min_mib=1, max_mib=2, **floors_)
+    return planned
 
 
 @pytest.mark.parametrize(("floor", "code"), [(0.5, None), (0.51, 1)])
@@ -40,7 +40,7 @@ def test_a_rank_alone_writes_its_rates_and_fails_below_a_floor(
     floor: float,
     code: int | None,
 ) -> None:
-    """It has no all-reduce, and its clock is its own."""
+    """It has no all-reduce and no clock offset."""
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(composed(tmp_path, gemm_tflops=floor, copy_gbs=12.0)))
     monkeypatch.setattr(rates, "own_rates", lambda device: (0.5, 12.0))
     moments = iter((100.0, 107.26))
@@ -60,10 +60,10 @@ def test_a_rank_alone_writes_its_rates_and_fails_below_a_floor(
     assert (report["time_ms"], report["seconds"], report["attempt"]) == (1780, 7.3, None)
     assert report["software"] == {"torch": torch.__version__}
     assert (report["backend"], report["dtype"], report["device"]) == ("gloo", "fp32", "cpu")
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     verdict = "healthy" if code is None else "below a floor"
     assert report["verdict"] == verdict
-    assert said.out.startswith(f"{verdict}: nodes 1, ranks 1, fp32 over gloo, measured in 7 s\n")
+    assert output.out.startswith(f"{verdict}: nodes 1, ranks 1, fp32 over gloo, measured in 7 s\n")
     if code is not None:
         account = json.loads((tmp_path / run_files.rank_error("health", 0)).read_text())
         assert (account["rule"], account["where"]) == ("HW-01", "dgx-7, local rank 0")
@@ -85,8 +85,8 @@ def test_the_first_finding_fails_the_check_and_the_others_are_counted() -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "has_rates", "code", "words"),
     [
-        (2, True, 1, "NCC-05: 1 ranks were started, and the plan is for 2"),
-        (1, False, 2, "the config of local does not say which rates are healthy"),
+        (2, True, 1, "NCC-05: 1 ranks were started, but the plan needs 2"),
+        (1, False, 2, "the config of cluster local has no floors for the node check"),
     ],
 )
 def test_a_request_that_cannot_be_measured_is_refused(
@@ -98,10 +98,10 @@ def test_a_request_that_cannot_be_measured_is_refused(
     code: int,
     words: str,
 ) -> None:
-    made = composed(tmp_path, num_ranks)
+    planned = composed(tmp_path, num_ranks)
     if not has_rates:
-        made.config.cluster.health = None
-    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
+        planned.config.cluster.health = None
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     with alone.started(monkeypatch, tmp_path / "plan.json"), pytest.raises(SystemExit, match=str(code)):
         health.main()
     assert words in capsys.readouterr().err and not (tmp_path / "health.json").exists()
@@ -109,26 +109,26 @@ def test_a_request_that_cannot_be_measured_is_refused(
 
 @pytest.mark.parametrize("floor", [300.0, 400.0])
 def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPatch, floor: float) -> None:
-    """Rank 3 of five on three nodes; pairs are searched at the best size, where all ranks stay below a floor."""
+    """Rank 3 of five on three nodes; pairs are searched at the best size, if all ranks are below a floor."""
     names = ["dgx-0", "dgx-1", "dgx-1", "dgx-1", "dgx-2"]
     together = (AllReduceRate(1, 1.0, 350.0), AllReduceRate(2, 1.0, 390.0), AllReduceRate(4, 1.0, 380.0))
     clocks = [[(1_000_000 * rank, 1_000_000 * rank + 500_000)] for rank in range(5)]
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def allreduce(sizes: Sequence[int], device: torch.device, ranks: list[int] | None = None) -> Any:
-        asked.append((list(sizes), ranks))
+        requests.append((list(sizes), ranks))
         return together if ranks is None else (AllReduceRate(2, 1.0, 77.0),)
 
     def gathered(value: Any) -> list[Any]:
         if isinstance(value, str):
             return names
-        asked.append(value)
+        requests.append(value)
         own = [RankRates(rank, rank, names[rank], gemm_tflops=600.0 + rank, copy_gbs=4000.0) for rank in range(5)]
         inside = [(AllReduceRate(2, 1.0, 100.0 * rank),) for rank in range(5)]
         return [health.Measured(own[rank], inside[rank], clocks[rank]) for rank in range(5)]
 
     def pairs(nodes: dict[str, list[int]], mib: int, rank: int, device: torch.device) -> tuple[PairRate, ...]:
-        asked.append((nodes, mib, rank))
+        requests.append((nodes, mib, rank))
         return (PairRate(("dgx-0", "dgx-1"), mib, 50.0),)
 
     stand_ins: dict[str, Any] = {"allreduce": allreduce, "gathered": gathered, "pairs": pairs}
@@ -139,8 +139,8 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
     config = Health(source="", min_mib=1, max_mib=4, busbw_gbs=floor, copy_gbs=3.0)
     report = health.measure(config, Rank(3, 2, 5, "", 0), CPU)
     own = RankRates(3, 2, "dgx-1", gemm_tflops=603.0, copy_gbs=4000.0)
-    assert asked[:2] == [([1, 2, 4], None), ([1, 2, 4], [1, 2, 3])]
-    assert asked[2] == (own, (AllReduceRate(2, 1.0, 77.0),), clocks[3])
+    assert requests[:2] == [([1, 2, 4], None), ([1, 2, 4], [1, 2, 3])]
+    assert requests[2] == (own, (AllReduceRate(2, 1.0, 77.0),), clocks[3])
     assert [node.ranks for node in report.nodes] == [(0,), (1, 2, 3), (4,)]
     assert [node.node for node in report.nodes] == list(DGX)
     assert [node.allreduce[0].busbw_gbs for node in report.nodes] == [0.0, 100.0, 400.0]
@@ -148,23 +148,23 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
     assert [rank.gemm_tflops for rank in report.ranks] == [600.0, 601.0, 602.0, 603.0, 604.0]
     assert report.allreduce == together and report.floors == Floors(floor, None, None, 3.0)
     if floor < 390:
-        assert report.pairs == () and len(asked) == 3
+        assert report.pairs == () and len(requests) == 3
     else:
         assert [pair.mib for pair in report.pairs] == [2]
-        assert asked[3] == ({"dgx-0": [0], "dgx-1": [1, 2, 3], "dgx-2": [4]}, 2, 3)
+        assert requests[3] == ({"dgx-0": [0], "dgx-1": [1, 2, 3], "dgx-2": [4]}, 2, 3)
 
 
 def test_on_one_node_ranks_are_measured_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, asked = (AllReduceRate(1, 1.0, 1.0),), []
-    monkeypatch.setattr(rates, "allreduce", lambda *arguments: asked.append(arguments) or together)
+    together, requests = (AllReduceRate(1, 1.0, 1.0),), []
+    monkeypatch.setattr(rates, "allreduce", lambda *arguments: requests.append(arguments) or together)
     monkeypatch.setattr(rates, "gathered", lambda value: [value] * 2)
     monkeypatch.setattr(rates, "own_rates", lambda device: (1.0, 1.0))
     monkeypatch.setattr(rates, "clock_readings", lambda device: [(0, 1)])
     report = health.measure(Health(source="", min_mib=1, max_mib=1, busbw_gbs=9.0), Rank(0, 0, 2, "", 0), CPU)
-    assert asked == [([1], CPU)] and report.nodes[0].allreduce == together and report.pairs == ()
+    assert requests == [([1], CPU)] and report.nodes[0].allreduce == together and report.pairs == ()
 
 
-def test_a_gpu_is_named_with_its_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"NVIDIA H200 {device.index}")
     software = {"torch": torch.__version__, "nccl": "2.27.3"}
@@ -183,23 +183,23 @@ def test_a_barrier_returns_the_slowest_and_clocks_are_read_around_it(monkeypatch
 
 @pytest.mark.parametrize(("expected_s", "repeats"), [(0.0001, 20), (0.04, 12), (10.0, 3)])
 def test_calls_are_repeated_for_half_a_second(monkeypatch: pytest.MonkeyPatch, expected_s: float, repeats: int) -> None:
-    """But at least 3 and at most 20 times; all ranks take the numbers that they agree on."""
-    asked, agreed = [], []
+    """But at least 3 and at most 20 times; all ranks agree on the numbers."""
+    requests, agreed = [], []
 
-    def laps(call: Callable[[], object], count: int, device: torch.device) -> list[float]:
-        asked.append(count)
+    def time_back_to_back(call: Callable[[], object], count: int, device: torch.device) -> list[float]:
+        requests.append(count)
         return [expected_s] if count == 1 else [1.0, 5.0, *[3.0] * (count - 2)]
 
     def agree(seconds: float) -> float:
         agreed.append(seconds)
         return seconds if len(agreed) == 1 else 2 * seconds
 
-    monkeypatch.setattr(timing, "laps", laps)
+    monkeypatch.setattr(timing, "time_back_to_back", time_back_to_back)
     assert rates._median_s(lambda: None, CPU, agree) == 6.0
-    assert asked == [1, 1, repeats] and agreed == [expected_s, 3.0]
+    assert requests == [1, 1, repeats] and agreed == [expected_s, 3.0]
 
 
-def test_a_table_shows_each_node_beside_the_floors() -> None:
+def test_the_table_of_nodes_and_floors() -> None:
     slow = replace(health_report().ranks[3], gemm_tflops=57.26)
     report = health_report(ranks=(*health_report().ranks[:3], slow, *health_report().ranks[4:]))
     report = replace(report, pairs=(PairRate(("dgx-0", "dgx-2"), 124, 1234.5),), floors=Floors(300.0, None, 575.0, 3.0))
@@ -217,9 +217,9 @@ def test_a_table_shows_each_node_beside_the_floors() -> None:
     assert floors.table(alone_).splitlines()[1] == "all-reduce of all ranks, GB/s: -   floor 300"
 
 
-def test_one_of_two_nodes_may_be_slow_and_one_alone_is() -> None:
+def test_the_fix_for_two_nodes_and_for_one() -> None:
     report = health_report(allreduce=(AllReduceRate(124, 1.0, 90.0),))
     two = floors.judged(replace(report, nodes=report.nodes[:2], ranks=report.ranks[:4]))
-    assert two.findings[-1].fix.startswith("two nodes cannot tell which of them is slow: run with a third")
+    assert two.findings[-1].fix.startswith("add a third node to find out which of the two is slow")
     one = floors.judged(replace(report, nodes=report.nodes[:1], ranks=report.ranks[:2]))
-    assert one.findings[-1].fix.startswith("leave it out (--exclude=dgx-0)") and one.slow_nodes == ("dgx-0",)
+    assert one.findings[-1].fix.startswith("exclude it (--exclude=dgx-0)") and one.slow_nodes == ("dgx-0",)

@@ -1,4 +1,4 @@
-"""Facts and health.json come back from their files as they were written, whatever stands in them."""
+"""Facts of a node: reading, writing and parsing."""
 
 import dataclasses
 import math
@@ -44,13 +44,13 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @given(values(RankFacts), values(Health))
-def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, rank: RankFacts, health: Health):
+def test_facts_are_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, rank: RankFacts, health: Health):
     folder = tmp_path_factory.mktemp("run")
     facts.write(rank, folder / "facts")
     facts.save(dataclasses.replace(health, attempt=rank.attempt), folder / "health.json")
-    found = nodes.load(folder)
-    assert found.ranks == (rank,)
-    assert found.health == dataclasses.replace(health, attempt=rank.attempt)
+    actual = nodes.load(folder)
+    assert actual.ranks == (rank,)
+    assert actual.health == dataclasses.replace(health, attempt=rank.attempt)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
@@ -68,8 +68,8 @@ def test_every_number_of_a_gpu_is_read_as_one():
     }
 
 
-def test_the_attempt_tells_requeued_jobs_and_their_steps_apart() -> None:
-    """Slurm sets SLURM_RESTART_COUNT from the first requeue on."""
+def test_the_attempt_identifies_requeues_and_steps() -> None:
+    """Slurm sets SLURM_RESTART_COUNT after the first requeue."""
     first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}
     assert facts.attempt({"SLURM_STEP_ID": "3"}) is None
     assert facts.attempt(first) == "7.0.3"
@@ -86,10 +86,10 @@ def test_the_attempt_tells_requeued_jobs_and_their_steps_apart() -> None:
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_memory_limit_is_the_smallest_of_all_groups_around(
+def test_the_memory_limit_is_the_smallest_of_all_cgroups(
     monkeypatch: pytest.MonkeyPatch, version: int, limits: dict[str, str], gib: float | None
 ) -> None:
-    """1e9 bytes are 0.931 GiB. Version 1 has a tree for each controller, and a large number where there is no limit."""
+    """1e9 bytes are 0.931 GiB. Version 1 has a tree for each controller, and a large number without a limit."""
     root, name = {1: ("memory", "memory.limit_in_bytes"), 2: ("", "memory.max")}[version]
     files = {Path("/sys/fs/cgroup", root, group, name): limit for group, limit in limits.items()}
     files[Path("/proc/self/cgroup")] = f"{9 - version}:{root}:/job_7/step_0\n"
@@ -103,26 +103,26 @@ def test_message_sizes_double_from_the_smallest_to_the_largest() -> None:
     assert health.sizes_mib(schema.Health(source="", min_mib=4, max_mib=4)) == [4]
 
 
-def test_gpus_are_what_nvidia_smi_says_of_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remapped rows and clocks that are held down are other questions; an old driver knows the second by its old name.
+def test_gpus_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remapped rows and throttle reasons are separate queries; an old driver has an older name for the second.
 
-    The first GPU cannot tell its temperature, and nobody has asked the second one for its rows.
+    The first GPU reports no temperature, and the second no remapped rows.
     """
-    said = {
+    output = {
         "--query-gpu=index,": "0, GPU-a, NVIDIA H200, 580.1, 143771, [N/A], 345, 1980, 0\n"
         "1, GPU-b, NVIDIA H200, 580.1, 143771, 41, 345, 1980, 2\n",
         "--query-remapped-rows=": "GPU-a, Yes, No\n",
         "throttle_reasons": "GPU-a, 0x0000000000000000\nGPU-b, 0x0000000000000004\n",
         "topo": "GPU0 GPU1\n",
     }
-    cases = "\n".join(f"  *{question}*) cat <<'END'\n{answer}END\n  ;;" for question, answer in said.items())
+    cases = "\n".join(f"  *{question}*) cat <<'END'\n{answer}END\n  ;;" for question, answer in output.items())
     stub = tmp_path / "nvidia-smi"
     stub.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}\n  *) echo "no such field"; exit 2 ;;\nesac\n')
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found, refused, links = hardware.gpus()
+    actual, refused, links = hardware.gpus()
     one = GpuFacts(0, "GPU-a", "NVIDIA H200", "580.1", 143771, None, 345, 1980, 0, "Yes", "No", "0x0000000000000000")
     other = GpuFacts(1, "GPU-b", "NVIDIA H200", "580.1", 143771, 41, 345, 1980, 2, throttle="0x0000000000000004")
-    assert (found, refused, links) == ((one, other), None, "GPU0 GPU1\n")
+    assert (actual, refused, links) == ((one, other), None, "GPU0 GPU1\n")
     stub.write_text("#!/bin/sh\necho the driver has failed\nexit 9\n")
     assert hardware.gpus() == (None, "the driver has failed", None)

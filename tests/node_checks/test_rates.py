@@ -78,8 +78,8 @@ def test_each_pair_is_reported_once_by_its_first_node(monkeypatch: pytest.Monkey
     everyone = [measured_by(rank) for rank in range(6)]
     assert [len(own) for own in everyone] == [2] * 6, "every node meets both others"
     monkeypatch.setattr(rates, "gathered", lambda _: everyone)
-    found = rates.pairs(nodes, 124, 0, torch.device("cpu"))
-    assert sorted((*sorted(pair.nodes), pair.mib, pair.busbw_gbs) for pair in found) == [
+    actual = rates.pairs(nodes, 124, 0, torch.device("cpu"))
+    assert sorted((*sorted(pair.nodes), pair.mib, pair.busbw_gbs) for pair in actual) == [
         ("a", "b", 124, 6.0),
         ("a", "c", 124, 10.0),
         ("b", "c", 124, 14.0),

@@ -1,4 +1,4 @@
-"""Each notebook runs from top to bottom, on made-up logs and on published ones, and is stored without outputs."""
+"""Each notebook runs from top to bottom, on synthetic and on published logs, and is stored without outputs."""
 
 import json
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ nbclient = pytest.importorskip("nbclient")
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MADE_UP = {
+SYNTHETIC = {
     "1_read_and_judge": ["valid: True, 22.17 minutes", "3,072 samples to target", "ruleset 5.1.0: passed"],
     "2_score_of_ten": ["10 runs, 0 failed; valid score: True", "RCP factor 1.0511", "3072: 7, 3456: 1}"],
     "3_forecast_replayed": ["evaluation 4 (0.9263 at 2,688 samples):\n    target reached at (3072, 3072, 3456)"],
     "4_study": ["bf16, step time: 96.66 ± 0.98 ms, n = 6", "throughput: fp32 is 19.4–20.8 % slower than bf16"],
 }
-"""What stands in each notebook's outputs: 384 steps of 3.1 s and 5 evaluations of 28 s are 22.17 minutes."""
+"""Text in each notebook's outputs: 384 steps of 3.1 s and 5 evaluations of 28 s are 22.17 minutes."""
 PUBLISHED = {
     "1_read_and_judge": ["valid: True, 25.21 minutes", "3,456 samples to target"],
     "3_forecast_replayed": ["based on 1,369 published runs"],
 }
-"""Of a log of round v4.1; no ten logs of one system are at hand."""
+"""Text in the outputs for a log of round v4.1; the corpus has no ten logs of one system."""
 
 
 def outputs(path: Path) -> Iterator[str]:
-    """Yield the text of each output of a notebook that is run here."""
+    """Run a notebook and yield the text of each output."""
     book = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(FOLDER)}}).execute()
     for cell in book.cells:
@@ -39,19 +39,19 @@ def outputs(path: Path) -> Iterator[str]:
             assert output.get("name") != "stderr", output["text"]
 
 
-@pytest.mark.filterwarnings("default")  # Jupyter's own
+@pytest.mark.filterwarnings("default")  # warnings of Jupyter
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
-def test_a_notebook_runs_on_logs_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_on_synthetic_logs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RUNSTOP_LOGS", raising=False)
     text = "\n".join(outputs(FOLDER / f"{name}.ipynb"))
-    assert [expected for expected in (*MADE_UP[name], "<Figure size") if expected not in text] == []
+    assert [expected for expected in (*SYNTHETIC[name], "<Figure size") if expected not in text] == []
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here")
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of logs is not installed")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_notebook_runs_on_published_logs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_on_published_logs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RUNSTOP_LOGS", str(CORPUS))
     text = "\n".join(outputs(FOLDER / f"{name}.ipynb"))
@@ -59,6 +59,6 @@ def test_a_notebook_runs_on_published_logs(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [(cell["outputs"], cell["execution_count"]) for cell in cells] == [([], None)] * len(cells)

@@ -36,14 +36,14 @@ def run(prefix: Path, cwd: Path, *argv: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(argv, cwd=cwd, env=environment(prefix), capture_output=True, text=True)
 
 
-def test_every_way_in_prints_this_version(prefix: Path, tmp_path: Path) -> None:
+def test_every_entry_point_prints_the_version(prefix: Path, tmp_path: Path) -> None:
     for argv in (("runstop",), ("runstop", "launch"), *((sys.executable, "-m", m) for m in ("bench", "bench.launch"))):
         done = run(prefix, tmp_path, *argv, "--version")
         assert (done.returncode, done.stdout, done.stderr) == (0, f"runstop {VERSION}\n", "")
     assert (next(prefix.glob("lib/python*/site-packages")) / "bench" / "py.typed").exists()
 
 
-def test_launch_is_a_verb_that_speaks_hydra(prefix: Path, tmp_path: Path) -> None:
+def test_launch_is_a_command_with_hydra_overrides(prefix: Path, tmp_path: Path) -> None:
     """Exit codes, overrides and Hydra's own flags are those of python -m bench.launch."""
     planned = run(prefix, tmp_path, "runstop", "launch", "launch.dry_run=true", "parallel.tp=2")
     assert planned.returncode == 0 and "2 = dp 1 x tp 2 x pp 1 x cp 1" in planned.stdout
@@ -65,11 +65,11 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_verbs_flags_choices_and_overrides(prefix: Path, tmp_path: Path) -> None:
+def test_bash_completes_commands_flags_choices_and_overrides(prefix: Path, tmp_path: Path) -> None:
     def completed(line: str) -> set[str]:
         done = run(prefix, tmp_path, "bash", "-c", COMPLETE, "bash", line)
         assert (done.returncode, done.stderr) == (0, "")
-        return {word.strip() for word in done.stdout.splitlines()}
+        return {line.strip() for line in done.stdout.splitlines()}
 
     assert completed("runstop re") == {"render", "resume", "report"}
     assert completed("runstop doctor --tier ca") == {"canary"}

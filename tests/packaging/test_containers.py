@@ -1,4 +1,4 @@
-"""What the images are made of: pins that stand in one place, scripts that run, a marker that holds what was found."""
+"""The parts of the images: pins in one file, scripts that run, and a marker file with the versions."""
 
 import importlib.metadata
 import importlib.util
@@ -24,7 +24,7 @@ def pins() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_pins_are_whole_and_are_all_that_the_images_are_made_from() -> None:
+def test_pins_are_complete_and_images_use_only_pins() -> None:
     pinned = pins()
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", pinned["BASE_DIGEST"])
     engine = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["engine"]
@@ -33,19 +33,19 @@ def test_pins_are_whole_and_are_all_that_the_images_are_made_from() -> None:
     for path in CONTAINERS.glob("*.Dockerfile"):
         text = path.read_text()
         named |= set(re.findall(r"\$\{?([A-Z_]+)", text)) - {"BASE", "COMMIT"}
-        assert not re.search(r"==\d|:\d\d\.\d\d|sha256:", text), "a version stands outside of pins.env"
+        assert not re.search(r"==\d|:\d\d\.\d\d|sha256:", text), "a version is outside of pins.env"
         assert re.findall(r"^COPY (\S+)", text, re.M) == ["pyproject.toml", "bench", "conf", "jobs", "containers"]
     assert named <= pinned.keys() and pinned.keys() - named == {"BASE_IMAGE", "BASE_TAG", "BASE_DIGEST"}
 
 
 @pytest.mark.parametrize("script", sorted(CONTAINERS.glob("*.sh")), ids=lambda path: path.name)
-def test_scripts_are_sound(script: Path) -> None:
+def test_scripts_pass_their_checks(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-x", script], check=True, cwd=ROOT)
 
 
-def test_a_build_sees_what_is_committed_and_nothing_else(tmp_path: Path) -> None:
+def test_the_build_context_has_only_committed_files(tmp_path: Path) -> None:
     """The engine of this build lists what it is given."""
     tree, engine = tmp_path / "tree", tmp_path / "engine"
     shutil.copytree(CONTAINERS, tree / "containers", ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +61,7 @@ def test_a_build_sees_what_is_committed_and_nothing_else(tmp_path: Path) -> None
     done = subprocess.run(build, env=os.environ | {"ENGINE": str(engine)}, check=True, capture_output=True, text=True)
     pinned = pins()
     assert done.stdout == f"runstop-train:{pinned['BASE_TAG']}-{commit[:12]}\n"
-    assert "what is not committed stays out" in done.stderr
+    assert "changes that are not committed are not in the image" in done.stderr
     assert f"--build-arg BASE={pinned['BASE_IMAGE']}@{pinned['BASE_DIGEST']} --build-arg COMMIT={commit}" in done.stderr
     assert "--platform=linux/arm64" in done.stderr
     seen = [line for line in done.stderr.splitlines() if line.startswith("./")]
@@ -69,7 +69,7 @@ def test_a_build_sees_what_is_committed_and_nothing_else(tmp_path: Path) -> None
     assert subprocess.run([build[0], "all"], capture_output=True).returncode == 2
 
 
-def test_an_image_of_a_server_is_built_on_the_one_that_its_config_names(tmp_path: Path) -> None:
+def test_a_server_image_is_based_on_the_one_in_its_config(tmp_path: Path) -> None:
     tree, engine = tmp_path / "tree", tmp_path / "engine"
     for folder in ("containers", "conf/server"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -86,13 +86,13 @@ def test_an_image_of_a_server_is_built_on_the_one_that_its_config_names(tmp_path
             assert done.stdout.startswith(f"runstop-serve:{config.stem}-"), "one tag for each server"
             assert "/serve.Dockerfile --tag " in done.stderr
             assert f"--build-arg BASE={image} " in done.stderr and "--platform=linux/arm64" in done.stderr
-    named_none = "conf/server/transformers.yaml names no image"
+    named_none = "conf/server/transformers.yaml has no image"
     for words, why in ((["none"], "usage: "), ([], "usage: "), (["transformers"], named_none)):
         refused = subprocess.run([script, "serve", *words], env=env, capture_output=True, text=True)
         assert refused.returncode == 2 and why in refused.stderr and not refused.stdout
 
 
-def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_marker_has_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("marker", CONTAINERS / "marker.py")
     assert spec is not None and spec.loader is not None
     marker = importlib.util.module_from_spec(spec)
@@ -105,10 +105,11 @@ def test_the_marker_holds_what_was_found(tmp_path: Path, monkeypatch: pytest.Mon
             sys, "argv", ["marker", "runstop-train", "--base", given, "--commit", "c0ffee", "megatron-core"]
         )
         marker.main()
-        said = json.loads((tmp_path / "marker.json").read_text())
-        assert (said["name"], said["base"], said["commit"]) == ("runstop-train", shown, "c0ffee")
+        content = json.loads((tmp_path / "marker.json").read_text())
+        assert (content["name"], content["base"], content["commit"]) == ("runstop-train", shown, "c0ffee")
         assert (
-            said["digest"] == given.partition("@")[2] and said["versions"]["megatron-core"] == pinned["MEGATRON_CORE"]
+            content["digest"] == given.partition("@")[2]
+            and content["versions"]["megatron-core"] == pinned["MEGATRON_CORE"]
         )
     monkeypatch.setattr(
         sys, "argv", ["marker", "runstop-train", "--base", base, "--commit", "c0ffee", "no-such-package"]

@@ -53,7 +53,7 @@ def test_every_public_function_has_an_example_that_runs(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_are_not_broken(name: str) -> None:
     path = ROOT / name
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
@@ -66,9 +66,9 @@ def test_links_lead_somewhere(name: str) -> None:
 def test_every_command_is_one_that_is_installed() -> None:
     (verbs,) = (action.choices for action in cli._parser()._actions if isinstance(action.choices, dict))
     command = re.compile(r"(?:`|^ {4}(?:\$ )?)(runstop|(?:python -m )?bench) ([a-z]+)(?![a-z<])", re.M)  # not re<TAB>
-    found = {(name, *words) for name in WRITTEN for words in command.findall((ROOT / name).read_text())}
-    assert len(found) > 50
-    assert {one for one in found if one[1] == "bench" or one[2] not in verbs} == set()
+    commands = {(name, *words) for name in WRITTEN for words in command.findall((ROOT / name).read_text())}
+    assert len(commands) > 50
+    assert {one for one in commands if one[1] == "bench" or one[2] not in verbs} == set()
 
 
 def table(page: str, first: str) -> list[list[str]]:
@@ -103,15 +103,15 @@ def test_the_page_of_published_figures_names_every_file() -> None:
     assert {pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in files)} == set()
 
 
-@pytest.mark.parametrize(("word", "values"), [("backend", BackendName), ("engine", EngineName), ("kind", Kind)])
-def test_the_glossary_and_the_seams_name_every_value(word: str, values: type[Enum]) -> None:
-    (meaning,) = (row[1] for row in table("docs/glossary.md", "word") if row[0] == word)
+@pytest.mark.parametrize(("term", "values"), [("backend", BackendName), ("engine", EngineName), ("kind", Kind)])
+def test_the_glossary_and_the_seams_name_every_value(term: str, values: type[Enum]) -> None:
+    (meaning,) = (row[1] for row in table("docs/glossary.md", "word") if row[0] == term)
     assert set(re.findall(r"`(\w+)`", meaning)) == {value.name for value in values}
     seams = " ".join(row[-1] for row in table("docs/architecture.md", "seam"))
     assert {value.name for value in values} - set(re.findall(r"`(?:jobs/)?(\w+)(?:\.py|/)?`", seams)) == set()
 
 
-def test_contributing_names_all_that_an_engine_has() -> None:
+def test_contributing_names_all_engine_methods() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     methods = {name for protocol in (Engine, EngineModule) for name in vars(protocol) if not name.startswith("_")}
     assert {name for name in methods if f"`{name}`" not in text} == set()
@@ -136,7 +136,7 @@ def test_the_readme_is_short_and_names_every_folder() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site's own folder with the YAML files of CONTRIBUTING.md, as they stand there."""
+    """A site's own folder with the YAML files of CONTRIBUTING.md, unchanged."""
     for name, text in re.findall(r"```yaml\n# (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -152,7 +152,7 @@ def test_the_recipes_of_contributing_make_a_cluster_and_a_task(site: Path) -> No
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_what_contributing_names_is_there() -> None:
+def test_files_named_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     paths = re.findall(r"`((?:bench|jobs|conf|tests|docs)/[\w./]*|pyproject\.toml)`", text)
     assert len(paths) > 10 and [path for path in paths if not (ROOT / path).exists()] == []

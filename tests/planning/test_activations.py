@@ -41,7 +41,7 @@ pytestmark = pytest.mark.trains
 
 
 @pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares with what a CPU saves")
-def test_a_bf16_layer_stores_what_the_formula_says(tmp_path: Path) -> None:
+def test_a_bf16_layer_stores_as_much_as_the_formula(tmp_path: Path) -> None:
     """To a thousandth, which is less than the part of an adapter or the softmax; norm statistics are not counted."""
     plans = {name: ranks.compose(tmp_path, *SIZES, *overrides) for name, overrides in (LAYERS | FUSED).items()}
     measured = saved_bytes(plans, tmp_path)
@@ -52,7 +52,7 @@ def test_a_bf16_layer_stores_what_the_formula_says(tmp_path: Path) -> None:
 
 
 def saved_bytes(plans: dict[str, Plan], tmp_path: Path) -> dict[str, float]:
-    folders = [ranks.write(made, tmp_path / name) for name, made in plans.items()]
+    folders = [ranks.write(plan, tmp_path / name) for name, plan in plans.items()]
     paths = [str(folder / "plan.json") for folder in folders]
     [(code, output)] = ranks.ended(next(iter(plans.values())), tmp_path, "tests.helpers.kept", *paths)
     assert code == 0, output

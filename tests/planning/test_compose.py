@@ -35,12 +35,12 @@ def of_hydra_alone(words: tuple[str, ...]) -> str:
 
 
 @pytest.mark.long
-def test_each_config_is_that_of_hydra_and_nothing_is_left_of_the_one_before() -> None:
+def test_cached_composition_equals_hydras() -> None:
     for words in (*WORDS, *reversed(WORDS)):
         assert compose.for_run(words)[1] == of_hydra_alone(words), words
 
 
-def test_where_a_run_goes_and_what_it_does_are_independent() -> None:
+def test_the_run_folder_is_independent_of_the_task() -> None:
     """Any cluster can be chosen for any task; the tests themselves put their configs together in this way."""
     for path in compose.CONF.glob("*/*.yaml"):
         is_place, text = path.parent.name in ("cluster", "gpu", "container"), path.read_text()
@@ -52,16 +52,16 @@ def test_where_a_run_goes_and_what_it_does_are_independent() -> None:
             assert all((key in ("cluster", "container")) == is_place for key in content), path
 
 
-@pytest.mark.parametrize("word", ["seed_base=1,2", "parallel.tpp=1", "task=nothing", "recipe.lr=fast", "trials=[1"])
-def test_what_is_wrong_is_told_as_when_hydra_hears_it_first(word: str) -> None:
+@pytest.mark.parametrize("override", ["seed_base=1,2", "parallel.tpp=1", "task=nothing", "recipe.lr=fast", "trials=[1"])
+def test_errors_are_the_same_with_and_without_the_cache(override: str) -> None:
     with pytest.raises(ConfigError) as first:
-        compose.compose(["task=lora70b", "cluster=dgx2", "hydra.verbose=false", word])
+        compose.compose(["task=lora70b", "cluster=dgx2", "hydra.verbose=false", override])
     with pytest.raises(ConfigError) as kept:
-        compose.compose(["task=lora70b", "cluster=dgx2", word])
+        compose.compose(["task=lora70b", "cluster=dgx2", override])
     assert str(kept.value) == str(first.value)
 
 
-def test_a_file_that_was_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONF", Path(shutil.copytree(compose.CONF, tmp_path / "conf")))
     assert "precision: fp32" in compose.for_run([])[1]
     root = tmp_path / "conf" / "launch.yaml"

@@ -25,7 +25,7 @@ def planned(task: str, *overrides: str) -> Plan:
         (("model.activation=gelu", "precision=bf16"), False),
     ],
 )
-def test_a_graph_is_chosen_where_one_rank_waits_for_its_host(overrides: tuple[str, ...], is_chosen: bool) -> None:
+def test_a_cuda_graph_is_chosen_if_the_gpu_waits_for_the_host(overrides: tuple[str, ...], is_chosen: bool) -> None:
     plan = planned("lora_7b", *overrides)
     assert plan.cuda_graph is is_chosen
     assert plan.cost is not None
@@ -35,6 +35,6 @@ def test_a_graph_is_chosen_where_one_rank_waits_for_its_host(overrides: tuple[st
         assert plan.cost.step_s == pytest.approx(sum(parts), abs=1e-8)
 
 
-def test_a_graph_is_chosen_for_a_base_in_4_bits_and_none_for_a_cpu() -> None:
+def test_a_cuda_graph_is_chosen_for_a_4_bit_base_but_not_on_a_cpu() -> None:
     assert planned("qlora_7b").cuda_graph
     assert not compose.compose(["task=lora_tiny", "cluster=local"]).cuda_graph

@@ -1,4 +1,4 @@
-"""Where prepared rows and a trained base lie: what was made differently never lies at the same place."""
+"""Folders of prepared rows and of a trained base: other settings give another folder."""
 
 import copy
 from collections.abc import Callable
@@ -44,7 +44,7 @@ WORDS: list[Callable[[Config], object]] = [
 ]
 
 
-def test_a_base_trained_otherwise_lies_elsewhere(composed: Plan) -> None:
+def test_a_base_with_another_recipe_has_another_folder(composed: Plan) -> None:
     assert composed.base
     places = {training_plans.base_dir(composed.config, composed.base)}
     for change in BASE:
@@ -54,7 +54,7 @@ def test_a_base_trained_otherwise_lies_elsewhere(composed: Plan) -> None:
     assert len(places) == 1 + len(BASE)
 
 
-def test_rows_made_otherwise_lie_elsewhere(composed: Plan) -> None:
+def test_rows_with_other_settings_have_another_folder(composed: Plan) -> None:
     places = {training_plans.data_dir(composed.config)}
     for change in ROWS:
         config = copy.deepcopy(composed.config)
@@ -63,7 +63,7 @@ def test_rows_made_otherwise_lie_elsewhere(composed: Plan) -> None:
     assert len(places) == 1 + len(ROWS)
 
 
-def test_descriptions_and_trials_make_nothing_anew(composed: Plan) -> None:
+def test_descriptions_and_trials_do_not_change_fingerprints(composed: Plan) -> None:
     assert composed.base
     for change in WORDS:
         config, base = copy.deepcopy(composed.config), copy.deepcopy(composed.base)

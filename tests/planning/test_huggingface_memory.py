@@ -98,18 +98,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_stores_what_autograd_saves_of_transformers_layer(name: str) -> None:
+def test_a_layer_stores_as_much_as_autograd_saves_in_transformers(name: str) -> None:
     import torch
 
     kind, attention, precision, bf16 = CASES[name]
     is_autocast, dtype = bf16 == "autocast", torch.float32 if precision == "fp32" else torch.bfloat16
-    found = []
+    stored = []
     for num_layers in (1, 2):
         net = model("gpt" if kind == "gpt" else "llama", num_layers, attention)
         net = net.to(torch.float32 if is_autocast and kind != "adapters" else dtype)
         if kind == "adapters":
             net = adapted(net, torch.float32 if is_autocast else dtype)
-        found.append(stored_bytes(net, autocast=is_autocast))
+        stored.append(stored_bytes(net, autocast=is_autocast))
     sizes = GPT if kind == "gpt" else LLAMA
     config = config_of(
         [
@@ -122,7 +122,7 @@ def test_a_layer_stores_what_autograd_saves_of_transformers_layer(name: str) -> 
         ]
     )
     assert config.huggingface is not None
-    assert (found[1] - found[0]) / ROW == layer_bytes(config, config.huggingface)
+    assert (stored[1] - stored[0]) / ROW == layer_bytes(config, config.huggingface)
 
 
 def adapted(net: Any, dtype: Any) -> Any:
@@ -174,28 +174,28 @@ AT_REST = {  # weights, master weights with moments: bytes a parameter of one of
 
 
 @pytest.mark.parametrize("name", AT_REST)
-def test_states_take_the_bytes_that_the_papers_of_zero_and_fsdp_count(name: str) -> None:
+def test_states_need_the_bytes_of_the_zero_and_fsdp_papers(name: str) -> None:
     words, weights, optimizer = AT_REST[name]
-    found = memory("task=pretrain_7b", *words)
-    assert found.base_weights_gib == pytest.approx(weights * T / 2**30)
-    assert found.optimizer_gib == pytest.approx(optimizer * T / 2**30)
+    estimate = memory("task=pretrain_7b", *words)
+    assert estimate.base_weights_gib == pytest.approx(weights * T / 2**30)
+    assert estimate.optimizer_gib == pytest.approx(optimizer * T / 2**30)
 
 
 def test_gradients_are_sharded_from_stage_2_on() -> None:
     """Of short rows, recomputed, whose fullest moment is the optimizer's step: bytes a weight, on one of 8 ranks."""
-    found = [memory("task=pretrain_7b", "recipe.recompute=full", *deepspeed(stage)) for stage in range(4)]
-    assert [one.activations_gib for one in found] == [0, 0, 0, 0]
-    assert [one.gradients_gib * 2**30 / T for one in found] == pytest.approx([2, 2, 2 / 8, 2 / 8])
+    estimate = [memory("task=pretrain_7b", "recipe.recompute=full", *deepspeed(stage)) for stage in range(4)]
+    assert [one.activations_gib for one in estimate] == [0, 0, 0, 0]
+    assert [one.gradients_gib * 2**30 / T for one in estimate] == pytest.approx([2, 2, 2 / 8, 2 / 8])
 
 
 def test_hybrid_shards_over_the_ranks_of_a_node() -> None:
     words = ["task=pretrain_7b", "cluster=dgx2", "recipe.global_batch_size=16", f"{BLOCK}.strategy=fsdp2_hybrid"]
     config = config_of([*words, "model.weights=random", *BATCH, "data=rows_350"])
-    found = plan_kinds.required(make_plan.make(compose.as_planned(config)), plan_kinds.TrainingPlan).memory
-    assert found.base_weights_gib == pytest.approx(4 * T / 8 / 2**30)
+    estimate = plan_kinds.required(make_plan.make(compose.as_planned(config)), plan_kinds.TrainingPlan).memory
+    assert estimate.base_weights_gib == pytest.approx(4 * T / 8 / 2**30)
 
 
-def test_the_optimizer_s_step_is_the_fullest_moment_of_short_rows_and_the_backward_pass_that_of_long_ones() -> None:
+def test_the_peak_is_the_optimizer_step_for_short_rows_and_the_backward_pass_for_long_ones() -> None:
     """Stage 0 in BF16 copies all gradients to FP32 when it steps: 2 + 2 + 12 + 4 bytes a weight."""
     short = memory("task=pretrain_7b", *deepspeed(0), ranks=1)
     assert (short.activations_gib, short.gradients_gib) == (0, pytest.approx(2 * T / 2**30))
@@ -204,30 +204,30 @@ def test_the_optimizer_s_step_is_the_fullest_moment_of_short_rows_and_the_backwa
         "task=pretrain_7b", *deepspeed(0), "data.seq_length=4096", "recipe.micro_batch_size=4", ranks=1, batch=4
     )
     assert long.activations_gib > 50 and long.gradients_gib == 0
-    again = memory(
+    accumulated = memory(
         "task=pretrain_7b", *deepspeed(0), "data.seq_length=4096", "recipe.micro_batch_size=4", ranks=1, batch=8
     )
-    assert again.gradients_gib == pytest.approx(2 * T / 2**30)  # those of the micro-batch before
+    assert accumulated.gradients_gib == pytest.approx(2 * T / 2**30)  # those of the micro-batch before
 
 
-def test_accumulation_under_fsdp2_keeps_whole_gradients() -> None:
+def test_gradient_accumulation_with_fsdp2_keeps_unsharded_gradients() -> None:
     words = ["task=pretrain_7b", f"{BLOCK}.strategy=fsdp2", "recipe.recompute=full", "data.seq_length=4096"]
     once, twice = memory(*words), memory(*words, batch=16)
     assert twice.total_gib - once.total_gib == pytest.approx(2 * T / 2**30, rel=0.15)
 
 
-def test_a_base_in_4_bits_takes_what_qlora_counts() -> None:
+def test_a_4_bit_base_needs_as_much_as_in_the_qlora_paper() -> None:
     """4 + 8/64 + 32/(64 * 256) bits for each weight of a linear; embeddings, head and norms stay in BF16."""
     linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
-    found = memory("task=qlora_7b", ranks=1)
-    assert found.base_weights_gib == pytest.approx((linears * 4.127 / 8 + 2 * (T - linears)) / 2**30, rel=1e-3)
+    estimate = memory("task=qlora_7b", ranks=1)
+    assert estimate.base_weights_gib == pytest.approx((linears * 4.127 / 8 + 2 * (T - linears)) / 2**30, rel=1e-3)
 
 
-def test_pure_bf16_at_4096_takes_what_was_measured_on_an_h200() -> None:
+def test_pure_bf16_at_4096_is_near_the_h200_measurement() -> None:
     """62 GiB: transformers 5.17, torch 2.11, one row of 4096, SDPA, weights and moments in BF16."""
     words = [f"{BLOCK}.bf16=pure", "recipe.recompute=none", "data.seq_length=4096"]
-    found = memory("task=pretrain_7b", *words, ranks=1)
-    assert found.total_gib == pytest.approx(62, rel=0.1)
+    estimate = memory("task=pretrain_7b", *words, ranks=1)
+    assert estimate.total_gib == pytest.approx(62, rel=0.1)
 
 
 RECOMPUTED, FLASH = "recipe.recompute=full", f"{BLOCK}.attention=sdpa"
@@ -255,11 +255,11 @@ def test_peaks_are_near_those_published_for_8_gpus_of_24_gib(method: str) -> Non
     words = METHODS[method]
     task = [] if "task=qlora_7b" in words else ["task=pretrain_7b"]
     eager = [] if FLASH in words else [f"{BLOCK}.attention=eager"]
-    found = memory(*task, *words, *eager, *([] if RECOMPUTED in words else ["recipe.recompute=none"]))
-    assert found.total_gib == pytest.approx(float(row["printed"][1]), rel=0.1)
+    estimate = memory(*task, *words, *eager, *([] if RECOMPUTED in words else ["recipe.recompute=none"]))
+    assert estimate.total_gib == pytest.approx(float(row["printed"][1]), rel=0.1)
 
 
-def test_deepspeed_s_buckets_are_there_in_the_backward_pass_with_a_copy() -> None:
+def test_deepspeed_s_buckets_and_a_copy_count_in_the_backward_pass() -> None:
     """Bytes of one of 8 ranks, of weights in BF16: 5e8 numbers a bucket, 1e9 gathered, and the largest weight's.
 
     Weights that stage 3 gathers ahead arrive in a buffer of 5e7 numbers and the largest weight, which may be the last.
@@ -271,7 +271,7 @@ def test_deepspeed_s_buckets_are_there_in_the_backward_pass_with_a_copy() -> Non
     assert (third - second) * 2**30 / 2 == pytest.approx(1e9 + 5e7 + largest - largest)
 
 
-def test_a_rank_alone_gathers_nothing_but_from_host_memory() -> None:
+def test_a_single_rank_gathers_only_from_host_memory() -> None:
     words = ["task=pretrain_7b", RECOMPUTED, FLASH]
     alone, offloaded = (
         memory(*words, *deepspeed(3, *more), ranks=1).workspace_gib * 2**30

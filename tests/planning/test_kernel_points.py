@@ -21,13 +21,13 @@ def planned(*overrides: str) -> KernelsPlan:
 
 def by_name(*overrides: str) -> dict[str, Point]:
     points = planned(*overrides).points
-    found = {point.name: point for point in points}
-    assert len(found) == len(points), "names are unique"
-    return found
+    by_point = {point.name: point for point in points}
+    assert len(by_point) == len(points), "names are unique"
+    return by_point
 
 
 @pytest.mark.parametrize("task", FULL)
-def test_every_task_is_planned_for_a_node_and_its_plan_is_read_as_it_was_written(task: str) -> None:
+def test_every_task_is_planned_for_a_node_and_its_plan_round_trips(task: str) -> None:
     plan = planned(f"task={task}", "cluster=dgxh200")
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
     families = {"memcpy", "collectives", "attention", "gemm"} if task == "node" else {task}
@@ -36,29 +36,29 @@ def test_every_task_is_planned_for_a_node_and_its_plan_is_read_as_it_was_written
     assert [file for file in plan.files if file.startswith(("result", "loss", "prepare"))] == ["result_0.txt"]
 
 
-def test_the_work_of_a_point_is_that_of_the_field() -> None:
+def test_the_work_of_a_point_follows_the_usual_definitions() -> None:
     """7B on 8 ranks of one node; a causal row of 4,096 tokens has 4,096 x 4,097 / 2 scores."""
-    found = by_name("task=node", "cluster=dgxh200")
-    assert found["gemm bf16 666 x 11008 x 4096"].work == 60_058_238_976  # 2 x 666 x 11,008 x 4,096
+    by_point = by_name("task=node", "cluster=dgxh200")
+    assert by_point["gemm bf16 666 x 11008 x 4096"].work == 60_058_238_976  # 2 x 666 x 11,008 x 4,096
     scores = 4 * 32 * 8_390_656
-    assert found["attention forward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 4 * 128 * scores
-    assert found["attention backward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 2.5 * 4 * 128 * scores
-    assert found["copy host to device pinned 64 MiB"].work == 67_108_864
-    assert found["copy within device 64 MiB"].work == 2 * 67_108_864
+    assert by_point["attention forward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 4 * 128 * scores
+    assert by_point["attention backward cudnn 4 x 4096, 32 heads of 128, 32 of keys"].work == 2.5 * 4 * 128 * scores
+    assert by_point["copy host to device pinned 64 MiB"].work == 67_108_864
+    assert by_point["copy within device 64 MiB"].work == 2 * 67_108_864
     mib = 2**20
-    assert found["all-reduce of 8 ranks 1 MiB"].work == 1.75 * mib
-    assert found["all-reduce of 2 ranks 1 MiB"].work == mib
-    assert found["all-gather of 8 ranks 1 MiB"].work == found["all-to-all of 8 ranks 1 MiB"].work == 0.875 * mib
-    assert found["reduce-scatter of 4 ranks 1 MiB"].work == 0.75 * mib
-    assert found["reduce of 4 ranks 1 MiB"].work == mib
+    assert by_point["all-reduce of 8 ranks 1 MiB"].work == 1.75 * mib
+    assert by_point["all-reduce of 2 ranks 1 MiB"].work == mib
+    assert by_point["all-gather of 8 ranks 1 MiB"].work == by_point["all-to-all of 8 ranks 1 MiB"].work == 0.875 * mib
+    assert by_point["reduce-scatter of 4 ranks 1 MiB"].work == 0.75 * mib
+    assert by_point["reduce of 4 ranks 1 MiB"].work == mib
 
 
-def test_the_layers_of_the_given_plan_are_measured_as_a_rank_has_them() -> None:
+def test_gemms_of_the_model_have_the_shapes_of_one_rank() -> None:
     """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
     given = ("model=llama2_70b", "parallel.tp=2")
     gemm = ("task.kernels.gemm.shapes=[]", "task.kernels.gemm.model_tokens=2048")
-    found = by_name("task=gemm", "cluster=dgxh200", *given, *gemm)
-    shapes = {tuple(point.sizes) for point in found.values() if not point.is_sustained}
+    by_point = by_name("task=gemm", "cluster=dgxh200", *given, *gemm)
+    shapes = {tuple(point.sizes) for point in by_point.values() if not point.is_sustained}
     assert shapes == {(2048, 5120, 8192), (2048, 8192, 4096), (2048, 28672, 8192), (2048, 8192, 14336)}
     heads = by_name("task=attention", "cluster=dgxh200", *given)[
         "attention forward flash 2 x 8192, 32 heads of 128, 4 of keys"
@@ -66,9 +66,9 @@ def test_the_layers_of_the_given_plan_are_measured_as_a_rank_has_them() -> None:
     assert heads.sizes == [2, 32, 4, 8192, 128]
 
 
-def test_points_have_the_peak_and_the_best_rate_known_of_their_gpu_and_of_no_other() -> None:
+def test_points_have_the_peak_and_best_known_rate_of_their_own_gpu() -> None:
     alone = by_name("task=node", "cluster=dgxh200", "cluster.ranks_per_node=1")
-    assert not any(point.family == "collectives" for point in alone.values()), "one rank has nobody to talk to"
+    assert not any(point.family == "collectives" for point in alone.values()), "one rank has no peers"
     assert alone["copy host to device pinned 1 GiB"].limit == 55.4
     assert alone["copy host to device pageable 1 GiB"].limit is None
     fp8, hot = alone["gemm fp8 8192 x 8192 x 8192"], alone["gemm fp8 sustained 8192 x 8192 x 8192"]
@@ -81,13 +81,13 @@ def test_points_have_the_peak_and_the_best_rate_known_of_their_gpu_and_of_no_oth
     assert not any(point.limit for point in by_name("task=node", "cluster=dgx1").values())
 
 
-def test_limits_are_of_gpus_that_conf_describes() -> None:
+def test_limits_are_for_gpus_in_conf() -> None:
     known = {yaml.safe_load(path.read_text())["name"] for path in (ROOT / "conf/gpu").glob("*.yaml")}
     kernels = planned("task=node", "cluster=dgxh200").config.task.kernels
     assert kernels is not None and {limits.gpu for limits in kernels.limits} <= known
 
 
-def test_a_gpu_without_fp8_multiplies_in_bf16_and_a_cpu_in_fp32_too() -> None:
+def test_default_precisions_follow_the_device() -> None:
     old = by_name("task=gemm", "cluster=dgx1", "gpu@cluster.gpu=a100")
     assert {point.variant for point in old.values()} == {"bf16"}
     assert {point.variant for point in by_name("task=kernels_tiny").values() if point.family == "gemm"} == {
@@ -102,46 +102,86 @@ TINY = "task=kernels_tiny"
 @pytest.mark.parametrize(
     ("overrides", "what", "where"),
     [
-        (["task=collectives", "cluster.ranks_per_node=1"], "a collective needs two ranks", "cluster.ranks_per_node"),
-        ([TINY, "task.kernels.collectives.ranks=[3]"], "3 ranks cannot take part in a job of 2", "collectives.ranks"),
-        ([TINY, "task.kernels.collectives.sizes_bytes=[1028]"], "1,028 bytes cannot be measured", "sizes_bytes"),
-        ([TINY, "task.kernels.collectives.operations=[]"], "no collective is named", "operations"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 bytes cannot be measured", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no sizes are named", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not M, N and K", "gemm.shapes"),
-        ([TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"], "is not M, N and K", "gemm.shapes"),
-        ([TINY, "task.kernels.gemm.shapes=[[262144, 262144, 1]]"], "more than 2\\^34 numbers", "gemm.shapes"),
-        ([TINY, "task.kernels.gemm.precisions=[fp8]"], "GEMMs in fp8 on a CPU", "gemm.precisions"),
         (
-            ["task=gemm", "cluster=dgx1", "task.kernels.gemm.shapes=[[64, 100, 64]]"],
-            "cannot be multiplied in FP8: N and K must be multiples of 16",
+            ["task=collectives", "cluster.ranks_per_node=1"],
+            "a collective needs at least two ranks, but the job has one",
+            "cluster.ranks_per_node",
+        ),
+        (
+            [TINY, "task.kernels.collectives.ranks=[3]"],
+            "a collective of 3 ranks is not possible in a job of 2",
+            "collectives.ranks",
+        ),
+        (
+            [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
+            "1,028 is not a valid number of bytes here",
+            "sizes_bytes",
+        ),
+        ([TINY, "task.kernels.collectives.operations=[]"], "no collective is given", "operations"),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 is not a valid number of bytes here", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no sizes are given", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not a shape \[M, N, K\]", "gemm.shapes"),
+        ([TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"], r"\[64, 0, 64\] is not a shape \[M, N, K\]", "gemm.shapes"),
+        (
+            [TINY, "task.kernels.gemm.shapes=[[262144, 262144, 1]]"],
+            r"\[262144, 262144, 1\] has a matrix with more than 2\^34 elements",
             "gemm.shapes",
         ),
-        ([TINY, "task.kernels.attention.seq_lengths=[60]"], "rows of 60 tokens do not make up 256", "seq_lengths"),
-        ([TINY, "task.kernels.attention.backends=[cudnn]"], "no backend cudnn on a CPU", "attention.backends"),
+        ([TINY, "task.kernels.gemm.precisions=[fp8]"], "a CPU does not support GEMMs in fp8", "gemm.precisions"),
+        (
+            ["task=gemm", "cluster=dgx1", "task.kernels.gemm.shapes=[[64, 100, 64]]"],
+            r"\[64, 100, 64\] is not possible in FP8: N and K must be",
+            "gemm.shapes",
+        ),
+        (
+            [TINY, "task.kernels.attention.seq_lengths=[60]"],
+            "256 tokens cannot be divided into rows of 60",
+            "seq_lengths",
+        ),
+        (
+            [TINY, "task.kernels.attention.backends=[cudnn]"],
+            "the attention backend cudnn does not exist on a CPU",
+            "attention.backends",
+        ),
         (
             ["task=gemm", "cluster=dgxh200", "gpu@cluster.gpu=a100", "task.kernels.gemm.precisions=[fp8]"],
-            "GEMMs in fp8 on a NVIDIA A100 SXM 80GB",
+            "a NVIDIA A100 SXM 80GB does not support GEMMs in fp8",
             "gemm.precisions",
         ),
-        ([TINY, "task.kernels.collectives.ranks=[]"], "collectives names nothing to measure", "collectives"),
-        ([TINY, "task.kernels.attention.backends=[]"], "attention names nothing to measure", "attention"),
+        (
+            [TINY, "task.kernels.collectives.ranks=[]"],
+            r"task\.kernels\.collectives has nothing to measure",
+            "collectives",
+        ),
+        ([TINY, "task.kernels.attention.backends=[]"], r"task\.kernels\.attention has nothing to measure", "attention"),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
-        ([TINY, "task.kernels.repeats=2"], "2 runs", "task.kernels.repeats"),
-        ([TINY, "task.kernels.tolerance=1.5"], "1.5 is not a share of a limit", "task.kernels.tolerance"),
-        (["task=gemm", "task.kernels.gemm=null"], "nothing is to be measured", "task.kernels"),
-        ([TINY, "launch.profile=kernels"], "profile kernels is of a training step", "launch.profile"),
+        ([TINY, "task.kernels.repeats=2"], r"repeats is 2, point_s 0\.05, sustained_s 0\.2", "task.kernels.repeats"),
+        ([TINY, "task.kernels.tolerance=1.5"], r"tolerance is 1\.5, not a share of a limit", "task.kernels.tolerance"),
+        (["task=gemm", "task.kernels.gemm=null"], "the task measures nothing", "task.kernels"),
+        (
+            [TINY, "launch.profile=kernels"],
+            "profile kernels needs training steps, but this task does not",
+            "launch.profile",
+        ),
         (
             ["task=gemm"],
-            "GEMMs and attention of .* TFLOP on a CPU would take about .* hours",
+            "TFLOP of GEMMs and attention would take about .* hours on a CPU",
             "task.kernels.gemm.shapes",
         ),
-        ([TINY, "task.kind=train"], "is of kind train, and task.training is missing", "task.kind, task.training"),
-        (["task=lora_tiny", "task.kind=kernels"], "is of kind kernels, and task.training is given", "task.training"),
-        (["task=lora_tiny", "task.training=null"], "is of kind train, and task.training is missing", "task.training"),
+        ([TINY, "task.kind=train"], r"is of kind train, but task\.training is missing", "task.kind, task.training"),
+        (
+            ["task=lora_tiny", "task.kind=kernels"],
+            r"task lora_tiny is of kind kernels, but task\.training is given",
+            "task.training",
+        ),
+        (
+            ["task=lora_tiny", "task.training=null"],
+            r"task lora_tiny is of kind train, but task\.training is missing",
+            "task.training",
+        ),
     ],
 )
-def test_what_cannot_be_measured_is_refused(overrides: list[str], what: str, where: str) -> None:
+def test_invalid_kernel_settings_are_refused(overrides: list[str], what: str, where: str) -> None:
     with pytest.raises(ConfigError, match=what) as error:
         compose.compose(overrides)
     assert where in error.value.where and error.value.fix
@@ -153,16 +193,16 @@ def test_the_largest_matrix_is_measured_and_the_largest_copy() -> None:
     assert ("gemm", [131072, 131072, 1]) in points and ("memcpy", [2**35]) in points
 
 
-def test_a_size_that_is_listed_twice_is_measured_once() -> None:
+def test_a_duplicate_size_is_measured_once() -> None:
     sizes = ("task.kernels.memcpy.sizes_bytes=[1024,1024]", "task.kernels.collectives.sizes_bytes=[1024,1024]")
-    assert by_name(TINY, *sizes).keys() == by_name(TINY, *(word.replace(",1024", "") for word in sizes)).keys()
+    assert by_name(TINY, *sizes).keys() == by_name(TINY, *(size.replace(",1024", "") for size in sizes)).keys()
 
 
-def test_a_config_of_another_kind_has_no_training() -> None:
+def test_a_config_of_another_kind_has_no_training_block() -> None:
     plan = planned(TINY)
-    with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels, and this is for tasks of kind train"):
+    with pytest.raises(ConfigError, match="task kernels_tiny is of kind kernels, but this needs a task"):
         _ = plan.config.training
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
         plan_kinds.required(plan, plan_kinds.TrainingPlan)
-    with pytest.raises(ConfigError, match="lora_tiny is of kind train, and this is for tasks of kind kernels"):
+    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but this needs a task of kind kernels"):
         plan_kinds.required(compose.compose(["task=lora_tiny"]), plan_kinds.KernelsPlan)

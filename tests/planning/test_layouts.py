@@ -28,14 +28,14 @@ def explicit(config: Config, tp: int, pp: int, cp: int, sp: bool) -> Config:
 
 def possible(config: Config) -> list[Plan]:
     """Every plan with all sizes given that is not refused."""
-    ranks, found = config.cluster.num_nodes * config.cluster.ranks_per_node, []
+    ranks, plans = config.cluster.num_nodes * config.cluster.ranks_per_node, []
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
     for tp, pp, cp, sp in itertools.product(sizes, sizes, sizes, (False, True)):
         try:
-            found.append(make_plan.make(explicit(config, tp, pp, cp, sp)))
+            plans.append(make_plan.make(explicit(config, tp, pp, cp, sp)))
         except ConfigError:
             continue
-    return found
+    return plans
 
 
 @pytest.mark.long
@@ -73,11 +73,11 @@ def test_the_chosen_layout_is_the_fastest_that_fits(
 @pytest.mark.parametrize(
     "given_", ["parallel.tp=4", "parallel.cp=2", "parallel.pp=2", "parallel.sp=true", "parallel.tp=8"]
 )
-def test_what_is_given_is_kept(given_: str) -> None:
+def test_given_parallel_sizes_are_kept(given_: str) -> None:
     name, value = given_.removeprefix("parallel.").split("=")
-    made = compose.compose(["task=lora70b", "cluster=dgxh200", given_])
-    assert str(getattr(made.world, name)).lower() == value
-    assert getattr(made.config.parallel, name) is not None and made.config.parallel.vpp == made.world.vpp
+    plan = compose.compose(["task=lora70b", "cluster=dgxh200", given_])
+    assert str(getattr(plan.world, name)).lower() == value
+    assert getattr(plan.config.parallel, name) is not None and plan.config.parallel.vpp == plan.world.vpp
 
 
 def test_fp8_on_h200_is_a_replica_per_gpu() -> None:
@@ -99,23 +99,23 @@ def test_fp8_on_h200_is_a_replica_per_gpu() -> None:
 )
 def test_the_micro_batch_of_one_h200_needs_no_recomputation(task: str, micro_batch_size: int) -> None:
     """Two micro-batches of 7B in one would recompute some layers, and save nothing that the estimate can tell."""
-    made = compose.compose([*f"task={task}".split(), "cluster=dgxh200", "cluster.ranks_per_node=1"])
-    assert (made.batch.micro_batch_size, made.recompute) == (micro_batch_size, memory.NOTHING)
+    plan = compose.compose([*f"task={task}".split(), "cluster=dgxh200", "cluster.ranks_per_node=1"])
+    assert (plan.batch.micro_batch_size, plan.recompute) == (micro_batch_size, memory.NOTHING)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_70b_in_fp8_on_part_of_a_machine(ranks: int) -> None:
     sizes = ("cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", f"cluster.ranks_per_node={ranks}")
-    made = compose.compose(["task=lora70b", *sizes])
-    assert made.memory.fits and made.cost and made.world.dp == ranks
-    assert made.batch.gradient_accumulation_steps == 8 // ranks
+    plan = compose.compose(["task=lora70b", *sizes])
+    assert plan.memory.fits and plan.cost and plan.world.dp == ranks
+    assert plan.batch.gradient_accumulation_steps == 8 // ranks
 
 
-def test_without_rates_the_plainest_layout_that_fits_is_taken() -> None:
+def test_without_rates_the_simplest_layout_that_fits_is_chosen() -> None:
     def world(*overrides: str) -> tuple[int, int, int, int, bool]:
-        made = compose.compose(["task=lora70b", *overrides])
-        assert made.cost is None
-        w = made.world
+        plan = compose.compose(["task=lora70b", *overrides])
+        assert plan.cost is None
+        w = plan.world
         return w.dp, w.tp, w.pp, w.cp, w.sp
 
     unknown = ("cluster=dgxh200", "cluster.gpu.rates=null")
@@ -125,8 +125,8 @@ def test_without_rates_the_plainest_layout_that_fits_is_taken() -> None:
     assert world("cluster=local", "cluster.device=cuda") == (2, 1, 1, 1, False)
 
 
-def test_when_none_fits_the_closest_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GiB per GPU needed, and a .* has 9") as refused:
+def test_if_no_layout_fits_the_smallest_is_refused() -> None:
+    with pytest.raises(ConfigError, match="GiB per GPU, but a .* has 9") as refused:
         compose.compose(["task=lora70b", "cluster=dgx1", "cluster.gpu.memory_gib=9"])
     closest = min(one.memory.total_gib for one in layouts.ranked(_small()))
     assert f"{closest:.1f} GiB per GPU" in refused.value.what
@@ -139,7 +139,7 @@ def _small() -> Config:
     return config
 
 
-def test_when_none_is_legal_the_plainest_says_why() -> None:
+def test_if_no_layout_is_legal_the_error_is_that_of_the_simplest() -> None:
     with pytest.raises(ConfigError, match="global batch size 9 cannot be split over dp 8 x micro batch 1"):
         compose.compose(
             [
@@ -156,38 +156,38 @@ def test_when_none_is_legal_the_plainest_says_why() -> None:
 
 
 def test_the_table_lists_them_all_with_what_fits_first() -> None:
-    made = compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=none"])
-    sheet = layout_sheets.sheet(made)
-    assert len(sheet.rows) == len(layouts.ranked(made.config)) > 10
+    plan = compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=none"])
+    sheet = layout_sheets.sheet(plan)
+    assert len(sheet.rows) == len(layouts.ranked(plan.config)) > 10
     rows = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
     fits = [row["fits"] for row in rows]
     assert fits == sorted(fits, reverse=True) and {"yes", "no"} == set(fits)
     assert (
-        rows[0]["tp"] == str(made.world.tp) and rows[0]["step (s)"] == f"{made.cost.step_s:.2f}" if made.cost else False
+        rows[0]["tp"] == str(plan.world.tp) and rows[0]["step (s)"] == f"{plan.cost.step_s:.2f}" if plan.cost else False
     )
     cpu = layout_sheets.sheet(compose.compose([OPEN]))
     assert {(row[cpu.columns.index("fits")], row[cpu.columns.index("step (s)")]) for row in cpu.rows} == {("", "")}
 
 
-def test_a_plan_made_again_from_its_config_is_the_same() -> None:
-    made = compose.compose(["task=lora70b", "cluster=dgx8"])
-    assert make_plan.make(made.config) == made == plan_kinds.loads(plan_kinds.dumps(made))
-    assert made.config.parallel.tp is None and made.config.recipe.recompute is Recompute.fit
+def test_planning_again_from_the_config_gives_the_same_plan() -> None:
+    plan = compose.compose(["task=lora70b", "cluster=dgx8"])
+    assert make_plan.make(plan.config) == plan == plan_kinds.loads(plan_kinds.dumps(plan))
+    assert plan.config.parallel.tp is None and plan.config.recipe.recompute is Recompute.fit
 
 
-def test_fit_stands_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_is_in_the_plan_and_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     from bench.console import plan as plan_sheets
 
     tight = ("task=lora70b", "cluster=dgxh200", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
-    made = compose.compose([*tight, "cluster.gpu.memory_gib=137"])
-    assert made.recompute.qkv_layers and not made.recompute.full
-    assert made.cost and made.cost.recompute_s > 0
-    assert made.recompute == memory.recompute(made.config, made.world)
-    assert plan_kinds.loads(plan_kinds.dumps(made)) == made
-    plan_sheets.show_plan(made, [])
+    plan = compose.compose([*tight, "cluster.gpu.memory_gib=137"])
+    assert plan.recompute.qkv_layers and not plan.recompute.full
+    assert plan.cost and plan.cost.recompute_s > 0
+    assert plan.recompute == memory.recompute(plan.config, plan.world)
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
+    plan_sheets.show_plan(plan, [])
     shown = capsys.readouterr().out
-    assert f"fp8, recompute qkv in {made.recompute.qkv_layers} of 80 layers (as much as memory needs)" in shown
-    assert f"step time: {made.cost.step_s:.2f} s estimated" in shown and "cp 1 (sp chosen)" in shown
+    assert f"fp8, recompute selective: qkv {plan.recompute.qkv_layers}/80 (automatic, to fit memory)" in shown
+    assert f"step time: {plan.cost.step_s:.2f} s (estimate)" in shown and "cp 1 (sp automatic)" in shown
     assert compose.compose(["task=lora70b", "cluster=dgx1", "recipe.recompute=full"]).recompute == memory.EVERYTHING
 
 
@@ -205,13 +205,13 @@ TINY = {
 @pytest.mark.parametrize("cluster", TINY)
 def test_the_tiny_task_starts_on_every_shipped_cluster(cluster: str) -> None:
     """It is what an admin tries first; its base task, with 16 samples in a batch, is planned with it."""
-    made = compose.compose(["task=lora_tiny", f"cluster={cluster}"])
-    assert (made.world.dp, made.world.tp, made.world.cp) == TINY[cluster] and made.world.pp == 1
-    assert made.base is not None and made.base.world.num_ranks == made.world.num_ranks
+    plan = compose.compose(["task=lora_tiny", f"cluster={cluster}"])
+    assert (plan.world.dp, plan.world.tp, plan.world.cp) == TINY[cluster] and plan.world.pp == 1
+    assert plan.base is not None and plan.base.world.num_ranks == plan.world.num_ranks
 
 
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp8])
-def test_an_open_micro_batch_is_the_fastest_that_fits(precision: Precision) -> None:
+def test_a_null_micro_batch_size_is_the_fastest_that_fits(precision: Precision) -> None:
     """Of the divisors of a replica's share that are not too large; what is given is kept."""
     config = replace(compose.unplanned(["task=pretrain_7b", "cluster=dgxh200"]), precision=precision)
     config.parallel = replace(config.parallel, tp=1, pp=1, cp=1, sp=False)
@@ -220,14 +220,14 @@ def test_an_open_micro_batch_is_the_fastest_that_fits(precision: Precision) -> N
         given_ = make_plan.make(layouts.with_micro_batch(config, size))
         assert given_.batch.micro_batch_size == size and given_.cost
         times[size] = given_.cost.step_s
-    made = make_plan.make(config)
-    assert made.cost and made.cost.step_s == min(times.values())
-    assert times[made.batch.micro_batch_size] == made.cost.step_s and made.config.recipe.micro_batch_size is None
+    plan = make_plan.make(config)
+    assert plan.cost and plan.cost.step_s == min(times.values())
+    assert times[plan.batch.micro_batch_size] == plan.cost.step_s and plan.config.recipe.micro_batch_size is None
 
 
-def test_an_open_micro_batch_without_rates_is_the_largest_that_fits() -> None:
+def test_a_null_micro_batch_size_without_rates_is_the_largest_that_fits() -> None:
     config = compose.unplanned(["task=pretrain_7b", "cluster=dgxh200", "cluster.gpu.rates=null"])
-    made = make_plan.make(config)
-    assert (made.world.dp, made.batch.micro_batch_size) == (8, 16)  # 65,536 tokens
+    plan = make_plan.make(config)
+    assert (plan.world.dp, plan.batch.micro_batch_size) == (8, 16)  # 65,536 tokens
     rows_of_8 = make_plan.make(replace(config, data=replace(config.data, seq_length=8)))
     assert rows_of_8.batch.micro_batch_size == 16  # a replica's whole share

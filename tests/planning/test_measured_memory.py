@@ -1,4 +1,4 @@
-"""The plan's memory beside the peaks that torch measured on H200s."""
+"""The plan's memory compared with the peaks that torch measured on H200s."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def allocated_gib(config: Config, *, has_graph: bool = False, vpp: int = 1, **ax
         ("pretrain_gpt3_126m precision=bf16", (32, 1024), 4, {}, 19.03),
     ],
 )
-def test_what_a_step_of_the_documents_tasks_allocated(
+def test_measured_allocations_of_document_tasks(
     task: str, batches: tuple[int, int], gpus: int, axes: dict[str, Any], peak_gib: float
 ) -> None:
     """docs/results/2026-11-22-training.md, whose logs have the digits."""
@@ -56,19 +56,19 @@ def test_what_a_step_of_the_documents_tasks_allocated(
     assert allocated_gib(config, **axes) == pytest.approx(peak_gib, abs=NEAR_GIB)
 
 
-def test_a_head_holds_hidden_states_beside_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_stores_hidden_states_and_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama-3.1-8B under LoRA, to a tenth of a GiB: the embedding's output and the final norm's input and output, of
     which an FP8 head holds one at its peak. docs/results/2026-11-22-training.md; at micro-batches of 4 in FP8 the head
     was in BF16."""
 
-    def of(precision: str, size: int) -> float:
+    def estimated(precision: str, size: int) -> float:
         words = ("task=lora_8b", f"precision={precision}")
         return allocated_gib(unplanned(*words, micro_batch_size=size, global_batch_size=8, gpus=1))
 
-    assert of("bf16", 8) == pytest.approx(116.62, abs=0.1)
-    assert of("fp8", 8) == pytest.approx(78.75, abs=0.1)
+    assert estimated("bf16", 8) == pytest.approx(116.62, abs=0.1)
+    assert estimated("fp8", 8) == pytest.approx(78.75, abs=0.1)
     monkeypatch.setattr(layers, "FP8_HEAD_VOCABULARY", 10**9)
-    assert of("fp8", 4) == pytest.approx(41.87, abs=0.1)
+    assert estimated("fp8", 4) == pytest.approx(41.87, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_head_holds_hidden_states_beside_its_logits(monkeypatch: pytest.Monkey
         ({"pp": 4}, 87.2),
     ],
 )
-def test_what_one_of_eight_ranks_allocated_alone(axes: dict[str, Any], peak_gib: float) -> None:
+def test_measured_allocations_of_one_rank_of_eight(axes: dict[str, Any], peak_gib: float) -> None:
     """Llama-2-70B LoRA in FP8, 8 rows a step: docs/results/2026-11-22-fp8.md."""
     config = unplanned("task=lora70b", "precision=fp8", micro_batch_size=1, global_batch_size=8, gpus=8)
     assert allocated_gib(config, **axes) == pytest.approx(peak_gib, abs=NEAR_GIB)
@@ -99,13 +99,13 @@ def test_what_one_of_eight_ranks_allocated_alone(axes: dict[str, Any], peak_gib:
     ("rows", "axes", "peak_gib"),
     [(2, {}, 135.47), (4, {"pp": 2}, 103.4), (4, {"pp": 2, "vpp": 2}, 120.8)],
 )
-def test_what_two_gpus_allocated(rows: int, axes: dict[str, Any], peak_gib: float) -> None:
+def test_measured_allocations_of_two_gpus(rows: int, axes: dict[str, Any], peak_gib: float) -> None:
     """Llama-2-70B LoRA in FP8: docs/results/2026-11-22-fp8.md, pipelines 2026-11-21-fp8-two-gpus.md."""
     config = unplanned("task=lora70b", "precision=fp8", micro_batch_size=1, global_batch_size=rows, gpus=2)
     assert allocated_gib(config, **axes) == pytest.approx(peak_gib, abs=NEAR_GIB)
 
 
-def test_what_a_cuda_graph_holds_is_not_among_the_allocations() -> None:
+def test_memory_of_a_cuda_graph_is_not_an_allocation() -> None:
     """Llama-2-7B LoRA, rows of 350: 13.57 GiB were allocated and 14.79 reserved, the graph's memory among them."""
     words = ("task=lora_7b", "precision=bf16", "data=rows_350")
     config = unplanned(*words, micro_batch_size=1, global_batch_size=1, gpus=1)

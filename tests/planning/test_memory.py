@@ -329,7 +329,7 @@ def test_more_tp_never_holds_more(name: str, lora: Lora | None, pp: int) -> None
         assert many.total_gib <= few.total_gib
 
 
-def test_a_trained_gpt_layer_stores_korthikantis_34_h_less_what_it_computes_again() -> None:
+def test_a_trained_gpt_layer_stores_34_h_minus_recomputation() -> None:
     """34 s b h less 2 of masks, 4 of the norms' outputs and 8 of the activation's; softmax and norm statistics; the
     inputs of the final norm and of the head."""
     model = MODELS["gpt3_5b"]
@@ -429,7 +429,7 @@ def test_lora_without_dropout_stores_its_inputs() -> None:
 def test_pipeline_depth_on_the_first_stage(
     pp: int, vpp: int, num_microbatches: int, expected: float, passed_on: int
 ) -> None:
-    """In units of one micro-batch's activations in the whole model; beside these, hidden states between stages."""
+    """In units of one micro-batch's activations in the whole model; plus hidden states between stages."""
     model = replace(MODELS["llama2_7b"], vocab_size=32)  # a small head leaves the first stage the fullest
     flat = estimate(make_config(model, Parallel(tp=1, pp=1, cp=1), lora=LORA, global_batch_size=1), dp=1)
     split = make_config(model, Parallel(tp=1, pp=pp, cp=1, vpp=vpp), lora=LORA, global_batch_size=num_microbatches)
@@ -515,8 +515,8 @@ def test_fp8_layers_free_what_they_recompute_and_split_the_rest() -> None:
     assert activations(NOTHING, Parallel(tp=1, pp=1, cp=4)) == pytest.approx(everything / 4)
 
 
-def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
-    """Per token of the MLP: gate, up, activation and 8 h; if recomputed, gate and up beside their gradients."""
+def test_fp8_workspace_has_one_layer_and_two_transposed_weights() -> None:
+    """Per token of the MLP: gate, up, activation and 8 h; if recomputed, gate and up and their gradients."""
     config = replace(SEVENTY_B_FP8, model=replace(SEVENTY_B_FP8.model, vocab_size=8))  # the loss is nothing
 
     def at_work(recomputed: Recomputed) -> float:
@@ -528,8 +528,8 @@ def test_one_fp8_layer_at_work_and_two_transposed_weights() -> None:
     assert at_work(some(80, 1)) == pytest.approx(usual + 8192 * 3 * 28672)
 
 
-def test_a_frozen_head_in_fp8_is_held_three_times_and_its_gradient_lies_beside_the_logits() -> None:
-    """The copies in FP8, one of them transposed, are split over tp, as the logits are. Hidden states lie beside these:
+def test_a_frozen_fp8_head_has_three_copies_and_a_gradient_next_to_the_logits() -> None:
+    """The copies in FP8, one of them transposed, are split over tp, as the logits are. Hidden states are additional:
     in BF16 the embedding's output and the final norm's input and output, in FP8, going back, the norm's input."""
     model = MODELS["llama31_8b"]
     config = replace(make_config(model, Parallel(tp=2, pp=1, cp=1), lora=LORA, gpu=H200), precision=Precision.fp8)
@@ -544,7 +544,7 @@ def test_a_frozen_head_in_fp8_is_held_three_times_and_its_gradient_lies_beside_t
     assert logits == pytest.approx(expected)
 
 
-def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None:
+def test_context_parallel_ranks_store_keys_and_values_of_all_ranks_for_one_layer() -> None:
     model = replace(MODELS["llama2_70b"], ffn_hidden_size=64, vocab_size=8)  # attention is the larger part
     needed = [
         estimate(replace(make_config(model, Parallel(tp=1, pp=1, cp=cp)), precision=Precision.bf16), dp=1).workspace_gib
@@ -557,22 +557,22 @@ def test_context_parallel_ranks_hold_one_layers_keys_and_values_of_all() -> None
 @settings(max_examples=in_proportion(50))
 @given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
 def test_fit_recomputes_no_more_than_needed(config: Config, dp: int, share: float) -> None:
-    """Whatever lies between what is needed with nothing and with qkv and fc1 of every layer recomputed."""
+    """Between the memory without recomputation and with qkv and fc1 of every layer recomputed."""
     world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp
 
     def needed(recomputed: Recomputed) -> float:
         return memory.estimate(config, world, recomputed).total_gib
 
     room = share * needed(NOTHING) + (1 - share) * needed(some(most, most))
-    found = memory.recompute(with_memory(config, room), world)
-    if found.full:
+    chosen = memory.recompute(with_memory(config, room), world)
+    if chosen.full:
         assert needed(some(most, most)) > room and needed(some(most, 0)) > room and needed(NOTHING) > room
         return
-    assert needed(found) <= room * (1 + 1e-12)
-    if found.fc1_layers:
-        assert found.qkv_layers == most and needed(some(most, found.fc1_layers - 1)) > room
-    elif found.qkv_layers:
-        assert needed(some(found.qkv_layers - 1, 0)) > room
+    assert needed(chosen) <= room * (1 + 1e-12)
+    if chosen.fc1_layers:
+        assert chosen.qkv_layers == most and needed(some(most, chosen.fc1_layers - 1)) > room
+    elif chosen.qkv_layers:
+        assert needed(some(chosen.qkv_layers - 1, 0)) > room
 
 
 @settings(max_examples=in_proportion(30))  # each makes an estimate for every layer
@@ -595,15 +595,15 @@ def test_fit_offloads_no_more_layers_than_needed(config: Config, dp: int, share:
 
     room = share * needed(0) + (1 - share) * needed(most)
     limited = with_memory(config, room)
-    found = memory.recompute(replace(limited, recipe=replace(limited.recipe, offload_activations=True)), world)
-    if found.full:
+    chosen = memory.recompute(replace(limited, recipe=replace(limited.recipe, offload_activations=True)), world)
+    if chosen.full:
         assert needed(most) > room
         return
-    assert (found.qkv_layers, found.fc1_layers) == (0, 0) and needed(found.offloaded_layers) <= room * (1 + 1e-12)
-    assert not found.offloaded_layers or needed(found.offloaded_layers - 1) > room
+    assert (chosen.qkv_layers, chosen.fc1_layers) == (0, 0) and needed(chosen.offloaded_layers) <= room * (1 + 1e-12)
+    assert not chosen.offloaded_layers or needed(chosen.offloaded_layers - 1) > room
 
 
-def test_of_offloaded_layers_two_are_on_the_gpu() -> None:
+def test_two_offloaded_layers_are_on_the_gpu() -> None:
     config = trained("llama2_7b", Precision.bf16, offload_activations=True)
     world, per_token = world_of(config, dp=1), 2 * (2 * 4096 + 3 * 4096 + 4096 + 2 * 11008) + 2 * 4 + 4 * 32
     assert memory.recompute(config, world) == memory.offloaded(32), "recompute=none: all of them"
@@ -616,8 +616,8 @@ def test_of_offloaded_layers_two_are_on_the_gpu() -> None:
 def test_fit_in_megatrons_layers_is_all_or_nothing(room: float, full: bool) -> None:
     config = make_config(replace(MODELS["llama31_8b"], bias=True), Parallel(tp=1, pp=1, cp=1), lora=LORA, gpu=H200)
     needed = estimate(config, dp=8).total_gib
-    found = memory.recompute(with_memory(config, room * needed), world_of(config, dp=8))
-    assert found == replace(NOTHING, full=full)
+    chosen = memory.recompute(with_memory(config, room * needed), world_of(config, dp=8))
+    assert chosen == replace(NOTHING, full=full)
 
 
 def test_fit_without_a_gpu_recomputes_nothing() -> None:
@@ -625,7 +625,7 @@ def test_fit_without_a_gpu_recomputes_nothing() -> None:
     assert memory.recompute(config, world_of(config, dp=1)) == NOTHING
 
 
-def test_no_verdict_without_a_gpu() -> None:
+def test_memory_is_not_checked_without_a_gpu() -> None:
     result = estimate(make_config(MODELS["llama2_70b"], Parallel(tp=1, pp=1, cp=1)), dp=1)
     assert (result.capacity_gib, result.fits) == (None, None)
     assert result.workspace_gib * memory.GIB == pytest.approx(8192 * (4 * 2 * 28672 + 8 * 8192))

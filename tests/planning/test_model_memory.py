@@ -1,4 +1,4 @@
-"""What Llama 2's sizes need to be trained: the table as it is printed, and its numbers by hand."""
+"""Memory for training the Llama 2 models: the printed table, and its numbers by hand."""
 
 from pathlib import Path
 
@@ -14,16 +14,18 @@ from bench.planning.estimates.model_memory import WAYS, Way, counted, planned, s
 GOLDEN = Path(__file__).parent / "plan_memory.txt"
 
 
-def test_the_table_is_printed_as_it_stands_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main(["plan", "--memory"])
     assert (done.value.code, capsys.readouterr().out) == (0, GOLDEN.read_text())
 
 
-def test_it_takes_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_accepts_no_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main(["plan", "--memory", "task=lora70b"])
-    assert done.value.code == 2 and "the tables of memory are of fixed models" in capsys.readouterr().err
+    assert (
+        done.value.code == 2 and "plan --memory takes no overrides and no other options: its" in capsys.readouterr().err
+    )
 
 
 def test_arithmetic_by_hand() -> None:
@@ -34,7 +36,7 @@ def test_arithmetic_by_hand() -> None:
     assert counted(6_738_415_616, "INT8").training_gb == pytest.approx(26.954, abs=1e-3)
 
 
-def test_all_published_numbers_of_gpus_come_out_of_the_arithmetic() -> None:
+def test_the_arithmetic_gives_all_published_numbers_of_gpus() -> None:
     sizes = {"llama2_7b": 6_738_415_616, "llama2_13b": 13_015_864_320, "llama2_70b": 68_976_648_192}
     for (model, precision), published in model_memory.PUBLISHED.items():
         ours = counted(sizes[model], precision)
@@ -48,12 +50,12 @@ def seven_b() -> Config:
     return compose.unplanned(["task=pretrain_7b", "cluster=dgxh200"])
 
 
-def test_the_engines_states_by_bytes_a_weight(seven_b: Config) -> None:
+def test_the_engines_states_by_bytes_per_weight(seven_b: Config) -> None:
     """FP32 4 + 4 + 4 + 8, BF16 2 + 4 + 4 + 8, with BF16 moments 14; FP8 adds a byte for each linear weight."""
     count, linears = 6.738415616, 32 * (4 * 4096**2 + 3 * 4096 * 11008) / 1e9
     by_hand = {Precision.fp32: 20 * count, Precision.bf16: 18 * count, Precision.fp8: 18 * count + linears}
-    found = {precision: states_gb(seven_b, Way(name="", precision=precision)) for precision in by_hand}
-    assert found == pytest.approx(by_hand)
+    states = {precision: states_gb(seven_b, Way(name="", precision=precision)) for precision in by_hand}
+    assert states == pytest.approx(by_hand)
     small = Way(name="", precision=Precision.bf16, moments=MomentPrecision.bf16)
     assert states_gb(seven_b, small) == pytest.approx(14 * count)
 

@@ -22,7 +22,7 @@ def planned(*overrides: str) -> Plan:
     return compose.compose([*NEMO, *overrides])
 
 
-def test_trials_run_nemos_program_in_its_environment_and_the_rest_in_ours() -> None:
+def test_trials_run_in_nemos_environment_and_other_commands_in_ours() -> None:
     plan = planned("task=lora_tiny", "cluster=local")
     prepare, trial = plan.commands
     assert prepare.argv == ["python", "-m", "jobs.tasks.prepare", "plan.json"]
@@ -36,11 +36,11 @@ def test_in_a_container_the_images_interpreter_runs_everything() -> None:
     assert {command.argv[0] for command in planned(*GPT, "container=pyxis").commands} == {"python"}
 
 
-def test_kernels_know_nothing_of_nemo() -> None:
+def test_kernels_do_not_depend_on_nemo() -> None:
     assert planned("task=gemm", "cluster=dgx1").commands[-1].argv[:3] == ["python", "-m", "jobs.tasks.kernels"]
 
 
-def test_what_is_left_open_is_chosen_from_what_nemo_can_do() -> None:
+def test_null_settings_are_chosen_within_nemos_limits() -> None:
     plan = planned("task=pretrain_7b", "cluster=dgx1", "parallel.tp=8")
     assert isinstance(plan, TrainingPlan)
     assert (plan.world.cp, plan.world.vpp, plan.cuda_graph, plan.cost) == (1, 1, False, None)
@@ -68,7 +68,7 @@ def test_what_is_left_open_is_chosen_from_what_nemo_can_do() -> None:
         ((*GPT, "engine.name=megatron"), "engine.name, engine.nemo"),
     ],
 )
-def test_what_nemos_recipes_cannot_do_is_refused_by_its_key(overrides: tuple[str, ...], where: str) -> None:
+def test_settings_that_nemo_does_not_support_are_refused(overrides: tuple[str, ...], where: str) -> None:
     with pytest.raises(ConfigError) as refused:
         planned(*overrides)
     assert refused.value.where == where
@@ -79,19 +79,19 @@ def looked(python: Path | str) -> list[Finding | str]:
     return list(local.environment(Subject(plan, "")))
 
 
-def test_preflight_sees_whether_the_environment_has_the_nemo_of_the_recipes(tmp_path: Path) -> None:
+def test_preflight_checks_the_nemo_version(tmp_path: Path) -> None:
     python, packages = tmp_path / "bin/python", tmp_path / "lib/python3.11/site-packages"
     [missing] = looked(python)
-    assert isinstance(missing, Finding) and missing.what == "there is no such interpreter"
+    assert isinstance(missing, Finding) and missing.what == "this Python interpreter does not exist"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     with pytest.raises(CannotTellError):
         looked(python)
     packages.mkdir(parents=True)
-    for version, what in ((None, "is not installed"), ("3.0.0", "is 3.0.0, and 2.7.3 has the recipes")):
+    for version, what in ((None, "is not installed"), ("3.0.0", "3.0.0 is installed; the recipes need 2.7.3")):
         if version:
             (packages / f"nemo_toolkit-{version}.dist-info").mkdir()
-        [found] = looked(python)
-        assert isinstance(found, Finding) and what in found.what and found.rule == "RUN-08"
+        [finding] = looked(python)
+        assert isinstance(finding, Finding) and what in finding.what and finding.rule == "RUN-08"
     (packages / "nemo_toolkit-3.0.0.dist-info").rename(packages / "nemo_toolkit-2.7.3.dist-info")
     assert looked(python) == [f"nemo-toolkit 2.7.3 of {python}"]

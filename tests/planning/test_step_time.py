@@ -40,9 +40,9 @@ def world(config: Config, *, tp: int = 1, pp: int = 1, cp: int = 1, sp: bool = F
 
 
 def estimated(config: Config, recomputed: Recomputed = NOTHING, **axes: int) -> Cost:
-    found = step_time.estimate(config, world(config, **axes), recomputed)
-    assert found is not None
-    return found
+    cost = step_time.estimate(config, world(config, **axes), recomputed)
+    assert cost is not None
+    return cost
 
 
 def test_70b_in_fp8_on_a_whole_gpu_by_hand() -> None:
@@ -91,7 +91,7 @@ def test_a_frozen_head_of_a_large_vocabulary_in_fp8_by_hand() -> None:
         ("llama2_7b", "fp8", 0.353, 0.045),
     ],
 )
-def test_the_estimate_is_near_what_a_step_took(
+def test_the_estimate_is_near_a_measured_step(
     monkeypatch: pytest.MonkeyPatch, model: str, precision: str, measured_s: float, error: float
 ) -> None:
     """One row of 8192 tokens on one H200: docs/results/2026-11-21-fp8.md, for BF16 2026-11-21-fp8-two-gpus.md.
@@ -120,7 +120,7 @@ def test_the_estimate_is_near_what_a_step_took(
         ("qlora_70b", 1, 2, 4311.2),
     ],
 )
-def test_the_estimate_is_near_what_the_documents_steps_took(
+def test_the_estimate_is_near_the_measured_steps_of_document_tasks(
     monkeypatch: pytest.MonkeyPatch, task: str, micro_batch_size: int, global_batch_size: int, measured_ms: float
 ) -> None:
     """One H200, medians of docs/results/2026-11-22-training.md; some of the rates come from these steps.
@@ -146,7 +146,7 @@ def test_the_estimate_is_near_what_the_documents_steps_took(
         (4, {"pp": 2, "vpp": 2}, 6.136, 3.394, None),
     ],
 )
-def test_the_estimate_is_near_what_two_gpus_took(
+def test_the_estimate_is_near_two_measured_gpus(
     global_batch_size: int, axes: dict, measured_s: float, gemm_s: float, communication_s: float | None
 ) -> None:
     """Llama-2-70B in FP8, docs/results/2026-11-21-fp8-two-gpus.md.
@@ -170,7 +170,7 @@ def test_the_estimate_is_near_what_two_gpus_took(
     ("axes", "measured_s", "error"),
     [({"tp": 2}, 2.784, 0.03), ({"tp": 4}, 2.997, 0.06), ({"tp": 8}, 3.429, 0.10), ({"cp": 4}, 2.953, 0.04)],
 )
-def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, measured_s: float, error: float) -> None:
+def test_the_estimate_is_near_one_measured_rank_of_eight(axes: dict, measured_s: float, error: float) -> None:
     """Without communication, on a GPU as slow as those of 2026-11-21: docs/results/2026-11-22-fp8.md."""
     slower = 2.601 / 2.518 * 2.652 / 2.5647
     step = estimated(FP8, **axes)
@@ -178,7 +178,7 @@ def test_the_estimate_is_near_what_one_of_eight_ranks_took_alone(axes: dict, mea
     assert step.host_s == 0
 
 
-def test_a_step_is_no_faster_than_its_host() -> None:
+def test_a_step_is_not_faster_than_its_host() -> None:
     """With cp 8 a step took 3.878 s, and its kernels took 2.90 s: docs/results/2026-11-22-fp8.md."""
     step = estimated(FP8, cp=8)
     assert step.step_s == pytest.approx(3.878, rel=0.03) and step.host_s > 0
@@ -188,7 +188,7 @@ def test_a_step_is_no_faster_than_its_host() -> None:
     assert estimated(short, tp=2, sp=True).step_s == pytest.approx(2 * 80 * 96 * 47e-6)
     assert estimated(replace(short, precision=Precision.bf16)).step_s == pytest.approx(80 * 72 * 47e-6)
     cores = replace(short, precision=Precision.bf16, model=replace(short.model, bias=True))
-    assert estimated(cores).host_s == 0  # nobody counted the kernels of megatron-core's layer
+    assert estimated(cores).host_s == 0  # the kernels of megatron-core's layer were not counted
 
 
 @pytest.mark.parametrize("config", [FP8, BF16], ids=["fp8", "bf16"])
@@ -207,7 +207,7 @@ def test_recomputing_a_linear_costs_its_gemm_and_the_kernels_after_it() -> None:
     assert both == pytest.approx(5 * once[0] + 3 * once[1])
 
 
-def test_a_pipeline_waits_for_its_other_stages_once_a_step() -> None:
+def test_a_pipeline_has_one_bubble_per_step() -> None:
     flat, two, interleaved = (estimated(FP8, pp=pp, vpp=vpp) for pp, vpp in ((1, 1), (2, 1), (2, 2)))
     half = replace(FP8, model=replace(FP8.model, num_layers=40))
     forty_layers_s = flat.step_s - estimated(half).step_s
@@ -234,7 +234,7 @@ def test_communication_by_hand() -> None:
     assert communication_s(FP8, cp=2) == pytest.approx(2 * 80 * 3 * keys_and_values / 2 / gbs_32, abs=0.003)
 
 
-def test_merging_the_parts_of_attention_by_hand() -> None:
+def test_merging_attention_chunks_by_hand() -> None:
     """cp 2: three of four queries have keys in an earlier chunk; k and v are concatenated, gradients summed."""
     more_s = estimated(FP8, cp=2).elementwise_s - estimated(FP8).elementwise_s
     of_hidden, of_kv = 4 + 30 * 0.75 + 4 + 6 * 0.75, 4 + 8 + 11 + 32
@@ -245,7 +245,7 @@ def test_merging_the_parts_of_attention_by_hand() -> None:
     assert more_s == pytest.approx(merged / 3600e9 + transposed / 4210e9, rel=0.01)
 
 
-def test_between_nodes_the_ranks_of_a_node_share_their_network_cards() -> None:
+def test_ranks_of_a_node_share_their_network_cards() -> None:
     """tp 4 x cp 4 on two nodes: each group of cp has two ranks in a node, and so two cards."""
 
     def between_nodes_s(network_gbs: float, **axes: int) -> float:
@@ -296,7 +296,7 @@ def test_a_machine_twice_as_fast_takes_half_the_time(
 
 
 @given(axes=axes, recomputed=recomputes)
-def test_more_micro_batches_take_longer_and_wait_no_longer(axes: dict[str, int], recomputed: Recomputed) -> None:
+def test_more_micro_batches_take_longer_with_the_same_bubble(axes: dict[str, int], recomputed: Recomputed) -> None:
     few, many = (replace(TWO_NODES, recipe=replace(TWO_NODES.recipe, global_batch_size=n)) for n in (16, 32))
     few_s, many_s = (estimated(config, recomputed, **axes) for config in (few, many))
     assert many_s.bubble_s == pytest.approx(few_s.bubble_s)
@@ -305,13 +305,13 @@ def test_more_micro_batches_take_longer_and_wait_no_longer(axes: dict[str, int],
 
 
 @given(tp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2]))
-def test_sequence_parallel_is_never_slower_but_for_its_launches(tp: int, cp: int) -> None:
+def test_sequence_parallel_is_slower_only_by_its_launches(tp: int, cp: int) -> None:
     for config in (FP8, BF16):
         with_sp, without = (estimated(config, tp=2 * tp, cp=cp, sp=sp) for sp in (True, False))
         assert with_sp.step_s - with_sp.host_s <= without.step_s - without.host_s
 
 
-def test_rates_pass_through_what_was_measured_and_go_on_below_it() -> None:
+def test_rates_interpolate_measurements_and_extrapolate_below() -> None:
     sizes, rates = [1.0, 4.0, 16.0], [10.0, 20.0, 30.0]
     assert [rate_at(size, sizes, rates) for size in (*sizes, 2.0, 99.0)] == pytest.approx([10, 20, 30, 200**0.5, 30])
     assert rate_at(0.25, sizes, rates) == pytest.approx(5.0)
@@ -320,7 +320,7 @@ def test_rates_pass_through_what_was_measured_and_go_on_below_it() -> None:
     assert all(low <= high for low, high in pairwise(samples))
 
 
-def test_what_was_not_measured_is_not_estimated() -> None:
+def test_unmeasured_rates_give_no_estimate() -> None:
     def without(change: str) -> Config:
         config = copy.deepcopy(TWO_NODES)
         assert config.cluster.gpu
@@ -376,21 +376,21 @@ def unplanned(*overrides: str) -> Config:
     return compose.unplanned([*overrides, "cluster=dgxh200", "cluster.ranks_per_node=1"])
 
 
-def test_moments_in_host_memory_pass_once_a_step() -> None:
+def test_offloaded_moments_are_copied_once_per_step() -> None:
     """6.7 billion weights with 8 bytes of moments, in BF16 4, at 55 GB/s each way."""
-    found = {}
+    times_s = {}
     for moments in ("fp32", "bf16"):
         for offload in ("true", "false"):
             config = unplanned("task=pretrain_7b", f"recipe.moments={moments}", f"recipe.offload_moments={offload}")
             step = step_time.estimate(config, split(config, tp=1, pp=1, cp=1, sp=False), NOTHING)
             assert step
-            found[moments, offload] = step.step_s
+            times_s[moments, offload] = step.step_s
     for moments, size in (("fp32", 8), ("bf16", 4)):
-        more_s = found[moments, "true"] - found[moments, "false"]
+        more_s = times_s[moments, "true"] - times_s[moments, "false"]
         assert more_s == pytest.approx(size * 6_738_415_616 / 55e9)
 
 
-def test_offloaded_activations_are_waited_for_where_layers_take_less_time_than_the_copies() -> None:
+def test_offloading_waits_if_copies_take_longer_than_layers() -> None:
     """Of a 7B layer 4096 tokens store 481 MB in BF16, which takes 8.8 ms at 55 GB/s; forward it takes 2.7 ms."""
     config = unplanned("task=pretrain_7b", "precision=bf16", "recipe.micro_batch_size=1", "recipe.global_batch_size=2")
 
@@ -420,7 +420,7 @@ def test_a_4_bit_base_is_dequantised_in_both_passes() -> None:
     assert seconds[0] - seconds[1] == pytest.approx(32 * 2 * (4.127 / 8 + 2) * weights / 3600e9, rel=1e-4)
 
 
-def test_with_few_tokens_a_weight_gradient_takes_as_long_as_its_sum() -> None:
+def test_with_few_tokens_a_weight_gradient_is_bound_by_its_accumulation() -> None:
     """128 tokens of Llama-2-7B in FP8: each weight's FP32 gradient is read and written, 8 bytes at 4210 GB/s."""
     config = unplanned("task=pretrain_7b", "precision=fp8", "data.seq_length=128", "recipe.global_batch_size=1")
     layer, head = 4 * 4096**2 + 3 * 4096 * 11008, 32000 * 4096
@@ -430,7 +430,7 @@ def test_with_few_tokens_a_weight_gradient_takes_as_long_as_its_sum() -> None:
     assert step.gemm_s == pytest.approx(32 * layer * (4 * 128e-12 / 1404 + 8 / 4210e9) + head_s, rel=1e-6)
 
 
-def test_rates_that_were_not_measured_are_those_of_their_like() -> None:
+def test_missing_rates_use_the_closest_measured_ones() -> None:
     """A plan of an earlier version has none of these; 4096 tokens of attention, FP8 gradients, element-wise kernels."""
     config = unplanned("task=pretrain_7b", "precision=fp8", "recipe.micro_batch_size=1", "recipe.global_batch_size=4")
     assert config.cluster.gpu and config.cluster.gpu.rates

@@ -1,4 +1,4 @@
-"""A run that wants GPUs is told when this machine has too few, and when a node has others."""
+"""Checks that this machine has enough GPUs, and that nodes have the planned type of GPU."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -18,20 +18,20 @@ from bench.preflight.nodes import hardware
 
 
 @pytest.mark.parametrize(
-    ("count", "wanted", "what"),
+    ("count", "needed", "what"),
     [
-        (0, 2, ["this machine has no NVIDIA GPUs, and 2 ranks want one each"]),
-        (1, 2, ["this machine has 1 NVIDIA GPU, and 2 ranks want one each"]),
+        (0, 2, ["this machine has no NVIDIA GPUs; 2 ranks need 2 GPUs"]),
+        (1, 2, ["this machine has 1 NVIDIA GPU; 2 ranks need 2 GPUs"]),
         (2, 2, []),
     ],
 )
 def test_gpus_are_counted(
-    count: int, wanted: int, what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, needed: int, what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{n}" for n in range(count))):
         (tmp_path / name).touch()
     monkeypatch.setattr(local, "DEVICES", str(tmp_path))
-    plan = compose.compose(["cluster.device=cuda", f"cluster.ranks_per_node={wanted}"])
+    plan = compose.compose(["cluster.device=cuda", f"cluster.ranks_per_node={needed}"])
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
 
@@ -40,10 +40,10 @@ def test_gpus_are_counted(
     [
         ("2,3", False, "2,3", []),
         ("GPU-8d1f,GPU-77aa,GPU-0c3e", False, "GPU-8d1f,GPU-77aa,GPU-0c3e", []),
-        ("5", False, "5", ["CUDA_VISIBLE_DEVICES=5 shows 1 of the GPUs, and 2 ranks want one each"]),
-        ("4,4", False, "4,4", ["CUDA_VISIBLE_DEVICES=4,4 shows 1 of the GPUs, and 2 ranks want one each"]),
-        ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 shows 1 of the GPUs, and 2 ranks want one each"]),
-        ("", False, "", ["CUDA_VISIBLE_DEVICES= shows 0 of the GPUs, and 2 ranks want one each"]),
+        ("5", False, "5", ["CUDA_VISIBLE_DEVICES=5 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
+        ("4,4", False, "4,4", ["CUDA_VISIBLE_DEVICES=4,4 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
+        ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
+        ("", False, "", ["CUDA_VISIBLE_DEVICES= makes 0 GPUs visible; 2 ranks need 2 GPUs"]),
         (None, False, None, []),
         ("5", True, "-1", []),
     ],
@@ -75,8 +75,8 @@ def test_ranks_see_the_gpus_that_a_user_names(tmp_path: Path, monkeypatch: pytes
     assert "sees 6,7" in "".join(path.read_text() for path in (tmp_path / RANK_LOGS).glob("*_rank_*.out"))
 
 
-def test_a_run_on_cpus_wants_none() -> None:
-    assert not local.is_cuda_here(compose.compose(["cluster=local"]))
+def test_a_run_on_cpus_needs_no_gpus() -> None:
+    assert not local.needs_gpus(compose.compose(["cluster=local"]))
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,24 @@ def test_a_run_on_cpus_wants_none() -> None:
         (None, 143771, "GPU 1 is None with 140.4 GiB"),
     ],
 )
-def test_a_gpu_of_another_kind_is_told_by_its_name_and_its_memory(
+def test_a_different_gpu_is_detected_by_name_and_memory(
     name: str | None, memory_mib: int | None, other: str | None
 ) -> None:
-    """Wanted is an H200 of 139.8 GiB; 143771 MiB are 140.4 GiB, and 3 % less than 139.8 are 135.6."""
-    wanted = Gpu(name="NVIDIA H200 SXM 141GB", memory_gib=139.8, peak_bf16_tflops=1, peak_fp8_tflops=1, source="")
+    """The plan has an H200 with 139.8 GiB. 143771 MiB are 140.4 GiB; 3 % less than 139.8 GiB are 135.6 GiB."""
+    planned = Gpu(name="NVIDIA H200 SXM 141GB", memory_gib=139.8, peak_bf16_tflops=1, peak_fp8_tflops=1, source="")
     sizes = {"name": name, "memory_mib": memory_mib}
     unknown = dict.fromkeys((field.name for field in fields(GpuFacts)), None)
-    assert hardware._others(wanted, [GpuFacts(**unknown | sizes | {"index": 1})]) == other
+    assert hardware._different_gpu(planned, [GpuFacts(**unknown | sizes | {"index": 1})]) == other
 
 
 @pytest.mark.parametrize(
     ("seen", "is_another"), [("NVIDIA GeForce RTX 4090", False), ("NVIDIA GeForce RTX 3090", True)]
 )
-def test_cards_of_one_size_are_told_apart_by_the_number_in_their_names(seen: str, is_another: bool) -> None:
-    wanted = Gpu(name="NVIDIA GeForce RTX 4090", memory_gib=23.65, peak_bf16_tflops=1, source="")
+def test_gpus_with_equal_memory_are_distinguished_by_model_number(seen: str, is_another: bool) -> None:
+    planned = Gpu(name="NVIDIA GeForce RTX 4090", memory_gib=23.65, peak_bf16_tflops=1, source="")
     unknown = dict.fromkeys((field.name for field in fields(GpuFacts)), None)
     facts = GpuFacts(**unknown | {"name": seen, "memory_mib": 24564, "index": 0})
-    assert (hardware._others(wanted, [facts]) is not None) is is_another
+    assert (hardware._different_gpu(planned, [facts]) is not None) is is_another
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_cards_of_one_size_are_told_apart_by_the_number_in_their_names(seen: str
         ("NCCL_NET=Socket", [], []),
     ],
 )
-def test_a_network_that_nccl_is_told_to_use_must_be_on_this_machine(
+def test_a_network_that_is_configured_for_nccl_must_exist_on_this_machine(
     setting: str, adapters: list[str], rules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, devices in (("INFINIBAND", adapters), ("INTERFACES", ["lo", "eth0"])):
@@ -132,27 +132,25 @@ def test_a_network_that_nccl_is_told_to_use_must_be_on_this_machine(
     assert [f.rule for f in preflight.inspect(plan) if f.rule.startswith("NCC")] == rules
 
 
-def test_one_process_for_several_gpus_is_told_how_many_it_wants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_with_several_gpus_needs_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(local, "DEVICES", str(tmp_path))
     huggingface = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
     plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *huggingface])
     (what,) = [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"]
-    assert what == "this machine has 1 NVIDIA GPU, and one rank wants 4 of them"
+    assert what == "this machine has 1 NVIDIA GPU; 1 rank needs 4 GPUs"
 
 
-def test_packages_of_the_peer_are_looked_for_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_of_the_huggingface_engine_are_reported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_is_installed", lambda name: name not in ("deepspeed", "flash_attn"))
     words = ["engine=huggingface", "engine.huggingface.strategy=deepspeed", "precision=bf16", "cluster.device=cuda"]
     plan = compose.compose([*words, "engine.huggingface.attention=flash_attention_2", "cluster.ranks_per_node=1"])
     (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
-    assert finding.what == "deepspeed, flash_attn cannot be imported"
+    assert finding.what == "cannot import deepspeed, flash_attn"
     assert finding.fix.startswith("pip install 'runstop[huggingface]', and pip install flash-attn")
 
 
-def test_what_rows_are_made_of_texts_with_is_looked_for_until_they_are_there(
+def test_packages_to_prepare_rows_are_required_until_the_rows_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_is_installed", lambda name: name not in ("tokenizers", "pyarrow"))
@@ -160,9 +158,9 @@ def test_what_rows_are_made_of_texts_with_is_looked_for_until_they_are_there(
         task: compose.compose([f"task={task}", "cluster=local", f"cluster.paths.data={tmp_path}"])
         for task in ("finetune_tiny_dolly", "pretrain_7b", "lora_tiny")
     }
-    found = {task: [f for f in preflight.inspect(plan) if f.rule == "RUN-08"] for task, plan in plans.items()}
-    assert [f.what for f in found["finetune_tiny_dolly"]] == ["tokenizers cannot be imported"]
-    assert [f.what for f in found["pretrain_7b"]] == ["tokenizers, pyarrow cannot be imported"]
-    assert {f.fix for f in found["pretrain_7b"]} == {"pip install 'runstop[data]'"} and not found["lora_tiny"]
+    problems = {task: [f for f in preflight.inspect(plan) if f.rule == "RUN-08"] for task, plan in plans.items()}
+    assert [f.what for f in problems["finetune_tiny_dolly"]] == ["cannot import tokenizers"]
+    assert [f.what for f in problems["pretrain_7b"]] == ["cannot import tokenizers, pyarrow"]
+    assert {f.fix for f in problems["pretrain_7b"]} == {"pip install 'runstop[data]'"} and not problems["lora_tiny"]
     Path(plans["finetune_tiny_dolly"].data_dir).mkdir()
     assert not [f for f in preflight.inspect(plans["finetune_tiny_dolly"]) if f.rule == "RUN-08"]

@@ -1,4 +1,4 @@
-"""What is said of nodes by the facts of their ranks: everything that is found, word for word, and nothing else."""
+"""Findings about nodes from the facts of their ranks: complete lists with exact messages."""
 
 import json
 import time
@@ -40,9 +40,9 @@ def planned(*overrides: str) -> Plan:
 
 
 def on_cpus() -> Plan:
-    made = planned()
-    cluster = replace(made.config.cluster, device=Device.cpu)
-    return replace(made, config=replace(made.config, cluster=cluster))
+    plan = planned()
+    cluster = replace(plan.config.cluster, device=Device.cpu)
+    return replace(plan, config=replace(plan.config, cluster=cluster))
 
 
 def with_environment(**environment: str) -> Plan:
@@ -53,26 +53,26 @@ def judged(everyone: Everyone, plan: Plan | None = None, health: node_facts.Heal
     return nodes.judge(plan or planned(), Facts("/runs/7/facts", everyone, health, read_ms=NOW_MS))
 
 
-def found(*findings: Finding) -> list[Finding]:
+def tiered(*findings: Finding) -> list[Finding]:
     return [replace(finding, tier="nodes") for finding in findings]
 
 
-def ranks(*of: int, **changes: Any) -> Change:
-    """Return what changes some ranks."""
-    return lambda everyone: tuple(replace(one, **changes) if one.rank in of else one for one in everyone)
+def ranks(*numbers: int, **changes: Any) -> Change:
+    """Return a change of some ranks."""
+    return lambda everyone: tuple(replace(one, **changes) if one.rank in numbers else one for one in everyone)
 
 
-def software(*of: int, **changes: Any) -> Change:
-    return ranks(*of, software=replace(RANK.software, **changes))
+def software(*numbers: int, **changes: Any) -> Change:
+    return ranks(*numbers, software=replace(RANK.software, **changes))
 
 
-def machine(*of: int, **changes: Any) -> Change:
-    """Return what changes the nodes of some ranks."""
-    return ranks(*of, machine=replace(MACHINE, **changes))
+def machine(*numbers: int, **changes: Any) -> Change:
+    """Return a change of the nodes of some ranks."""
+    return ranks(*numbers, machine=replace(MACHINE, **changes))
 
 
 def gpu(**changes: Any) -> Change:
-    """Return what changes the second node's second GPU."""
+    """Return a change of the second node's second GPU."""
     return machine(2, gpus=(GPU, replace(GPU, index=1, **changes)))
 
 
@@ -91,44 +91,44 @@ def path(what: str, name: str | None, *, required: bool, on: tuple[bool, bool]) 
 
 
 warned = partial(broken, severity="warning")
-SHARED = "put it on a file system that every node sees, at the same path"
-LOGS = "read their output in the job's log; if there is none, put LOGDIR on a file system that every node shares"
-SAME = "let every node have the same environment: a shared one, or a container"
-PER_NODE = "ask for GPUs per node, not per task: cluster.slurm.gpu_request"
-OTHER_NODES = "choose the cluster= that describes these nodes, or other nodes"
-UNLIMITED = "have `ulimit -l` set to unlimited for what starts them: slurmd, or the nodes' containerd"
+SHARED = "put it on a shared file system that all nodes mount at the same path"
+LOGS = "read their output in the job's log; if there is none, put LOGDIR on a file system that all nodes share"
+SAME = "use the same environment on all nodes: a shared folder, or a container"
+PER_NODE = "request GPUs per node, not per task: cluster.slurm.gpu_request"
+OTHER_NODES = "set cluster= to the config of these nodes, or use other nodes"
+UNLIMITED = "have `ulimit -l` set to unlimited for the daemon that starts the ranks (slurmd or containerd)"
 BROKEN_GPU = "dgx-1, GPU 1"
 CASES: dict[str, tuple[Change, list[Finding]]] = {
     "all is well": (lambda everyone: everyone, []),
     "ranks are missing": (
         lambda everyone: everyone[:1] + everyone[3:],
-        found(broken("NCC-05", "no facts of 2 of 4 ranks: 1-2", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks have reported no facts: 1-2", "/runs/7/facts", fix=LOGS)),
     ),
     "ranks are missing here and there": (
         lambda everyone: everyone[1:3],
-        found(broken("NCC-05", "no facts of 2 of 4 ranks: 0, 3", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks have reported no facts: 0, 3", "/runs/7/facts", fix=LOGS)),
     ),
     "two ranks are of a smaller world": (
         ranks(2, 3, world_size=2),
-        found(broken("NCC-05", "ranks were started as a world of 2, and the plan is for 4", "dgx-1")),
+        tiered(broken("NCC-05", "ranks were started with world size 2, but the plan has 4", "dgx-1")),
     ),
     "each rank is alone": (
         ranks(1, 2, 3, rank=0, world_size=1),
-        found(
+        tiered(
             broken(
                 "NCC-05",
-                "ranks were started as a world of 1, and the plan is for 4: each considers itself rank 0",
+                "ranks were started with world size 1, but the plan has 4: each rank is rank 0",
                 "dgx-0, dgx-1",
             ),
-            broken("NCC-05", "no facts of 3 of 4 ranks: 1-3", "/runs/7/facts", fix=LOGS),
+            broken("NCC-05", "3 of 4 ranks have reported no facts: 1-3", "/runs/7/facts", fix=LOGS),
         ),
     ),
     "other software": (
         both(software(3, python="3.9", packages={"nccl": "2"}), software(0, system=None, packages={"torch": "1"})),
-        found(
+        tiered(
             broken(
                 "RUN-08",
-                "not all ranks run the same: system is Debian 12 on dgx-0, dgx-1, None on dgx-0; "
+                "the ranks have different software: system is Debian 12 on dgx-0, dgx-1, None on dgx-0; "
                 "python is 3.11 on dgx-0, dgx-1, 3.9 on dgx-1; nccl is none on dgx-0, dgx-1, 2 on dgx-1; "
                 "torch is 2.13.0 on dgx-0, dgx-1, 1 on dgx-0, none on dgx-1",
                 "dgx-0, dgx-1",
@@ -138,40 +138,40 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     ),
     "the rows are nowhere": (
         path("the rows", "/a", required=True, on=(False, False)),
-        found(broken("CFG-06", "the rows is missing on every node", "/a on dgx-0, dgx-1")),
+        tiered(broken("CFG-06", "the rows is missing on every node", "/a on dgx-0, dgx-1")),
     ),
-    "rows that are still to be made": (path("the rows", "/a", required=False, on=(False, False)), []),
+    "rows that are still to be plan": (path("the rows", "/a", required=False, on=(False, False)), []),
     "rows on one node": (
         path("the rows", "/a", required=False, on=(True, False)),
-        found(broken("CFG-06", "the rows is on only 1 of 2 nodes", "/a on dgx-1", fix=SHARED)),
+        tiered(broken("CFG-06", "the rows exists on only 1 of 2 nodes", "/a on dgx-1", fix=SHARED)),
     ),
     "a mount of no path": (
         path("a mount", None, required=True, on=(False, True)),
-        found(broken("PYX-07", "a mount is on only 1 of 2 nodes", "a mount on dgx-0", fix=SHARED)),
+        tiered(broken("PYX-07", "a mount exists on only 1 of 2 nodes", "a mount on dgx-0", fix=SHARED)),
     ),
     "read-only results": (
         machine(2, results=Results("/r", 0, "Read-only file system")),
-        found(broken("CFG-08", "results cannot be written: Read-only file system", "/r on dgx-1")),
+        tiered(broken("CFG-08", "results cannot be written: Read-only file system", "/r on dgx-1")),
     ),
     "a full disk": (
         machine(2, results=Results("/r", 199, None)),
-        found(broken("CFG-08", "199 MiB free, and a run needs 200", "/r on dgx-1")),
+        tiered(broken("CFG-08", "199 MiB free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
         both(machine(0, gpus=None, gpus_refused="it hangs"), machine(2, gpus=None, gpus_refused="there is no such")),
-        found(
-            broken("HW-03", "the GPUs cannot be inspected: it hangs", "dgx-0"),
-            warned("HW-03", "the GPUs cannot be inspected: there is no such", "dgx-1"),
+        tiered(
+            broken("HW-03", "the GPUs cannot be queried: it hangs", "dgx-0"),
+            warned("HW-03", "the GPUs cannot be queried: there is no such", "dgx-1"),
         ),
     ),
-    "a GPU too few": (machine(2, gpus=(GPU,)), found(broken("HW-03", "1 GPUs for 2 ranks", "dgx-1"))),
+    "a GPU too few": (machine(2, gpus=(GPU,)), tiered(broken("HW-03", "1 GPUs for 2 ranks", "dgx-1"))),
     "a GPU too many": (machine(2, gpus=(GPU, GPU, GPU)), []),
     "another GPU": (
         gpu(name="NVIDIA H100 80GB HBM3"),
-        found(
+        tiered(
             broken(
                 "HW-03",
-                "GPU 1 is NVIDIA H100 80GB HBM3 with 140.4 GiB, and the plan is for NVIDIA H200 SXM 141GB",
+                "GPU 1 is NVIDIA H100 80GB HBM3 with 140.4 GiB, but the plan is for NVIDIA H200 SXM 141GB",
                 "dgx-1",
                 fix=OTHER_NODES,
             )
@@ -181,10 +181,10 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "a little more memory": (gpu(memory_mib=147_449), []),
     "too much memory": (
         gpu(memory_mib=147_450),
-        found(
+        tiered(
             broken(
                 "HW-03",
-                "GPU 1 is NVIDIA H200 with 144.0 GiB, and the plan is for NVIDIA H200 SXM 141GB",
+                "GPU 1 is NVIDIA H200 with 144.0 GiB, but the plan is for NVIDIA H200 SXM 141GB",
                 "dgx-1",
                 fix=OTHER_NODES,
             )
@@ -192,10 +192,10 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     ),
     "half a GPU of unknown name": (
         gpu(memory_mib=71_885, name=None),
-        found(
+        tiered(
             broken(
                 "HW-03",
-                "GPU 1 is None with 70.2 GiB, and the plan is for NVIDIA H200 SXM 141GB",
+                "GPU 1 is None with 70.2 GiB, but the plan is for NVIDIA H200 SXM 141GB",
                 "dgx-1",
                 fix=OTHER_NODES,
             )
@@ -203,10 +203,10 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     ),
     "too little memory": (
         gpu(memory_mib=138_860),
-        found(
+        tiered(
             broken(
                 "HW-03",
-                "GPU 1 is NVIDIA H200 with 135.6 GiB, and the plan is for NVIDIA H200 SXM 141GB",
+                "GPU 1 is NVIDIA H200 with 135.6 GiB, but the plan is for NVIDIA H200 SXM 141GB",
                 "dgx-1",
                 fix=OTHER_NODES,
             )
@@ -215,11 +215,11 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "unknown memory": (gpu(memory_mib=None), []),
     "GPUs per task": (
         ranks(*ALL, cuda_visible_devices="-1,0"),
-        found(
+        tiered(
             *(
                 broken(
                     "HW-03",
-                    f"CUDA_VISIBLE_DEVICES lets rank {rank} see 1 GPUs; its local rank is 1",
+                    f"CUDA_VISIBLE_DEVICES has 1 GPUs for rank {rank} with local rank 1",
                     node,
                     fix=PER_NODE,
                 )
@@ -230,29 +230,27 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "GPUs that nothing hides": (ranks(*ALL, cuda_visible_devices=None), []),
     "no GPU is shown": (
         ranks(2, cuda_visible_devices="NoDevFiles"),
-        found(
-            broken("HW-03", "CUDA_VISIBLE_DEVICES lets rank 2 see 0 GPUs; its local rank is 0", "dgx-1", fix=PER_NODE)
-        ),
+        tiered(broken("HW-03", "CUDA_VISIBLE_DEVICES has 0 GPUs for rank 2 with local rank 0", "dgx-1", fix=PER_NODE)),
     ),
     "another driver": (
         machine(0, gpus=(replace(GPU, driver="550"), replace(GPU, driver=None))),
-        found(
-            warned("HW-03", "the nodes have different drivers: 580.1 on dgx-1, 550 on dgx-0", "dgx-0"),
+        tiered(
+            warned("HW-03", "the nodes have different GPU drivers: 580.1 on dgx-1, 550 on dgx-0", "dgx-0"),
         ),
     ),
     "faults of a GPU": (
         gpu(ecc_uncorrected=2, rows_failed="Yes", rows_pending="1", throttle="0x00000000000000E9"),
-        found(
+        tiered(
             broken("HW-01", "2 uncorrected ECC errors", BROKEN_GPU),
-            broken("HW-01", "remapping a row of its memory failed", BROKEN_GPU),
+            broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
             broken(
-                *("HW-01", "a row of its memory waits to be remapped", BROKEN_GPU),
-                fix="have the GPU reset: the row is remapped then",
+                *("HW-01", "row remapping of the GPU memory is pending", BROKEN_GPU),
+                fix="have the GPU reset, which remaps the row",
             ),
             warned(
                 "HW-01",
-                "its clocks are throttled: hardware slowdown, software thermal slowdown, hardware thermal slowdown, "
-                "power brake",
+                "the GPU's clocks are throttled: hardware slowdown, software thermal slowdown, hardware thermal "
+                "slowdown, power brake",
                 BROKEN_GPU,
             ),
         ),
@@ -261,26 +259,26 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "an older nvidia-smi": (gpu(ecc_uncorrected=0, rows_failed="", rows_pending=None, throttle=None), []),
     "a port is down": (
         machine(2, infiniband=(UP, DOWN)),
-        found(warned("NCC-03", "mlx5_1:1: not up here, but up on other nodes", "dgx-1")),
+        tiered(warned("NCC-03", "mlx5_1:1: not up on this node, but up on other nodes", "dgx-1")),
     ),
     "no port is up here": (
         machine(2, infiniband=(DOWN,), infiniband_devices=False),
-        found(broken("NCC-03", "no InfiniBand port is up here, and 2 are up on other nodes", "dgx-1")),
+        tiered(broken("NCC-03", "no InfiniBand port is up on this node, but 2 are up on other nodes", "dgx-1")),
     ),
     "no port is up anywhere": (
         machine(0, 2, infiniband=(replace(UP, state=None),)),
-        found(warned("NCC-02", "no InfiniBand port is up on any node", "dgx-0, dgx-1")),
+        tiered(warned("NCC-02", "no InfiniBand port is up on any node", "dgx-0, dgx-1")),
     ),
     "ports without devices, and little memory to lock": (
         both(machine(2, infiniband_devices=False), ranks(2, memlock_bytes=65_536), ranks(3, memlock_bytes=8_388_608)),
-        found(
+        tiered(
             warned(
-                *("NCC-02", "InfiniBand is up, and its devices (/dev/infiniband) cannot be used by the ranks"),
+                *("NCC-02", "InfiniBand ports are up, but the ranks cannot access the devices in /dev/infiniband"),
                 "dgx-1",
             ),
             warned(
                 "NCC-03",
-                "ranks may lock only 64 KiB of memory, and InfiniBand locks its buffers",
+                "ranks may lock only 64 KiB of memory, but InfiniBand needs locked buffers",
                 "dgx-1",
                 fix=UNLIMITED,
             ),
@@ -290,14 +288,14 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_that_is_wrong_is_said_and_nothing_else(case: str) -> None:
+def test_exactly_the_existing_problems_are_reported(case: str) -> None:
     change, expected = CASES[case]
     assert judged(change(SOUND)) == expected
 
 
-def test_without_the_facts_of_any_rank_that_is_all_that_is_said() -> None:
+def test_without_any_facts_this_is_the_only_problem() -> None:
     (only,) = judged(())
-    assert only.what == "no facts of 4 of 4 ranks: 0-3"
+    assert only.what == "4 of 4 ranks have reported no facts: 0-3"
 
 
 def test_a_run_on_cpus_is_not_judged_by_gpus_and_infiniband() -> None:
@@ -305,10 +303,10 @@ def test_a_run_on_cpus_is_not_judged_by_gpus_and_infiniband() -> None:
     assert judged(change(SOUND), on_cpus()) == []
 
 
-def test_without_a_gpu_in_the_plan_any_will_do() -> None:
-    made = planned()
-    cluster = replace(made.config.cluster, gpu=None)
-    any_gpu = replace(made, config=replace(made.config, cluster=cluster))
+def test_without_a_gpu_in_the_plan_every_type_is_accepted() -> None:
+    plan = planned()
+    cluster = replace(plan.config.cluster, gpu=None)
+    any_gpu = replace(plan, config=replace(plan.config, cluster=cluster))
     assert judged(gpu(name="NVIDIA L4", memory_mib=23_034)(SOUND), any_gpu) == []
 
 
@@ -316,31 +314,31 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
     "NCCL's by its beginning": ({"NCCL_SOCKET_IFNAME": "et"}, []),
     "NCCL's that is down": (
         {"NCCL_SOCKET_IFNAME": "ib"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=ib, and only lo, eth0 are up")] * 2,
+        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=ib is not up; the active interfaces are lo, eth0")] * 2,
     ),
     "NCCL's by its whole name": (
         {"NCCL_SOCKET_IFNAME": "=et"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME==et, and only lo, eth0 are up")] * 2,
+        [("NCC-01", "error", "NCCL_SOCKET_IFNAME==et is not up; the active interfaces are lo, eth0")] * 2,
     ),
     "all but some": ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
     "all but those that are up": (
         {"NCCL_SOCKET_IFNAME": "^lo,eth"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=^lo,eth, and only lo, eth0 are up")] * 2,
+        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=^lo,eth is not up; the active interfaces are lo, eth0")] * 2,
     ),
     "Gloo's by its beginning": (
         {"GLOO_SOCKET_IFNAME": "et"},
-        [("NCC-01", "error", "GLOO_SOCKET_IFNAME=et, and only lo, eth0 are up")] * 2,
+        [("NCC-01", "error", "GLOO_SOCKET_IFNAME=et is not up; the active interfaces are lo, eth0")] * 2,
     ),
     "Gloo's, one of two": ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, []),
     "the loopback": (
         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"},
         [
-            ("NCC-01", "warning", f"{name} is the loopback, which no other node can reach")
+            ("NCC-01", "warning", f"{name} is the loopback interface, which other nodes cannot reach")
             for name in ("NCCL_SOCKET_IFNAME==lo", "GLOO_SOCKET_IFNAME=lo")
             for _ in range(2)
         ],
     ),
-    "the loopback beside another": ({"GLOO_SOCKET_IFNAME": "lo,eth0"}, []),
+    "the loopback and another interface": ({"GLOO_SOCKET_IFNAME": "lo,eth0"}, []),
     "an adapter that is not there": (
         {"NCCL_IB_HCA": "mlx4"},
         [("NCC-02", "warning", "no InfiniBand port is up on any node")],
@@ -350,7 +348,7 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
 
 
 @pytest.mark.parametrize("case", NETWORKS)
-def test_networks_are_looked_for_as_their_library_does(case: str) -> None:
+def test_interfaces_are_matched_as_nccl_and_gloo_do(case: str) -> None:
     environment, expected = NETWORKS[case]
     seen = judged(SOUND, with_environment(**environment))
     assert [(one.rule, one.severity, one.what) for one in seen] == expected
@@ -358,15 +356,15 @@ def test_networks_are_looked_for_as_their_library_does(case: str) -> None:
         assert [one.where for one in seen] == ["dgx-0", "dgx-1"] * (len(seen) // 2)
 
 
-def test_infiniband_is_missed_where_a_run_asks_for_it_or_has_several_nodes() -> None:
+def test_missing_infiniband_is_reported_if_requested_or_with_several_nodes() -> None:
     without = machine(0, 2, infiniband=())(SOUND)
-    asked = found(
+    problems = tiered(
         broken(
-            *("NCC-02", "NCCL_NET=IB, and no InfiniBand or RoCE port is up on any node", "dgx-0, dgx-1"),
-            fix="leave NCCL_NET out, or use nodes that have such ports",
+            *("NCC-02", "NCCL_NET=IB is set, but no InfiniBand or RoCE port is up on any node", "dgx-0, dgx-1"),
+            fix="remove NCCL_NET, or use nodes with InfiniBand or RoCE",
         )
     )
-    assert judged(without, with_environment(NCCL_NET="IB")) == asked
+    assert judged(without, with_environment(NCCL_NET="IB")) == problems
     for other in ({"NCCL_NET": "Socket"}, {"NCCL_IB_DISABLE": "1"}):
         assert judged(without, with_environment(**other)) == []
     alone = replace(planned(), world=replace(planned().world, num_nodes=1, num_ranks=2))
@@ -378,53 +376,53 @@ def test_infiniband_is_missed_where_a_run_asks_for_it_or_has_several_nodes() -> 
 
 @pytest.fixture
 def contained(tmp_path: Path) -> Iterator[tuple[Plan, Path]]:
-    """The plan of a run in an image, of which there is a record."""
+    """The plan of a run in an image that has a record."""
     image = tmp_path / f"lora-sha256-{'0' * 12}.sqsh"
     record = dict.fromkeys(field.name for field in fields(store.Record))
     known = {"version": store.VERSION, "marker": {"name": "lora70b", "commit": "abc"}}
     image.with_suffix(".json").write_text(json.dumps(record | known))
-    made = planned()
+    plan = planned()
     container = planned("container=pyxis").config.container
-    config = replace(made.config, container=replace(container, image=str(image)))
-    yield replace(made, config=config), image
+    config = replace(plan.config, container=replace(container, image=str(image)))
+    yield replace(plan, config=config), image
 
 
-def test_ranks_in_no_image_or_in_another_one_are_named(contained: tuple[Plan, Path]) -> None:
-    made, image = contained
+def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple[Plan, Path]) -> None:
+    plan, image = contained
     right = json.dumps({"commit": "abc", "name": "lora70b"})
     inside = software(*ALL, in_enroot=True, image=right)
-    assert judged(inside(SOUND), made) == []
+    assert judged(inside(SOUND), plan) == []
     older = software(2, in_enroot=True, image='{"name": "lora70b"}')
     outside = both(inside, older, software(3, in_enroot=False), ranks(0, 1, not_as_planned=("A", "B")))
-    host, other, different, variables = judged(outside(SOUND), made)
-    assert host == found(broken("PYX-03", "ranks run on the host, outside of any Enroot container", "dgx-1"))[0]
-    what = "ranks run in lora70b of commit ?, and the plan is for lora70b of commit abc"
-    fix = "give --container-name the job id, and remove older ones"
-    assert [other] == found(broken("PYX-03", what, "dgx-1", fix=fix))
+    host, other, different, variables = judged(outside(SOUND), plan)
+    assert host == tiered(broken("PYX-03", "ranks run on the host, outside of any Enroot container", "dgx-1"))[0]
+    what = "ranks run in lora70b (commit ?), but the plan is for lora70b (commit abc)"
+    fix = "put the job id into --container-name, and remove older containers"
+    assert [other] == tiered(broken("PYX-03", what, "dgx-1", fix=fix))
     assert (different.rule, different.what) == (
         "PYX-03",
-        "not all ranks run the same: image is lora70b of commit abc on dgx-0, lora70b of commit ? on dgx-1, "
+        "the ranks have different software: image is lora70b (commit abc) on dgx-0, lora70b (commit ?) on dgx-1, "
         "an image without a description on dgx-1",
     )
     assert different.fix == broken("PYX-03", "", "").fix
-    assert [variables] == found(warned("PYX-09", "A, B: not what the plan sets", "dgx-0"))
+    assert [variables] == tiered(warned("PYX-09", "A, B: the value in the container differs from the plan", "dgx-0"))
     nameless = software(*ALL, in_enroot=True, image="an older one")
-    assert [one.what for one in judged(nameless(SOUND), made)] == [
-        "ranks run in an older one, and the plan is for lora70b of commit abc"
+    assert [one.what for one in judged(nameless(SOUND), plan)] == [
+        "ranks run in an older one, but the plan is for lora70b (commit abc)"
     ]
     image.with_suffix(".json").unlink()
-    assert judged(nameless(SOUND), made) == [], "nobody knows what the image is"
+    assert judged(nameless(SOUND), plan) == [], "without a record the image is unknown"
 
 
-def test_what_the_health_check_found_is_passed_on() -> None:
+def test_findings_of_the_health_check_are_included() -> None:
     slow = HealthFinding("NCC-04", "287.0 GB/s", "dgx-1", "leave it out")
     health = health_report(findings=(slow,), slow_nodes=("dgx-1", "dgx-0"))
-    assert judged(SOUND, health=health) == found(broken("NCC-04", slow.what, slow.where, fix=slow.fix))
+    assert judged(SOUND, health=health) == tiered(broken("NCC-04", slow.what, slow.where, fix=slow.fix))
     assert nodes.slow_nodes(Facts("", SOUND, health, NOW_MS)) == ["dgx-1", "dgx-0"]
     assert nodes.slow_nodes(Facts("", SOUND, None, NOW_MS)) == []
 
 
-def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_attempt_of_a_requeued_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "facts").mkdir()
     for one in SOUND:
         attempt, time_ms = ("7.1.0", NOW_MS) if one.rank < 3 else ("7.0.0", NOW_MS - 60_000)
@@ -440,11 +438,11 @@ def test_of_a_job_that_was_requeued_the_last_attempt_counts(tmp_path: Path, monk
         (tmp_path / "health.json").write_text(node_facts.dumps(health))
         assert nodes.slow_nodes(nodes.load(tmp_path)) == slow, "another step of the same start counts"
     (tmp_path / "facts" / "rank_0.json").write_text('{"rank": 0')
-    with pytest.raises(LogError, match=r"cannot be read: .*delimiter(.|\n)*rank_0\.json(.|\n)*start the job again"):
+    with pytest.raises(LogError, match=r"cannot be read: .*delimiter(.|\n)*rank_0\.json(.|\n)*restart the job"):
         nodes.load(tmp_path)
 
 
-def test_a_message_names_eight_nodes_at_most_once_each() -> None:
+def test_a_message_lists_at_most_eight_distinct_nodes() -> None:
     names = [f"n{number}" for number in range(8)]
     assert listed([*names, "n0"]) == ", ".join(names)
     assert listed([*names, "n8", "n9"]) == f"{', '.join(names)} and 2 more"

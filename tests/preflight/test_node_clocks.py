@@ -1,4 +1,4 @@
-"""Clocks of nodes are compared by bounds: what is claimed is never more than the truth, and seconds are found."""
+"""Clocks of nodes are compared by bounds: a reported skew is never larger than the real one."""
 
 import json
 import time
@@ -49,19 +49,19 @@ def nodes_ahead(*ahead_ms: int) -> list[RankFacts]:
 
 
 @pytest.mark.parametrize(
-    ("ahead_ms", "said"),
+    ("ahead_ms", "messages"),
     [
         ((0, 0, 0), []),
         ((0, 900, -100), []),
-        ((0, -8000, 0, 0), ["dgx-1: its clock is at least 8.0 s behind that of dgx-0"]),
-        ((0, 7_200_000), ["dgx-1: its clock is at least 7,200.0 s ahead of that of dgx-0"]),
-        ((9000, 0, 0), ["dgx-0: its clock is at least 9.0 s ahead of that of dgx-1"]),
+        ((0, -8000, 0, 0), ["dgx-1: the node's clock is at least 8.0 s behind the clock of dgx-0"]),
+        ((0, 7_200_000), ["dgx-1: the node's clock is at least 7,200.0 s ahead of the clock of dgx-0"]),
+        ((9000, 0, 0), ["dgx-0: the node's clock is at least 9.0 s ahead of the clock of dgx-1"]),
     ],
 )
-def test_nodes_that_differ_by_more_than_a_second_are_named(ahead_ms: tuple[int, ...], said: list[str]) -> None:
-    found = judged(*nodes_ahead(*ahead_ms))
-    assert [f"{finding.where}: {finding.what}" for finding in found] == said
-    assert all((finding.rule, finding.severity) == ("HW-06", "warning") for finding in found)
+def test_nodes_that_differ_by_more_than_a_second_are_reported(ahead_ms: tuple[int, ...], messages: list[str]) -> None:
+    problems = judged(*nodes_ahead(*ahead_ms))
+    assert [f"{finding.where}: {finding.what}" for finding in problems] == messages
+    assert all((finding.rule, finding.severity) == ("HW-06", "warning") for finding in problems)
 
 
 @given(
@@ -72,10 +72,10 @@ def test_nodes_that_differ_by_more_than_a_second_are_named(ahead_ms: tuple[int, 
     later_ms=st.integers(0, 5000),
 )
 @example(ahead_ms=1500, server_ms=877, delays_ms=[0] * 4, coarse_ms=1000, later_ms=999)
-def test_what_is_claimed_is_never_more_than_the_truth(
+def test_the_reported_skew_is_never_larger_than_the_real_one(
     ahead_ms: int, server_ms: int, delays_ms: list[int], coarse_ms: int, later_ms: int
 ) -> None:
-    """A server that cuts its times off, writes that take up to 6 s, and a node that begins later."""
+    """With a server that truncates its times, writes that take up to 6 s, and a node that starts later."""
 
     def clock(ahead: int, before: int, after: int) -> FileTime:
         at_server = NOW_MS + server_ms + (later_ms if ahead else 0) + before
@@ -83,37 +83,39 @@ def test_what_is_claimed_is_never_more_than_the_truth(
         return FileTime(at_node, at_server - at_server % coarse_ms, at_node + before + after)
 
     ranks = [rank_of("a", 0, clock(0, *delays_ms[:2])), rank_of("b", 1, clock(ahead_ms, *delays_ms[2:]))]
-    found = [finding.what for finding in judged(*ranks)]
+    messages = [finding.what for finding in judged(*ranks)]
     blur_ms = sum(delays_ms) + 2 * 1000
-    if found:
-        claimed_s = float(found[0].removeprefix("its clock is at least ").split(" s ")[0])
-        assert claimed_s * 1000 <= abs(ahead_ms) + 50, "it is printed to a tenth of a second"
-        assert ("ahead of" in found[0]) == (ahead_ms > 0)
+    if messages:
+        reported_s = float(messages[0].removeprefix("the node's clock is at least ").split(" s ")[0])
+        assert reported_s * 1000 <= abs(ahead_ms) + 50, "it is printed to a tenth of a second"
+        assert ("ahead of" in messages[0]) == (ahead_ms > 0)
     else:
         assert abs(ahead_ms) <= 1000 + blur_ms
 
 
-def test_a_file_system_whose_times_are_the_nodes_own_proves_nothing() -> None:
+def test_file_times_from_the_nodes_own_clock_report_no_skew() -> None:
     own = [
         replace(written(0), before_ms=NOW_MS + n, file_ms=NOW_MS + n + 7, after_ms=NOW_MS + n + 9) for n in (0, 8000)
     ]
     assert judged(*(rank_of(name, n, time) for n, (name, time) in enumerate(zip(NAMES, own, strict=False)))) == []
 
 
-def test_facts_from_the_future_are_of_a_clock_that_is_ahead() -> None:
+def test_facts_with_a_future_time_show_a_clock_that_is_ahead() -> None:
     ranks = [rank_of("a", 0, None), rank_of("b", 1, None, time_ms=NOW_MS + 7_200_000)]
     (finding,) = judged(*ranks)
-    assert finding.where == "b" and finding.what.startswith("its clock is at least 7,195.0 s ahead of that of ")
+    assert finding.where == "b" and finding.what.startswith(
+        "the node's clock is at least 7,195.0 s ahead of the clock of "
+    )
 
 
-def test_collectives_know_better_than_files() -> None:
+def test_bounds_from_collectives_take_precedence_over_files() -> None:
     both = (HealthNode("dgx-0", (0,), (), (-1.0, 1.0)), HealthNode("dgx-1", (1,), (), (2990.0, 3010.0)))
     (finding,) = judged(*nodes_ahead(0, 0), health=health_report(nodes=both))
-    assert finding.what == "its clock is at least 3.0 s ahead of that of dgx-0"
+    assert finding.what == "the node's clock is at least 3.0 s ahead of the clock of dgx-0"
 
 
-def test_a_file_is_timed_between_two_looks_at_the_clock(tmp_path: Path) -> None:
-    """By a real file system, whose times are those of the last timer tick."""
+def test_a_files_time_is_between_two_readings_of_the_clock(tmp_path: Path) -> None:
+    """With a real file system, whose times are those of the last timer tick."""
     began_ms = time.time() * 1000
     clock = writer.results(tmp_path).clock
     assert clock is not None
@@ -126,6 +128,6 @@ def test_older_facts_have_no_clock_and_stay_readable(tmp_path: Path) -> None:
     del older["machine"]["results"]["clock"]
     (tmp_path / "facts").mkdir()
     (tmp_path / "facts" / "rank_0000.json").write_text(json.dumps(older))
-    found = nodes.load(tmp_path)
-    assert found.ranks == (rank_of("a", 0, None),)
-    assert list(clocks.clocks(plan(), found)) == []
+    loaded = nodes.load(tmp_path)
+    assert loaded.ranks == (rank_of("a", 0, None),)
+    assert list(clocks.clocks(plan(), loaded)) == []

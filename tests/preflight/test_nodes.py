@@ -1,4 +1,4 @@
-"""Facts are written by real ranks, on nodes that share this machine; test_judged_facts.py damages them."""
+"""Facts written by real ranks, on nodes that share this machine; test_judged_facts.py modifies them."""
 
 import json
 import os
@@ -37,75 +37,75 @@ def composed() -> Plan:
     return compose.compose(["task=pretrain_tiny", "cluster=dgxh200", "container=none", *sizes])
 
 
-def test_sound_facts_are_complete_and_break_no_rule_but_that_of_missing_infiniband(tmp_path: Path) -> None:
-    """With a nvidia-smi that says what a real one said."""
-    programs, made = tmp_path / "bin", composed()
+def test_facts_of_a_healthy_node_only_report_missing_infiniband(tmp_path: Path) -> None:
+    """With a fake nvidia-smi that prints the output of a real one."""
+    programs, planned = tmp_path / "bin", composed()
     programs.mkdir()
     (programs / "nvidia-smi").write_text(NVIDIA_SMI)
     (programs / "nvidia-smi").chmod(0o755)
-    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}
-    env = made.environment | slurm | {"NCCL_API_KEY": SECRET, "PATH": f"{programs}:{os.environ['PATH']}"}
+    env = planned.environment | slurm | {"NCCL_API_KEY": SECRET, "PATH": f"{programs}:{os.environ['PATH']}"}
     assert on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", **env) == [(0, "")] * 4
     texts = [(tmp_path / "facts" / f"rank_{rank:04d}.json").read_text() for rank in range(4)]
     assert SECRET not in "".join(texts)
-    assert len(list((tmp_path / "facts").iterdir())) == 4, "something was left behind"
-    found = [json.loads(text) for text in texts]
-    assert [one["rank"] for one in found if one["machine"]] == [0, 2]
-    assert [one["node"] for one in found] == ["dgx-0", "dgx-0", "dgx-1", "dgx-1"]
-    assert {one["attempt"] for one in found} == {"7.0.1"}
-    gpus = found[0]["machine"]["gpus"]
+    assert len(list((tmp_path / "facts").iterdir())) == 4, "there are other files"
+    facts_json = [json.loads(text) for text in texts]
+    assert [one["rank"] for one in facts_json if one["machine"]] == [0, 2]
+    assert [one["node"] for one in facts_json] == ["dgx-0", "dgx-0", "dgx-1", "dgx-1"]
+    assert {one["attempt"] for one in facts_json} == {"7.0.1"}
+    gpus = facts_json[0]["machine"]["gpus"]
     assert [gpu["throttle"] for gpu in gpus] == ["0x0000000000000001", "0x0000000000000004"]
     assert [gpu["ecc_uncorrected"] for gpu in gpus] == [0, None], "what is not available is not a number"
-    assert found[0]["machine"]["gpu_links"] == "\tGPU0\tGPU1\n"
-    assert "127.0.0.1" in {link["name"]: link["addresses"] for link in found[0]["machine"]["interfaces"]}["lo"]
-    assert "NCCL_API_KEY" in found[0]["environment"] and not found[0]["not_as_planned"]
-    assert found[0]["machine"]["results"]["refused"] is None
-    findings = nodes.judge(made, nodes.load(tmp_path))
+    assert facts_json[0]["machine"]["gpu_links"] == "\tGPU0\tGPU1\n"
+    assert "127.0.0.1" in {link["name"]: link["addresses"] for link in facts_json[0]["machine"]["interfaces"]}["lo"]
+    assert "NCCL_API_KEY" in facts_json[0]["environment"] and not facts_json[0]["not_as_planned"]
+    assert facts_json[0]["machine"]["results"]["refused"] is None
+    findings = nodes.judge(planned, nodes.load(tmp_path))
     assert [(f.rule, f.severity, f.tier) for f in findings] == [("NCC-02", "warning", "nodes")]
 
 
-def test_ranks_that_each_take_themselves_for_rank_0(tmp_path: Path):
-    made = composed()
-    (tmp_path / "plan.json").write_text(plan_kinds.dumps(made))
+def test_ranks_that_are_all_rank_0_are_reported(tmp_path: Path):
+    planned = composed()
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     assert [
         code for code, _ in on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", RANK="0", WORLD_SIZE="1")
     ] == [0] * 4
-    said = [f.what for f in nodes.judge(made, nodes.load(tmp_path)) if f.rule == "NCC-05"]
-    assert said == [
-        "ranks were started as a world of 1, and the plan is for 4: each considers itself rank 0",
-        "no facts of 3 of 4 ranks: 1-3",
+    messages = [f.what for f in nodes.judge(planned, nodes.load(tmp_path)) if f.rule == "NCC-05"]
+    assert messages == [
+        "ranks were started with world size 1, but the plan has 4: each rank is rank 0",
+        "3 of 4 ranks have reported no facts: 1-3",
     ]
 
 
-def test_the_checkpoint_is_looked_for_where_a_run_loads_it(tmp_path: Path):
-    """MODEL may be a Hugging Face folder with its conversions in it; one in FP8 or NF4 is taken where it can be."""
-    asked = ["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"]
-    plan = compose.compose([*asked, "precision=fp8"])
+def test_the_checkpoint_is_checked_at_the_path_that_a_run_loads(tmp_path: Path):
+    """MODEL may be a Hugging Face folder with converted weights in it; FP8 or NF4 weights are used if possible."""
+    overrides = ["task=lora70b", "cluster=dgx2", f"cluster.paths.model={tmp_path}"]
+    plan = compose.compose([*overrides, "precision=fp8"])
     assert ("the checkpoint", f"{tmp_path}/metadata.json", True) in facts.paths(plan)
     (tmp_path / "config.json").touch()
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
     (tmp_path / CONVERTED_FP8).mkdir()
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED_FP8}/metadata.json", True) in facts.paths(plan)
-    plan = compose.compose([*asked, "precision=bf16"])
+    plan = compose.compose([*overrides, "precision=bf16"])
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED}/metadata.json", True) in facts.paths(plan)
     (tmp_path / CONVERTED_NF4).mkdir()
-    plan = compose.compose([*asked, "precision=bf16", "task.training.trains=qlora"])
+    plan = compose.compose([*overrides, "precision=bf16", "task.training.trains=qlora"])
     assert ("the checkpoint", f"{tmp_path}/{CONVERTED_NF4}/metadata.json", True) in facts.paths(plan)
-    plan = compose.compose([*asked, "task=lora_8b", "engine=huggingface", "recipe.global_batch_size=16"])
+    plan = compose.compose([*overrides, "task=lora_8b", "engine=huggingface", "recipe.global_batch_size=16"])
     assert ("the checkpoint", f"{tmp_path}/config.json", True) in facts.paths(plan)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_without_room_is_found_by_writing(tmp_path: Path):
-    made = composed()
+def test_a_full_disk_is_detected_by_writing(tmp_path: Path):
+    planned = composed()
     with ranks.mounted(tmp_path / "small", "size=512k"):
-        (tmp_path / "small" / "plan.json").write_text(plan_kinds.dumps(made))
+        (tmp_path / "small" / "plan.json").write_text(plan_kinds.dumps(planned))
         on_nodes(tmp_path / "small", "jobs.node_checks.facts", "plan.json", size=(1, 1), WORLD_SIZE="4")
-        findings = nodes.judge(made, nodes.load(tmp_path / "small"))
+        findings = nodes.judge(planned, nodes.load(tmp_path / "small"))
     assert "results cannot be written: No space left on device" in [f.what for f in findings if f.rule == "CFG-08"]
 
 
 def test_a_plan_that_cannot_be_read_ends_a_rank(tmp_path: Path) -> None:
-    [(code, said)] = on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", size=(1, 1))
-    assert code == 2 and "the plan cannot be read" in said
+    [(code, output)] = on_nodes(tmp_path, "jobs.node_checks.facts", "plan.json", size=(1, 1))
+    assert code == 2 and "the plan cannot be read" in output

@@ -35,16 +35,18 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_room_for_checkpoints_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """525,440 weights of 12 bytes, in two checkpoints of each of five trials and one that is written: 66 MiB."""
+def test_checkpoints_need_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """525,440 weights of 12 bytes, in two checkpoints per trial of five trials, and one being written: 66 MiB."""
     monkeypatch.setenv("LOGDIR", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=250 * 2**20))
     plain = ("task=pretrain_tiny", "cluster=local", "trials=5")
     for saving, severities in (((), []), (("task.training.checkpoint_every_steps=9",), ["error"])):
         plan = compose.compose([*plain, *saving])
-        found = [one for one in host.outputs(Subject(plan, "")) if not isinstance(one, str)]
-        assert [one.severity for one in found] == severities
-    assert "250 MiB free, and a run needs 266" in found[0].what and "checkpoint_every_steps=null" in str(found[0])
+        problem = [one for one in host.outputs(Subject(plan, "")) if not isinstance(one, str)]
+        assert [one.severity for one in problem] == severities
+    assert "250 MiB free, but the run needs 266 MiB" in problem[0].what and "checkpoint_every_steps=null" in str(
+        problem[0]
+    )
 
 
 def arguments(*words: str) -> str:
@@ -58,39 +60,43 @@ BROKEN = {
         "180 min",
     ),
     "time in two words": ((arguments("-t", "2-0"), "cluster.slurm.max_walltime_min=120"), "SLU-02", "2880 min"),
-    "no GPU type": (("cluster.slurm.gpu_request=gres_typed",), "SLU-01", "type of GPU is not said"),
-    "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes contradicts the script"),
-    "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes contradicts the script"),
-    "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output contradicts the script"),
-    "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap contradicts the script"),
+    "no GPU type": (("cluster.slurm.gpu_request=gres_typed",), "SLU-01", "gpu_request=gres_typed needs a GPU type"),
+    "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes conflicts with the script"),
+    "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes conflicts with the script"),
+    "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output conflicts with the script"),
+    "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap conflicts with the script"),
     "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "run folder's name"),
     "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
     "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
-    "--wrap": ((arguments("--wrap=true"),), "CFG-09", "no job is made"),
-    "--export": ((arguments("--export=NONE"),), "CFG-09", "no PATH, DATADIR or LOGDIR"),
+    "--wrap": ((arguments("--wrap=true"),), "CFG-09", "sbatch submits no job"),
+    "--export": ((arguments("--export=NONE"),), "CFG-09", "(PATH, DATADIR, LOGDIR)"),
     "two words in one": ((arguments("--exclude dgx-1"),), "CFG-09", "write --exclude=dgx-1"),
-    "a word alone": ((arguments("--exclusive", "dgx-1"),), "CFG-09", "sbatch would take dgx-1 for the script"),
+    "a word alone": ((arguments("--exclusive", "dgx-1"),), "CFG-09", "sbatch would read dgx-1 as the script"),
     "a container flag": (
         (arguments("--container-image=a"),),
         "PYX-10",
         "batch script itself would run in the container",
     ),
     "a value too many": ((arguments("--container-writable=true"),), "PYX-05", "takes no value"),
-    "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is no mount"),
+    "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is not a mount"),
     "a mount's comma": (("container.mounts=['/a:/b:ro,nosuid']",), "PYX-12", "join flags with +"),
     "a mount without target": (("container.mounts=['/a:']",), "PYX-12", "an empty part"),
     "a relative mount": (("container.mounts=['a:/b']",), "PYX-12", "does not begin with / or ./"),
-    "a mount's variable": (("container.mounts=['$NOBODY_SET_THIS:/b']",), "CFG-06", "variable in it is not set"),
+    "a mount's variable": (
+        ("container.mounts=['$NOBODY_SET_THIS:/b']",),
+        "CFG-06",
+        "contains a variable that is not set",
+    ),
     "a mount without container": (
         ("container=none", "container.mounts=['/a:/b']"),
         "PYX-04",
-        "mounts without a container",
+        "container.mounts is set but not used",
     ),
-    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "no shell reads it"),
-    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "no shell reads it"),
-    "no image": (("container.image=null",), "PYX-04", "no image is named"),
+    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "does not run in a shell"),
+    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "does not run in a shell"),
+    "no image": (("container.image=null",), "PYX-04", "no image is configured"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
-    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the rules say 1,536 and 384"),
+    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the benchmark's rules require 1,536 and 384"),
     "no reference": (("recipe.global_batch_size=4",), "CFG-04", "for a global batch size of 4"),
     "a secret by name": (("+cluster.environment.WANDB_API_KEY=abc",), "CFG-07", "a value of WANDB_API_KEY"),
     "a proxy's password": (
@@ -103,11 +109,11 @@ WARNINGS = ("CFG-03", "CFG-04")
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_rule_is_found_and_nothing_else(case: str) -> None:
+def test_a_broken_rule_is_the_only_finding(case: str) -> None:
     overrides, rule, text = BROKEN[case]
-    (found,) = [f for f in inspect(*overrides) if (f.rule, rule) != ("PYX-10", "PYX-05")]
-    assert found.rule == rule and text in " ".join((found.what, found.where, found.fix)), found
-    assert found.severity == ("warning" if rule in WARNINGS or "without a container" in text else "error")
+    (problem,) = [f for f in inspect(*overrides) if (f.rule, rule) != ("PYX-10", "PYX-05")]
+    assert problem.rule == rule and text in " ".join((problem.what, problem.where, problem.fix)), problem
+    assert problem.severity == ("warning" if rule in WARNINGS or "is set but not used" in text else "error")
 
 
 def inspect(*overrides: str) -> list[preflight.Finding]:
@@ -132,7 +138,7 @@ FINE = {
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_what_is_right_is_left_alone(case: str) -> None:
+def test_valid_settings_have_no_findings(case: str) -> None:
     assert inspect(*FINE[case]) == []
 
 
@@ -144,29 +150,29 @@ def test_shipped_runs_are_clean(task: str, cluster: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*PATHS])
-def test_a_path_that_nobody_set_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_not_set_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(name)
-    (found,) = inspect()
-    assert (found.rule, found.what, found.fix) == ("CFG-06", f"{name} is not set", f"export {name}=…")
+    (problem,) = inspect()
+    assert (problem.rule, problem.what, problem.fix) == ("CFG-06", f"{name} is not set", f"export {name}=…")
     with pytest.raises(ConfigError, match=f"CFG-06: {name} is not set"):
-        preflight.require([found])
+        preflight.require([problem])
 
 
 @pytest.mark.parametrize(
     ("value", "rule", "text"),
     [
-        ("data", "CFG-06", "not a full path"),
-        ('/a"b', "CFG-06", "holds '\"'"),
-        ("/a,b", "PYX-12", "holds ','"),
+        ("data", "CFG-06", "not an absolute path"),
+        ('/a"b', "CFG-06", "contains '\"'"),
+        ("/a,b", "PYX-12", "','"),
         ("/a b", "PYX-12", "0.24"),
     ],
 )
-def test_a_path_that_the_job_would_misread_is_named(
+def test_a_path_that_the_job_would_misread_is_reported(
     value: str, rule: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATADIR", value)
-    (found,) = inspect()
-    assert found.rule == rule and text in found.what
+    (problem,) = inspect()
+    assert problem.rule == rule and text in problem.what
 
 
 TOKENS = {
@@ -180,24 +186,24 @@ TOKENS = {
 
 @pytest.mark.parametrize("place", ["cluster.environment.SOMETHING", "cluster.platform", "argument"])
 @pytest.mark.parametrize("kind", TOKENS)
-def test_a_secret_is_found_wherever_it_stands_and_never_shown(kind: str, place: str) -> None:
+def test_a_secret_is_found_everywhere_and_never_shown(kind: str, place: str) -> None:
     token = TOKENS[kind]
     override = arguments(f"--comment={token}") if place == "argument" else f"+{place}={token}"
-    found = inspect(override if place != "cluster.platform" else override.lstrip("+"))
-    assert [f.rule for f in found] == ["CFG-07"], "each secret is told once"
-    assert token not in str(found) and (place == "argument" or found[0].where == place)
+    problem = inspect(override if place != "cluster.platform" else override.lstrip("+"))
+    assert [f.rule for f in problem] == ["CFG-07"], "each secret is reported once"
+    assert token not in str(problem) and (place == "argument" or problem[0].where == place)
 
 
 def test_a_secret_of_this_environment_is_found_by_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct horse battery")
-    (found,) = inspect("cluster.platform='box correct horse battery box'")
-    assert "the value of MY_SERVICE_PASSWORD" in found.what and "horse" not in str(found)
+    (problem,) = inspect("cluster.platform='box correct horse battery box'")
+    assert "the value of MY_SERVICE_PASSWORD" in problem.what and "horse" not in str(problem)
 
 
-def test_warnings_stop_nothing() -> None:
-    found = inspect("recipe.eval_every_samples=192")
-    assert [f.severity for f in found] == ["warning"]
-    preflight.require(found)
+def test_warnings_do_not_stop_a_run() -> None:
+    problem = inspect("recipe.eval_every_samples=192")
+    assert [f.severity for f in problem] == ["warning"]
+    preflight.require(problem)
 
 
 ROWS = Data(
@@ -227,29 +233,32 @@ def cut(path: Path) -> None:
 
 
 DAMAGE = {
-    "none": (lambda p: [file.unlink() for file in p.glob("*.npy")], "no rows of rows"),
+    "none": (lambda p: [file.unlink() for file in p.glob("*.npy")], "no prepared rows of rows"),
     "one is missing": (lambda p: (p / "eval_tokens.npy").unlink(), "eval_tokens.npy cannot be read: No such file"),
     "other rows": (
         lambda p: np.save(p / "train_tokens.npy", np.zeros((2, 4), np.int32)),
-        r"\(2, 4\), and the plan says \(3, 4\)",
+        r"\(2, 4\), but the plan needs \(3, 4\)",
     ),
     "floats": (
         lambda p: np.save(p / "train_tokens.npy", np.zeros((3, 4), np.float32)),
-        "holds <f4, and tokens are whole",
+        "has dtype <f4, but tokens must be whole",
     ),
-    "swapped": (lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)), "holds <i4, and counts are bool"),
-    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, and its header means 176"),
+    "swapped": (
+        lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)),
+        "has dtype <i4, but counts must be bool",
+    ),
+    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but its header implies 176"),
     "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
     "half a header": (lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"), "header is damaged"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_rows_that_are_not_as_planned_are_named(case: str, tmp_path: Path) -> None:
+def test_rows_that_differ_from_the_plan_are_reported(case: str, tmp_path: Path) -> None:
     damage, text = DAMAGE[case]
     damage(prepared(tmp_path))
-    (found,) = data.prepared_rows(tmp_path, ROWS)
-    assert found.rule == "CFG-06" and re.search(text, found.what), found
+    (problem,) = data.prepared_rows(tmp_path, ROWS)
+    assert problem.rule == "CFG-06" and re.search(text, problem.what), problem
 
 
 @given(
@@ -267,7 +276,7 @@ def test_headers_are_read_as_numpy_writes_them(
     assert data.npy(path) == data.Npy(shape, dtype, path.stat().st_size)
 
 
-def test_a_manifest_tells_missing_cut_and_changed_files(tmp_path: Path) -> None:
+def test_a_manifest_shows_missing_truncated_and_changed_files(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text("12345")
     digest = "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
@@ -277,56 +286,56 @@ def test_a_manifest_tells_missing_cut_and_changed_files(tmp_path: Path) -> None:
     (tmp_path / "b").unlink()
     (tmp_path / "c").write_text("1234")
     (tmp_path / "d").write_text("54321")
-    (found,) = data.manifest(tmp_path)
-    assert "3 of 4 files" in found.what and "b is missing; 2 more" in found.what
+    (problem,) = data.manifest(tmp_path)
+    assert "3 of 4 files" in problem.what and "b is missing; 2 more" in problem.what
     (tmp_path / "manifest.json").write_text('{"files": 3}')
-    (found,) = data.manifest(tmp_path)
-    assert "manifest.json cannot be read" in found.what
+    (problem,) = data.manifest(tmp_path)
+    assert "manifest.json cannot be read" in problem.what
 
 
 def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     config = compose.compose([]).config
-    said = {"model": checkpoint.model_of(config.model)}
+    manifest = {"model": checkpoint.model_of(config.model)}
     (missing,) = data.checkpoint(tmp_path, config)
     assert "no megatron-core checkpoint of tiny" in missing.what
     (tmp_path / "metadata.json").write_text("{}")
     (other,) = data.checkpoint(tmp_path, config)
-    assert "not that of a megatron-core checkpoint" in other.what
+    assert "does not describe a megatron-core checkpoint" in other.what
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     assert list(data.checkpoint(tmp_path, config)) == []
-    (tmp_path / "manifest.json").write_text(json.dumps({"model": said["model"] | {"rope_base": 7}}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"model": manifest["model"] | {"rope_base": 7}}))
     (elsewhere,) = data.checkpoint(tmp_path, config)
-    assert "not the weights of tiny: rope_base 7 instead of 10000" in elsewhere.what
-    (tmp_path / "manifest.json").write_text(json.dumps(said | {"precision": "fp8"}))
+    assert "the weights do not match model tiny: rope_base 7 instead of 10000" in elsewhere.what
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "fp8"}))
     (quantised,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in FP8, and precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
+    assert "the weights are in FP8, but precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
     assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
     whole = compose.compose(["precision=fp8", "task.training.trains=all", "task.training.lora=null"]).config
     (trained,) = data.checkpoint(tmp_path, whole)
-    assert "the weights are in FP8, and trains is all" in trained.what and "without --fp8" in trained.fix
+    assert "the weights are in FP8, but trains is all" in trained.what and "without --fp8" in trained.fix
     four_bits = compose.compose(["precision=bf16", "task.training.trains=qlora"]).config
     (not_in_four,) = data.checkpoint(tmp_path, four_bits)
     assert "the weights are in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix
-    (tmp_path / "manifest.json").write_text(json.dumps(said | {"precision": "nf4"}))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "nf4"}))
     assert list(data.checkpoint(tmp_path, four_bits)) == []
     (in_four,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in NF4, and trains is lora" in in_four.what and "trains=qlora" in in_four.fix
+    assert "the weights are in NF4, but trains is lora" in in_four.what and "trains=qlora" in in_four.fix
 
 
-def test_hugging_face_weights_are_told_from_converted_ones(tmp_path: Path) -> None:
+def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (source,) = data.checkpoint(tmp_path, compose.compose([]).config)
     assert "not converted" in source.what and "python -m jobs.tasks.convert weights" in source.fix
 
 
-def test_the_peer_takes_hugging_face_weights_as_they_are(tmp_path: Path) -> None:
+def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Path) -> None:
     config = compose.compose(["engine=huggingface"]).config
     (tmp_path / "config.json").write_text("{")
     (damaged,) = data.checkpoint(tmp_path, config)
-    assert "this Hugging Face folder cannot be read" in damaged.what
-    llama = families.of(config.model).config(config.model)
+    assert "the Hugging Face folder cannot be read" in damaged.what
+    llama = families.family_of(config.model).config(config.model)
     for wrong, what in (
-        ({"model_type": "mistral"}, "model_type 'mistral' cannot be read"),
+        ({"model_type": "mistral"}, "model_type 'mistral' is not supported"),
         ({"vocab_size": 7}, "vocab_size is 7"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(llama | wrong))
@@ -344,22 +353,22 @@ def test_the_peer_takes_hugging_face_weights_as_they_are(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])
-def test_a_path_lies_on_the_file_system_that_the_system_says(path: str) -> None:
-    said = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", path], capture_output=True, text=True, check=True)
-    assert host.file_system(path, Path("/proc/self/mountinfo").read_text()) == said.stdout.split()[0]
+def test_the_file_system_of_a_path_is_that_of_findmnt(path: str) -> None:
+    done = subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", path], capture_output=True, text=True, check=True)
+    assert host.file_system(path, Path("/proc/self/mountinfo").read_text()) == done.stdout.split()[0]
 
 
 VERB = {
     "fine": ((), 0, "laptop: 6 checks, all fine\npaths are set: fine  (CFG-06)\n"),
-    "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no rows of gov_report"),
-    "no Slurm": (("--tier", "login"), 2, "has no queue to ask, and tier login needs it"),
+    "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no prepared rows of gov_report"),
+    "no Slurm": (("--tier", "login"), 2, "tier login cannot run: cluster=local has no queue"),
     "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr?"),
 }
 
 
 @pytest.mark.starts
 @pytest.mark.parametrize("case", VERB)
-def test_the_verb_ends_as_it_says(case: str, tmp_path: Path) -> None:
+def test_exit_code_and_output_of_the_doctor(case: str, tmp_path: Path) -> None:
     words, exit_code, text = VERB[case]
     here_only = {name: str(tmp_path) for name in ("DATADIR", "MODEL", "LOGDIR")}
     done = subprocess.run(

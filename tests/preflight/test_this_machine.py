@@ -1,4 +1,4 @@
-"""What this machine alone shows of a run's folders and files, and of secrets in what is sent with it."""
+"""Checks of a run's folders and files on this machine, and of secrets in its script and arguments."""
 
 import builtins
 import gzip
@@ -37,116 +37,116 @@ def planned(*overrides: str) -> Plan:
     return compose.compose(["task=lora_tiny", "cluster=local", *overrides])
 
 
-def of(plan: Plan) -> Subject:
+def subject(plan: Plan) -> Subject:
     return Subject(plan, "")
 
 
-def told(found: Iterable[Finding | str]) -> list[tuple[str, str, str] | str]:
-    """Return rule, text and place of each finding, and what was seen."""
-    return [one if isinstance(one, str) else (one.rule, one.what, one.where) for one in found]
+def short(outcomes: Iterable[Finding | str]) -> list[tuple[str, str, str] | str]:
+    """Return rule, message and place of each finding, and the texts about what was seen."""
+    return [one if isinstance(one, str) else (one.rule, one.what, one.where) for one in outcomes]
 
 
-def test_results_need_a_folder_that_can_be_written_and_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"free": 200 * 2**20}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**free))
-    assert told(host.outputs(of(planned()))) == [f"200 MiB free in {tmp_path}"], "LOGDIR is still to be made"
+    assert short(host.outputs(subject(planned()))) == [f"200 MiB free in {tmp_path}"], "LOGDIR does not exist yet"
     free["free"] -= 1
-    (small,) = host.outputs(of(planned()))
+    (small,) = host.outputs(subject(planned()))
     assert small == broken(
-        *("CFG-08", "199 MiB free, and a run needs 200", str(tmp_path)),
-        fix="make room, set LOGDIR to a larger disk",
+        *("CFG-08", "199 MiB free, but the run needs 200 MiB", str(tmp_path)),
+        fix="free disk space, or set LOGDIR to a larger disk",
     )
     folder = tmp_path / "mine"
     folder.mkdir()
     own = planned(f"launch.folder={folder}", "trials=2")
     (folder / own.trials[1].log).touch()
-    (found,) = host.outputs(of(own))
-    what = f"{own.trials[1].log} exists, and a second start never adds to it"
-    fix = "leave launch.folder out for a new folder, or name another one"
-    assert found == broken("CFG-05", what, str(folder / own.trials[1].log), fix=fix)
-    asked = list[tuple[Path, int]]()
-    monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))
-    assert told(host.outputs(of(planned()))) == [("CFG-08", "results cannot be written", str(tmp_path))]
-    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+    (problem,) = host.outputs(subject(own))
+    what = f"{own.trials[1].log} already exists, and an existing log is never changed"
+    fix = "remove launch.folder to get a new folder, or set it to another one"
+    assert problem == broken("CFG-05", what, str(folder / own.trials[1].log), fix=fix)
+    checked = list[tuple[Path, int]]()
+    monkeypatch.setattr(os, "access", lambda path, mode: checked.append((path, mode)))
+    assert short(host.outputs(subject(planned()))) == [("CFG-08", "results cannot be written", str(tmp_path))]
+    assert checked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "LOGDIR").touch()
-    assert told(host.outputs(of(planned())))[0][2] == str(tmp_path / "LOGDIR"), "a file is no folder"
+    assert short(host.outputs(subject(planned())))[0][2] == str(tmp_path / "LOGDIR"), "a file cannot be the folder"
     monkeypatch.delenv("LOGDIR")
     with pytest.raises(CannotTellError, match="LOGDIR is not set"):
-        list(host.outputs(of(planned("cluster.paths.logs=$LOGDIR"))))
+        list(host.outputs(subject(planned("cluster.paths.logs=$LOGDIR"))))
 
 
-def test_a_path_with_a_character_that_the_job_refuses_is_named(tmp_path: Path) -> None:
-    (found,) = host.paths(of(planned("cluster.paths.logs='/a`b'")))
-    assert found.rule == "CFG-06" and found.what == "LOGDIR holds '`'"
-    assert found.fix == "move or link it to a path without"
+def test_a_path_with_an_invalid_character_is_reported(tmp_path: Path) -> None:
+    (problem,) = host.paths(subject(planned("cluster.paths.logs='/a`b'")))
+    assert problem.rule == "CFG-06" and problem.what == "LOGDIR contains '`', which is not allowed"
+    assert problem.fix == "use a path without this character, for example a symbolic link"
 
 
-def test_rows_and_a_checkpoint_are_looked_for_where_the_site_has_them(tmp_path: Path) -> None:
+def test_rows_and_checkpoint_are_checked_at_the_sites_paths(tmp_path: Path) -> None:
     plan = planned()
     plan.config.data.source = DataSource.prepared
     assert host.takes_prepared_rows(plan) and not host.takes_prepared_rows(planned())
-    *missing, seen = host.rows(of(plan))
+    *missing, seen = host.rows(subject(plan))
     assert seen == plan.data_dir and isinstance(missing[0], Finding) and missing[0].rule == "CFG-06"
     (tmp_path / "metadata.json").write_text("{")
     (damaged,) = data.checkpoint(tmp_path, plan.config)
     assert damaged.what.startswith("metadata.json cannot be read: ") and damaged.where == f"{tmp_path}/metadata.json"
     (tmp_path / "metadata.json").write_text("[]")
     assert next(iter(data.checkpoint(tmp_path, plan.config))).what == (
-        "metadata.json is not that of a megatron-core checkpoint"
+        "metadata.json does not describe a megatron-core checkpoint"
     )
 
 
 def generating(tmp_path: Path, *overrides: str) -> GenerationPlan:
-    made = compose.compose(["task=generate_tiny", "model.weights=checkpoint", "cluster=local", *overrides])
-    assert isinstance(made, GenerationPlan)
-    return made
+    plan_ = compose.compose(["task=generate_tiny", "model.weights=checkpoint", "cluster=local", *overrides])
+    assert isinstance(plan_, GenerationPlan)
+    return plan_
 
 
-def test_a_generator_takes_hugging_face_weights_and_their_tokenizer(tmp_path: Path) -> None:
+def test_a_generator_reads_hugging_face_weights_and_their_tokenizer(tmp_path: Path) -> None:
     model = tmp_path / "MODEL"
     plan = generating(tmp_path, "engine=huggingface")
     assert host.takes_checkpoint(plan) and data.takes_prompts(plan)
-    assert told(host.checkpoint(of(plan)))[-1] == str(model) != told(host.checkpoint(of(plan)))[0]
-    (none,) = data.prompts(of(plan))
+    assert short(host.checkpoint(subject(plan)))[-1] == str(model) != short(host.checkpoint(subject(plan)))[0]
+    (none,) = data.prompts(subject(plan))
     assert isinstance(none, Finding) and none.rule == "CFG-06" and "tokenizer.json" in none.what
     text_data.write_tokenizer(model)
     (model / "config.json").write_text("{}")
-    assert told(host.checkpoint(of(plan))) == [str(model)]
-    assert told(data.prompts(of(plan))) == [str(model / "tokenizer.json")]
+    assert short(host.checkpoint(subject(plan))) == [str(model)]
+    assert short(data.prompts(subject(plan))) == [str(model / "tokenizer.json")]
     (model / "tokenizer_config.json").write_text("{}")
-    (unnamed,) = data.prompts(of(plan))
+    (unnamed,) = data.prompts(subject(plan))
     assert isinstance(unnamed, Finding) and "eos_token" in unnamed.what
 
 
-def test_without_the_paths_that_name_them_nothing_is_said_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_cannot_be_checked_if_their_paths_are_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = generating(tmp_path, "engine=huggingface", "cluster.paths.model=$NOWHERE")
     monkeypatch.delenv("NOWHERE", raising=False)
     with pytest.raises(CannotTellError, match="MODEL is not set"):
-        list(data.prompts(of(plan)))
+        list(data.prompts(subject(plan)))
     with pytest.raises(CannotTellError, match="MODEL is not set"):
-        list(host.checkpoint(of(plan)))
+        list(host.checkpoint(subject(plan)))
     assert [*data._other_tokenizer(tmp_path, None)] == []
 
 
-def test_files_of_text_that_cannot_be_read_or_written_are_named(
+def test_text_files_that_cannot_be_read_or_written_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
     sizes = ("data.train_rows=3", "data.eval_rows=1", "data.seq_length=4", "data.test_split=null")
     recipe = ("recipe.eval_every_samples=1", "recipe.global_batch_size=1", "recipe.lr_warmup_steps=0")
-    made = text_data.plan(tmp_path, "data=c4", "data.files=c4.json.gz", *sizes, *recipe)
+    plan_ = text_data.plan(tmp_path, "data=c4", "data.files=c4.json.gz", *sizes, *recipe)
 
-    def found() -> list[Any]:
-        return told(data.found(made, root=cache, rows=tmp_path / "none"))
+    def problems() -> list[Any]:
+        return short(data.text_files(plan_, root=cache, rows=tmp_path / "none"))
 
     path = cache / "c4.json.gz"
     path.write_bytes(gzip.compress(b'{"text": "oak"}\n')[:-9])
-    assert found() == [
-        ("CFG-06", "the gzip is damaged: Compressed file ended before the end-of-stream marker was reached", str(path))
+    assert problems() == [
+        (
+            "CFG-06",
+            "the gzip file is damaged: Compressed file ended before the end-of-stream marker was reached",
+            str(path),
+        )
     ]
     opened = gzip.open
 
@@ -154,17 +154,17 @@ def test_files_of_text_that_cannot_be_read_or_written_are_named(
         raise PermissionError(13, "Permission denied", str(name))
 
     monkeypatch.setattr(gzip, "open", refused)
-    assert found() == [("CFG-06", "cannot be read: Permission denied", str(path))]
+    assert problems() == [("CFG-06", "cannot be read: Permission denied", str(path))]
     monkeypatch.setattr(gzip, "open", opened)
     path.write_bytes(gzip.compress(b'{"text": "oak"}\n'))
-    assert found() == ["1 files, 0.00 GB"]
+    assert problems() == ["1 files, 0.00 GB"]
     monkeypatch.setattr(os, "access", lambda place, mode: (place, mode) != (cache, os.W_OK | os.X_OK))
-    assert found() == ["1 files, 0.00 GB", ("CFG-08", "rows cannot be written", str(cache))]
+    assert problems() == ["1 files, 0.00 GB", ("CFG-08", "the prepared rows cannot be written", str(cache))]
 
 
-def test_without_pyarrow_a_parquet_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_a_parquet_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"none")
-    with pytest.raises(ConfigError, match="the parquet is cut short or damaged"):
+    with pytest.raises(ConfigError, match="the parquet file is truncated or damaged"):
         data._check_head(tmp_path / "a.parquet", DataSource.fineweb_edu)
     imported = builtins.__import__
 
@@ -181,37 +181,37 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
     model = tmp_path / "model"
     argv = "task.serving.server.argv=[serve,'{model}','{port}']"
     plan = to_serve("model.weights=checkpoint", f"cluster.paths.model={model}", argv)
-    missing = [("CFG-06", f"there is no {name}", str(model)) for name in ("config.json", "tokenizer.json")]
-    assert preflight.reads_model(plan) and told(preflight.model(of(plan))) == [*missing, str(model)]
-    fix = "name a folder of Hugging Face's format by MODEL or task.serving.server.model, or set model.weights=random"
-    assert [one.fix for one in preflight.model(of(plan)) if isinstance(one, Finding)] == [fix] * 2
+    missing = [("CFG-06", f"file not found: {name}", str(model)) for name in ("config.json", "tokenizer.json")]
+    assert preflight.reads_model(plan) and short(preflight.model(subject(plan))) == [*missing, str(model)]
+    fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, or set model.weights=random"
+    assert [one.fix for one in preflight.model(subject(plan)) if isinstance(one, Finding)] == [fix] * 2
     text_data.write_tokenizer(model)
     (model / "config.json").touch()
-    assert told(preflight.model(of(plan))) == [str(model)]
+    assert short(preflight.model(subject(plan))) == [str(model)]
     assert preflight.is_started_here(plan)
     places = {"serve": "/bin/serve"}
     monkeypatch.setattr(shutil, "which", places.get)
-    assert told(preflight.program(of(plan))) == ["/bin/serve"]
+    assert short(preflight.program(subject(plan))) == ["/bin/serve"]
     places.clear()
-    (found,) = preflight.program(of(plan))
-    assert isinstance(found, Finding)
-    assert (found.rule, found.what, found.where) == ("SRV-01", "serve is not on PATH", "task.serving.server.argv")
-    assert "name the path of serve, or choose another server=" in found.fix
+    (problem,) = preflight.program(subject(plan))
+    assert isinstance(problem, Finding)
+    assert (problem.rule, problem.what, problem.where) == ("SRV-01", "serve is not on PATH", "task.serving.server.argv")
+    assert "give the full path of serve, or choose another server=" in problem.fix
     nowhere = to_serve("model.weights=checkpoint", "cluster.paths.model=$NOWHERE")
     with pytest.raises(CannotTellError, match="MODEL is not set"):
-        list(preflight.model(of(nowhere)))
+        list(preflight.model(subject(nowhere)))
 
 
-def test_secrets_of_a_script_and_of_a_command_line_are_named_by_line_and_option() -> None:
+def test_secrets_in_script_and_arguments_are_reported_by_line_and_option() -> None:
     script = f"#!/bin/sh\nexport HF_TOKEN=$HF_TOKEN\nAPI_KEY=abc\n\ncurl {TOKEN}\nexport PASSWORD=\n"
     words = ("--export=A_TOKEN=b", f"--comment={TOKEN}", TOKEN, "--qos=gold")
-    found = [*secrets.secrets(Subject(planned(), script, words))]
-    assert [(one.rule, one.what, one.where) for one in found] == [
-        ("CFG-07", "a value of API_KEY stands in the job script", "line 3"),
-        ("CFG-07", found[1].what, "line 5"),
-        ("CFG-07", "a value of A_TOKEN stands on sbatch's command line", "--export"),
-        ("CFG-07", found[3].what, "--comment"),
-        ("CFG-07", found[4].what, "an argument"),
+    problems = [*secrets.secrets(Subject(planned(), script, words))]
+    assert [(one.rule, one.what, one.where) for one in problems] == [
+        ("CFG-07", "the job script contains a secret: a value of API_KEY", "line 3"),
+        ("CFG-07", problems[1].what, "line 5"),
+        ("CFG-07", "sbatch's command line contains a secret: a value of A_TOKEN", "--export"),
+        ("CFG-07", problems[3].what, "--comment"),
+        ("CFG-07", problems[4].what, "an argument"),
     ]
-    assert found[1].what.startswith("a Hugging Face token") and found[1].what.endswith("stands in the job script")
-    assert found[3].what.endswith("stands on sbatch's command line") and TOKEN not in str(found)
+    assert problems[1].what.startswith("the job script contains a secret: a Hugging Face token")
+    assert problems[3].what.startswith("sbatch's command line contains a secret: ") and TOKEN not in str(problems)

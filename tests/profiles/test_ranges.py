@@ -1,4 +1,4 @@
-"""Ranges name what runs while a profile is on, and nothing else."""
+"""Ranges are recorded only while they are enabled."""
 
 from collections.abc import Callable
 
@@ -12,22 +12,24 @@ from jobs.profiles import ranges
 def recorded(work: Callable[[], object]) -> set[str]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         work()
-    return {event.name for event in profiler.events() if ranges.meant(event.name) or event.name == ranges.STEP}
+    return {event.name for event in profiler.events() if ranges.parse_label(event.name) or event.name == ranges.STEP}
 
 
-def test_ranges_are_recorded_while_they_are_switched_on() -> None:
+def test_ranges_are_recorded_while_enabled() -> None:
     linear, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
 
     def work() -> None:
-        with ranges.step(), ranges.named(Phase.forward), ranges.named(Part.qkv):
+        with ranges.step(), ranges.profile_range(Phase.forward), ranges.profile_range(Part.qkv):
             linear(x)
 
     assert recorded(work) == set()
-    with ranges.switched_on([(linear, Part.head)]):
+    with ranges.enabled([(linear, Part.head)]):
         assert recorded(work) == {"step", "phase: forward", "part: qkv", "part: head"}
-    with ranges.switched_on([(linear, Part.head)]), profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with ranges.enabled([(linear, Part.head)]), profile(activities=[ProfilerActivity.CPU]) as profiler:
         linear(linear(x))
     first, second = (event.time_range for event in profiler.events() if event.name == "part: head")
-    assert min(first.end, second.end) <= max(first.start, second.start), "the first one is closed before the second"
+    assert min(first.end, second.end) <= max(first.start, second.start), (
+        "the first range is closed before the second opens"
+    )
     assert recorded(work) == set() and not linear._forward_pre_hooks and not linear._forward_hooks
-    assert ranges.named(Part.qkv) is ranges.step(), "nothing is made where nothing is profiled"
+    assert ranges.profile_range(Part.qkv) is ranges.step(), "without a profile no range is created"

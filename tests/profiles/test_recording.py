@@ -1,4 +1,4 @@
-"""Steps are profiled on rank 0 alone, in this process on a CPU; a GPU has to finish before its profile is written."""
+"""Only rank 0 profiles steps; a GPU is synchronized before its profile ends."""
 
 import json
 from collections.abc import Iterator
@@ -30,23 +30,23 @@ def profile_in(folder: Path) -> Profile:
 
 @pytest.mark.usefixtures("one_rank")
 def test_three_steps_are_recorded_and_two_of_them_are_timed(tmp_path: Path) -> None:
-    """A step's forward pass has a linear with a range of its own, and another that is named by its module."""
+    """The forward pass has a GEMM in an explicit range, and a linear with the range of its module."""
     profile, linear, x = profile_in(tmp_path), torch.nn.Linear(8, 8), torch.ones(4, 8)
     steps: list[bool] = []
 
     def step() -> None:
-        steps.append(ranges.named(Part.qkv) is not ranges.step())
-        with ranges.named(Phase.forward):
+        steps.append(ranges.profile_range(Part.qkv) is not ranges.step())
+        with ranges.profile_range(Phase.forward):
             linear(x)
-            with ranges.named(Part.qkv):
+            with ranges.profile_range(Part.qkv):
                 torch.mm(x, x.T)
 
     recording.record(step, profile, modules=[(linear, Part.head)], is_eager=True)
     assert steps == [True] * 3 and not linear._forward_hooks
     times = json.loads(profile.modules.read_text())["times"]
     assert (times["num_steps"], times["device"], times["is_eager"]) == (2, "cpu", True)
-    found = {(row["phase"], row["part"]) for row in times["rows"]}
-    assert {("forward", "head"), ("forward", "qkv")} <= found
+    rows = {(row["phase"], row["part"]) for row in times["rows"]}
+    assert {("forward", "head"), ("forward", "qkv")} <= rows
     assert profile.trace.exists() and not profile.kernels.exists()
     with mllog.Writer(tmp_path / "log") as log:
         profiles.log_files(profile, log)
@@ -58,19 +58,19 @@ def test_three_steps_are_recorded_and_two_of_them_are_timed(tmp_path: Path) -> N
     ]
 
 
-def test_the_other_ranks_make_the_same_steps_and_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_ranks_run_the_same_steps_and_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     did: list[str] = []
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     monkeypatch.setattr("torch.distributed.barrier", lambda: did.append("waited"))
     recording.record(lambda: did.append("step"), profile_in(tmp_path))
     assert did == ["step"] * 3 + ["waited"] and list(tmp_path.iterdir()) == []
-    with recording.kernels_to(tmp_path / "kernels.txt"):
+    with recording.profile_kernels(tmp_path / "kernels.txt"):
         did.append("block")
     assert list(tmp_path.iterdir()) == [] and did[-1] == "block"
 
 
 class Profiler:
-    """torch's profiler of a GPU: it notes what it is told to record, and writes a trace and a table of two words."""
+    """A fake of torch's profiler for a GPU: it records its activities and calls."""
 
     def __init__(self, did: list[Any], activities: list[Any]) -> None:
         self.did = did
@@ -91,7 +91,7 @@ class Profiler:
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_device_has_finished_before_its_profile_ends(
+def test_device_is_synchronized_before_its_profile_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_gpu: bool
 ) -> None:
     did: list[Any] = []
@@ -99,10 +99,10 @@ def test_a_device_has_finished_before_its_profile_ends(
     monkeypatch.setattr("torch.cuda.synchronize", lambda: did.append("finished"))
     monkeypatch.setattr("torch.profiler.profile", lambda activities: Profiler(did, activities))
     finished = ["finished"] if on_gpu else []
-    with recording.kernels_to(None):
+    with recording.profile_kernels(None):
         did.append("block")
     assert did == ["block"]
-    with recording.kernels_to(tmp_path / "kernels.txt"):
+    with recording.profile_kernels(tmp_path / "kernels.txt"):
         did.append("block")
     sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     how = {"sort_by": sort_by, "row_limit": -1, "max_name_column_width": 120}
@@ -110,13 +110,13 @@ def test_a_device_has_finished_before_its_profile_ends(
     assert (tmp_path / "kernels.txt").read_text() == "the table\n"
     did.clear()
     monkeypatch.setattr(recording.trace, "read", lambda path: did.append(path.name))
-    monkeypatch.setattr(recording, "require_kernels", lambda found, on_gpu: did.append(on_gpu))
-    monkeypatch.setattr(recording.table, "module_times", lambda found, is_eager: (is_eager, ["a kernel"]))
+    monkeypatch.setattr(recording, "require_kernels", lambda rows, on_gpu: did.append(on_gpu))
+    monkeypatch.setattr(recording.table, "module_times", lambda rows, is_eager: (is_eager, ["a kernel"]))
     monkeypatch.setattr(recording.names, "plain", lambda times: {"is_eager": times})
     profile = profile_in(tmp_path)
     recording.record(lambda: did.append("step"), profile)
-    asked = ["CPU", "CUDA"] if on_gpu else ["CPU"]
+    activities = ["CPU", "CUDA"] if on_gpu else ["CPU"]
     trace = "trace.json.gz"
-    assert did == [asked, "step", "step", "step", *finished, "ended", trace, trace, on_gpu]
+    assert did == [activities, "step", "step", "step", *finished, "ended", trace, trace, on_gpu]
     assert profile.modules.read_text().endswith("}\n") and profile.trace.parent.is_dir()
     assert json.loads(profile.modules.read_text()) == {"times": {"is_eager": False}, "kernels": ["a kernel"]}

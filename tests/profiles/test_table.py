@@ -1,11 +1,11 @@
-"""A step of 100 us, written by hand: which kernel counts when, and where it belongs.
+"""The table of a hand-written step of 100 us: which kernel counts at each moment, and its phase and part.
 
-Kernels of the stream that computes (7), by their end; all times in microseconds:
+Kernels of the compute stream (7) with begin and end in microseconds:
 
       20 fill | 25–45 QKV | 45–60 attention | 66–70 no range | 70–90 QKV backward | 100–104 norm | 112–120 AdamW
 
-Beside it: a copy to the device (stream 8) at 50–66 and one to the host (9) at 84–92, a transpose (30) at 85–95, NCCL
-at 93–105 (stream 20) and 100–110 (21).
+On other streams: a copy to the device (stream 8) at 50–66 and one to the host (9) at 84–92, a transpose (30) at 85–95,
+NCCL at 93–105 (stream 20) and 100–110 (21).
 """
 
 from typing import Any
@@ -81,9 +81,9 @@ def rows(events: list[Event]) -> dict[tuple[Phase, Part], modules.TimeRow]:
     return {(row.phase, row.part): row for row in times.rows}
 
 
-def test_every_moment_of_a_step_counts_once_and_where_it_belongs() -> None:
-    found = rows(step_of_a_gpu())
-    assert {place: round(1000 * row.time_ms, 9) for place, row in found.items()} == {
+def test_every_moment_of_a_step_is_counted_once() -> None:
+    by_place = rows(step_of_a_gpu())
+    assert {place: round(1000 * row.time_ms, 9) for place, row in by_place.items()} == {
         (Phase.forward, Part.gap): 5,  # 20–25, before QKV
         (Phase.forward, Part.qkv): 20,
         (Phase.forward, Part.attention): 15,
@@ -97,9 +97,11 @@ def test_every_moment_of_a_step_counts_once_and_where_it_belongs() -> None:
         (Phase.optimizer, Part.gap): 2,  # 110–112, before AdamW
         (Phase.optimizer, Part.adamw): 8,
     }
-    gemm_us = {place: round(1000 * row.gemm_ms, 9) for place, row in found.items() if row.gemm_ms}
-    assert gemm_us == {(Phase.forward, Part.qkv): 20, (Phase.backward, Part.qkv): 20}, "attention is none"
-    busy_us = {place: round(1000 * row.busy_ms, 9) for place, row in found.items() if row.busy_ms > row.time_ms + 1e-9}
+    gemm_us = {place: round(1000 * row.gemm_ms, 9) for place, row in by_place.items() if row.gemm_ms}
+    assert gemm_us == {(Phase.forward, Part.qkv): 20, (Phase.backward, Part.qkv): 20}, "attention is not a GEMM"
+    busy_us = {
+        place: round(1000 * row.busy_ms, 9) for place, row in by_place.items() if row.busy_ms > row.time_ms + 1e-9
+    }
     assert busy_us == {
         (Phase.forward, Part.copies): 16,
         (Phase.backward, Part.weights): 10,
@@ -107,10 +109,10 @@ def test_every_moment_of_a_step_counts_once_and_where_it_belongs() -> None:
         (Phase.backward, Part.copies): 8,
     }
     launches = {Part.gap: 0, Part.communication: 2}
-    assert all(row.launches == launches.get(part, 1) for (_, part), row in found.items())
+    assert all(row.launches == launches.get(part, 1) for (_, part), row in by_place.items())
 
 
-def test_steps_are_averaged_and_the_first_one_only_says_where_the_second_begins() -> None:
+def test_steps_are_averaged_without_the_first() -> None:
     """The host runs ahead: it has launched all three steps before the first kernel ends."""
     events = []
     for number, end in enumerate((500, 520, 550)):
@@ -125,8 +127,8 @@ def test_steps_are_averaged_and_the_first_one_only_says_where_the_second_begins(
 
 
 @pytest.mark.parametrize("launches", [[], [launch(9, 65, 4711)]], ids=["missing", "of an unknown thread"])
-def test_an_operation_stands_in_for_a_launch_that_nobody_made(launches: list[Event]) -> None:
-    """As of a kernel that is launched through an interface that the profiler does not record."""
+def test_operation_replaces_a_missing_launch(launches: list[Event]) -> None:
+    """For example, a kernel that is launched through an interface that the profiler does not record."""
     events = [event for event in step_of_a_gpu() if event != launch(9, 65, AUTOGRAD)] + launches
     assert (Phase.backward, Part.norm) not in rows(events)
     events.append(span("cpu_op", "NormBackward", 65, 67, AUTOGRAD, **{"External id": 77}))
@@ -134,14 +136,14 @@ def test_an_operation_stands_in_for_a_launch_that_nobody_made(launches: list[Eve
     assert round(1000 * rows(events)[Phase.backward, Part.norm].time_ms, 9) == 4
 
 
-def test_one_step_says_nothing() -> None:
+def test_profile_of_one_step_is_refused() -> None:
     events = [event for event in step_of_a_gpu() if (event["name"], event["ts"]) != ("step", 0.0)]
-    with pytest.raises(ValueError, match="a profile of 1 steps"):
+    with pytest.raises(ValueError, match="the profile has 1 steps"):
         rows(events)
 
 
-def test_a_cpu_is_measured_by_its_operations_without_those_inside_them() -> None:
-    """aten::linear of 10 us holds aten::addmm of 6; gloo works for 8 us, of which 3 beside an operation."""
+def test_cpu_profile_uses_the_self_time_of_operations() -> None:
+    """aten::linear of 10 us contains aten::addmm of 6 us; gloo is busy for 8 us, 3 of them during an operation."""
     events = [
         *(named("step", 0, 9), span("cpu_op", "aten::zero_", 2, 8)),
         *(named("step", 10, 50), named(Phase.forward, 10, 30), named(Part.fc1, 12, 24)),
@@ -151,8 +153,8 @@ def test_a_cpu_is_measured_by_its_operations_without_those_inside_them() -> None
         *(span("cpu_op", "aten::add_", 31, 35), named(Part.norm, 30.5, 36)),
         span("cpu_op", "aten::mul", 44, 48),
     ]
-    found = rows(events)
-    assert {place: round(1000 * row.time_ms, 9) for place, row in found.items()} == {
+    by_place = rows(events)
+    assert {place: round(1000 * row.time_ms, 9) for place, row in by_place.items()} == {
         (Phase.forward, Part.gap): 5,  # 8–13
         (Phase.forward, Part.fc1): 10,
         (Phase.backward, Part.gap): 12,  # 23–31 and 40–44
@@ -160,9 +162,9 @@ def test_a_cpu_is_measured_by_its_operations_without_those_inside_them() -> None
         (Phase.backward, Part.communication): 5,  # 35–40
         (Phase.backward, Part.unnamed): 4,
     }
-    linear = found[Phase.forward, Part.fc1]
+    linear = by_place[Phase.forward, Part.fc1]
     assert (round(1000 * linear.gemm_ms, 9), linear.launches) == (6, 2)
-    assert round(1000 * found[Phase.backward, Part.communication].busy_ms, 9) == 8
+    assert round(1000 * by_place[Phase.backward, Part.communication].busy_ms, 9) == 8
 
 
 @pytest.mark.parametrize(
@@ -176,12 +178,12 @@ def test_a_cpu_is_measured_by_its_operations_without_those_inside_them() -> None
         (Kind.compute, ("cudnn_generated_fort_native_sdpa_sm90_knob_3r_flash_bprop_wgmma_f16", "aten::add_")),
     ],
 )
-def test_kernels_are_known_by_their_names(kind: Kind, names: tuple[str, ...]) -> None:
+def test_kind_of_kernels_by_name(kind: Kind, names: tuple[str, ...]) -> None:
     assert {trace.kind_of(name) for name in names} == {kind}
 
 
-def test_a_gpu_whose_kernels_were_not_recorded_is_refused() -> None:
-    """Operations of the host would be taken for its time; on a CPU that is what they are."""
+def test_gpu_profile_without_kernels_is_refused() -> None:
+    """The table would show times of the host as times of the GPU."""
     of_host = trace.trace([named("step", 0, 10), span("cpu_op", "aten::mm", 1, 5)])
     recording.require_kernels(of_host, on_gpu=False)
     recording.require_kernels(trace.trace(step_of_a_gpu()), on_gpu=True)

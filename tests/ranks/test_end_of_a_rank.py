@@ -1,4 +1,4 @@
-"""How a rank ends early, by what it does before an exit that only raises: its log, its account, what it has started."""
+"""How a rank ends early, with a mocked exit: it closes its log, records its error and kills its children."""
 
 import errno
 import json
@@ -63,7 +63,7 @@ def failed(file: Path, error: BaseException) -> dict[str, Any]:
 LAST = [("killed", 8), ("waited", (2, 0.5))]
 
 
-def test_a_body_that_ends_well_gives_signals_their_usual_effect_back(ends: Ends, tmp_path: Path) -> None:
+def test_signals_have_their_default_effect_after_success(ends: Ends, tmp_path: Path) -> None:
     with guarded(tmp_path / "rank_0.error") as begun:
         begun.finish = lambda: ends.append(("closed", None))
         assert ends == [("SIG_BLOCK", {signal.SIGINT, signal.SIGTERM})]
@@ -74,10 +74,10 @@ def test_a_body_that_ends_well_gives_signals_their_usual_effect_back(ends: Ends,
     assert not (tmp_path / "rank_0.error").exists()
 
 
-def test_an_error_closes_the_log_and_leaves_its_reason(
+def test_an_error_closes_the_log_and_is_recorded(
     ends: Ends, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log can be on the disk that is full, and the account is written all the same; its folder may be missing."""
+    """The log may be on a full disk; the error is written anyway, also if its folder is missing."""
     file, error = tmp_path / "rank_logs/rank_3.error", ConfigError("what", where="where", fix="fix", rule="CFG-06")
 
     def finish() -> None:
@@ -94,26 +94,26 @@ def test_an_error_closes_the_log_and_leaves_its_reason(
     assert ends[1:] == [("closed", None), *LAST, ("exit", 2)]
 
 
-def test_what_is_no_error_of_ours_leaves_its_traceback(ends: Ends, tmp_path: Path) -> None:
+def test_an_unexpected_error_records_its_traceback(ends: Ends, tmp_path: Path) -> None:
     account = failed(tmp_path / "trial_0_rank_3.error", ValueError("broken"))
     assert account["what"].startswith("Traceback (most recent call last):\n")
     assert account["what"].endswith("\nValueError: broken")
     assert (account["exit_code"], account["rule"], account["where"]) == (1, None, "trial_0_rank_3")
-    assert account["fix"] == "read the traceback's last lines; its file is beside the log"
+    assert account["fix"] == "read the last lines of the traceback, which is also in rank_logs/"
     assert ends[1:] == [*LAST, ("exit", 1)]
 
 
 @pytest.mark.usefixtures("ends")
 @pytest.mark.parametrize(("name", "where"), [("result_0.txt", "result_0.txt"), (None, "the run folder")])
-def test_a_disk_that_takes_nothing_more_is_named(tmp_path: Path, name: str | None, where: str) -> None:
-    """Any other error of the system is one like all others."""
+def test_a_full_disk_is_reported(tmp_path: Path, name: str | None, where: str) -> None:
+    """Other OSErrors have no rule."""
     account = failed(tmp_path / "rank_0.error", OSError(errno.EDQUOT, "Disk quota exceeded", name))
     assert (account["rule"], account["what"]) == ("CFG-08", "cannot write: Disk quota exceeded")
-    assert (account["where"], account["fix"]) == (where, "make room, or set LOGDIR")
+    assert (account["where"], account["fix"]) == (where, "free disk space, or set LOGDIR to another disk")
     assert failed(tmp_path / "rank_0.error", OSError(errno.EIO, "I/O error", name))["rule"] is None
 
 
-def test_an_account_that_cannot_be_written_ends_the_rank_all_the_same(
+def test_a_rank_ends_even_if_its_error_cannot_be_written(
     ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank_logs").write_text("a file where the folder should be")
@@ -126,25 +126,25 @@ def test_an_account_that_cannot_be_written_ends_the_rank_all_the_same(
     assert ends[-1] == ("exit", 1)
 
 
-@pytest.mark.parametrize("told_by", ["signals", "the end of its launcher"])
-def test_a_rank_that_is_told_to_end_closes_its_log_first(
-    ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_by: str
+@pytest.mark.parametrize("reason", ["signals", "the end of its launcher"])
+def test_a_rank_closes_its_log_before_it_ends_on_a_signal(
+    ends: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """Of several signals the first one by its number; where the launcher is gone, as if it had sent SIGTERM."""
+    """Of several signals the lowest number counts; the end of the launcher counts as SIGTERM."""
     with guarded(tmp_path / "rank_0.error") as begun:
         begun.finish = lambda: ends.append(("closed", None))
-        if told_by == "signals":
+        if reason == "signals":
             pending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
             monkeypatch.setattr(signal, "sigpending", lambda: pending)
         else:
             monkeypatch.setattr(os, "getppid", lambda: 1)
         watching()[-1].join(60)
-    expected = 128 + (signal.SIGINT if told_by == "signals" else signal.SIGTERM)
+    expected = 128 + (signal.SIGINT if reason == "signals" else signal.SIGTERM)
     assert ends[1:5] == [("closed", None), *LAST, ("exit", expected)]
 
 
-def test_a_rank_that_fails_already_ends_with_its_own_reason(ends: Ends, tmp_path: Path) -> None:
-    """The lock is held by whoever ends the process: a signal that comes meanwhile changes nothing."""
+def test_a_failing_rank_ends_with_its_own_error(ends: Ends, tmp_path: Path) -> None:
+    """The thread that ends the process holds the lock: a signal that arrives meanwhile changes nothing."""
     begun = guard.Guard(tmp_path / "rank_0.error")
     held: list[bool] = []
     begun.finish = lambda: held.append(begun.ending.locked())

@@ -27,8 +27,8 @@ with guarded(Path("rank.error")):
 """
 
 
-def test_a_rank_that_fails_leaves_no_process_behind(tmp_path: Path) -> None:
-    """What it has started, as torch starts compilers, would keep the run folder's file system busy."""
+def test_a_failing_rank_kills_its_child_processes(tmp_path: Path) -> None:
+    """Child processes, such as torch's compilers, would keep the run folder's file system busy."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", RANK], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "ValueError: broken" in done.stderr
@@ -51,8 +51,8 @@ with guarded(Path("rank.error")) as guard:
 """
 
 
-def test_the_first_of_two_failures_is_the_account(tmp_path: Path) -> None:
-    """The watchdog ends the trial; what breaks in the main thread because of that does not replace its account."""
+def test_the_first_of_two_errors_is_recorded(tmp_path: Path) -> None:
+    """The watchdog ends the trial; an error in the main thread that follows from it does not replace its error."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", TWICE], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "closed by peer" not in done.stderr
@@ -71,8 +71,8 @@ with guarded(Path("rank.error")) as guard:
 """
 
 
-def test_a_rank_ends_with_its_account_where_nothing_more_can_be_printed(tmp_path: Path) -> None:
-    """Its output lies on the disk that is full."""
+def test_a_rank_records_its_error_even_if_it_cannot_print(tmp_path: Path) -> None:
+    """Its output is a file on the full disk."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", FULL], cwd=tmp_path, env=environment, stderr=full, timeout=60)
@@ -80,7 +80,7 @@ def test_a_rank_ends_with_its_account_where_nothing_more_can_be_printed(tmp_path
     assert json.loads((tmp_path / "rank.error").read_text())["rule"] == "CFG-08"
 
 
-TOLD_TO_END = """
+SIGNALLED = """
 import os, signal, threading, time
 from pathlib import Path
 from jobs.ranks.guard import guarded
@@ -96,10 +96,10 @@ with guarded(Path("rank.error")) as guard:
 """
 
 
-def test_a_rank_that_fails_says_why_although_its_launcher_tells_it_to_end_meanwhile(tmp_path: Path) -> None:
+def test_a_failing_rank_records_its_error_although_it_receives_sigterm(tmp_path: Path) -> None:
     """The launcher ends the others as soon as one rank has failed; this one's log takes a while to close."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", TOLD_TO_END], cwd=tmp_path, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], cwd=tmp_path, env=environment, timeout=60)
     assert done.returncode == 1
     assert "ValueError: broken" in json.loads((tmp_path / "rank.error").read_text())["what"]
 
@@ -115,7 +115,7 @@ with guarded(Path("rank.error")):
 """
 
 
-def test_a_rank_that_hangs_after_its_work_can_be_told_to_end(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_after_its_work_ends_on_sigterm(tmp_path: Path) -> None:
     """Python shuts down, which may wait for a thread or a library of a device that does not answer."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -144,8 +144,8 @@ with guarded(Path("rank.error")):
     ("ends", "exit_code"),
     [("raise ValueError", 1), ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)", 128 + signal.SIGTERM)],
 )
-def test_a_rank_ends_although_nobody_reads_its_output(tmp_path: Path, ends: str, exit_code: int) -> None:
-    """A launcher that was stopped takes nothing more, and what the rank still writes would wait for it for ever."""
+def test_a_rank_ends_even_if_its_output_is_not_read(tmp_path: Path, ends: str, exit_code: int) -> None:
+    """A stopped launcher does not read the pipe, so that a write of the rank would block forever."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):

@@ -1,12 +1,12 @@
-"""Who a process is, as each starter says it."""
+"""The rank of a process, for each launcher."""
 
 import pytest
 
 from bench.errors import SubmitError
 from jobs.ranks.identity import Rank, first_host, from_environment
 
-STARTERS = {
-    "nobody": ({}, Rank(0, 0, 1, "127.0.0.1", 29500)),
+LAUNCHERS = {
+    "no launcher": ({}, Rank(0, 0, 1, "127.0.0.1", 29500)),
     "torchrun": (
         {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
         Rank(3, 1, 4, "a", 1),
@@ -34,15 +34,15 @@ STARTERS = {
 }
 
 
-@pytest.mark.parametrize("starter", STARTERS)
-def test_a_rank_knows_itself(starter: str) -> None:
-    environment, expected = STARTERS[starter]
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_rank_from_environment(launcher: str) -> None:
+    environment, expected = LAUNCHERS[launcher]
     assert from_environment(environment) == expected
 
 
 @pytest.mark.parametrize("broken", [{"RANK": "0"}, {"MASTER_PORT": "http"}])
-def test_half_an_environment_is_refused(broken: dict[str, str]) -> None:
-    with pytest.raises(SubmitError, match="does not say which rank this is"):
+def test_an_incomplete_environment_is_refused(broken: dict[str, str]) -> None:
+    with pytest.raises(SubmitError, match="the rank cannot be read from the environment"):
         from_environment(broken)
 
 

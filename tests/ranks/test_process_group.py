@@ -1,4 +1,4 @@
-"""Where ranks meet and on which device, with the calls of torch that would wait for others or a GPU stood in for."""
+"""Rendezvous and device of ranks, with mocks for the torch calls that wait for other ranks or a GPU."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -27,16 +27,16 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Note how the ranks meet."""
+    """Record the rendezvous arguments."""
     noted: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr("torch.distributed.init_process_group", lambda name, **how: noted.append((name, how)))
     return noted
 
 
-def test_ranks_meet_at_the_first_one_by_gloo_or_nccl(
+def test_rendezvous_at_rank_0_with_gloo_or_nccl(
     plan: Plan, met: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank takes its own GPU of those that it sees."""
+    """A rank uses the GPU with its local rank."""
     used: list[torch.device] = []
     monkeypatch.setattr("torch.cuda.set_device", used.append)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -50,39 +50,37 @@ def test_ranks_meet_at_the_first_one_by_gloo_or_nccl(
     assert met[1][1]["timeout"] == timedelta(seconds=7)
 
 
-def test_a_rank_without_its_gpu_or_without_the_others_says_what_to_do(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_without_a_gpu_or_without_the_other_ranks(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, **how: Any) -> None:
         raise torch.distributed.DistNetworkError("the client socket has timed out\nat some place")
 
     monkeypatch.setattr("torch.distributed.init_process_group", refuse)
     with pytest.raises(SubmitError) as refused:
         process_group.join(plan, SECOND)
-    assert refused.value.what == "the ranks cannot meet at dgx-0:4711: the client socket has timed out"
+    assert refused.value.what == "rendezvous at dgx-0:4711 failed: the client socket has timed out"
     assert (refused.value.rule, refused.value.where) == ("NCC-05", "rank 1 on dgx-0")
-    with pytest.raises(SubmitError, match="^NCC-05: 3 ranks were started, and the plan is for 2\n") as refused:
+    with pytest.raises(SubmitError, match="^NCC-05: 3 ranks were started, but the plan needs 2\n") as refused:
         process_group.join(plan, Rank(2, 2, 3, "dgx-0", 4711))
     assert (refused.value.rule, refused.value.where) == ("NCC-05", "rank 2 on dgx-0")
     plan.config.cluster.device = Device.cuda
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(SubmitError, match="^HW-03: this rank needs GPU 1, and 1 can be seen\n") as refused:
+    with pytest.raises(SubmitError, match="^HW-03: this rank needs GPU 1, but only 1 GPUs are visible\n") as refused:
         process_group.join(plan, SECOND)
     assert refused.value.rule == "HW-03"
 
 
-def test_groups_that_train_apart_meet_each_for_itself(
+def test_each_local_sgd_group_has_its_own_process_group(
     plan: Plan, met: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = torch.distributed.HashStore()
-    mine = SimpleNamespace(number=3, life=2, store=store, position=1, size=4)
-    asked: list[Any] = []
-    monkeypatch.setattr(groups, "joined", lambda plan, who, timeout_s: asked.append((who, timeout_s)) or mine)
-    process_group.join(plan, FIRST, timeout_s=9, apart=True)
+    group = SimpleNamespace(number=3, restart_count=2, store=store, position=1, size=4)
+    calls: list[Any] = []
+    monkeypatch.setattr(groups, "join", lambda plan, who, timeout_s: calls.append((who, timeout_s)) or group)
+    process_group.join(plan, FIRST, timeout_s=9, local_sgd=True)
     ((_, how),) = met
-    assert asked == [(FIRST, 9)] and (how["rank"], how["world_size"]) == (1, 4) and "init_method" not in how
+    assert calls == [(FIRST, 9)] and (how["rank"], how["world_size"]) == (1, 4) and "init_method" not in how
     how["store"].set("key", "value")
-    assert store.get("group 3, life 2/key") == b"value"
+    assert store.get("group 3, restart 2/key") == b"value"
 
 
 def test_values_of_all_ranks_are_gathered_by_group_or_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +90,14 @@ def test_values_of_all_ranks_are_gathered_by_group_or_by_all(monkeypatch: pytest
 
     monkeypatch.setattr(process_group, "node_name", lambda: "dgx-0")
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
-    monkeypatch.setattr(groups, "mine", lambda: None)
+    monkeypatch.setattr(groups, "current", lambda: None)
     assert process_group.gathered(Rank(0, 0, 1, "", 0), "own") == ["own"]
     assert process_group.node_names(FIRST) == ["dgx-0", "another"]
-    monkeypatch.setattr(groups, "mine", lambda: SimpleNamespace(gather=lambda value: [value, None]))
+    monkeypatch.setattr(groups, "current", lambda: SimpleNamespace(gather=lambda value: [value, None]))
     assert process_group.gathered(FIRST, 7) == [7, None]
 
 
-def test_a_rank_computes_where_its_group_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
     assert process_group.device() == torch.device("cuda", 3)

@@ -1,11 +1,11 @@
-"""What long work says of itself, by a clock of the test's own."""
+"""Progress lines of long work, with a fake clock."""
 
 from collections.abc import Iterator
 
 from jobs.ranks.progress import Progress, tracked
 
 
-def test_a_line_has_share_rate_and_what_is_left() -> None:
+def test_a_line_has_share_rate_and_remaining_time() -> None:
     now_s = [50.0]
     progress = Progress("written", 128.0, "GiB", now=lambda: now_s[0])
     assert progress.line() == "written: 0% of 128 GiB"
@@ -16,8 +16,8 @@ def test_a_line_has_share_rate_and_what_is_left() -> None:
     assert progress.line().endswith("100% of 128 GiB, 8 GiB/s, 0:00 left")
 
 
-def test_short_work_is_silent_and_long_work_speaks_every_ten_seconds() -> None:
-    now_s, said = [0.0], list[str]()
+def test_short_work_prints_nothing_and_long_work_a_line_every_ten_seconds() -> None:
+    now_s, lines = [0.0], list[str]()
 
     def rows(seconds_each: float) -> Iterator[int]:
         for row in range(100):
@@ -25,11 +25,13 @@ def test_short_work_is_silent_and_long_work_speaks_every_ten_seconds() -> None:
             yield row
 
     def run(seconds_each: float) -> list[str]:
-        said.clear()
-        made = tracked(rows(seconds_each), what="rows", total=100, unit="rows", say=said.append, now=lambda: now_s[0])
-        assert [*made] == [*range(100)]
-        return said
+        lines.clear()
+        items = tracked(
+            rows(seconds_each), what="rows", total=100, unit="rows", write=lines.append, now=lambda: now_s[0]
+        )
+        assert [*items] == [*range(100)]
+        return lines
 
     assert run(0.09) == []
     assert run(0.5)[:2] == ["rows: 20% of 100 rows, 2 rows/s, 0:40 left", "rows: 40% of 100 rows, 2 rows/s, 0:30 left"]
-    assert len(said) == 5
+    assert len(lines) == 5

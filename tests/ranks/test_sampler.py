@@ -1,4 +1,4 @@
-"""The sampler of GPUs in this process, with a made-up driver and clock; and what its rank makes of how it ended."""
+"""The GPU sampler in this process, with a fake driver and clock, and failures of its process."""
 
 import importlib
 import json
@@ -51,10 +51,8 @@ def test_what_a_driver_says_of_a_gpu_is_kept_in_our_units(nvml: ModuleType) -> N
     assert gpu.refused == {"power_w": "Not Supported"}
 
 
-def test_what_a_driver_does_not_say_is_left_blank_with_its_first_reason(
-    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the two names of the query for throttling the newer one is asked."""
+def test_refused_queries_are_blank_with_the_first_reason(nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the two names of the query for throttle reasons the newer one is used."""
     reasons = iter(["first", "second"])
 
     def refuse(*arguments: Any) -> int:
@@ -71,10 +69,10 @@ def test_what_a_driver_does_not_say_is_left_blank_with_its_first_reason(
     assert gpu.refused["throttle"] == "first"
 
 
-def test_it_samples_every_gpu_until_it_is_told_to_end(
+def test_it_samples_every_gpu_until_standard_input_ends(
     nvml: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One more time behind the end; then it says what it has sampled. It is the last in line for a CPU."""
+    """With one more sample after the end, and then a summary. It has the lowest CPU priority."""
     done: list[Any] = []
     ends = iter([[], [sys.stdin]])
     now = iter([10.0, 10.1, 11.4])
@@ -93,22 +91,22 @@ def test_it_samples_every_gpu_until_it_is_told_to_end(
 
     monkeypatch.setattr(gpu_sampler, "select", SimpleNamespace(select=select))
     gpu_sampler.main()
-    assert done == [("ends with", PARENT), ("nice", 19), "init", (3, 0.4), (5, 0.0)], "what is late is not made up"
-    found = list(telemetry.read(tmp_path / "gpus.csv"))
-    assert [sample.gpu for sample in found] == [3, 5] * 3 and found[1].energy_j == 2.5
+    assert done == [("ends with", PARENT), ("nice", 19), "init", (3, 0.4), (5, 0.0)], "missed samples are skipped"
+    actual = list(telemetry.read(tmp_path / "gpus.csv"))
+    assert [sample.gpu for sample in actual] == [3, 5] * 3 and actual[1].energy_j == 2.5
     gpus = [{"gpu": gpu, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980} for gpu in (3, 5)]
     expected = {"driver": "999.1", "gpus": gpus, "refused": {"power_w": "Not Supported"}}
     assert json.loads(capsys.readouterr().out) == expected
 
 
-def test_it_samples_no_more_where_its_rank_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether that was so from the start, or comes later; and the kernel ends it at once where it can."""
+def test_it_stops_when_its_rank_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start or later; on Linux the kernel kills it at once."""
     monkeypatch.setattr(os, "getppid", lambda: PARENT)
-    asked: list[Any] = []
-    library = SimpleNamespace(prctl=lambda *arguments: asked.append(arguments))
-    monkeypatch.setattr(gpu_sampler.ctypes, "CDLL", lambda name: asked.append(name) or library)
+    requests: list[Any] = []
+    library = SimpleNamespace(prctl=lambda *arguments: requests.append(arguments))
+    monkeypatch.setattr(gpu_sampler.ctypes, "CDLL", lambda name: requests.append(name) or library)
     gpu_sampler.end_with(PARENT)
-    assert asked == [None, (1, 9)]
+    assert requests == [None, (1, 9)]
     with pytest.raises(SystemExit, match="the rank has ended"):
         gpu_sampler.end_with(PARENT + 1)
     assert list(gpu_sampler.moments(PARENT + 1)) == [None]
@@ -118,7 +116,7 @@ def test_it_samples_no_more_where_its_rank_is_gone(monkeypatch: pytest.MonkeyPat
 
 
 class Ended:
-    """A sampler's process that has ended as is told, or that hangs."""
+    """A fake sampler process that has ended, or that hangs."""
 
     def __init__(self, printed: str = "", errors: str = "", returncode: int = 0, *, hangs: int = 0) -> None:
         self.printed, self.errors, self.returncode, self.hangs = printed, errors, returncode, hangs
@@ -141,26 +139,26 @@ ACCOUNT = {"driver": "999.1", "gpus": [{"gpu": 2, "power_limit_w": 700.0}], "ref
 @pytest.mark.parametrize(
     ("process", "why"),
     [
-        (Ended(hangs=1), "no end within 20 s: the driver hangs, or the CPUs are busy"),
-        (Ended(returncode=-11), r"the sampler got signal 11 \(Segmentation fault\)"),
+        (Ended(hangs=1), "the sampler did not end within 20 s: the driver hangs, or the CPUs are busy"),
+        (Ended(returncode=-11), r"the sampler was ended by signal 11 \(Segmentation fault\)"),
         (Ended(errors="Traceback\nNVMLError: Not Found\n\n", returncode=1), "NVMLError: Not Found"),
         (Ended(errors=" \n", returncode=3), "exit code 3"),
-        (Ended("half of it"), "the sampler ended without an account of the GPUs"),
-        (Ended(""), "the sampler ended without an account of the GPUs"),
-        (Ended("7"), "the sampler ended without an account of the GPUs"),
+        (Ended("half of it"), "the sampler ended without its summary of the GPUs"),
+        (Ended(""), "the sampler ended without its summary of the GPUs"),
+        (Ended("7"), "the sampler ended without its summary of the GPUs"),
     ],
 )
-def test_how_a_sampler_ended_says_why_nothing_was_measured(
+def test_the_reason_of_a_failed_sampler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: Ended, why: str
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: process)
     with pytest.raises(NotMeasured, match=f"^{why}$"):
         Sampler(tmp_path / "gpus.csv", ["a"]).end()
-    assert process.did == ([20.0, "killed", 1] if "no end" in why else [20.0])
+    assert process.did == ([20.0, "killed", 1] if "did not end" in why else [20.0])
 
 
 def test_a_sampler_is_started_with_its_parent_and_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its last line is the account. One that hangs in the driver holds up nobody."""
+    """Its last line is the summary. A sampler that hangs in the driver does not delay the run."""
     started: list[Any] = []
     process = Ended(f"a library's words\n{json.dumps(ACCOUNT)}\n")
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: started.append((command, how)) or process)
@@ -178,14 +176,12 @@ def test_a_sampler_is_started_with_its_parent_and_its_gpus(monkeypatch: pytest.M
         sampler.end()
 
 
-def test_a_record_has_the_samples_beside_the_settings_of_each_gpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_record_has_samples_and_settings_of_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     moments = SimpleNamespace(moments=[("run_start", 1000), ("run_stop", 3000)])
     monkeypatch.setattr(subprocess, "Popen", lambda command, **how: Ended(json.dumps(ACCOUNT)))
     sampler = Sampler(tmp_path / "gpus.csv", ["a"])
     log: Any = moments
-    assert sampler.summary(log) == {"not_measured": "the samples cannot be read: No such file or directory"}
+    assert sampler.summary(log) == {"not_measured": "the samples could not be read: No such file or directory"}
     taken = [Sample(time_ms=0, monotonic_ms=ms, gpu=2, power_w=float(ms)) for ms in (500, 1500, 2500, 3500)]
     sampler.file.write_text(telemetry.header() + telemetry.lines(taken))
     record = sampler.summary(log)
@@ -196,26 +192,26 @@ def test_a_record_has_the_samples_beside_the_settings_of_each_gpu(
     assert sampler.summary(log) == {"not_measured": "no run_start with a run_stop"}
 
 
-def test_a_sampler_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sampler_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(command: list[str], **how: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(NotMeasured, match="^the sampler cannot be started: Cannot allocate memory$"):
+    with pytest.raises(NotMeasured, match="^the sampler could not be started: Cannot allocate memory$"):
         Sampler(tmp_path / "gpus.csv", ["a"]).end()
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, local_rank: int) -> None:
-    """Only local rank 0 samples; a node whose file is missing has a record that says why."""
+    """Only local rank 0 samples; a node whose file is missing has a record with the reason."""
     launch, cluster = SimpleNamespace(telemetry=True), SimpleNamespace(device=Device.cuda, ranks_per_node=3)
     config = SimpleNamespace(launch=launch, cluster=cluster, huggingface=None)
     plan: Any = SimpleNamespace(config=config, world=SimpleNamespace(ranks_per_node=3))
-    made: list[Any] = []
+    planned: list[Any] = []
 
-    class Made:
+    class FakeSampler:
         def __init__(self, file: Path, uuids: list[str]) -> None:
-            made.append((file, uuids))
+            planned.append((file, uuids))
             self.file = file
 
         def summary(self, log: mllog.Writer) -> dict[str, Any]:
@@ -223,7 +219,7 @@ def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_
 
     properties = {0: SimpleNamespace(uuid="a"), 1: SimpleNamespace(uuid="b"), 2: SimpleNamespace()}
     monkeypatch.setattr("torch.cuda.get_device_properties", properties.get)
-    monkeypatch.setattr(sampling, "Sampler", Made)
+    monkeypatch.setattr(sampling, "Sampler", FakeSampler)
     monkeypatch.setattr(identity.socket, "gethostname", lambda: "dgx-0")
     dead = ("dgx-1", "trial_7.gpus_dgx-1.csv", {"not_measured": "it was killed"})
     given: list[Any] = []
@@ -241,6 +237,6 @@ def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_
     file = tmp_path / "rank_logs/trial_7.gpus_dgx-0.csv"
     mine = ("dgx-0", file.name, {"samples": 7})
     own = [("gpu_telemetry", {"samples": 7}, {"node": "dgx-0"}), (file.name, "samples")]
-    assert made == ([(file, ["a", "b", ""])] if local_rank == 0 else [])
+    assert planned == ([(file, ["a", "b", ""])] if local_rank == 0 else [])
     assert given == ([mine] if local_rank == 0 else [None])
     assert logged == [*(own if local_rank == 0 else []), ("gpu_telemetry", dead[2], {"node": "dgx-1"})]

@@ -1,4 +1,4 @@
-"""Real ranks that stall: three over gloo on two pretended nodes, in processes of their own."""
+"""Stalls of three ranks over gloo on two simulated nodes, as separate processes."""
 
 import contextlib
 import json
@@ -61,20 +61,19 @@ def kill_what_is_stopped(folder: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("mishap", "blamed"),
     [
-        (("stop", "0"), "rank 0 on dgx-0 did not answer and wrote no stack; no progress for "),
-        (("sleep", "2"), f"rank 2 on dgx-1 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),
-        (("load", "0"), f"rank 0 on dgx-0 stood at {SLEEPS_AT}, and 2 other ranks waited; no progress for "),
+        (("stop", "0"), "rank 0 on dgx-0 did not respond and wrote no stack; no progress for "),
+        (("sleep", "2"), f"rank 2 on dgx-1 stopped at {SLEEPS_AT}; 2 other ranks waited; no progress for "),
+        (("load", "0"), f"rank 0 on dgx-0 stopped at {SLEEPS_AT}; 2 other ranks waited; no progress for "),
         (
             ("network", "-1"),
-            "every rank waited for data that did not come: the network between dgx-0, dgx-1; rank 0 at ",
+            "every rank waited for data that did not arrive; likely cause: the network between dgx-0, dgx-1; "
+            "rank 0 at ",
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
-def test_real_ranks_that_stall_end_and_name_who_held_them_up(
-    tmp_path: Path, mishap: tuple[str, ...], blamed: str
-) -> None:
-    """The launcher and `why` have one account, the first one, though a rank that ends breaks the others' collective."""
+def test_stalled_ranks_end_and_report_the_cause(tmp_path: Path, mishap: tuple[str, ...], blamed: str) -> None:
+    """The launcher and `why` report the first error, although a rank that ends breaks the others' collective."""
     ended = trial(tmp_path, *mishap, "4", meanwhile=kill_what_is_stopped(tmp_path))
     assert all(code in (1, -9) for code, _ in ended), ended
     error = first_error(tmp_path, COMMAND)
@@ -86,12 +85,12 @@ def test_real_ranks_that_stall_end_and_name_who_held_them_up(
         first, _, dump = text.partition("\n")
         assert (json.loads(first)["rank"], json.loads(first)["node"]) == (rank, NODES[rank])
         assert 'stalling.py", line' in dump and "most recent call first" in dump
-    found = explain([tmp_path])
-    assert (found.rule, found.evidence) == ("RUN-17", f"RUN-17: {error.what}"[:400])
+    diagnosis = explain([tmp_path])
+    assert (diagnosis.rule, diagnosis.evidence) == ("RUN-17", f"RUN-17: {error.what}"[:400])
 
 
 def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> None:
-    """Opening a pipe that nobody reads takes as long as opening a file of a server that is gone."""
+    """Opening a pipe without a reader blocks, like opening a file on a server that is down."""
     (tmp_path / "rank_logs").mkdir()
     os.mkfifo(tmp_path / "rank_logs" / "trial_0_rank_0.stack.part")
     ((code, printed),) = trial(tmp_path, "sleep", "0", "1", nodes=("dgx-0",))
@@ -99,14 +98,14 @@ def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_as_a_whole_and_continued_goes_on(tmp_path: Path) -> None:
-    """As Slurm suspends and resumes one: the clock of each rank's watchdog counts its own time only."""
+def test_a_suspended_and_resumed_job_continues(tmp_path: Path) -> None:
+    """As Slurm suspends and resumes a job: a watchdog does not count the time in which its process was stopped."""
     stopped: list[int] = []
 
     def suspend() -> None:
         if len([*tmp_path.glob("pausing_*")]) == 3 and not stopped:
             stopped.extend(int(path.read_text()) for path in tmp_path.glob("pid_*"))
-            time.sleep(2)  # the watchdogs look every second, and must have seen that training goes on
+            time.sleep(2)  # the watchdogs look every second, and must have seen progress
             for which, after_s in ((signal.SIGSTOP, 12), (signal.SIGCONT, 0)):
                 for pid in stopped:
                     os.kill(pid, which)

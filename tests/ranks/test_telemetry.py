@@ -37,8 +37,8 @@ def samples(times_ms: tuple[int, ...] = TIMES_MS, **values: tuple[Any, ...]) -> 
     return [Sample(time_ms=0, monotonic_ms=ms, gpu=2, **row) for ms, row in zip(times_ms, rows, strict=True)]
 
 
-def of_one(found: list[Sample]) -> dict[str, Any]:
-    (gpu,) = summary(found, RUN)["gpus"]
+def of_one(actual: list[Sample]) -> dict[str, Any]:
+    (gpu,) = summary(actual, RUN)["gpus"]
     return gpu
 
 
@@ -60,16 +60,16 @@ def test_without_a_counter_power_is_integrated() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "actual",
     [
         samples((500, 1500, 9000), power_w=(400.0,) * 3),
         samples(power_w=(None, 400.0, 400.0, 400.0, 400.0)),
         samples(energy_j=(900.0, 950.0, 960.0, 10.0, 20.0)),
     ],
-    ids=["a gap of 7.5 s", "no power at the start", "a driver that was loaded anew"],
+    ids=["a gap of 7.5 s", "no power at the start", "a driver that was reloaded"],
 )
-def test_energy_that_is_not_known_is_left_out(found: list[Sample]) -> None:
-    assert not [name for name in of_one(found) if "energy" in name]
+def test_unknown_energy_is_omitted(actual: list[Sample]) -> None:
+    assert not [name for name in of_one(actual) if "energy" in name]
 
 
 def test_levels_are_those_within_the_run() -> None:
@@ -83,7 +83,7 @@ def test_levels_are_those_within_the_run() -> None:
     assert gpu["power_w"] == {"median": 500, "max": 700}
     assert gpu["temperature_c"] == {"median": 65, "max": 70}
     assert gpu["throttle"] == {"software power cap": 0.6667, "power brake": 0.3333}
-    assert not {"sm_clock_mhz", "memory_gib"} & set(gpu), "nobody measured them"
+    assert not {"sm_clock_mhz", "memory_gib"} & set(gpu), "they were not measured"
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_levels_are_those_within_the_run() -> None:
     [
         ((1500, 2500, 4500), RUN, "not sampled from run_start to run_stop"),
         ((500, 1500, 3500), RUN, "not sampled from run_start to run_stop"),
-        ((), RUN, "there is no sample"),
+        ((), RUN, "there are no samples"),
         ((500, 4500), RUN, "no sample within the run's 3.0 s"),
         (TIMES_MS, RUN[:3], "no run_start with a run_stop"),
     ],
 )
-def test_samples_of_a_part_of_the_run_measure_nothing(times_ms: tuple[int, ...], moments: Any, why: str) -> None:
+def test_samples_that_do_not_cover_the_run_are_refused(times_ms: tuple[int, ...], moments: Any, why: str) -> None:
     with pytest.raises(NotMeasured, match=why):
         summary(samples(times_ms, power_w=(400.0,) * len(times_ms)), moments)
 
 
-def test_samples_survive_their_file_and_a_line_that_was_cut_short(tmp_path: Path) -> None:
+def test_samples_are_read_back_without_a_truncated_line(tmp_path: Path) -> None:
     nothing = Sample(time_ms=1, monotonic_ms=2, gpu=0)
     full = samples(power_w=(1.5,) * 5, energy_j=(123456789.125,) * 5, throttle=((), ("idle",), None, ("0x800",), ()))
     path = tmp_path / "gpus.csv"
@@ -121,7 +121,7 @@ def test_the_newest_samples_come_from_the_end_of_a_long_file(tmp_path: Path) -> 
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Give the sampler an NVML with two GPUs and a script."""
 
-    monkeypatch.setattr(sampling, "END_S", 60)  # the sampler is nice, and tests keep all CPUs busy
+    monkeypatch.setattr(sampling, "END_S", 60)  # the sampler has low priority, and tests keep all CPUs busy
 
     def script(**more: Any) -> None:
         monkeypatch.setenv("FAKE_NVML", json.dumps({"gpus": {"GPU-a": 3, "MIG-b": 5}} | more))
@@ -157,8 +157,8 @@ def wait_for(is_so: Callable[[], bool], *, timeout_s: float = 60) -> None:
 
 @pytest.mark.starts
 @pytest.mark.parametrize(("every_s", "num_lines"), [(0.02, 20), (0.0, 2000)])
-def test_a_process_samples_until_it_is_told_to_end(fake: Fake, tmp_path: Path, every_s: float, num_lines: int) -> None:
-    """GPU b is a part of a GPU; both have a counter, and none says its power. With 0 s every sample is late."""
+def test_a_process_samples_until_its_input_ends(fake: Fake, tmp_path: Path, every_s: float, num_lines: int) -> None:
+    """GPU b is a MIG slice; both have an energy counter, and neither reports power. With 0 s every sample is late."""
     fake(refused=["nvmlDeviceGetPowerUsage"], every_s=every_s)
     record = sampled(tmp_path / "rank_logs/gpus.csv", num_lines)
     assert record["driver"] == "999.1" and record["refused"] == {"power_w": "Not Supported"}
@@ -178,17 +178,17 @@ def test_a_process_samples_until_it_is_told_to_end(fake: Fake, tmp_path: Path, e
     [
         ({"no_driver": True}, "NVML Shared Library Not Found"),
         ({"gpus": {}}, "Not Found"),
-        ({"ends": {"nvmlDeviceGetPowerUsage": 9}, "how": "crash"}, "the sampler got signal 11"),
+        ({"ends": {"nvmlDeviceGetPowerUsage": 9}, "how": "crash"}, "the sampler was ended by signal 11"),
         ({"ends": {"nvmlDeviceGetPowerUsage": 9}, "how": "error"}, "RuntimeError: the bindings are broken"),
     ],
 )
-def test_what_keeps_it_from_sampling_is_said(fake: Fake, tmp_path: Path, script: dict[str, Any], why: str) -> None:
+def test_the_reason_for_missing_samples_is_logged(fake: Fake, tmp_path: Path, script: dict[str, Any], why: str) -> None:
     fake(**script)
     assert why in sampled(tmp_path / "gpus.csv", 500)["not_measured"]
 
 
 @pytest.mark.starts
-def test_a_driver_that_hangs_holds_up_no_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_driver_does_not_delay_the_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "END_S", 0.2)
     fake(ends={"nvmlDeviceGetPowerUsage": 9}, how="hang")
     before = psutil.Process().children()
@@ -197,7 +197,7 @@ def test_a_driver_that_hangs_holds_up_no_run(fake: Fake, tmp_path: Path, monkeyp
 
 
 @pytest.mark.starts
-def test_where_the_bindings_are_missing_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_without_the_bindings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "pynvml.py").write_text("import a_module_that_does_not_exist")
     assert "No module named" in sampled(tmp_path / "gpus.csv")["not_measured"]
@@ -218,7 +218,7 @@ with guarded(Path("rank.error")):
 @pytest.mark.starts
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_its_rank(fake: Fake, tmp_path: Path, how: signal.Signals) -> None:
-    """Whatever ends the rank, and even where the driver hangs, so that it cannot see that standard input has ended."""
+    """By any signal, and even if the driver hangs, so that the end of standard input is not seen."""
     fake(ends={"nvmlDeviceGetPowerUsage": 3}, how="hang")
     path = os.pathsep.join((str(ROOT), str(FAKE)))
     rank = subprocess.Popen(
@@ -246,10 +246,10 @@ def plan(*, is_on: bool = True, device: Device = Device.cuda) -> Any:
 
 
 @pytest.mark.starts
-def test_rank_0_logs_every_node_and_attaches_what_is_there(
+def test_rank_0_logs_every_node_and_attaches_existing_files(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second node's sampler has died, and the ranks that start none have nothing to say."""
+    """The second node's sampler was killed; ranks without a sampler have no record."""
     fake()
     monkeypatch.setattr(sampling, "uuids", lambda num_gpus: ["a", "b"][:num_gpus])
     dead = ("dgx02", "trial_7.gpus_dgx02.csv", {"not_measured": "the sampler got SIGKILL"})
@@ -264,15 +264,17 @@ def test_rank_0_logs_every_node_and_attaches_what_is_there(
         log.stop(mllog.BLOCK_STOP, samples_count=8)
         log.finish(mllog.SUCCESS)
         observed.log(log)
-    found = parse(tmp_path / "result_7.txt").telemetry
-    assert found is not None and found.missing == ("dgx02: the sampler got SIGKILL",)
-    assert [gpu.gpu for gpu in found.gpus] == [3, 5] and found.energy_j is None, "half of the GPUs are no run"
+    actual = parse(tmp_path / "result_7.txt").telemetry
+    assert actual is not None and actual.missing == ("dgx02: the sampler got SIGKILL",)
+    assert [gpu.gpu for gpu in actual.gpus] == [3, 5] and actual.energy_j is None, (
+        "half of the GPUs are not the whole run"
+    )
     text = (tmp_path / "result_7.txt").read_text()
     assert text.count('"attached_file"') == 1 and f'"value": "rank_logs/{file.name}"' in text
 
 
 @pytest.mark.parametrize("other", [{"is_on": False}, {"device": Device.cpu}])
-def test_nothing_is_started_or_asked_on_cpus_and_where_it_is_switched_off(
+def test_no_sampler_on_cpus_or_when_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)

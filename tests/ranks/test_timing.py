@@ -1,4 +1,4 @@
-"""The memory of a GPU: what torch counts, and what CUDA graphs hold beside it."""
+"""GPU memory: allocations counted by torch, and memory pools of CUDA graphs."""
 
 import gc
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def segment(total_gib: float, allocated_gib: float, pool: tuple[int, int]) -> dict[str, object]:
-    """As torch.cuda.memory_snapshot() describes it; the pool of all that is in no graph is (0, 0)."""
+    """As torch.cuda.memory_snapshot() describes it; the default pool, outside of graphs, is (0, 0)."""
     return {
         "total_size": int(total_gib * GIB),
         "allocated_size": int(allocated_gib * GIB),
@@ -23,9 +23,7 @@ def segment(total_gib: float, allocated_gib: float, pool: tuple[int, int]) -> di
 
 
 @pytest.mark.parametrize(("reserved_gib", "peak_gib"), [(14.75, 14.5), (14.25, 14.25)])
-def test_what_a_graph_holds_counts_as_allocated(
-    monkeypatch: pytest.MonkeyPatch, reserved_gib: float, peak_gib: float
-) -> None:
+def test_graph_pools_count_as_allocated(monkeypatch: pytest.MonkeyPatch, reserved_gib: float, peak_gib: float) -> None:
     """13.5 GiB of tensors, and 1 GiB of a graph's memory without tensors; but never more than what is reserved."""
     segments = [segment(13.5, 13.0, (0, 0)), segment(0.75, 0.0, (0, 1)), segment(0.5, 0.25, (0, 1))]
     monkeypatch.setattr("torch.cuda.memory_snapshot", lambda: segments)
@@ -34,7 +32,7 @@ def test_what_a_graph_holds_counts_as_allocated(
     assert timing.peaks_gib() == (peak_gib, reserved_gib)
 
 
-def test_of_several_gpus_the_fullest_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fullest_of_several_gpus_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.memory_snapshot", list)
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda gpu: [3, 7, 90][gpu] * GIB)
     monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda gpu: [9, 8, 95][gpu] * GIB)
@@ -70,7 +68,7 @@ def test_a_step_on_a_gpu_takes_the_time_between_two_events_of_its_stream(monkeyp
     assert done[6:] == [None, 0, 1, 2]
 
 
-def test_memory_is_logged_of_the_rank_that_needs_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_peak_of_all_ranks_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = SimpleNamespace(config=None, memory=SimpleNamespace(total_gib=12.5))
     logged: list[Any] = []
     log: Any = SimpleNamespace(event=lambda key, value: logged.append((key, value)))
@@ -90,7 +88,7 @@ def test_memory_is_logged_of_the_rank_that_needs_most(monkeypatch: pytest.Monkey
     assert logged == [("peak_memory_gib", {"allocated": 8.0, "reserved": 9.0, "estimated": 12.5})]
 
 
-def test_what_exists_before_the_clock_is_left_out_of_collections() -> None:
+def test_settle_freezes_existing_objects() -> None:
     gc.unfreeze()
     timing.settle()
     assert gc.get_freeze_count() > 1000 and gc.isenabled()

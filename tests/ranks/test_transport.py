@@ -57,7 +57,7 @@ def logged(plan: TrainingPlan, nccl: str, folder: Path) -> list[dict[str, object
         (["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_NET=Socket"], NO_LINK_LOG, "Socket", "none"),
     ],
 )
-def test_what_nccl_used_stands_in_the_log(settings: list[str], nccl: str, net: str, local: str, tmp_path: Path) -> None:
+def test_the_used_transport_is_logged(settings: list[str], nccl: str, net: str, local: str, tmp_path: Path) -> None:
     plan = planned(*settings)
     assert plan.environment["NCCL_DEBUG"] == "INFO"
     (record,) = logged(plan, nccl, tmp_path)
@@ -70,19 +70,19 @@ def test_what_nccl_used_stands_in_the_log(settings: list[str], nccl: str, net: s
 @pytest.mark.parametrize(
     ("setting", "nccl", "what"),
     [
-        ("NCCL_NET=IB", SOCKET_LOG, "NCCL_NET should be IB, and NCCL joined nodes by Socket"),
-        ("NCCL_IB_DISABLE=1", IB_LOG, "NCCL_NET should be Socket, and NCCL joined nodes by IB"),
-        ("NCCL_P2P_DISABLE=1", SOCKET_LOG, "NCCL joined GPUs of a node by P2P"),
-        ("NCCL_SHM_DISABLE=1", SHM_LOG, "NCCL_SHM_DISABLE is 1, and NCCL joined GPUs of a node by SHM"),
-        ("NCCL_P2P_LEVEL=NVL", SHM_LOG, "NCCL joined GPUs of a node by SHM: NVLink does not"),
+        ("NCCL_NET=IB", SOCKET_LOG, "NCCL_NET requests IB, but NCCL used Socket between nodes"),
+        ("NCCL_IB_DISABLE=1", IB_LOG, "NCCL_NET requests Socket, but NCCL used IB between nodes"),
+        ("NCCL_P2P_DISABLE=1", SOCKET_LOG, "NCCL_P2P_DISABLE is 1, but NCCL used P2P within a node"),
+        ("NCCL_SHM_DISABLE=1", SHM_LOG, "NCCL_SHM_DISABLE is 1, but NCCL used SHM within a node"),
+        ("NCCL_P2P_LEVEL=NVL", SHM_LOG, "NCCL_P2P_LEVEL is NVL, but NCCL used SHM instead of NVLink"),
     ],
 )
-def test_a_run_that_was_joined_otherwise_ends(setting: str, nccl: str, what: str, tmp_path: Path) -> None:
+def test_a_run_with_another_transport_ends(setting: str, nccl: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(SubmitError, match=what):
         logged(planned(setting), nccl, tmp_path)
 
 
-def test_a_run_that_asks_for_nothing_makes_nccl_write_nothing(tmp_path: Path) -> None:
+def test_a_run_without_a_request_has_no_nccl_log(tmp_path: Path) -> None:
     plan = planned()
     assert not [name for name in plan.environment if name.startswith("NCCL")]
     assert logged(plan, IB_LOG, tmp_path) == []

@@ -1,4 +1,4 @@
-"""Ranks that stall end their trial and say who held them up; slow ones go on."""
+"""Stalled ranks end their trial and report the cause; slow ranks continue."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +24,11 @@ NODES = ("dgx-0", "dgx-0", "dgx-1")
 
 
 class Ended(Exception):
-    """Stands for the end of the process."""
+    """Replaces the end of the process."""
 
 
 class Watched:
-    """The watchdog of one rank, looked after second by second; what it ends the trial with."""
+    """The watchdog of one rank, checked every second, and the error with which it ends the trial."""
 
     def __init__(self, folder: Path, *, rank: int = 0, nodes: tuple[str, ...] = ("dgx-0",), **stall: float) -> None:
         (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
@@ -42,10 +42,10 @@ class Watched:
         raise Ended
 
     def lasts(self, seconds: int) -> "Watched":
-        """Let time go by; the watchdog looks every second."""
+        """Let time pass; the watchdog checks every second."""
         for _ in range(seconds):
             self.now_s += 1
-            self.dog.look(self.now_s)
+            self.dog.check(self.now_s)
         return self
 
     def steps(self, first: int, last: int, *, every_s: int) -> "Watched":
@@ -60,11 +60,11 @@ class Watched:
 
 @pytest.fixture(autouse=True)
 def no_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own process must not end where a rank would."""
+    """Keep the test process from ending where a rank would."""
     monkeypatch.setattr(stall_report.faulthandler, "dump_traceback_later", lambda *args, **how: None)
 
 
-def test_steps_are_waited_for_as_long_as_this_runs_own_steps_say(tmp_path: Path) -> None:
+def test_the_limit_follows_the_median_step_of_this_run(tmp_path: Path) -> None:
     """Of 10 s each, and then ten times as long: nothing. Ended after 20 times the median, which is 10 s still."""
     rank = Watched(tmp_path)
     rank.dog.expect(step_s=9, eval_s=60)
@@ -74,10 +74,10 @@ def test_steps_are_waited_for_as_long_as_this_runs_own_steps_say(tmp_path: Path)
     with pytest.raises(Ended):
         rank.lasts(5)
     assert rank.error is not None and rank.error.rule == "RUN-17" and rank.error.exit_code == 1
-    assert "no progress for 201 s in training after step 35, where 10 s is usual" in rank.error.what
+    assert "no progress for 201 s in training after step 35 (usual: 10 s)" in rank.error.what
 
 
-def test_short_steps_have_the_floor(tmp_path: Path) -> None:
+def test_short_steps_have_the_minimum_limit(tmp_path: Path) -> None:
     rank = Watched(tmp_path)
     rank.dog.alive(TRAINING, 0, None)
     rank.steps(1, 30, every_s=1).lasts(120)
@@ -86,7 +86,7 @@ def test_short_steps_have_the_floor(tmp_path: Path) -> None:
         rank.lasts(3)
 
 
-def test_what_was_never_measured_has_no_limit(tmp_path: Path) -> None:
+def test_phases_without_a_measurement_have_no_limit(tmp_path: Path) -> None:
     """Starting, loading, the first step without a warm-up, and saving."""
     rank = Watched(tmp_path).lasts(10_000)
     for phase, step in ((LOADING, 0), (TRAINING, 0)):
@@ -98,7 +98,9 @@ def test_what_was_never_measured_has_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [(TRAINING, 20 * 8), (EVALUATION, 20 * 70)])
-def test_the_first_step_and_the_first_evaluation_go_by_the_warm_up(tmp_path: Path, phase: str, limit_s: int) -> None:
+def test_limits_of_the_first_step_and_evaluation_come_from_the_warm_up(
+    tmp_path: Path, phase: str, limit_s: int
+) -> None:
     rank = Watched(tmp_path)
     assert rank.dog.expect(step_s=8, eval_s=70) == 20 * 70
     rank.dog.alive(phase, 0, None)
@@ -131,8 +133,8 @@ class Event:
         return self.is_reached
 
 
-def test_a_host_that_runs_ahead_counts_by_what_its_device_has_done(tmp_path: Path) -> None:
-    """It launches ten steps at once and waits; the device takes 10 s for each. After five it stands still."""
+def test_steps_count_when_the_device_completes_them(tmp_path: Path) -> None:
+    """It launches ten steps at once and waits; the device takes 10 s for each. It stalls after five."""
     rank, events = Watched(tmp_path), [Event() for _ in range(10)]
     rank.dog.alive(TRAINING, 0, None)
     for step, event in enumerate(events, 1):
@@ -144,7 +146,7 @@ def test_a_host_that_runs_ahead_counts_by_what_its_device_has_done(tmp_path: Pat
     assert not rank.has_reported
     with pytest.raises(Ended):
         rank.lasts(5)
-    assert rank.error is not None and "after step 5, where 10 s is usual" in rank.error.what
+    assert rank.error is not None and "after step 5 (usual: 10 s)" in rank.error.what
 
 
 def stalled(folder: Path, **how: Any) -> Watched:
@@ -156,13 +158,13 @@ def stalled(folder: Path, **how: Any) -> Watched:
     return rank
 
 
-def test_a_rank_that_goes_on_takes_its_report_back(tmp_path: Path) -> None:
+def test_a_rank_that_continues_withdraws_its_report(tmp_path: Path) -> None:
     rank = stalled(tmp_path, nodes=NODES).steps(4, 100, every_s=1)
     assert not rank.has_reported and rank.error is None
 
 
-def test_a_rank_without_a_limit_answers_one_that_has_stalled(tmp_path: Path) -> None:
-    """It still loads, and the other waits for it: nobody takes it for silent."""
+def test_a_rank_without_a_limit_reports_when_another_rank_stalls(tmp_path: Path) -> None:
+    """It is still loading while the other one waits for it, so it must not count as unresponsive."""
     loading = Watched(tmp_path, rank=1, nodes=NODES[:2])
     loading.dog.alive(LOADING, 0, None)
     waiting = stalled(tmp_path, nodes=NODES[:2])
@@ -170,15 +172,15 @@ def test_a_rank_without_a_limit_answers_one_that_has_stalled(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.glob("rank_logs/*")} == {"trial_0_rank_0.stack", "trial_0_rank_1.stack"}
     with pytest.raises(Ended):
         waiting.lasts(1)
-    assert waiting.error is not None and "did not answer" not in waiting.error.what
+    assert waiting.error is not None and "did not respond" not in waiting.error.what
 
 
-def test_the_lowest_rank_that_reports_speaks_and_another_one_if_it_does_not(tmp_path: Path) -> None:
+def test_the_lowest_reporting_rank_ends_the_trial_and_another_one_if_it_does_not(tmp_path: Path) -> None:
     lowest, other = (stalled(tmp_path, rank=rank, nodes=NODES) for rank in (0, 2))
     other.lasts(60)
     with pytest.raises(Ended):
         lowest.lasts(61)
-    assert lowest.error is not None and lowest.error.what.startswith("rank 1 on dgx-0 did not answer")
+    assert lowest.error is not None and lowest.error.what.startswith("rank 1 on dgx-0 did not respond")
     with pytest.raises(Ended):
         other.lasts(65)
 
@@ -195,25 +197,25 @@ SLEEPS = report(2, "b.py:9 in step: sleep(99)", is_waiting=False)
 @pytest.mark.parametrize(
     ("reports", "blamed"),
     [
-        ([report(0), report(1)], "rank 2 on dgx-1 did not answer and wrote no stack"),
-        ([SLEEPS], "ranks 0, 1 on dgx-0 did not answer and wrote no stack"),
+        ([report(0), report(1)], "rank 2 on dgx-1 did not respond and wrote no stack"),
+        ([SLEEPS], "ranks 0, 1 on dgx-0 did not respond and wrote no stack"),
         (
             [report(0), report(1), SLEEPS],
-            "rank 2 on dgx-1 stood at b.py:9 in step: sleep(99), and 2 other ranks waited",
+            "rank 2 on dgx-1 stopped at b.py:9 in step: sleep(99); 2 other ranks waited",
         ),
         (
             [report(rank) for rank in range(3)],
-            "every rank waited for data that did not come: the network between dgx-0, dgx-1; "
+            "every rank waited for data that did not arrive; likely cause: the network between dgx-0, dgx-1; "
             "rank 0 at a.py:1 in all_reduce",
         ),
     ],
 )
-def test_who_is_to_blame(reports: list[Report], blamed: str) -> None:
+def test_cause_of_a_stall(reports: list[Report], blamed: str) -> None:
     error = stall_report.verdict({report.rank: report for report in reports}, NODES, "rank_logs/*")
-    assert error.what == f"{blamed}; no progress for 130 s in training after step 7, where 0.5 s is usual"
+    assert error.what == f"{blamed}; no progress for 130 s in training after step 7 (usual: 0.5 s)"
 
 
-def test_a_full_disk_does_not_keep_a_rank_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_ends_even_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -225,8 +227,8 @@ def test_a_full_disk_does_not_keep_a_rank_from_ending(tmp_path: Path, monkeypatc
         rank.lasts(200)
 
 
-def test_no_collective_times_out_before_the_watchdog(tmp_path: Path) -> None:
-    """Each group's own time-out stays where it is long enough, and is raised by a limit that exceeds it."""
+def test_collectives_time_out_after_the_watchdog(tmp_path: Path) -> None:
+    """The time-out of each group is kept if it is long enough, else raised."""
     group = torch.distributed
     group.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
@@ -253,10 +255,8 @@ class Stream:
         return False
 
 
-def test_a_rank_that_shares_a_gpu_asks_that_one_whether_it_has_work_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four ranks on two GPUs, of which the last one has number 1; a rank whose GPU works waits, and is not to blame."""
+def test_a_rank_that_shares_a_gpu_queries_that_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks on two GPUs; rank 3 uses GPU 1. A rank with a busy GPU is waiting, and not the cause."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "default_stream", Stream)
     shared = ["parallel.groups=4", "parallel.tp=1", "parallel.share_gpu=true", "cluster.ranks_per_node=2"]
@@ -269,7 +269,7 @@ def test_a_rank_that_shares_a_gpu_asks_that_one_whether_it_has_work_left(
     dog._nodes = ("dgx-0",) * 4
     dog.expect_points(1)
     dog.alive(MEASURING, 0, None)
-    dog.look(1)
-    dog.look(1000)
-    (found,) = stall_report.read(tmp_path.glob(run_files.stack("trial 0", "*"))).values()
-    assert found.rank == 3 and found.is_waiting
+    dog.check(1)
+    dog.check(1000)
+    (stall,) = stall_report.read(tmp_path.glob(run_files.stack("trial 0", "*"))).values()
+    assert stall.rank == 3 and stall.is_waiting

@@ -1,4 +1,4 @@
-"""Curves of a page hold what the logs say, whatever is left out of long ones."""
+"""Curves of a page show the logged values; long curves are thinned."""
 
 import math
 import random
@@ -26,13 +26,13 @@ def test_evaluations_are_drawn_by_samples_and_by_minutes(written_log: MakeLog) -
     assert (low["y"], high["y"], high["fill"]) == ([0.93], [0.95], "tonexty")
     assert (first["x"], first["y"]) == ([1536, 1920, 2304], [0.95, 0.93, 0.92])
     assert (first["line"]["dash"], second["line"]["dash"], second["line"]["color"]) == ("solid", "dot", INVALID_COLOR)
-    assert second["name"] == "trial 1 (not valid)"
+    assert second["name"] == "trial 1 (invalid)"
     (line,) = by_samples["layout"]["shapes"]
     assert (line["y0"], line["y1"], line["label"]["text"]) == (0.925, 0.925, "target 0.925")
     assert (by_minutes["traces"][0]["x"], by_minutes["traces"][0]["y"]) == ([3, 6, 9], [0.95, 0.93, 0.92])
 
 
-def test_a_long_curve_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
+def test_long_curve_keeps_peaks_and_drops_non_finite_points() -> None:
     draw = random.Random(0)
     points = [(float(n), draw.random()) for n in range(100_000)]
     points[54_321], points[12_345], points[7] = (54_321.0, 9.0), (12_345.0, -9.0), (7.0, math.nan)

@@ -1,4 +1,4 @@
-"""Figures are legible PNGs of whatever results hold, and the same results give the same bytes."""
+"""Figures are readable PNGs for any results, and the same results give the same bytes."""
 
 import dataclasses
 import struct
@@ -30,7 +30,7 @@ from bench.report.tables import minutes_text, number_text
 from helpers.types import MakeLog
 
 HOSTILE = "$\\frac{ \x1b[2J \n<b> \u6f22"
-"""Neither mathematics nor an order to a terminal, and a letter that the font may lack."""
+"""A name with markup for mathematics, a terminal escape, and a character that the font may lack."""
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -42,7 +42,9 @@ def png_size(path: Path) -> tuple[int, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("evals", [(), (0.95,), (0.95, 0.93, 0.92)])
-def test_convergence_is_drawn_of_what_there_is(written_log: MakeLog, tmp_path: Path, evals: tuple[float, ...]) -> None:
+def test_convergence_figure_with_and_without_evaluations(
+    written_log: MakeLog, tmp_path: Path, evals: tuple[float, ...]
+) -> None:
     result = parse(written_log(evals=evals))
     band = [(1536.0, 0.93, 0.95), (1920.0, 0.92, 0.94)]
     pictures = [tmp_path / "one.png", tmp_path / "two.png"]
@@ -53,7 +55,7 @@ def test_convergence_is_drawn_of_what_there_is(written_log: MakeLog, tmp_path: P
 
 
 @pytest.mark.long
-def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log: MakeLog, tmp_path: Path) -> None:
+def test_every_metric_has_a_panel_up_to_a_maximum(written_log: MakeLog, tmp_path: Path) -> None:
     path = written_log(submission_benchmark="stable_diffusion", evals=(0.95,) * 40)
     lines = path.read_text().splitlines(keepends=True)
     metrics = (f'"metric": "$\\\\frac{{{n}", "samples_count"' for n in range(len(lines)))
@@ -65,23 +67,23 @@ def test_every_metric_gets_a_panel_but_a_log_cannot_ask_for_hundreds(written_log
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Collect what would be saved, to be asked what it shows."""
-    found: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: found.append(figure))
-    return found
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collect the figures instead of saving them."""
+    collected: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: collected.append(figure))
+    return collected
 
 
 @pytest.mark.parametrize(("slow", "scale"), [(7000.0, "log"), (3500.0, "linear")])
-def test_every_step_time_is_drawn_on_one_common_axis(
-    written_log: MakeLog, drawn: list[Figure], slow: float, scale: str
+def test_step_time_panels_share_one_axis(
+    written_log: MakeLog, saved_figures: list[Figure], slow: float, scale: str
 ) -> None:
-    """A quarter of the steps takes much longer than the others: no part of the data may be left out."""
+    """A quarter of the steps takes much longer than the others: all data must be inside the axes."""
     times = tuple((8.0 * n, slow if n % 4 == 0 else 2000.0) for n in range(1, 41))
     spread = Spread(median=2000.0, p10=2000.0, p90=slow, mean=2000.0, count=40)
     result = dataclasses.replace(parse(written_log()), step_times_ms=times, step_time_ms=spread)
     step_time_figure([result] * 2, Path("x.png"), heading="", note="", names=["0", HOSTILE])
-    left, right = drawn[0].axes
+    left, right = saved_figures[0].axes
     assert [tuple(map(tuple, line.get_xydata())) for line in right.lines] == [times, times]
     assert left.get_ylim() == right.get_ylim()
     assert left.get_yscale() == right.get_yscale() == scale
@@ -89,17 +91,17 @@ def test_every_step_time_is_drawn_on_one_common_axis(
     assert low < 2000.0 and high > slow
 
 
-def test_step_times_of_many_trials_have_names_that_can_be_read(written_log: MakeLog, tmp_path: Path) -> None:
+def test_step_time_figure_of_many_trials_has_readable_names(written_log: MakeLog, tmp_path: Path) -> None:
     result = parse(written_log(evals=tuple(0.95 - n / 1000 for n in range(20))))
     names = [f"{n}{HOSTILE}" for n in range(40)]
     step_time_figure([result] * 40, tmp_path / "40.png", heading="step time", note="", names=names)
     assert png_size(tmp_path / "40.png") == (1200, 630)
 
 
-def test_an_interval_stands_in_words_and_is_a_whisker_where_it_can_be_seen(drawn: list[Figure]) -> None:
+def test_interval_is_text_and_a_whisker_if_wide_enough(saved_figures: list[Figure]) -> None:
     for interval in ((29.08, 29.14), (27.0, 31.0)):
         bars_figure([Bar(name="ours", value=29.1, interval=interval, ours=True)], Path("x.png"), heading="", note="")
-    narrow, wide = (figure.axes[0] for figure in drawn)
+    narrow, wide = (figure.axes[0] for figure in saved_figures)
     assert [axes.texts[0].get_text() for axes in (narrow, wide)] == [
         "29.10 (90 %: 29.08 to 29.14)",
         "29.10 (90 %: 27.00 to 31.00)",
@@ -108,19 +110,19 @@ def test_an_interval_stands_in_words_and_is_a_whisker_where_it_can_be_seen(drawn
     assert list(wide.lines[0].get_xdata()) == [27.0, 31.0]
 
 
-def test_a_page_shows_the_bars_that_the_paper_shows() -> None:
-    """Ours and published ones apart, with a whisker only where it can be seen."""
+def test_interactive_and_static_bars_are_equal() -> None:
+    """Our bars and published ones differ in style; narrow intervals have no whisker."""
     bars = [
         Bar(name="<b>", value=30.0, interval=(29.9, 30.1), ours=True),
         Bar(name="theirs", value=20.0),
         Bar(name="wide", value=29.0, interval=(27.0, 32.0), ours=True, remark="(n = 3, no score)"),
     ]
     (shown,) = bar_chart(bars, what="minutes")["views"]
-    drawn, whiskers, numbers = shown["traces"]
-    assert (drawn["x"], drawn["marker"]["pattern"]["shape"]) == ([30.0, 20.0, 29.0], ["", "/", ""])
+    saved_figures, whiskers, numbers = shown["traces"]
+    assert (saved_figures["x"], saved_figures["marker"]["pattern"]["shape"]) == ([30.0, 20.0, 29.0], ["", "/", ""])
     assert (whiskers["y"], whiskers["error_x"]["array"], whiskers["error_x"]["arrayminus"]) == ([2], [3.0], [2.0])
     assert numbers["text"] == [" <b>30.00</b>", " 20.00", " <b>29.00</b>"] and numbers["x"] == [30.1, 20.0, 32.0]
-    assert drawn["customdata"] == [
+    assert saved_figures["customdata"] == [
         "&lt;b&gt;<br><b>30.00</b>, 90 % interval 29.90 to 30.10",
         "theirs<br><b>20.00</b>, published",
         "wide<br><b>29.00</b>, 90 % interval 27.00 to 32.00 (n = 3, no score)",
@@ -150,33 +152,35 @@ def texts(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
-def test_a_bar_is_as_long_as_its_number_and_begins_at_zero(drawn: list[Figure]) -> None:
+def test_bar_starts_at_zero_and_has_the_length_of_its_number(saved_figures: list[Figure]) -> None:
     bars = [
         Bar(name="theirs", value=2.0),
         Bar(name="ours", value=3.0, interval=(2.5, 3.5), ours=True, remark="(n = 1)"),
     ]
     bars_figure(bars, Path("unused"), heading="minutes", note="", what="min")
-    (axes,) = drawn[0].axes
+    (axes,) = saved_figures[0].axes
     shown = [(bar.get_x(), bar.get_width(), color(bar)) for bar in axes.patches]
     assert shown == [(0, 2.0, QUIET_COLOR), (0, 3.0, EVAL_COLOR)]
     assert [points(line) for line in axes.lines] == [[(2.5, 1.0), (3.5, 1.0)]], "one whisker, on our row"
     assert texts(axes) == ["2.00", "3.00 (90 %: 2.50 to 3.50) (n = 1)"]
-    assert [text.xy for text in axes.texts] == [(2.0, 0), (3.5, 1)], "beside the bar, or its whisker"
+    assert [text.xy for text in axes.texts] == [(2.0, 0), (3.5, 1)], "after the bar, or its whisker"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["theirs", "ours"]
     assert axes.get_xlim() == (0, pytest.approx(3.5 * 1.6)) and axes.get_xlabel() == "min"
     low, high = axes.get_ylim()
     assert low > high, "the first bar on top"
 
 
-def test_a_loss_falls_to_its_target(written_log: MakeLog, drawn: list[Figure]) -> None:
+def test_a_loss_falls_to_its_target(written_log: MakeLog, saved_figures: list[Figure]) -> None:
     good, bad = parse(written_log(evals=(0.95, 0.93, 0.92))), parse(written_log(name="bad", evals=(0.96, 0.94)))
     band = [(1536.0, 0.93, 0.95), (1920.0, 0.92, 0.94)]
     convergence_figure([good, bad], Path("unused"), heading="x", note="", band=band)
-    left, right = drawn[0].axes
+    left, right = saved_figures[0].axes
     curves = [(points(line), color(line), line.get_linestyle()) for line in left.lines]
     ours = [(1536, 0.95), (1920, 0.93), (2304, 0.92)]
     assert curves[:2] == [(ours, EVAL_COLOR, "-"), (ours[-1:], EVAL_COLOR, "None")]
-    assert [(style, of) for _, of, style in curves[2:4]] == [(":", TARGET_COLOR), ("None", TARGET_COLOR)], "not valid"
+    assert [(style, color) for _, color, style in curves[2:4]] == [(":", TARGET_COLOR), ("None", TARGET_COLOR)], (
+        "invalid"
+    )
     assert curves[2][0] == [(1536, 0.96), (1920, 0.94)]
     assert curves[4] == ([(0, 0.925), (1, 0.925)], TARGET_COLOR, "--")
     assert texts(left) == ["target 0.925", "published runs"]
@@ -188,28 +192,28 @@ def test_a_loss_falls_to_its_target(written_log: MakeLog, drawn: list[Figure]) -
     ]
 
 
-def test_a_trial_without_evaluations_or_a_target_says_so(written_log: MakeLog, drawn: list[Figure]) -> None:
+def test_figure_of_a_trial_without_evaluations_or_target(written_log: MakeLog, saved_figures: list[Figure]) -> None:
     empty = written_log(submission_benchmark=None, target_accuracy=None, evals=())
     convergence_figure([parse(empty)], Path("unused"), heading="x", note="")
-    (axes,) = drawn[0].axes
+    (axes,) = saved_figures[0].axes
     assert (texts(axes), len(axes.lines)) == (["no evaluation in these logs"], 0)
 
 
-def test_each_trial_has_its_own_place_and_none_is_cut_off(written_log: MakeLog, drawn: list[Figure]) -> None:
+def test_each_trial_has_its_own_position_inside_the_axes(written_log: MakeLog, saved_figures: list[Figure]) -> None:
     trials = [parse(written_log(name=name)) for name in ("a", "b")]
     step_time_figure(trials, Path("unused"), heading="x", note="", names=["a", "b"])
-    left = drawn[0].axes[0]
+    left = saved_figures[0].axes[0]
     medians = [points(line) for line in left.lines if line.get_marker() == "o"]
     assert medians == [[(place, trial.step_time_ms.median)] for place, trial in enumerate(trials) if trial.step_time_ms]
     assert [label.get_text() for label in left.get_xticklabels()] == ["a", "b"]
     assert left.get_xlim() == (-0.6, 1.6), "as much room on either side"
 
 
-def test_shares_are_those_of_our_runs_and_of_the_published(drawn: list[Figure]) -> None:
+def test_samples_figure_shows_shares_of_our_and_published_runs(saved_figures: list[Figure]) -> None:
     known = samples_to_target("llama2_70b_lora", 8)
     assert known is not None and 3072 in dict(known.shares)
     samples_figure({3072: 3, 9999: 1}, known, Path("unused"), heading="x", note="")
-    (axes,) = drawn[0].axes
+    (axes,) = saved_figures[0].axes
     ours, theirs = ([bar.get_height() for bar in group] for group in axes.containers)
     ticks = [label.get_text() for label in axes.get_xticklabels()]
     assert (ours[ticks.index("3,072")], ours[ticks.index("9,999")], sum(ours)) == (75, 25, 100)
@@ -224,16 +228,16 @@ def test_shares_are_those_of_our_runs_and_of_the_published(drawn: list[Figure]) 
         ({"target_accuracy": None, "submission_benchmark": None}, "no target."),
     ],
 )
-def test_a_figure_of_one_trial_says_what_came_of_it(
-    written_log: MakeLog, drawn: list[Figure], changes: dict[str, Any], outcome: str
+def test_figure_of_one_trial_has_its_outcome(
+    written_log: MakeLog, saved_figures: list[Figure], changes: dict[str, Any], outcome: str
 ) -> None:
     loss_figure(parse(written_log(**changes)), Path("unused"))
-    note = " ".join(drawn[0]._supxlabel.get_text().split())  # type: ignore[attr-defined]
+    note = " ".join(saved_figures[0]._supxlabel.get_text().split())  # type: ignore[attr-defined]
     assert note.startswith(UNVERIFIED) and note.endswith(outcome)
-    assert ("not a valid trial" in note) == ("evals" in changes)
+    assert ("invalid trial" in note) == ("evals" in changes)
 
 
-def test_numbers_show_no_more_than_they_hold() -> None:
+def test_numbers_have_significant_digits_only() -> None:
     assert [number_text(x) for x in (0.0, 38.153, 495.83, 3092.6, 196608.0)] == [
         *("0", "38.15", "495.8", "3,093", "196,608")
     ]
@@ -243,13 +247,13 @@ def test_numbers_show_no_more_than_they_hold() -> None:
     assert [minutes_text(x) for x in (0.23456, 29.100687)] == ["0.235", "29.10"]
 
 
-def test_every_footer_says_unverified_hardware_and_n() -> None:
+def test_footer_has_unverified_note_hardware_and_n() -> None:
     assert footer("8 × NVIDIA H200", 10) == f"{UNVERIFIED} 8 × NVIDIA H200, n = 10 runs"
     assert footer(None, 1) == f"{UNVERIFIED} hardware not logged, n = 1 run"
 
 
-def test_a_name_of_any_length_leaves_room_for_the_drawing(written_log: MakeLog, tmp_path: Path) -> None:
-    """Warnings are errors: matplotlib warns where nothing is left of the axes."""
+def test_long_names_leave_room_for_the_figure(written_log: MakeLog, tmp_path: Path) -> None:
+    """Warnings are errors: matplotlib warns if there is no room for the axes."""
     result = parse(written_log())
     long = "x" * 100_000
     convergence_figure([result], tmp_path / "long.png", heading=long, note=footer(long, 1))

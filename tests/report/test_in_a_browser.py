@@ -1,4 +1,4 @@
-"""Pages in a real browser: charts answer to the pointer, tables to clicks, and nothing is asked of any network."""
+"""Pages in a real browser: tooltips of charts, sorting of tables, and no network requests."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ ARGUMENTS = (
     *("disable-component-update", "disable-sync", "window-size=1400,1000", "disable-dev-shm-usage"),
 )
 WAIT_S = 20
-"""For a busy machine."""
+"""Timeout, long enough for a busy machine."""
 
 Open = Callable[[Path], Any]
 
@@ -45,7 +45,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Open]:
-    """Open a page; at the end of the test, it has asked for nothing but itself, and has complained about nothing."""
+    """Open a page; at the end of the test, check that it requested only itself and logged no errors."""
 
     def open_page(path: Path) -> Any:
         chromium.get_log("performance")
@@ -56,8 +56,8 @@ def opened(chromium: Any) -> Iterator[Open]:
     pages: list[str] = []
     yield open_page
     messages = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    of_pages = [url for url in asked if not url.startswith(("data:", "blob:", "chrome:"))]
+    requests = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    of_pages = [url for url in requests if not url.startswith(("data:", "blob:", "chrome:"))]
     assert {url.partition("#")[0] for url in of_pages} == set(pages)
     assert chromium.get_log("browser") == []
 
@@ -72,7 +72,7 @@ def heading(page: Any, name: str) -> Any:
 
 
 def chart(page: Any, name: str) -> Any:
-    """Return a chart after it was brought into view, where it draws itself."""
+    """Scroll a chart into view, which draws it, and return it."""
     place = page.find_element(By.CSS_SELECTOR, f'[data-chart="{name}"]')
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", place)
     Wait(page, WAIT_S).until(lambda _: place.find_elements(By.CSS_SELECTOR, ".plot .draglayer"))
@@ -80,36 +80,38 @@ def chart(page: Any, name: str) -> Any:
 
 
 def pointed_at(page: Any, place: Any, x: float, y: float) -> str:
-    """Return what a chart shows when the pointer is on a value of its axes."""
+    """Return the tooltip of a chart with the pointer at a value of its axes."""
     at = """const plot = arguments[0].querySelector(".plot"), box = plot.getBoundingClientRect();
         const { xaxis, yaxis, _size: margin } = plot._fullLayout;
         return [box.x + margin.l + xaxis.d2p(arguments[1]), box.y + margin.t + yaxis.d2p(arguments[2])]"""
     left, top = (round(pixels) for pixels in page.execute_script(at, place, x, y))
     pointer = webdriver.ActionChains(page)
-    for offset in (2, 0):  # it is the pointer's motion that is noticed
+    for offset in (2, 0):  # the chart reacts to pointer motion
         pointer.w3c_actions.pointer_action.move_to_location(left + offset, top)
     pointer.perform()
     layer = place.find_element(By.CSS_SELECTOR, ".hoverlayer")
     return str(Wait(page, WAIT_S).until(lambda _: layer.text))
 
 
-def test_a_study_is_sorted_by_a_click_and_read_with_the_pointer(tmp_path: Path, opened: Open) -> None:
+def test_study_page_sorts_by_click_and_shows_tooltips(tmp_path: Path, opened: Open) -> None:
     report.write_study(study_results.precisions(tmp_path / "study"), tmp_path / "out")
     page = opened(tmp_path / "out" / "index.html")
-    as_written = ["bf16", "published [P1]", "fp8", "fp32", "int8", "published [P1]", "peer"]
+    as_written = ["bf16", "published [P1]", "fp8", "fp32", "int8", "published [P1]", "transformers"]
     assert arms(page) == as_written
     orders = []
     for _ in range(3):
         heading(page, "throughput").click()
         orders.append(arms(page))
     assert orders == [
-        ["fp32", "bf16", "published [P1]", "fp8", "int8", "published [P1]", "peer"],
-        ["fp8", "bf16", "published [P1]", "fp32", "int8", "published [P1]", "peer"],
+        ["fp32", "bf16", "published [P1]", "fp8", "int8", "published [P1]", "transformers"],
+        ["fp8", "bf16", "published [P1]", "fp32", "int8", "published [P1]", "transformers"],
         as_written,
     ], "ascending, descending, as written; published figures stay with theirs, and what has no number comes last"
     for _ in range(2):
         heading(page, "arm").send_keys("\n")
-    assert arms(page) == ["peer", "int8", "published [P1]", "fp32", "fp8", "bf16", "published [P1]"], "by the keyboard"
+    assert arms(page) == ["transformers", "int8", "published [P1]", "fp32", "fp8", "bf16", "published [P1]"], (
+        "by the keyboard"
+    )
 
     shown = pointed_at(page, chart(page, "bars_1"), 10_000, 0)
     assert "bf16, measured" in shown and "17,326 ± 27 tokens/s/GPU" in shown and "n = 4" in shown
@@ -138,12 +140,12 @@ def test_sets_are_compared_on_one_screen(written_log: MakeLog, tmp_path: Path, o
 
     folded = page.find_element(By.CSS_SELECTOR, "main details")
     assert not folded.get_property("open")
-    next(link for link in page.find_elements(By.CSS_SELECTOR, "#contents a") if link.text == "Findings").click()
+    next(link for link in page.find_elements(By.CSS_SELECTOR, "#contents a") if link.text == "Problems").click()
     assert folded.get_property("open")
 
 
-def test_a_page_may_ask_nobody(tmp_path: Path, chromium: Any) -> None:
-    """Even if somebody wrote a script into it: the policy allows ours alone."""
+def test_page_makes_no_network_requests(tmp_path: Path, chromium: Any) -> None:
+    """Even with an injected script: the policy allows only the page's own scripts."""
     report.write_study(study_results.precisions(tmp_path / "study"), tmp_path / "out")
     path = tmp_path / "out" / "index.html"
     planted = "<script>document.title = 'planted'</script><img src='http://127.0.0.1:9/x.png'>"

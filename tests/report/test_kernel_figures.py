@@ -1,4 +1,4 @@
-"""The figures of a kernels task show the rates of its points, and only figures that have data are drawn."""
+"""The figures of a kernels task show the rates of its points; figures without data are not saved_figures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +24,8 @@ def planned(*overrides: str) -> KernelsPlan:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
-    """Keep each figure that is saved, by the name of its file."""
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """Collect the figures by file name instead of saving them."""
     kept: dict[str, Figure] = {}
 
     def save(figure: Figure, path: Path) -> None:
@@ -36,27 +36,29 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     return kept
 
 
-def test_rates_are_drawn_over_m_bytes_and_lengths(tmp_path: Path, drawn: dict[str, Figure]) -> None:
+def test_rates_are_drawn_over_sizes(tmp_path: Path, saved_figures: dict[str, Figure]) -> None:
     """Every point takes 1 ms: a GEMM of M rows has 2 M N K / 1e9 TFLOP/s, a copy bytes / 1e6 GB/s."""
     log = kernels_log.write(planned("task=node"), tmp_path / "result_0.txt", time_us=lambda point: 1000.0)
-    found = trial_results.read(log).of_kind
-    assert found is not None
-    files = kernels.draw(found, tmp_path, heading="h", note="n")
-    assert [path.stem for path in files] == list(drawn) == SEED
-    bf16 = curves(drawn["gemm"], 0)
+    result = trial_results.read(log).of_kind
+    assert result is not None
+    files = kernels.draw(result, tmp_path, heading="h", note="n")
+    assert [path.stem for path in files] == list(saved_figures) == SEED
+    bf16 = curves(saved_figures["gemm"], 0)
     m, rates = bf16["N16384 K16384"]
     assert m == [4096, 8192, 12288, 16384]
     assert rates == [pytest.approx(2 * rows * 16384 * 16384 / 1e9) for rows in m]
     assert bf16["unaligned N11008 K4096"][0] == [666, 4109, 6157, 8205, 10253, 12301, 14349, 16397]
     assert bf16["peak"][1] == [989.4] * 2 and bf16["best known"][1] == [794.5] * 2
     assert "N8192 K8192" not in bf16, "the sustained point of that shape is no part of the document's figure"
-    sizes, latencies = curves(drawn["memcpy"], 0)["device to host pinned"]
+    sizes, latencies = curves(saved_figures["memcpy"], 0)["device to host pinned"]
     assert latencies == [1000.0] * len(sizes) and sizes[0] == 1024 and sizes[-1] == 2**30
-    assert curves(drawn["memcpy"], 1)["device to host pinned"][1] == [pytest.approx(size / 1e6) for size in sizes]
-    assert list(curves(drawn["all_gather"], 1)) == [f"all-gather of {n} ranks" for n in (2, 4, 8)]
-    assert {name.split(" of ")[1] for name in curves(drawn["collectives"], 1)} == {"8 ranks"}, "all of them"
-    lengths, _ = curves(drawn["attention"], 0)["math"]
-    assert lengths == [512, 1024, 2048, 4096] and curves(drawn["attention"], 1)["cudnn"][0][-1] == 16384
+    assert curves(saved_figures["memcpy"], 1)["device to host pinned"][1] == [
+        pytest.approx(size / 1e6) for size in sizes
+    ]
+    assert list(curves(saved_figures["all_gather"], 1)) == [f"all-gather of {n} ranks" for n in (2, 4, 8)]
+    assert {name.split(" of ")[1] for name in curves(saved_figures["collectives"], 1)} == {"8 ranks"}, "all of them"
+    lengths, _ = curves(saved_figures["attention"], 0)["math"]
+    assert lengths == [512, 1024, 2048, 4096] and curves(saved_figures["attention"], 1)["cudnn"][0][-1] == 16384
 
 
 def curves(figure: Figure, panel: int) -> dict[str, tuple[list[float], list[float]]]:
@@ -65,7 +67,7 @@ def curves(figure: Figure, panel: int) -> dict[str, tuple[list[float], list[floa
 
 
 @pytest.mark.long
-def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tmp_path: Path) -> None:
+def test_report_has_page_csv_and_figures(tmp_path: Path) -> None:
     plan = planned("task=attention")
     (tmp_path / "run").mkdir()
     slow = plan.points[0].name
@@ -84,22 +86,22 @@ def test_a_report_has_a_page_every_point_and_the_figures_of_what_was_measured(tm
     assert page == report.write(tmp_path / "out", title="again"), "over our own page"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/kernels.csv").write_text("mine")
-    with pytest.raises(ConfigError, match="kernels.csv not of our making"):
+    with pytest.raises(ConfigError, match="not written by runstop, not overwritten: kernels.csv"):
         report.write(tmp_path / "other", title="h")
 
 
-def test_a_log_gives_a_spreadsheet_no_formula(tmp_path: Path) -> None:
+def test_csv_escapes_formulas_from_logs(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
-    log.write_text(log.read_text().replace('"ran": "made up"', '"ran": "=1+1"'))
+    log.write_text(log.read_text().replace('"implementation": "made up"', '"implementation": "=1+1"'))
     assert ",'=1+1\n" in kinds.load([tmp_path / "run"]).csv_text()
 
 
-def test_runs_of_different_kinds_are_not_one_report(tmp_path: Path, written_log: Callable[..., Path]) -> None:
+def test_runs_of_different_kinds_are_refused(tmp_path: Path, written_log: Callable[..., Path]) -> None:
     training = written_log()
     (tmp_path / "run").mkdir()
     kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
     assert isinstance(kinds.load([training]), SetsReport)
-    with pytest.raises(ConfigError, match="are not shown on one page") as error:
+    with pytest.raises(ConfigError, match="cannot share a report") as error:
         kinds.load([tmp_path / "run", training])
     assert str(training) == error.value.where

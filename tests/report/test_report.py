@@ -1,4 +1,4 @@
-"""A report claims no more than its logs prove, stands alone, and lets no log write into it."""
+"""A report claims only what its logs show, is self-contained, and escapes text from logs."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of real
 
 @pytest.fixture
 def trial_set(written_log: MakeLog, tmp_path: Path) -> MakeSet:
-    """Make a folder of logs, each written with its own changes."""
+    """Write a folder of logs, each with its own changes."""
 
     def make(name: str, trials: Sequence[dict[str, object]]) -> Path:
         folder = tmp_path / name
@@ -50,10 +50,8 @@ def trial_set(written_log: MakeLog, tmp_path: Path) -> MakeSet:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_report_whose_disk_fails_is_the_old_one_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    """Its tables and figures belong together; what others keep in the folder is not touched."""
+def test_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    """Tables and figures are replaced together; other files in the folder are not touched."""
     out = tmp_path / "reports" / "out"
 
     def writes(content: str, *names: str) -> Callable[..., None]:
@@ -99,14 +97,14 @@ def write(*folders: Path, num_gpus: int | None = None, paint: bool = False) -> P
 
 @pytest.mark.long
 @with_corpus
-def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) -> None:
+def test_ten_published_runs_get_their_published_score_and_rank(tmp_path: Path) -> None:
     (trials,) = load([SMC])
     page = Page(report.write([trials], tmp_path / "out"))
-    said = compare.claim(trials)
-    assert (said.kind, said.num_valid) == ("score", 10)
-    assert said.minutes == pytest.approx(29.10069, abs=5e-6)
+    claim = compare.claim(trials)
+    assert (claim.kind, claim.num_valid) == ("score", 10)
+    assert claim.minutes == pytest.approx(29.10069, abs=5e-6)
     systems, why_not = compare.peers(trials)
-    places = {s.name: (s.rank, s.count) for s in compare.standings(trials, said, systems)}
+    places = {s.name: (s.rank, s.count) for s in compare.rankings(trials, claim, systems)}
     assert why_not == ""
     assert places["H100, all rounds"] == (9, 20)  # itself among them
     assert "29.10 minutes: olympic mean of 10 runs × RCP factor 1.0347" in page.text
@@ -118,7 +116,7 @@ def test_ten_published_runs_get_their_published_score_and_place(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) -> None:
+def test_page_is_self_contained_and_reproducible(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
     page = write(folder, num_gpus=8, paint=True)
     first = {path.name: path.read_bytes() for path in (folder.parent / "out").iterdir()}
@@ -131,24 +129,24 @@ def test_a_page_stands_alone_and_comes_out_the_same_twice(trial_set: MakeSet) ->
     assert {"report.html", "trials.csv", "evaluations.csv", "step_times.csv", "convergence.png"} <= first.keys()
 
 
-def test_fewer_runs_than_a_score_takes_are_no_score(trial_set: MakeSet) -> None:
+def test_too_few_runs_have_no_score(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
     (trials,) = load([folder], num_gpus=8)
-    said = compare.claim(trials)
+    claim = compare.claim(trials)
     systems, _ = compare.peers(trials)
-    assert said.kind == "runs"
-    assert said.why_no_score
-    assert {s.rank for s in compare.standings(trials, said, systems)} == {None}
+    assert claim.kind == "runs"
+    assert claim.why_no_score
+    assert {s.rank for s in compare.rankings(trials, claim, systems)} == {None}
     assert "Not a score: " in write(folder).text
 
 
-def test_invalid_runs_claim_no_minutes_and_say_why(trial_set: MakeSet) -> None:
+def test_invalid_runs_claim_no_minutes_and_have_reasons(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}, {"status": "aborted"}, {"evals": (0.95, 0.94)}])
     page = write(folder)
     (trials,) = load([folder])
-    said = compare.claim(trials)
-    assert (said.kind, said.minutes, said.num_valid) == ("none", None, 1)
-    assert "2 of 3 runs not valid" in page.text
+    claim = compare.claim(trials)
+    assert (claim.kind, claim.minutes, claim.num_valid) == ("none", None, 1)
+    assert "2 of 3 runs are invalid" in page.text
     assert "LOG-05 line " in page.text
     assert "LOG-07 line " in page.text
 
@@ -161,10 +159,10 @@ def test_findings_name_the_line_if_there_is_one(trial_set: MakeSet) -> None:
     assert [at for message, at in where.items() if message.startswith("last evaluation 0.94, ")] == [
         f"{trials.trial_names[1]} (line {last})"
     ]
-    assert where["no opt_adamw_weight_decay"] == trials.trial_names[2], "what is missing stands on no line"
+    assert where["no opt_adamw_weight_decay"] == trials.trial_names[2], "a missing record has no line"
 
 
-def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet) -> None:
+def test_other_task_is_not_compared_with_the_benchmark(trial_set: MakeSet) -> None:
     mark = "laptop (lora_tiny: not a submission)"
     folder = trial_set("tiny", [{"submission_platform": mark, "submission_org": mark}] * 10)
     page = write(folder, num_gpus=8)
@@ -179,7 +177,7 @@ def test_a_stand_in_is_never_compared_with_the_real_benchmark(trial_set: MakeSet
     assert not (folder.parent / "out" / "published.png").exists()
 
 
-def test_a_log_cannot_write_into_the_page(trial_set: MakeSet) -> None:
+def test_log_text_is_escaped_in_the_page(trial_set: MakeSet) -> None:
     evil = '=1+1"><script>alert(1)</script><img src=http://x>\x1b[2J\u202e{{ 7 * 7 }}'
     folder = trial_set("set", [{"submission_platform": evil, "config_filename": evil, "submission_org": evil}])
     page = write(folder)
@@ -196,7 +194,7 @@ def test_a_log_cannot_write_into_the_page(trial_set: MakeSet) -> None:
 
 
 @pytest.mark.long
-def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
+def test_sets_are_compared_with_the_first(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}] * 3) for name in ("before", "after")]
     other = trial_set("other", [{"submission_benchmark": "llama31_8b"}])
     both, mixed = write(*folders), write(folders[0], other)
@@ -204,17 +202,17 @@ def test_several_sets_are_set_beside_the_first(trial_set: MakeSet) -> None:
     ours = ["sets.png", "samples_1.png", "convergence_1.png"]
     assert _figures(both.text) == [*ours, "samples_2.png", "convergence_2.png"]
     assert _figures(mixed.text) == [*ours, "convergence_2.png"]
-    assert "not the same benchmark as the first" in mixed.text
-    assert "not the same benchmark as the first" not in both.text
+    assert "of another benchmark than the first" in mixed.text
+    assert "of another benchmark than the first" not in both.text
 
 
 def _figures(text: str) -> list[str]:
-    """Return the figures of a page but those of step times, which logs that were written within a millisecond lack."""
+    """Return the figures of a page except step times, which logs written within a millisecond do not have."""
     return [name for name in re.findall(r"\w+\.png", text) if not name.startswith("step_time")]
 
 
 @pytest.mark.long
-def test_sets_say_in_what_they_differ_and_how_much_faster_they_are(trial_set: MakeSet) -> None:
+def test_differences_and_speed_ratios_of_sets(trial_set: MakeSet) -> None:
     before = trial_set("before", [{}] * 3)
     after = trial_set("after", [{"opt_base_learning_rate": 5e-4, "gradient_accumulation_steps": 2}] * 3)
     sets = load([before, after])
@@ -230,7 +228,7 @@ def test_sets_say_in_what_they_differ_and_how_much_faster_they_are(trial_set: Ma
     assert "gradient_accumulation_steps" in text.partition("What differs")[2].partition("Ratio")[0]
 
 
-def test_plans_say_it_by_the_key_that_one_would_set(trial_set: MakeSet) -> None:
+def test_differences_of_plans_are_config_keys(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}]) for name in ("a", "b")]
     for folder, tp in zip(folders, (1, 2), strict=True):
         plan = compose(["task=lora_tiny", "cluster=local", f"parallel.tp={tp}", f"launch.folder={folder}"])
@@ -239,7 +237,7 @@ def test_plans_say_it_by_the_key_that_one_would_set(trial_set: MakeSet) -> None:
     assert not [name for name, _ in differences(load(folders)) if name.startswith(("launch", "task.summary"))]
 
 
-def test_what_a_comparison_holds_of_each_set_is_folded_away(trial_set: MakeSet) -> None:
+def test_details_of_compared_sets_are_collapsed(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}] * 2) for name in ("before", "after")]
     assert write(*folders).tags.count("details") == 2
     assert write(folders[0]).tags.count("details") == 0
@@ -261,28 +259,28 @@ def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:
     assert [len(trials.results) for trials in load([folder, folder / "result_2.txt"])] == [3, 1]
 
 
-def test_what_the_logs_say_of_gpus_comes_before_what_the_user_says(trial_set: MakeSet) -> None:
+def test_gpu_count_of_logs_overrides_the_users(trial_set: MakeSet) -> None:
     logged = trial_set("logged", [{"accelerator": "H200", "num_ranks": 8}])
     silent = trial_set("silent", [{}])
     assert [trials.num_gpus for trials in load([logged, silent], num_gpus=64)] == [8, 64]
-    with pytest.raises(ConfigError, match="-5 GPUs"):
+    with pytest.raises(ConfigError, match="must be 1 or more, not -5"):
         load([logged], num_gpus=-5)
 
 
-def test_a_mean_that_is_missing_says_why(trial_set: MakeSet) -> None:
-    """Eight of ten valid runs are no fewer than a mean takes, but two that failed are too many."""
+def test_missing_mean_has_a_reason(trial_set: MakeSet) -> None:
+    """Eight of ten valid runs would suffice for a mean, but two failed runs are too many."""
     page = write(trial_set("set", [{}] * 8 + [{"status": "aborted"}] * 2))
-    assert page.text.count("none: too few runs that count") == 2
-    assert "none: 2 runs failed, and 1 may count as the slowest" in page.text
+    assert page.text.count("none: too few counted runs") == 2
+    assert "2 runs failed, and at most 1 may fail" in page.text
 
 
-def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
+def test_other_files_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
     folder = trial_set("set", [{}])
     out = tmp_path / "out"
     out.mkdir()
     for name in ("trials.csv", "samples_2.png", "report.html"):
         (out / name).write_text("mine")
-        with pytest.raises(ConfigError, match=rf"{name} not of our making"):
+        with pytest.raises(ConfigError, match=rf"not overwritten: {name}"):
             write(folder)
         assert [path.read_text() for path in out.iterdir()] == ["mine"]
         (out / name).unlink()
@@ -294,7 +292,7 @@ def test_files_of_somebody_else_are_not_overwritten(trial_set: MakeSet, tmp_path
 
 
 @pytest.mark.long
-def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_keeps_the_last_report(trial_set: MakeSet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trial_set("set", [{}])
     out = folder.parent / "out"
 
@@ -317,7 +315,7 @@ def test_an_interrupt_leaves_the_last_report_as_it_was(trial_set: MakeSet, monke
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"no result_\*\.txt"):
         load([tmp_path])
-    with pytest.raises(ConfigError, match="this does not exist"):
+    with pytest.raises(ConfigError, match="file or folder not found"):
         load([tmp_path / "nowhere"])
 
 
@@ -334,17 +332,17 @@ def test_the_verb_prints_the_rows_that_the_page_shows(trial_set: MakeSet, capsys
     assert [row["seed"] for row in csv.DictReader(printed["--csv"].splitlines())] == ["0", "1"]
 
 
-def test_a_set_that_proves_nothing_exits_with_one(trial_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_set_exits_with_one(trial_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["report", str(trial_set("set", [{"status": "aborted"}]))])
     assert stop.value.code == 1
-    assert "1 of 1 runs not valid" in capsys.readouterr().out
+    assert "1 of 1 runs are invalid" in capsys.readouterr().out
 
 
-def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None:
-    """What ranks found on a cluster, as `jobs.node_checks.facts` writes it, comes beside what the log says."""
-    said = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}
-    folder = trial_set("set", [{**said, "commit": "0123abcd", "lora_dropout": 0.1}] * 2)
+def test_report_lists_hardware_and_software(trial_set: MakeSet) -> None:
+    """The facts of ranks (`jobs.node_checks.facts`) are listed next to those in the log."""
+    logged = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}
+    folder = trial_set("set", [{**logged, "commit": "0123abcd", "lora_dropout": 0.1}] * 2)
     unknown = {field.name: None for field in dataclasses.fields(GpuFacts)}
     gpu = GpuFacts(**unknown | {"name": "NVIDIA H200", "driver": "570.86.15", "memory_mib": 143771})
     here = hardware.machine(results=Results("/results", 1, None), paths=())
@@ -385,7 +383,7 @@ def test_a_report_names_the_machine_and_the_software(trial_set: MakeSet) -> None
 
 
 @with_corpus
-def test_a_report_says_which_step_time_is_a_median_and_which_a_mean(tmp_path: Path) -> None:
+def test_report_labels_median_and_mean_step_times(tmp_path: Path) -> None:
     (trials,) = load([SMC])
     with unpainted():
         text = " ".join(Page(report.write([trials], tmp_path / "out")).text.split())

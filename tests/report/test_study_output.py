@@ -1,4 +1,4 @@
-"""A study as Markdown, CSV, LaTeX, figures and a page: whole files, compared with ones written by hand."""
+"""A study as Markdown, CSV, LaTeX, figures and a page: whole files are compared with golden files."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """The folder that a study of precisions is written to; of its runs, only bf16.1 left a log."""
+    """The output folder of a study of precisions; only its run bf16.1 has a log."""
     run = tmp_path / "study" / "bf16.1"
     run.mkdir(parents=True)
     (run / "result_0.txt").touch()
@@ -40,7 +40,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["table.md", "table.csv", "table.tex"])
-def test_a_document_is_what_its_author_would_have_written(written: Path, name: str) -> None:
+def test_documents_equal_the_golden_files(written: Path, name: str) -> None:
     if os.environ.get("WRITE_GOLDEN"):
         (GOLDEN / name).write_text((written / name).read_text())
     assert (written / name).read_text() == (GOLDEN / name).read_text()
@@ -70,7 +70,7 @@ def test_latex_takes_the_tables(written: Path) -> None:
 
 
 @pytest.mark.long
-def test_texts_that_others_wrote_are_neither_markup_nor_commands(tmp_path: Path) -> None:
+def test_foreign_text_is_escaped(tmp_path: Path) -> None:
     evil = r'</script><script>alert(1)</script> | \input{/etc/passwd} *b* $x$ %{y} [a](http://x) "' + "\x1b[2J\n"
     result = study_results.precisions(tmp_path / "study", title=evil, hardware=evil, notes=(evil,))
     report.write_study(result, tmp_path / "out")
@@ -83,7 +83,7 @@ def test_texts_that_others_wrote_are_neither_markup_nor_commands(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_page_links_each_number_with_its_runs_and_comes_out_the_same_twice(written: Path, tmp_path: Path) -> None:
+def test_page_links_numbers_to_runs_and_is_reproducible(written: Path, tmp_path: Path) -> None:
     page = Page(written / "index.html")
     logs = [url for url in page.loads if url.startswith("../")]
     assert logs[:5] == [
@@ -93,17 +93,17 @@ def test_a_page_links_each_number_with_its_runs_and_comes_out_the_same_twice(wri
     assert page.runs_only_ours
     for shown in ("1 × NVIDIA H200", "2026-11-22", "0123abcd", "published [P1]", "570.80", "over steps 31 to 130"):
         assert shown in page.text
-    first, again = ({}, {})
-    for files in (first, again):
+    first, second = ({}, {})
+    for files in (first, second):
         report.write_study(study_results.precisions(tmp_path / "study"), written)
         files.update({path.name: path.read_bytes() for path in written.iterdir()})
-    assert first == again
+    assert first == second
     assert {"index.html", "table.md", "table.csv", "table.tex", "bars_1.png", "bars_2.png", "pairs.png"} == first.keys()
 
 
-def test_a_page_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
+def test_other_page_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(ConfigError, match=r"index\.html not of our making"):
+    with pytest.raises(ConfigError, match=r"not overwritten: index\.html"):
         report.write_study(study_results.precisions(tmp_path), tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_a_page_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
         (0.0031274, 0.0, "0.00313 ± 0.00000"),
     ],
 )
-def test_a_number_has_no_digits_beyond_its_spread(value: float, deviation: float | None, text: str) -> None:
+def test_digits_follow_the_deviation(value: float, deviation: float | None, text: str) -> None:
     assert cell_text(Cell(mark=Mark.measured, value=value, deviation=deviation)) == text
     assert cell_text(Cell(mark=Mark.calculated, value=value, deviation=deviation)) == f"* {text}"
 
@@ -136,19 +136,19 @@ def test_whiskers_are_the_t_interval_of_the_mean(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Collect what would be saved, to be asked what it shows."""
-    found: list[Figure] = []
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collect the figures instead of saving them."""
+    collected: list[Figure] = []
     for module in (study_bars, pairs, scaling):
-        monkeypatch.setattr(module, "save", lambda figure, path: found.append(figure))
-    return found
+        monkeypatch.setattr(module, "save", lambda figure, path: collected.append(figure))
+    return collected
 
 
-def test_paper_and_page_show_the_same_bars(tmp_path: Path, drawn: list[Figure]) -> None:
-    """A bar is as long as its number, the published one is hatched and the calculated one dotted; X and - are words."""
+def test_interactive_and_static_bars_of_a_study_are_equal(tmp_path: Path, saved_figures: list[Figure]) -> None:
+    """Published bars are hatched, calculated ones dotted; X and - are text."""
     bars = bars_of(study_results.precisions(tmp_path))[0]
     study_bars.draw_bars(bars, tmp_path, note="")
-    (axes,) = drawn[0].axes
+    (axes,) = saved_figures[0].axes
     shown = {(bar.get_width(), bar.get_hatch()) for bar in axes.patches if bar.get_width()}
     assert shown == {(17_326.25, None), (23_420.0, None), (64_043.5, "////"), (9_120.5, "....")}
     assert [text.get_text() for text in axes.texts] == ["17,326", "64,044", "23,420", "* 9,120", "X", "-"]
@@ -164,9 +164,9 @@ def test_paper_and_page_show_the_same_bars(tmp_path: Path, drawn: list[Figure]) 
     assert [text.strip() for text in view["traces"][-1]["text"]] == [text.get_text() for text in axes.texts]
 
 
-def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path, drawn: list[Figure]) -> None:
-    """By hand: of four pairs, the t-interval of the mean of the logarithms of their ratios."""
-    (one,) = pairs.apart(study_results.precisions(tmp_path))
+def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path, saved_figures: list[Figure]) -> None:
+    """By hand, of four pairs: the t-interval of the mean of the logarithms of their ratios."""
+    (one,) = pairs.arm_differences(study_results.precisions(tmp_path))
     ratios = [23_401 / 17_310, 23_466 / 17_342, 23_380 / 17_298, 23_433 / 17_355]
     logs = np.log(ratios)
     low, high = stats.t.interval(0.95, 3, loc=logs.mean(), scale=logs.std(ddof=1) / 2)
@@ -176,11 +176,11 @@ def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path
     points, mean_of_pairs = pairs.pairs_chart([one])["views"][0]["traces"]
     assert points["x"] == list(one.pairs) and mean_of_pairs["x"][0] + mean_of_pairs["error_x"]["array"][0] == one.high
     pairs.draw_pairs([one], tmp_path, note="")
-    (axes,) = drawn[0].axes
+    (axes,) = saved_figures[0].axes
     assert [list(line.get_xdata()) for line in axes.lines][1:3] == [list(one.pairs), [one.percent]]
 
 
-def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, saved_figures: list[Figure]) -> None:
     (shown,) = scalings_of(study_results.scaling(tmp_path))
     traces = scaling.scaling_chart(shown)["views"][0]["traces"]
     assert [(t["name"], t["x"], t["y"]) for t in traces] == [
@@ -192,7 +192,7 @@ def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, drawn: list[Figure
     ]
     assert traces[0]["customdata"][-1].endswith("87.8 % of ideal"), "351 / 400"
     scaling.draw_scaling(shown, tmp_path, note="")
-    lines = {tuple(map(tuple, np.asarray(line.get_xydata()))) for line in drawn[0].axes[0].lines}
+    lines = {tuple(map(tuple, np.asarray(line.get_xydata()))) for line in saved_figures[0].axes[0].lines}
     assert {((1.0, 100.0), (2.0, 200.0), (4.0, 400.0)), ((1.0, 80.5), (2.0, 161.0))} <= lines
 
 
@@ -203,14 +203,14 @@ def test_the_ideal_of_a_rate_per_gpu_is_level(tmp_path: Path) -> None:
     assert scaling.scaling_chart(shown)["views"][0]["traces"][1]["y"] == [100.0, 100.0]
 
 
-def test_a_study_of_which_nothing_ran_gives_reasons_and_published_figures(tmp_path: Path) -> None:
+def test_study_without_runs_has_reasons_and_published_figures(tmp_path: Path) -> None:
     result = study_results.precisions(tmp_path, differences=(), hardware="", date="", commit="")
     nothing = dict.fromkeys(("throughput_per_gpu", "step_time"), Cell(mark=Mark.no_result, reason="not run yet"))
     empty = dataclasses.replace(result, rows=tuple(dataclasses.replace(row, cells=nothing) for row in result.rows))
     report.write_study(empty, tmp_path / "out")
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert "| bf16 | -<sup>1</sup> | -<sup>1</sup> |" in lines and "1. not run yet" in lines
-    assert "Nothing was measured. -: no result." in lines and "- hardware: not logged" in lines
+    assert "No measurements. -: no result." in lines and "- hardware: not logged" in lines
     assert [path.name for path in (tmp_path / "out").glob("*.png")] == ["bars_1.png"], "of what is published"
 
 
@@ -224,17 +224,17 @@ def test_a_study_of_which_nothing_ran_gives_reasons_and_published_figures(tmp_pa
         ("1.5±0.1", 1.5, "1.5±0.1", ""),
     ],
 )
-def test_a_published_figure_is_told_in_the_unit_of_its_column(
+def test_published_figure_is_shown_in_the_unit_of_its_column(
     printed: str, value: float | None, text: str, remark: str
 ) -> None:
-    """As printed where that is the same number; the unit of the print is told with the document."""
+    """As printed if that is the same number; the printed unit is given with the document."""
     reason = remark.rpartition(": ")[2]
     figure = Published(publication="paper", printed=printed, value=value, reason=reason)
-    assert (cells.meant(figure), layout.remark(figure)) == (text, remark)
+    assert (cells.in_column_unit(figure), layout.remark(figure)) == (text, remark)
 
 
 @pytest.mark.long
-def test_the_verb_writes_what_it_shows(
+def test_study_verb_writes_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / studies.STUDY).touch()
@@ -250,4 +250,4 @@ def test_the_verb_writes_what_it_shows(
     printed = capsys.readouterr()
     assert printed.out.endswith(f"{out / 'index.html'}\n") and (out / "table.md").exists()
     assert "no tables to write" in printed.err
-    assert "cluster=dgx2 with the folder of a study, which is only read" in printed.err
+    assert "cluster=dgx2 does not apply to the folder of a study" in printed.err

@@ -1,4 +1,4 @@
-"""Random weights: a speed beside published ones, from plan to report, and never a time to train or a score."""
+"""Random weights: throughput compared with published systems, from plan to report, without time to train and score."""
 
 import json
 import os
@@ -40,7 +40,7 @@ SpeedLog = Callable[..., Path]
 
 @pytest.fixture
 def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
-    """Write what 60 steps of lora70b with random weights on 8 H200 would leave, by a clock of its own."""
+    """Write the log of 60 steps of lora70b with random weights on 8 H200, with simulated time."""
 
     def write(*, steps: int = 60, folder: str = "run", **changes: object) -> Path:
         time = clock.turned(monkeypatch)
@@ -85,8 +85,8 @@ def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
     return write
 
 
-def test_the_arithmetic_of_a_sample_by_hand() -> None:
-    """Llama 2 70B under LoRA, and Llama 3.1 8B pre-training with 128,000 words as NVIDIA's MLPerf configs count it."""
+def test_flops_per_sample() -> None:
+    """Llama 2 70B under LoRA, and Llama 3.1 8B pre-training with 128,000 tokens, as in NVIDIA's MLPerf configs."""
     lora70b = compose.compose(SEVENTY_B)
     layer = 8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672
     frozen, adapters = 80 * layer + 8192 * 32000, 44_564_480
@@ -101,51 +101,51 @@ def test_the_arithmetic_of_a_sample_by_hand() -> None:
 
 @pytest.mark.parametrize(("precision", "peak"), [("bf16", 989.4), ("fp8", 1978.9), ("fp32", None)])
 def test_the_peak_is_that_of_the_precision(precision: str, peak: float | None) -> None:
-    made = compose.compose(SEVENTY_B)
-    assert made.peak_tflops == flops.peak_tflops(replace(made.config, precision=Precision.fp8)) == 1978.9
-    assert flops.peak_tflops(replace(made.config, precision=Precision[precision])) == peak
-    assert flops.peak_tflops(replace(made.config, cluster=replace(made.config.cluster, device=Device.cpu))) is None
+    plan = compose.compose(SEVENTY_B)
+    assert plan.peak_tflops == flops.peak_tflops(replace(plan.config, precision=Precision.fp8)) == 1978.9
+    assert flops.peak_tflops(replace(plan.config, precision=Precision[precision])) == peak
+    assert flops.peak_tflops(replace(plan.config, cluster=replace(plan.config.cluster, device=Device.cpu))) is None
 
 
-def test_a_plan_of_random_weights_needs_no_files_and_claims_nothing() -> None:
-    made = compose.compose(SEVENTY_B)
-    assert (made.data_dir, made.base_dir, made.base, made.config.task.training.target_eval_loss) == (None,) * 4
-    assert (made.evaluation.at_steps, made.evaluation.first_step) == ([60], 60)
-    assert plans.command(made, plans.PREPARE) is None and plan_paths.is_prepared(made)
-    assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(made.files)
-    said = made.submission
-    assert (said.benchmark, said.division, said.shape_of) == (None, "open", "llama2_70b_lora")
-    assert all("(lora70b: not a submission)" in mark for mark in (said.org, said.platform))
-    assert said.deviations == ["task lora70b has no target here: it measures speed, not a time to train"]
-    assert script.variables(made) == ["LOGDIR", "CONT"], "no DATADIR, no MODEL"
-    assert plan_kinds.loads(plan_kinds.dumps(made)) == made
+def test_plan_with_random_weights_needs_no_files_and_is_no_submission() -> None:
+    plan = compose.compose(SEVENTY_B)
+    assert (plan.data_dir, plan.base_dir, plan.base, plan.config.task.training.target_eval_loss) == (None,) * 4
+    assert (plan.evaluation.at_steps, plan.evaluation.first_step) == ([60], 60)
+    assert plans.command(plan, plans.PREPARE) is None and plan_paths.is_prepared(plan)
+    assert not {"prepare.txt", "loss_0.png", "adapters_0/"} & set(plan.files)
+    submission = plan.submission
+    assert (submission.benchmark, submission.division, submission.shape_of) == (None, "open", "llama2_70b_lora")
+    assert all("(lora70b: not a submission)" in mark for mark in (submission.org, submission.platform))
+    assert submission.deviations == ["task lora70b has no target: it measures speed, not a time to train"]
+    assert script.variables(plan) == ["LOGDIR", "CONT"], "no DATADIR, no MODEL"
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_a_longer_run_is_evaluated_as_scheduled_and_at_its_end() -> None:
-    made = compose.compose([*SEVENTY_B, "task.training.max_steps=250"])
-    assert made.evaluation.at_steps == [192, 240, 250]
+    plan = compose.compose([*SEVENTY_B, "task.training.max_steps=250"])
+    assert plan.evaluation.at_steps == [192, 240, 250]
 
 
 @pytest.mark.parametrize(
     "other", ["model=llama31_8b", "data.seq_length=4096", "task.training.lora.rank=8", "data.eval_rows=100"]
 )
-def test_other_sizes_are_compared_with_no_benchmark(other: str) -> None:
+def test_other_model_sizes_are_not_compared_with_benchmarks(other: str) -> None:
     assert compose.compose([*SEVENTY_B, other]).submission.shape_of is None
 
 
 def test_a_profile_needs_a_warm_up_step() -> None:
-    with pytest.raises(ConfigError, match="the profile shows the last warm-up step"):
+    with pytest.raises(ConfigError, match="the profiler records the last warm-up step"):
         compose.compose(["launch.profile=kernels", "recipe.warmup_iterations=0"])
 
 
 def test_a_profile_has_a_kind() -> None:
-    """It was a switch while there was one kind."""
+    """Older configs have a switch."""
     expected = r"'True', expected one of \[none, kernels, modules\]\n  where: launch.profile"
     with pytest.raises(ConfigError, match=expected):
         compose.compose(["launch.profile=true"])
 
 
-def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog) -> None:
+def test_log_with_random_weights_has_throughput_but_no_time_to_train(speed_log: SpeedLog) -> None:
     result = parse(speed_log())
     assert result.valid and not result.has_target and result.has_random_rows
     assert (result.samples_to_target, result.target) == (None, None)
@@ -163,7 +163,7 @@ def test_a_log_of_random_weights_proves_a_speed_and_no_time(speed_log: SpeedLog)
 
 
 def test_a_set_is_measured_on_its_valid_trials(speed_log: SpeedLog) -> None:
-    """The fullest GPU of all counts; a trial that is not valid adds nothing."""
+    """The highest memory of all GPUs counts; invalid trials are left out."""
     folder = speed_log().parent
     for number, peak in enumerate((100.25, 130.75, 110.5), 1):
         text = (folder / "result_0.txt").read_text().replace("120.5", str(peak))
@@ -179,20 +179,20 @@ def test_a_set_is_measured_on_its_valid_trials(speed_log: SpeedLog) -> None:
     assert measured.step_time_ms is not None and measured.step_time_ms.count == 4 * 60
 
 
-def test_gpus_that_the_user_names_give_every_rate(speed_log: SpeedLog, capsys: pytest.CaptureFixture[str]) -> None:
+def test_num_gpus_option_gives_all_rates(speed_log: SpeedLog, capsys: pytest.CaptureFixture[str]) -> None:
     """8 samples of 8,192 tokens and 2,500 TFLOP in 2.8 s on 8 GPUs, whose peak is 1,978.9 TFLOP/s."""
     folder = speed_log(accelerator=None).parent
     with pytest.raises(SystemExit):
         main(["report", str(folder), "--num-gpus", "8"])
     printed = capsys.readouterr().out
     assert f"tokens/s/GPU: {8192 / STEP_S:,.0f}" in printed and f"TFLOP/s/GPU: {2500 / STEP_S:,.1f}" in printed
-    assert f"MFU (%): {100 * 2500 / STEP_S / 1978.9:.1f}" in printed and "beside published systems with 8" in printed
+    assert f"MFU (%): {100 * 2500 / STEP_S / 1978.9:.1f}" in printed and "published systems with 8" in printed
     (trials,) = sets.load([folder], num_gpus=8)
     (row,) = report.trial_rows([trials])
     assert row["tokens_s_gpu"] == pytest.approx(8192 / STEP_S)
 
 
-def test_a_page_is_written_where_and_as_it_is_asked_for(
+def test_page_is_written_with_folder_and_title_options(
     speed_log: SpeedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = []
@@ -212,12 +212,12 @@ def test_a_page_is_written_where_and_as_it_is_asked_for(
 @pytest.mark.parametrize(
     ("change", "status", "why"),
     [
-        ({"accelerator": None}, "success", "not measured on GPUs, or the logs do not say on how many: --num-gpus N"),
-        ({"max_sequence_length": None}, "success", "no sequence length is logged"),
-        ({}, "aborted", "no trial is valid"),
+        ({"accelerator": None}, "success", "not measured on GPUs, or GPU count not in the logs"),
+        ({"max_sequence_length": None}, "success", "no sequence length in the logs"),
+        ({}, "aborted", "no valid trial"),
     ],
 )
-def test_a_rate_that_is_missing_says_why(
+def test_missing_rate_has_a_reason(
     speed_log: SpeedLog, change: dict[str, object], status: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = speed_log(**change)
@@ -231,7 +231,7 @@ def test_a_rate_that_is_missing_says_why(
             assert f"{row}: {why}" in printed, row
 
 
-def test_random_weights_that_pose_as_a_benchmark_are_not_valid(speed_log: SpeedLog) -> None:
+def test_random_weights_with_a_benchmark_name_are_invalid(speed_log: SpeedLog) -> None:
     posing = parse(speed_log(submission_benchmark="llama2_70b_lora"))
     assert not posing.valid
     assert ("LOG-16", "error") in [(f.rule, f.severity) for f in posing.findings]
@@ -239,16 +239,16 @@ def test_random_weights_that_pose_as_a_benchmark_are_not_valid(speed_log: SpeedL
 
 def test_score_and_pack_refuse_random_weights(speed_log: SpeedLog, tmp_path: Path) -> None:
     folder = speed_log().parent
-    with pytest.raises(LogError, match="never a time to train or a score"):
+    with pytest.raises(LogError, match="speed only"):
         score(folder)
     request = package.Request(runs=(folder,), folder=tmp_path / "package", org="example", force=True)
-    with pytest.raises(ConfigError, match="never a time to train or a score"):
+    with pytest.raises(ConfigError, match="speed only"):
         package.pack(request)
     assert not (tmp_path / "package").exists()
 
 
 @pytest.mark.long
-def test_a_report_sets_the_speed_beside_published_systems(
+def test_report_compares_throughput_with_published_systems(
     speed_log: SpeedLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = speed_log().parent
@@ -267,8 +267,8 @@ def test_a_report_sets_the_speed_beside_published_systems(
     assert label in page and "Score</h3>" not in page and "olympic" not in page
     assert not (tmp_path / "out" / "convergence.png").exists()
     (trials,) = sets.load([folder])
-    said = compare.claim(trials)
-    assert (said.kind, said.minutes, trials.score.official_minutes, trials.score.olympic_minutes) == (
+    claim = compare.claim(trials)
+    assert (claim.kind, claim.minutes, trials.score.official_minutes, trials.score.olympic_minutes) == (
         "throughput",
         *[None] * 3,
     )
@@ -277,11 +277,11 @@ def test_a_report_sets_the_speed_beside_published_systems(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"global_batch_size": 4}, "no reference at batch size 4"),
+        ({"global_batch_size": 4}, "no reference convergence point at batch size 4"),
         ({"num_ranks": 7}, "no published system .* has 7 GPUs"),
     ],
 )
-def test_what_cannot_be_compared_says_why(
+def test_impossible_comparison_has_a_reason(
     speed_log: SpeedLog, change: dict[str, int], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -309,18 +309,18 @@ def test_the_projection_of_published_speeds_is_near_their_official_minutes(log: 
     assert projection.minutes == pytest.approx(official.official_minutes, rel=tolerance)
 
 
-def test_nothing_is_projected_from_half_of_what_it_takes(speed_log: SpeedLog) -> None:
+def test_projection_needs_step_and_evaluation_times(speed_log: SpeedLog) -> None:
     (trials,) = sets.load([speed_log().parent])
     measured = throughput.measure(trials)
     assert throughput.project(measured, ruleset="5.1.0")[0] is not None
-    untimed = "no valid trial timed its steps and an evaluation"
+    untimed = "no valid trial with step times and an evaluation time"
     assert throughput.project(replace(measured, eval_time_s=None), ruleset="5.1.0") == (None, untimed)
     assert throughput.project(replace(measured, samples_s=None), ruleset="5.1.0") == (None, untimed)
 
 
 @pytest.mark.trains
-def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, tmp_path: Path) -> None:
-    """No cache, no rows, no base: nothing but the run's own folder is written."""
+def test_a_run_on_this_machine_ends_valid_with_every_step_timed(spawn: Spawn, tmp_path: Path) -> None:
+    """No cache, no rows, no base: only the run's own folder is written."""
     words = (
         "task=lora_tiny",
         RANDOM,
@@ -334,7 +334,7 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
     )
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
-    assert "nothing to prepare" in output and "no target: this measures speed" in output
+    assert "nothing to prepare" in output and "speed only (no target set)" in output
     run = tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     shown = {path.name for path in run.iterdir() if not path.name.startswith(".")}
@@ -347,15 +347,15 @@ def test_a_run_on_this_machine_ends_proven_with_every_step_timed(spawn: Spawn, t
     assert [e.samples for e in result.evaluations] == [160] and result.tflop_per_sample > 0
     assert (result.tflops_gpu, result.peak_memory_gib) == (None, None), "no GPU measured it"
     assert "aten::mm" in (run / "rank_logs" / "trial_0.profile").read_text()
-    assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.Outcome.proven
+    assert json.loads((run / "ledger.json").read_text())[0]["outcome"] == ledger.Outcome.valid
     assert sources.run_folder(run).prepare is None
     check_not_as_planned(plan_kinds.load(run / "plan.json"), run)
 
 
-def check_not_as_planned(made: Plan, run: Path) -> None:
-    """A log with fewer steps than were planned does not prove the run."""
-    longer = replace(made, max_steps=30)
-    judged = trials.judge(run / "result_0.txt", longer, made.trials[0])
+def check_not_as_planned(plan: Plan, run: Path) -> None:
+    """A log with fewer steps than planned makes the run invalid."""
+    longer = replace(plan, max_steps=30)
+    judged = trials.judge(run / "result_0.txt", longer, plan.trials[0])
     assert not judged.valid and list(judged.differences) == ["samples trained on is 160, planned 240"]
 
 
@@ -364,13 +364,13 @@ def check_not_as_planned(made: Plan, run: Path) -> None:
 def test_one_rank_of_a_layout_runs_alone() -> None:
     path = {"PYTHONPATH": str(ranks.ROOT)}
 
-    def said(*overrides: str) -> tuple[int, str]:
+    def run_rank(*overrides: str) -> tuple[int, str]:
         argv = [sys.executable, "experiments/one_rank.py", "--rank", "3", "--steps", "2", "task=lora_tiny", *overrides]
-        found = subprocess.run(argv, cwd=ranks.ROOT, capture_output=True, text=True, env=os.environ | path)
-        return found.returncode, found.stdout + found.stderr
+        done = subprocess.run(argv, cwd=ranks.ROOT, capture_output=True, text=True, env=os.environ | path)
+        return done.returncode, done.stdout + done.stderr
 
     split = ("cluster.ranks_per_node=4", "parallel.tp=2", "parallel.sp=true", "parallel.pp=2")
-    code, printed = said(RANDOM, *split)
+    code, printed = run_rank(RANDOM, *split)
     assert (code, printed.splitlines()[0]) == (0, "rank 3 of 4 = dp 1 x tp 2 x pp 2 x cp 1, sp True, vpp 1"), printed
     assert re.search(r"^step \d\.\d+ s, without what other ranks take", printed, re.MULTILINE)
-    assert said(*split)[0] == 2 and "there is no rank 3" in said(RANDOM)[1]
+    assert run_rank(*split)[0] == 2 and "there is no rank 3" in run_rank(RANDOM)[1]

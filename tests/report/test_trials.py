@@ -1,4 +1,4 @@
-"""Trials of tasks that train nothing, on one page: they are found wherever the logs of training are."""
+"""Reports of tasks without training: their logs are found in the same folders as training logs."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def generation() -> GenerationPlan:
     return plan
 
 
-def test_a_folder_of_run_folders_is_judged_as_its_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """26 of 31 answers prove nothing, whichever folder is named."""
+def test_folder_of_run_folders_has_the_verdicts_of_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log with 26 of 31 answers is invalid, for the run folder and for its parent."""
     (run := tmp_path / "runs/short").mkdir(parents=True)
     plan = generation()
     answers_log.write(plan, run / "result_0.txt", answers_log.rows(plan)[:26], run_s=77.5)
@@ -42,7 +42,7 @@ def test_every_run_of_a_folder_is_one_trial_and_other_kinds_are_refused(tmp_path
     report = kinds.load([tmp_path])
     assert isinstance(report, TrialsReport)
     assert [one.name for one in report.trials] == ["first/result_0", "second/result_0"]
-    assert {type(one.found) for one in report.trials} == {ServingResult}
+    assert {type(one.kind_result) for one in report.trials} == {ServingResult}
     planted_runs.plant(tmp_path / "third", Clock(), 100.0)
-    with pytest.raises(ConfigError, match=r"not shown on one page\n  where: .*/third\n"):
+    with pytest.raises(ConfigError, match=r"cannot share a report\n  where: .*/third\n"):
         kinds.load([tmp_path])

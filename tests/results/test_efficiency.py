@@ -1,4 +1,4 @@
-"""Efficiency coefficients are those that the documents print, and have an interval where runs are repeated."""
+"""Efficiency coefficients equal the published ones, and have an interval if runs are repeated."""
 
 import math
 
@@ -36,30 +36,30 @@ from bench.results.efficiency import coefficient
         (49, 515, "0.095"),
     ],
 )
-def test_coefficients_are_those_of_the_document(value: float, reference: float, printed: str) -> None:
-    found = coefficient([value], [reference])
+def test_coefficients_are_the_published_ones(value: float, reference: float, printed: str) -> None:
+    result = coefficient([value], [reference])
     decimals = len(printed.partition(".")[2])
-    assert f"{found.value:.{decimals}f}" == printed
-    assert (found.low, found.high, found.n) == (None, None, (1, 1)) and "n = 1" in found.reason
+    assert f"{result.value:.{decimals}f}" == printed
+    assert (result.low, result.high, result.n) == (None, None, (1, 1)) and "n = 1" in result.reason
 
 
 def test_the_interval_is_that_of_the_delta_method() -> None:
     """Var(log ratio) is to first order the sum of the squared relative standard errors; Welch has 3.87 degrees here."""
-    found = coefficient([93, 94, 92], [29, 29.5, 29.2])
+    result = coefficient([93, 94, 92], [29, 29.5, 29.2])
     mean, relative_error = 93 / 29.23333, math.hypot(1 / 93, 0.251661 / 29.23333) / math.sqrt(3)
     half_width = 2.811 * relative_error  # the quantile of t with 3.87 degrees of freedom
-    assert found.value == pytest.approx(mean, rel=1e-4)
-    assert (found.low, found.high) == pytest.approx((mean * (1 - half_width), mean * (1 + half_width)), rel=1e-3)
-    assert found.text == "3.18 (3.11–3.25)"
+    assert result.value == pytest.approx(mean, rel=1e-4)
+    assert (result.low, result.high) == pytest.approx((mean * (1 - half_width), mean * (1 + half_width)), rel=1e-3)
+    assert result.text == "3.18 (3.11–3.25)"
 
 
-def test_paired_runs_share_what_their_block_did_to_both() -> None:
+def test_pairing_removes_the_variation_between_blocks() -> None:
     paired = coefficient([30, 33, 36.3], [10, 11.01, 12.1], pairing=Pairing.block)
     unpaired = coefficient([30, 33, 36.3], [10, 11.01, 12.1])
     assert paired.low is not None and paired.low > 2.9 and unpaired.low is not None and unpaired.low < 2.5
 
 
 @pytest.mark.parametrize("values", [[], [0], [10, -1]])
-def test_what_is_no_positive_value_is_refused(values: list[float]) -> None:
+def test_values_that_are_not_positive_are_refused(values: list[float]) -> None:
     with pytest.raises(ConfigError, match="no efficiency coefficient: "):
         coefficient(values, [10, 11])

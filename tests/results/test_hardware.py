@@ -1,4 +1,4 @@
-"""What the GPUs did meanwhile, from the records in a log: measurements, rows, and facts that tell machines apart."""
+"""GPU telemetry in a log: measurements, table rows, and facts in which machines differ."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.contract import mllog
 from bench.mlperf.result import parse
 from bench.report import sets, throughput
 from bench.report.training import speed_rows
-from bench.results.measurement import clocks_apart, hardware_facts
+from bench.results.measurement import differing_clocks, hardware_facts
 from bench.results.training import TrainingResult
 from helpers.written_log import ONCE
 
@@ -68,16 +68,16 @@ def measured(log: Path) -> dict[str, tuple[float, str, int]]:
 
 
 def test_measurements_are_over_gpus_and_energy_is_of_all_of_them(gpu_log: MakeLog) -> None:
-    """58,000 J in all; 46,080 J of training over 144 steps of 8 rows of 100 tokens are 320 J a step, 0.4 J a token."""
-    found = measured(gpu_log(("dgx01", {"gpus": [GPU]}), ("dgx02", {"gpus": [COOLER]})))
-    assert found["gpu_power"] == (645, "W", 2) and found["peak_gpu_power"] == (701, "W", 2)
-    assert found["sm_clock"] == (1755, "MHz", 2) and found["memory_clock"] == (3201, "MHz", 2)
-    assert found["gpu_temperature"] == (58, "°C", 2) and found["peak_gpu_temperature"] == (66, "°C", 2)
-    assert found["peak_gpu_memory_used"] == (121, "GiB", 2)
-    assert found["throttle_software_power_cap"] == (0.375, "", 2)
-    assert found["energy"] == (58_000, "J", 2)
-    assert found["energy_per_step"] == (320, "J", 2)
-    assert found["energy_per_token"] == (pytest.approx(0.4), "J", 2)
+    """58,000 J in total; 46,080 J of training in 144 steps of 8 rows of 100 tokens: 320 J per step, 0.4 J per token."""
+    measurements = measured(gpu_log(("dgx01", {"gpus": [GPU]}), ("dgx02", {"gpus": [COOLER]})))
+    assert measurements["gpu_power"] == (645, "W", 2) and measurements["peak_gpu_power"] == (701, "W", 2)
+    assert measurements["sm_clock"] == (1755, "MHz", 2) and measurements["memory_clock"] == (3201, "MHz", 2)
+    assert measurements["gpu_temperature"] == (58, "°C", 2) and measurements["peak_gpu_temperature"] == (66, "°C", 2)
+    assert measurements["peak_gpu_memory_used"] == (121, "GiB", 2)
+    assert measurements["throttle_software_power_cap"] == (0.375, "", 2)
+    assert measurements["energy"] == (58_000, "J", 2)
+    assert measurements["energy_per_step"] == (320, "J", 2)
+    assert measurements["energy_per_token"] == (pytest.approx(0.4), "J", 2)
 
 
 @pytest.mark.parametrize(
@@ -91,57 +91,57 @@ def test_energy_is_that_of_all_gpus_or_none(gpu_log: MakeLog, other: object, why
     log = gpu_log(("dgx01", {"gpus": [GPU], "refused": {"energy_j": "Not Supported"}}), ("dgx02", other))
     assert "sm_clock" in measured(log) and not [name for name in measured(log) if "energy" in name]
     rows = {name: remark for name, _, remark in speed_rows(parse(log))}
-    assert rows["not measured of the GPUs"] == "; ".join(filter(None, [why, "no energy: Not Supported"]))
+    assert rows["not measured on the GPUs"] == "; ".join(filter(None, [why, "no energy: Not Supported"]))
 
 
-def test_a_quantity_that_one_gpu_does_not_say_is_not_measured(gpu_log: MakeLog) -> None:
-    found = measured(gpu_log(("dgx01", {"gpus": [GPU, {"gpu": 1, "power_w": {"median": 1.0, "max": 2.0}}]})))
-    assert "gpu_power" in found and not {"sm_clock", "gpu_temperature", "peak_sm_clock"} & set(found)
+def test_a_quantity_that_one_gpu_does_not_report_is_not_measured(gpu_log: MakeLog) -> None:
+    measurements = measured(gpu_log(("dgx01", {"gpus": [GPU, {"gpu": 1, "power_w": {"median": 1.0, "max": 2.0}}]})))
+    assert "gpu_power" in measurements and not {"sm_clock", "gpu_temperature", "peak_sm_clock"} & set(measurements)
 
 
-def test_what_a_driver_refuses_is_named_in_words(gpu_log: MakeLog) -> None:
+def test_quantities_that_the_driver_refuses_are_listed(gpu_log: MakeLog) -> None:
     refused = {"throttle": "Not Supported", "max_sm_clock_mhz": "Unknown Error"}
     rows = {name: remark for name, _, remark in speed_rows(parse(gpu_log(("n1", {"gpus": [GPU], "refused": refused}))))}
-    assert rows["not measured of the GPUs"] == "no throttle: Not Supported; no max sm clock: Unknown Error"
+    assert rows["not measured on the GPUs"] == "no throttle: Not Supported; no max sm clock: Unknown Error"
     assert rows["energy of the run (J)"] == "1 GPU, run_start to run_stop"
 
 
 @pytest.mark.parametrize("value", [7, None, [], {"gpus": 7}, {"gpus": [7, {}, {"gpu": "0"}]}, {"gpus": {"gpu": 0}}])
-def test_a_record_of_something_else_measures_nothing(gpu_log: MakeLog, value: object) -> None:
+def test_a_malformed_record_has_no_measurements(gpu_log: MakeLog, value: object) -> None:
     assert not {"gpu_power", "energy", "sm_clock"} & set(measured(gpu_log(("dgx01", value))))
 
 
-def test_a_log_without_records_is_as_it_was(gpu_log: MakeLog) -> None:
+def test_a_log_without_telemetry_has_no_gpu_rows(gpu_log: MakeLog) -> None:
     result = parse(gpu_log())
     assert result.telemetry is None and hardware_facts(result) == {}
     assert not [row for row in speed_rows(result) if "GPU" in row[0] or "clock" in row[0]]
 
 
-def test_runs_at_other_clocks_are_not_those_of_one_machine(gpu_log: MakeLog) -> None:
-    """A clock within 2 % is the same, and another power is the effect of another program."""
+def test_clocks_that_differ_by_more_than_the_tolerance_are_reported(gpu_log: MakeLog) -> None:
+    """A clock within 2 % counts as equal, and power is not compared."""
     close = GPU | {"sm_clock_mhz": {"median": 1780, "max": 1980}, "power_w": {"median": 400.0, "max": 500.0}}
     slow = GPU | {"sm_clock_mhz": {"median": 1404, "max": 1410}, "power_limit_w": 500.0}
     logs = [gpu_log(("n", {"gpus": [gpu]}), name=f"{number}.txt") for number, gpu in enumerate((GPU, close, slow))]
     one, same, other, silent = (
         [{m.name: m for m in TrainingResult(result=parse(log)).measurements}] for log in (*logs, gpu_log())
     )
-    assert list(clocks_apart(one, same)) == list(clocks_apart(one, silent)) == []
-    assert list(clocks_apart(one, other)) == [("median SM clock (MHz)", "1755", "1404")]
+    assert list(differing_clocks(one, same)) == list(differing_clocks(one, silent)) == []
+    assert list(differing_clocks(one, other)) == [("median SM clock (MHz)", "1755", "1404")]
     assert [hardware_facts(parse(log)) for log in logs[1:]] == [
         {"GPU power limit (W)": "700"},
         {"GPU power limit (W)": "500"},
     ]
 
 
-def test_a_report_says_what_the_gpus_of_all_trials_did(gpu_log: MakeLog) -> None:
-    """Two trials on the same two GPUs: energy is a mean over trials, a step's over all steps."""
+def test_a_report_shows_the_gpu_telemetry_of_all_trials(gpu_log: MakeLog) -> None:
+    """Two trials on the same two GPUs: energy is a mean over trials, energy per step a mean over all steps."""
     first = gpu_log(("n", {"gpus": [GPU, COOLER]}), seed=1)
     second = [gpu | {"energy_j": 1000.0, "training_energy_j": 0.0} for gpu in (GPU, COOLER)]
     gpu_log(("n", {"gpus": second}), name="result_1.txt", seed=2)
     (trials,) = sets.load([first.parent])
     rows = {name: (value, remark) for name, value, remark in throughput.compared(trials).rows}
-    assert rows["power of a GPU (W)"] == ("645", "median; highest 701; GPUs 640 to 650; limit 700")
-    assert rows["SM clock (MHz)"] == ("1,755", "median; highest 1,980")
-    assert rows["clocks held down by"] == ("software power cap 38 %", "share of time")
+    assert rows["power of a GPU (W)"] == ("645", "median; maximum 701; GPUs 640 to 650; limit 700")
+    assert rows["SM clock (MHz)"] == ("1,755", "median; maximum 1,980")
+    assert rows["clock throttling"] == ("software power cap 38 %", "share of time")
     assert rows["energy of the run (J)"] == ("30,000", "2 GPUs, run_start to run_stop")
     assert rows["energy of a step (J)"][0] == "160.0"

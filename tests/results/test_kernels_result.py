@@ -1,4 +1,4 @@
-"""What the log of a kernels task proves: rates by hand, the best beside its limit, and nothing that is missing."""
+"""Results of kernels logs: rates calculated by hand, best points and their limits, and missing points."""
 
 import json
 from collections.abc import Callable
@@ -23,9 +23,9 @@ GEMM, COPY = "gemm bf16 8192 x 8192 x 8192", "copy host to device pinned 1 GiB"
 
 @pytest.fixture(scope="module")
 def plan() -> KernelsPlan:
-    made = compose.compose(["task=node", "cluster=dgxh200", "cluster.ranks_per_node=1"])
-    assert isinstance(made, KernelsPlan)
-    return made
+    planned = compose.compose(["task=node", "cluster=dgxh200", "cluster.ranks_per_node=1"])
+    assert isinstance(planned, KernelsPlan)
+    return planned
 
 
 def at_share(share: float) -> Callable[[Point], float]:
@@ -37,26 +37,28 @@ def test_a_rate_is_the_work_over_the_median_time(plan: KernelsPlan, tmp_path: Pa
     """2 x 8,192^3 operations in 1.5 ms are 733.0 TFLOP/s; 1 GiB in 20 ms is 53.69 GB/s."""
     times = {GEMM: 1500.0, COPY: 20_000.0}
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=lambda point: times.get(point.name, 1e9))
-    found = {one.name: one for one in kind.read(log).of_kind.measurements}
-    assert found[GEMM].unit == "TFLOP/s" and found[GEMM].value == pytest.approx(733.0077, abs=1e-3)
-    assert found[GEMM].p10 == pytest.approx(733.0077 / 1.1, abs=1e-3), "the slowest tenth of the runs"
-    assert found[COPY].unit == "GB/s" and found[COPY].value == pytest.approx(53.68709, abs=1e-4)
-    assert found[f"{GEMM} latency"] == Measurement(
+    measurements = {one.name: one for one in kind.read(log).of_kind.measurements}
+    assert measurements[GEMM].unit == "TFLOP/s" and measurements[GEMM].value == pytest.approx(733.0077, abs=1e-3)
+    assert measurements[GEMM].p10 == pytest.approx(733.0077 / 1.1, abs=1e-3), "the slowest tenth of the runs"
+    assert measurements[COPY].unit == "GB/s" and measurements[COPY].value == pytest.approx(53.68709, abs=1e-4)
+    assert measurements[f"{GEMM} latency"] == Measurement(
         name=f"{GEMM} latency", unit="us", value=1500.0, n=50, p10=pytest.approx(1350), p90=pytest.approx(1650)
     )
-    assert found["best gemm bf16"] == replace(found[GEMM], name="best gemm bf16"), "every other one is slower"
+    assert measurements["best gemm bf16"] == replace(measurements[GEMM], name="best gemm bf16"), (
+        "every other one is slower"
+    )
 
 
-@pytest.mark.parametrize(("share", "is_proven"), [(0.979, False), (0.981, True), (1.02, True)])
-def test_the_best_of_each_kernel_is_held_against_the_best_rate_known(
-    plan: KernelsPlan, tmp_path: Path, share: float, is_proven: bool
+@pytest.mark.parametrize(("share", "is_valid"), [(0.979, False), (0.981, True), (1.02, True)])
+def test_the_best_point_of_each_kernel_is_compared_with_the_best_known_rate(
+    plan: KernelsPlan, tmp_path: Path, share: float, is_valid: bool
 ) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(share))
     judged = trials.judge(log, plan, plan.trials[0])
-    assert judged.valid is is_proven and list(judged.differences) == []
+    assert judged.valid is is_valid and list(judged.differences) == []
     assert judged.of_kind is not None
-    below = [problem for problem in judged.of_kind.problems if "% of the best rate known" in problem]
-    assert len(below) == (0 if is_proven else 7), "BF16, FP8, attention twice, copies both ways and within"
+    below = [problem for problem in judged.of_kind.problems if "% of the best known rate" in problem]
+    assert len(below) == (0 if is_valid else 7), "BF16, FP8, attention twice, copies both ways and within"
 
 
 def test_one_fast_point_of_a_kernel_is_enough(plan: KernelsPlan, tmp_path: Path) -> None:
@@ -69,11 +71,13 @@ def test_one_fast_point_of_a_kernel_is_enough(plan: KernelsPlan, tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["without", "failed"])
-def test_a_log_with_a_missing_point_is_not_proven(plan: KernelsPlan, tmp_path: Path, how: str) -> None:
+def test_a_log_with_a_missing_point_is_not_valid(plan: KernelsPlan, tmp_path: Path, how: str) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(1), **{how: [COPY]})
     judged = trials.judge(log, plan, plan.trials[0])
     assert judged.result.valid and not judged.valid and judged.of_kind is not None
-    assert trials.facts(judged)["not_as_planned"] == judged.of_kind.problems, "so that `why` finds it in the ledger"
+    assert trials.facts(judged)["not_as_planned"] == judged.of_kind.problems, (
+        "so that `why` can read it from the ledger"
+    )
     why = {"without": "no record", "failed": "rank 0: no such kernel"}[how]
     assert judged.of_kind.missing == ((COPY, why),)
     assert f"{COPY} was not measured: {why}" in judged.of_kind.problems
@@ -81,7 +85,7 @@ def test_a_log_with_a_missing_point_is_not_proven(plan: KernelsPlan, tmp_path: P
     assert not {COPY, f"{COPY} latency"} & names, "no number, not even 0"
 
 
-def test_an_aborted_trial_is_not_proven(plan: KernelsPlan, tmp_path: Path) -> None:
+def test_an_aborted_trial_is_not_valid(plan: KernelsPlan, tmp_path: Path) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(1), status=mllog.ABORTED)
     assert not trials.judge(log, plan, plan.trials[0]).valid
 
@@ -99,26 +103,26 @@ def test_an_aborted_trial_is_not_proven(plan: KernelsPlan, tmp_path: Path) -> No
         ('"sizes": [1073741824]', '"sizes": 1073741824'),
     ],
 )
-def test_a_damaged_record_measures_nothing(plan: KernelsPlan, tmp_path: Path, old: str, new: str) -> None:
+def test_a_damaged_record_has_no_measurements(plan: KernelsPlan, tmp_path: Path, old: str, new: str) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt")
     lines = log.read_text().splitlines(keepends=True)
     place = next(number for number, line in enumerate(lines) if "kernel_measured" in line and COPY in line)
     assert old in lines[place]
     lines[place] = lines[place].replace(old, new)
     log.write_text("".join(lines))
-    found = trial_results.read(log).of_kind
-    assert found is not None and found.missing == ((COPY, "no record"),)
+    result = trial_results.read(log).of_kind
+    assert result is not None and result.missing == ((COPY, "no record"),)
 
 
-def test_a_failure_whose_point_has_no_name_says_nothing(plan: KernelsPlan, tmp_path: Path) -> None:
+def test_a_failure_record_without_a_point_name_is_ignored(plan: KernelsPlan, tmp_path: Path) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", failed=[COPY])
     log.write_text(log.read_text().replace(f'"kernel_failed", "value": "{COPY}"', '"kernel_failed", "value": ["x"]'))
-    found = trial_results.read(log).of_kind
-    assert found is not None and found.missing == ((COPY, "no record"),)
+    result = trial_results.read(log).of_kind
+    assert result is not None and result.missing == ((COPY, "no record"),)
 
 
-def test_what_was_measured_must_be_what_was_planned(plan: KernelsPlan, tmp_path: Path) -> None:
-    """A log of half the work at the same time would look as fast as it should be."""
+def test_measured_points_must_be_the_planned_points(plan: KernelsPlan, tmp_path: Path) -> None:
+    """A log with half the work in half the time would have the expected rate."""
     other = replace(plan, points=[replace(plan.points[0], work=2 * plan.points[0].work), *plan.points[1:]])
     log = kernels_log.write(other, tmp_path / "result_0.txt", time_us=at_share(1))
     judged = trials.judge(log, plan, plan.trials[0])
@@ -132,7 +136,7 @@ def parsed(log: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_parse_shows_the_best_beside_its_limit_and_every_point(
+def test_parse_shows_the_best_points_with_their_limits_and_every_point(
     plan: KernelsPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = kernels_log.write(plan, tmp_path / "result_0.txt", time_us=at_share(0.99), failed=[GEMM])
@@ -144,6 +148,6 @@ def test_parse_shows_the_best_beside_its_limit_and_every_point(
     assert rows["gemm fp8 sustained"][6:8] == ["", ""]
     assert rows[COPY][4] == "54.85" and GEMM not in rows
     assert f"points measured: {len(plan.points) - 1} of {len(plan.points)}" in shown
-    said = json.loads(parsed(log, capsys, "--json"))
-    assert said["valid"] is False and said["problems"] == [f"{GEMM} was not measured: rank 0: no such kernel"]
-    assert {one["name"] for one in said["measurements"]} >= {"best gemm fp8", COPY, f"{COPY} latency"}
+    content = json.loads(parsed(log, capsys, "--json"))
+    assert content["valid"] is False and content["problems"] == [f"{GEMM} was not measured: rank 0: no such kernel"]
+    assert {one["name"] for one in content["measurements"]} >= {"best gemm fp8", COPY, f"{COPY} latency"}

@@ -49,11 +49,11 @@ def profiled(written_log: MakeLog, times: Any = TIMES) -> Result:
     return parse(written_log(module_times=plain_times(times) if isinstance(times, ModuleTimes) else times))
 
 
-def test_a_profile_has_the_numbers_of_the_documents_tables(written_log: MakeLog) -> None:
-    """Phases, modules of both passes, the share of matrix products, communication and copies, all and exposed."""
+def test_a_profile_has_the_measurements_of_the_published_tables(written_log: MakeLog) -> None:
+    """Phases, modules of both passes, the share of GEMMs, communication and copies, all and exposed."""
     result = profiled(written_log)
     assert result.module_times == TIMES
-    found = {one.name: (one.value, one.unit, one.n) for one in TrainingResult(result=result).measurements}
+    measurements = {one.name: (one.value, one.unit, one.n) for one in TrainingResult(result=result).measurements}
     expected_ms = {
         "profiled_step_time": 200,
         "time_forward": 50,
@@ -77,12 +77,14 @@ def test_a_profile_has_the_numbers_of_the_documents_tables(written_log: MakeLog)
         "copies_total": 12,
         "copies_exposed": 0,
     }
-    assert {name: found[name] for name in expected_ms} == {name: (ms, "ms", 2) for name, ms in expected_ms.items()}
+    assert {name: measurements[name] for name in expected_ms} == {
+        name: (ms, "ms", 2) for name, ms in expected_ms.items()
+    }
     shares = {"gemm_share": 0.5, "gemm_share_forward": 0.62, "gemm_share_backward": 0.69, "gemm_share_optimizer": 0}
     shares |= {"communication_share": 0.22, "copies_share": 0.06}
-    assert {name: found[name] for name in shares} == {name: (share, "", 2) for name, share in shares.items()}
-    assert "time_head" not in found, "rank 0 has none"
-    profile = {name for name in found if name.startswith(("time_forward", "time_qkv", "gemm", "profiled"))}
+    assert {name: measurements[name] for name in shares} == {name: (share, "", 2) for name, share in shares.items()}
+    assert "time_head" not in measurements, "rank 0 has none"
+    profile = {name for name in measurements if name.startswith(("time_forward", "time_qkv", "gemm", "profiled"))}
     assert profile <= set(NAMES) and {names.misspelt(name) for name in profile} == {None}
 
 
@@ -94,36 +96,36 @@ def test_a_log_without_a_profile_or_with_a_damaged_one_has_none_of_them(written_
         assert not {one.name for one in TrainingResult(result=result).measurements} & set(NAMES)
 
 
-def test_the_table_says_what_it_adds_up_to_and_how_it_was_measured(written_log: MakeLog) -> None:
+def test_the_table_has_totals_and_notes_on_the_method(written_log: MakeLog) -> None:
     out = io.StringIO()
     sheet.show(training.modules_table(profiled(written_log), TIMES), file=out)
     _, head, *lines = out.getvalue().splitlines()
     cells = {line.split("\t")[0]: line.split("\t")[1:] for line in lines if "\t" in line}
     assert head.split("\t")[1:6] == ["forward (ms)", "backward (ms)", "optimizer (ms)", "all (ms)", "step (%)"]
     assert cells["QKV projection"] == ["20.000", "40.000", "", "60.000", "30.0", "55.000", "4"]
-    assert cells["MLP: all of it"] == ["20.000", "30.000", "", "50.000", "25.0", "45.000", "6"]
+    assert cells["MLP: total"] == ["20.000", "30.000", "", "50.000", "25.0", "45.000", "6"]
     assert cells["the whole step"] == ["50.000", "100.000", "49.000", "200.000", "100.0", "100.000", "20"]
     names_of_parts = list(cells)
-    assert names_of_parts.index("MLP: all of it") == names_of_parts.index("MLP: activation") + 1
-    assert "CUDA graph cannot be told apart" in out.getvalue() and "mean of 2 profiled" in out.getvalue()
+    assert names_of_parts.index("MLP: total") == names_of_parts.index("MLP: activation") + 1
+    assert "ran without a CUDA graph" in out.getvalue() and "mean over 2 profiled" in out.getvalue()
 
 
 @pytest.mark.long
 def test_the_page_has_the_figure_and_the_table(written_log: MakeLog, tmp_path: Path) -> None:
     profiled(written_log)
     page = report.write(sets.load([tmp_path]), tmp_path / "out").read_text()
-    _, _, section = page.partition("Where the time of a step goes</h3>")
+    _, _, section = page.partition("Step time breakdown</h3>")
     assert (tmp_path / "out" / "modules.png").stat().st_size > 10_000 and "modules.png" in section
     cells = re.findall("<td[^>]*>([^<]*)</td>", section.partition("</table>")[0])
     assert cells[-8:] == ["the whole step", "50.000", "100.000", "49.000", "200.000", "100.0", "100.000", "20"]
-    assert "mean of 2 profiled warm-up steps" in section
+    assert "mean over 2 profiled warm-up steps" in section
 
 
-def test_bars_are_stacked_to_the_time_of_their_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+def test_stacked_bars_end_at_the_time_of_their_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: saved.append(figure))
     figures.module_figure([("a", TIMES), ("b", TIMES)], tmp_path / "x.png", heading="h", note="n")
-    (axes,) = drawn[0].axes
+    (axes,) = saved[0].axes
     assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["a forward", "a backward", "a optimizer"]
     ends = [0.0] * 6
     for bar in axes.patches:
@@ -131,7 +133,7 @@ def test_bars_are_stacked_to_the_time_of_their_phase(tmp_path: Path, monkeypatch
         assert bar.get_x() == pytest.approx(ends[place]), "each part begins where the one before ends"
         ends[place] += bar.get_width()
     assert ends == pytest.approx([50, 100, 49] * 2)
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][-2:] == [
+    assert [text.get_text() for text in saved[0].legends[0].get_texts()][-2:] == [
         "communication, not overlapped",
-        "nothing runs: the host is waited for",
+        "idle: waiting for the host",
     ]

@@ -1,4 +1,4 @@
-"""What the log of a serving task proves: percentiles by numpy, failures as the slowest, limits and the knee."""
+"""Results of serving logs: percentiles as in numpy, failures count as slowest, limits and the knee."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from bench.results.serving import ServingResult
 from bench.runs import trial as trials
 from helpers import serving, serving_log
 
-ONE_BY_ONE = "task.serving.server.bunches_chunks=false"
+ONE_BY_ONE = "task.serving.server.batches_tokens=false"
 LATENCIES = [float(s) for s in np.random.default_rng(1).lognormal(0, 0.5, 200)]
 
 
@@ -25,67 +25,68 @@ def burst() -> ServingPlan:
 
 
 def read(path: Path) -> ServingResult:
-    found = trial_results.read(path).of_kind
-    assert found is not None
-    return found
+    result = trial_results.read(path).of_kind
+    assert result is not None
+    return result
 
 
 def bench(*words: object) -> int:
     """Return the exit code of a command line."""
     with pytest.raises(SystemExit) as end:
-        cli.main([str(word) for word in words])
+        cli.main([str(argument) for argument in words])
     return int(str(end.value.code))
 
 
-def values(found: ServingResult) -> dict[str, float]:
-    return {one.name: one.value for one in found.measurements}
+def values(result: ServingResult) -> dict[str, float]:
+    return {one.name: one.value for one in result.measurements}
 
 
-def test_percentiles_and_rates_are_numpys_and_the_arithmetics(burst: ServingPlan, tmp_path: Path) -> None:
-    found = values(read(serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})))
+def test_percentiles_and_rates_are_those_of_numpy(burst: ServingPlan, tmp_path: Path) -> None:
+    result = values(read(serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})))
     for share in (50, 60, 90, 99, 100):
         expected = np.percentile(LATENCIES, share, method="inverted_cdf")
-        assert found[f"latency_p{share}"] == pytest.approx(expected)
+        assert result[f"latency_p{share}"] == pytest.approx(expected)
         if share in (50, 99):
-            assert found[f"ttft_p{share}"] == pytest.approx(expected / 4)
-            assert found[f"tpot_p{share}"] == pytest.approx(0.75 * expected / 7)
-    assert found["output_throughput"] == pytest.approx(200 * 8 / max(LATENCIES)), "the burst ends with its last token"
-    assert found["goodput"] == pytest.approx(sum(s <= 30 for s in LATENCIES) / max(LATENCIES))
-    assert found["time_to_healthy"] == 9.5 and "server_memory" not in found and "knee" not in found
+            assert result[f"ttft_p{share}"] == pytest.approx(expected / 4)
+            assert result[f"tpot_p{share}"] == pytest.approx(0.75 * expected / 7)
+    assert result["output_throughput"] == pytest.approx(200 * 8 / max(LATENCIES)), "the burst ends with its last token"
+    assert result["goodput"] == pytest.approx(sum(s <= 30 for s in LATENCIES) / max(LATENCIES))
+    assert result["time_to_healthy"] == 9.5 and "server_memory" not in result and "knee" not in result
 
 
-def test_a_request_that_failed_is_the_slowest_and_keeps_the_trial_from_being_proven(
-    burst: ServingPlan, tmp_path: Path
-) -> None:
+def test_a_failed_request_counts_as_the_slowest_and_makes_the_trial_invalid(burst: ServingPlan, tmp_path: Path) -> None:
     """Three of 200 failed: the 99th percentile is one of them, and has no number; the 98th has."""
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [*LATENCIES[:197], None, None, None]})
-    found = read(log)
-    assert {"latency_p99", "latency_p100"} & values(found).keys() == set()
+    result = read(log)
+    assert {"latency_p99", "latency_p100"} & values(result).keys() == set()
     with_inf = [*LATENCIES[:197], np.inf, np.inf, np.inf]
-    assert values(found)["latency_p90"] == pytest.approx(np.percentile(with_inf, 90, method="inverted_cdf"))
+    assert values(result)["latency_p90"] == pytest.approx(np.percentile(with_inf, 90, method="inverted_cdf"))
     judged = trials.judge(log, burst, burst.trials[0])
     assert not judged.valid and judged.result.valid and list(judged.differences) == []
-    assert found.problems == ["SRV-04: burst: 3 of 200 requests failed: timeout (3)"]
+    assert result.problems == ["SRV-04: burst: 3 of 200 requests failed: timeout (3)"]
 
 
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"client": {"sent_p99_s": 5.0}}, "SRV-06: burst: the client's own delay is"),
+        ({"client": {"sent_p99_s": 5.0}}, "SRV-06: burst: the client overhead is"),
         ({"ttft_s": [1.0]}, "burst was not measured"),
-        ({"status": ["ok"] * 199 + ["short"]}, "SRV-05: burst: 1 of 200 requests were not as asked for: short (1)"),
+        (
+            {"status": ["ok"] * 199 + ["short"]},
+            "SRV-05: burst: 1 of 200 requests have answers that do not match the request: short (1)",
+        ),
         ({"arrival_s": [None] * 200}, "burst was not measured"),
     ],
 )
-def test_what_keeps_a_log_from_proving_the_task(
+def test_problems_make_a_trial_invalid(
     burst: ServingPlan, tmp_path: Path, changed: dict[str, Any], problem: str
 ) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, **changed)
-    (said,) = read(log).problems
-    assert said.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).valid
+    (actual,) = read(log).problems
+    assert actual.startswith(problem) and not trials.judge(log, burst, burst.trials[0]).valid
 
 
-def test_a_mean_delay_of_the_client_is_a_share_of_the_mean_latency(burst: ServingPlan, tmp_path: Path) -> None:
+def test_a_mean_client_overhead_is_a_share_of_the_mean_latency(burst: ServingPlan, tmp_path: Path) -> None:
     """Nine in ten requests take 0.1 s and the others 2.1 s: 0.06 s are a fifth of the mean, not more than half."""
     client = {"sent_p50_s": 0.001, "loadgen_mean_s": 0.06}
     (load,) = read(
@@ -94,37 +95,42 @@ def test_a_mean_delay_of_the_client_is_a_share_of_the_mean_latency(burst: Servin
     assert load.client_share == pytest.approx(0.2)
 
 
-def test_a_load_that_is_invalid_by_loadgen_is_shown_with_the_reason_and_was_measured_all_the_same(
+def test_a_load_that_loadgen_reports_invalid_is_measured_and_shown_with_the_reason(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = {"result_validity": "INVALID", "early_stopping_result": " * Processed 200 queries.\n * Would need 259 more."}
-    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, loadgen=said)
+    loadgen = {
+        "result_validity": "INVALID",
+        "early_stopping_result": " * Processed 200 queries.\n * Would need 259 more.",
+    }
+    log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, loadgen=loadgen)
     assert trials.judge(log, burst, burst.trials[0]).valid
     assert bench("parse", log) == 0
     shown = capsys.readouterr().out
     assert "burst: INVALID by loadgen: Processed 200 queries.; Would need 259 more." in shown and "SRV-07" in shown
 
 
-def test_bunched_chunks_leave_no_time_of_a_token(
+def test_chunks_that_arrive_together_give_no_token_times(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES}, together=0.4)
     assert not [name for name in values(read(log)) if name.startswith(("ttft", "tpot"))]
     bench("parse", log)
-    assert "TTFT and TPOT are -: chunks arrive bunched: 40 % with the one before" in capsys.readouterr().out
+    assert "no TTFT and TPOT: 40 % of the chunks arrived together with the previous one" in capsys.readouterr().out
 
 
-def test_the_knee_is_the_last_rate_that_keeps_the_limits(tmp_path: Path) -> None:
+def test_the_knee_is_the_highest_rate_that_meets_the_limits(tmp_path: Path) -> None:
     plan = serving.planned("task.serving.arrivals=[poisson]", "task.serving.rates=[1,2,4]", ONE_BY_ONE)
     loads = {"poisson 1/s": [1.0] * 200, "poisson 2/s": [29.0] * 198 + [31.0] * 2, "poisson 4/s": [31.0] * 200}
-    found = read(serving_log.write(plan, tmp_path / "result_0.txt", loads))
-    assert found.knee == 2 == values(found)["knee"]
-    assert "poisson 2/s latency_p50" in values(found), "several loads have names of their own"
+    result = read(serving_log.write(plan, tmp_path / "result_0.txt", loads))
+    assert result.knee == 2 == values(result)["knee"]
+    assert "poisson 2/s latency_p50" in values(result), "with several loads the names have prefixes"
     slow = read(serving_log.write(plan, tmp_path / "result_1.txt", loads | {"poisson 4/s": [1.0] * 200}))
-    assert slow.knee is None and slow.no_knee.startswith("every rate keeps"), "no rate is beyond it"
+    assert slow.knee is None and slow.no_knee.startswith("every rate meets"), "no rate misses the limits"
     loads |= {"poisson 1/s": [31.0] * 200}
     uneven = read(serving_log.write(plan, tmp_path / "result_2.txt", loads))
-    assert uneven.knee is None and uneven.no_knee.startswith("the lowest rate misses"), "a lower rate missed the limits"
+    assert uneven.knee is None and uneven.no_knee.startswith("even the lowest rate misses"), (
+        "a lower rate missed the limits"
+    )
 
 
 def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) -> None:
@@ -141,7 +147,7 @@ def test_a_load_without_a_record_is_missing(burst: ServingPlan, tmp_path: Path) 
         ('"sent_p50_s": 0.001', f'"sent_p50_s": 1{"0" * 400}'),
     ],
 )
-def test_a_damaged_record_is_no_load(burst: ServingPlan, tmp_path: Path, old: str, new: str) -> None:
+def test_a_load_with_a_damaged_record_is_missing(burst: ServingPlan, tmp_path: Path, old: str, new: str) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})
     assert old in log.read_text()
     log.write_text(log.read_text().replace(old, new))
@@ -163,7 +169,7 @@ VLLM = {
 
 
 def guidellm(successful: int) -> dict[str, Any]:
-    """GuideLLM 0.8.1's file, as far as it is read."""
+    """The parts of a GuideLLM 0.8.1 file that are read."""
     ok = {"mean": 19.9, "percentiles": {"p50": 50.0, "p99": 100.0}}
     return {
         "metadata": {"version": 2},
@@ -191,7 +197,7 @@ AIPERF = {
 }
 
 
-def test_other_tools_are_shown_beside_ours(
+def test_results_of_other_tools_are_shown_with_ours(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})]
@@ -226,7 +232,7 @@ def test_vllm_requests_without_an_answer_have_failed(
     assert row[2:4] == shown
 
 
-def test_a_packed_log_of_ours_is_shown_beside_other_tools(
+def test_a_compressed_log_is_shown_with_other_tools(
     burst: ServingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": LATENCIES})
@@ -235,7 +241,7 @@ def test_a_packed_log_of_ours_is_shown_beside_other_tools(
     tables = []
     for name in (log, packed):
         assert bench("parse", name, other) == 0
-        tables.append(capsys.readouterr().out.partition("loads beside each other")[2])
+        tables.append(capsys.readouterr().out.partition("loads of all files")[2])
     assert tables[0] == tables[1] and "transformers\tburst\t200" in tables[1]
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a trial are what its log says, each with its unit, and none that it does not."""
+"""The measurements of a training log, with their units; missing records give no measurement."""
 
 import json
 from collections.abc import Callable
@@ -14,25 +14,27 @@ MakeLog = Callable[..., Path]
 
 
 def by_name(log: Path) -> dict[str, Measurement]:
-    found = TrainingResult(result=parse(log)).measurements
-    assert len({one.name for one in found}) == len(found)
-    return {one.name: one for one in found}
+    measurements = TrainingResult(result=parse(log)).measurements
+    assert len({one.name for one in measurements}) == len(measurements)
+    return {one.name: one for one in measurements}
 
 
 def test_a_trial_that_reached_its_target_has_a_time_to_train(written_log: MakeLog) -> None:
     """Three evaluations at 1,536, 1,920 and 2,304 samples, of which the last one reaches 0.925."""
-    found = by_name(written_log())
-    assert found["samples_to_target"] == Measurement(name="samples_to_target", unit="samples", value=2304)
-    assert found["time_to_train"].unit == "min" and found["time_to_train"].value >= 0
-    assert found["evaluation_loss"] == Measurement(name="evaluation_loss", unit="", value=0.92)
-    assert (found["evaluation_time"].unit, found["evaluation_time"].n) == ("s", 3)
-    assert not {"run_time", "throughput_per_gpu", "mfu", "peak_memory"} & set(found), "none of these was measured"
+    measurements = by_name(written_log())
+    assert measurements["samples_to_target"] == Measurement(name="samples_to_target", unit="samples", value=2304)
+    assert measurements["time_to_train"].unit == "min" and measurements["time_to_train"].value >= 0
+    assert measurements["evaluation_loss"] == Measurement(name="evaluation_loss", unit="", value=0.92)
+    assert (measurements["evaluation_time"].unit, measurements["evaluation_time"].n) == ("s", 3)
+    assert not {"run_time", "throughput_per_gpu", "mfu", "peak_memory"} & set(measurements), (
+        "none of these was measured"
+    )
 
 
 def test_a_missed_target_has_no_time_to_train(written_log: MakeLog) -> None:
-    found = by_name(written_log(evals=(0.95, 0.94), status="aborted"))
-    assert not {"time_to_train", "run_time", "samples_to_target"} & set(found)
-    assert found["evaluation_loss"].value == 0.94
+    measurements = by_name(written_log(evals=(0.95, 0.94), status="aborted"))
+    assert not {"time_to_train", "run_time", "samples_to_target"} & set(measurements)
+    assert measurements["evaluation_loss"].value == 0.94
 
 
 def test_without_a_target_there_is_a_run_time_and_random_rows_have_no_loss(written_log: MakeLog) -> None:
@@ -63,11 +65,11 @@ def padded_log(written_log: MakeLog, *, steps: int, listed: int = 2, **changes: 
 def test_the_time_of_steps_and_of_epochs_is_that_of_the_listed_steps(written_log: MakeLog) -> None:
     """Steps of 1 to 7 s, two an epoch: epochs of 1 + 2, 3 + 4 and 5 + 6 s; the seventh step's is not complete."""
     path = padded_log(written_log, steps=7, listed=1)
-    result, found = parse(path), by_name(path)
+    result, measurements = parse(path), by_name(path)
     assert (result.steps_time_s, result.epoch_times_s, result.train_loss) == (28, (3, 7, 11), 4 / 7)
-    assert (found["time_of_steps"].value, found["time_of_steps"].n) == (28, 7)
-    assert (found["epoch_time"].value, found["epoch_time"].n) == (7, 3)
-    assert found["training_loss"].value == 4 / 7
+    assert (measurements["time_of_steps"].value, measurements["time_of_steps"].n) == (28, 7)
+    assert (measurements["epoch_time"].value, measurements["epoch_time"].n) == (7, 3)
+    assert measurements["training_loss"].value == 4 / 7
 
 
 def test_random_rows_have_no_epochs_and_no_training_loss(written_log: MakeLog) -> None:
@@ -75,7 +77,7 @@ def test_random_rows_have_no_epochs_and_no_training_loss(written_log: MakeLog) -
     assert (result.steps_time_s, result.epoch_times_s, result.train_loss) == (10, (), None)
 
 
-def test_real_tokens_are_told_apart_from_padding(written_log: MakeLog) -> None:
+def test_padding_is_excluded_from_real_tokens(written_log: MakeLog) -> None:
     """6 of the 16 tokens of a step are real."""
     path = padded_log(written_log, steps=4, accelerator_peak_tflops=989.4, model_tflop_per_sample=10.0)
     result = parse(path)
@@ -83,13 +85,13 @@ def test_real_tokens_are_told_apart_from_padding(written_log: MakeLog) -> None:
     assert result.tokens_s_gpu and result.real_tokens_s_gpu == result.tokens_s_gpu * 6 / 16
     assert by_name(path)["real_throughput_per_gpu"].value == result.real_tokens_s_gpu
     rows = {name: (value, remark) for name, value, remark in speed_rows(result)}
-    assert rows["without padding"][1] == "37.5 % of all tokens are real"
+    assert rows["without padding"][1] == "37.5 % of all tokens are not padding"
     assert rows["time of 4 steps (s)"] == (
         "10.0",
         "training only: loading, checkpoints and evaluations excluded",
     )
-    assert rows["time of an epoch (s)"][1].startswith("mean of 2 epochs (3.0, 7.0); training only")
-    assert "of the dense BF16 peak of 989 TFLOP/s; attention counted as causal" in rows["model arithmetic"][1]
+    assert rows["time per epoch (s)"][1].startswith("mean of 2 epochs (3.0, 7.0); training only")
+    assert "of the dense BF16 peak of 989 TFLOP/s; attention counted as causal" in rows["model FLOPs"][1]
 
 
 def test_of_many_epochs_the_first_ten_are_listed(written_log: MakeLog) -> None:
@@ -101,9 +103,9 @@ def test_of_many_epochs_the_first_ten_are_listed(written_log: MakeLog) -> None:
 
 
 def remark_of_an_epoch(result: Result) -> str:
-    return {name: remark for name, _, remark in speed_rows(result)}["time of an epoch (s)"]
+    return {name: remark for name, _, remark in speed_rows(result)}["time per epoch (s)"]
 
 
-def test_full_rows_need_no_second_speed(written_log: MakeLog) -> None:
+def test_rows_without_padding_have_no_second_speed(written_log: MakeLog) -> None:
     result = parse(padded_log(written_log, steps=4, max_sequence_length=3))
     assert result.real_token_share == 1 and "without padding" not in {row[0] for row in speed_rows(result)}

@@ -1,4 +1,4 @@
-"""One registry: every rule says what is wrong and what to do, and every id in the code is one of its."""
+"""Test the registry: every rule has a title and a fix, and every ID in the code is in it."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ PACKAGES = [Path(package.__file__).parent for package in (bench, jobs)]
 SOURCES = sorted(path for package in PACKAGES for name in ("*.py", "*.sh") for path in package.rglob(name))
 
 
-def test_every_rule_says_what_is_wrong_and_what_to_do() -> None:
+def test_every_rule_has_a_title_and_a_fix() -> None:
     for id, rule in RULES.items():
         assert IDS.fullmatch(id) and rule.id == id
         assert rule.title and rule.fix and rule.title != rule.fix
@@ -29,7 +29,7 @@ def test_every_rule_says_what_is_wrong_and_what_to_do() -> None:
     assert len({rule.title for rule in RULES.values()}) == len(RULES)
 
 
-def test_no_id_stands_twice_in_the_sources_of_the_registry() -> None:
+def test_every_id_is_defined_once() -> None:
     defined = [
         id
         for path in SOURCES
@@ -39,14 +39,14 @@ def test_no_id_stands_twice_in_the_sources_of_the_registry() -> None:
     assert sorted(defined) == sorted(RULES)
 
 
-def test_the_code_names_known_rules_only() -> None:
+def test_code_uses_known_rules_only() -> None:
     assert {
         source.name: names for source in SOURCES if (names := set(IDS.findall(source.read_text())) - RULES.keys())
     } == {}
 
 
-def test_no_python_message_begins_with_the_id_of_a_rule() -> None:
-    """Errors and findings carry their rule as a field; a shell script has no other channel than its text."""
+def test_no_python_message_begins_with_a_rule_id() -> None:
+    """Errors and findings have the rule in a field; only shell scripts put it into their text."""
     message = re.compile(rf"""["']{IDS.pattern}: """)
     assert [path for path in SOURCES if path.suffix == ".py" and message.search(path.read_text())] == []
 
@@ -59,7 +59,7 @@ def test_no_python_message_begins_with_the_id_of_a_rule() -> None:
         ("CFG-06", "CFG-06: none", "CFG-06: none"),
     ],
 )
-def test_an_error_shows_its_rule_once_and_keeps_it_as_a_field(rule: str | None, what: str, shown: str) -> None:
+def test_error_shows_its_rule_once_and_keeps_it_as_a_field(rule: str | None, what: str, shown: str) -> None:
     error = BenchError(what, where="here", fix="do this", rule=rule)
     assert (error.rule, error.what) == (rule, what)
     assert str(error) == f"{shown}\n  where: here\n  fix:   do this"
@@ -78,22 +78,22 @@ def test_signs_belong_to_rules() -> None:
     assert sum(len(rule.signs) for rule in RULES.values()) == len(SIGNS)
 
 
-def test_lines_of_a_healthy_run_hold_no_word_that_is_looked_for() -> None:
-    """Otherwise every line would meet every pattern; the words are there to spare them that."""
+def test_lines_of_a_healthy_run_contain_no_keyword() -> None:
+    """Otherwise every line would be searched with every pattern."""
     lines = (
         b"[rank3]: step 120 of 800, loss 1.3072, lr 3.9e-4",
         b'{"key": "train_loss", "value": 1.3}',
         b"8 ranks, 1 GPU each",
     )
     for line in lines:
-        assert [word for word in log_scan.of_signs() if word in line.translate(log_scan.FOLD)] == []
+        assert [key for key in log_scan.keywords_of_signs() if key in line.translate(log_scan.FOLD)] == []
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.rule)
 @given(data=st.data())
 @settings(max_examples=in_proportion(8))
-def test_whatever_a_sign_matches_holds_a_word_that_is_looked_for(sign: Sign, data: st.DataObject) -> None:
+def test_every_match_of_a_sign_contains_a_keyword(sign: Sign, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(sign.pattern))
     folded = text.translate(log_scan.FOLD)
-    assert any(word in folded for word in log_scan.of_pattern(sign.pattern))
-    assert any(word in folded for word in log_scan.of_signs())
+    assert any(key in folded for key in log_scan.keywords_of_pattern(sign.pattern))
+    assert any(key in folded for key in log_scan.keywords_of_signs())

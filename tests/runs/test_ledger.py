@@ -1,4 +1,4 @@
-"""The ledger, whatever happens to a run: begun, cut short, ended, gone on with by the same job or another one."""
+"""The ledger over the life cycle of a run: started, interrupted, ended, resumed by the same job or another one."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ from helpers.examples import in_proportion
 
 ATTEMPTS = 3
 TRIALS = st.integers(0, 2)
-FINAL = (Outcome.proven, Outcome.not_proven)
+FINAL = (Outcome.valid, Outcome.invalid)
 PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=3"])
 
 
@@ -35,15 +35,15 @@ class AnyRun(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = tempfile.TemporaryDirectory()
-        self.folder = Path(self.kept.name)
+        self.directory = tempfile.TemporaryDirectory()
+        self.folder = Path(self.directory.name)
         (self.folder / "rank_logs").mkdir()
         self.marks, self.job = 0, 0
         self.finished: dict[int, tuple[Entry, bytes]] = {}
         ledger.create(self.folder, PLAN)
 
     def teardown(self) -> None:
-        self.kept.cleanup()
+        self.directory.cleanup()
 
     @property
     def running(self) -> list[int]:
@@ -51,14 +51,14 @@ class AnyRun(RuleBasedStateMachine):
 
     @rule(trial=TRIALS)
     def begin(self, trial: int) -> None:
-        """The job may have died before: what is open is begun, what is done is not."""
+        """The previous job may have been killed: open trials are started, finished ones are not."""
         plan, before = PLAN.trials[trial], ledger.read(self.folder)[trial]
         mine = [attempt for attempt in before.attempts if attempt.job == str(self.job)]
         was_open = before.outcome in (Outcome.planned, Outcome.running, Outcome.interrupted)
         try:
             is_open = ledger.begin(self.folder, plan, attempts=ATTEMPTS, job=str(self.job))
         except SubmitError as error:
-            assert was_open and len(mine) == ATTEMPTS and "was started 3 times and cut short each time" in error.what
+            assert was_open and len(mine) == ATTEMPTS and "was started 3 times and interrupted each time" in error.what
             assert not (self.folder / plan.log).exists()
             return
         assert is_open == was_open and (len(mine) < ATTEMPTS or not was_open)
@@ -79,8 +79,8 @@ class AnyRun(RuleBasedStateMachine):
             self.finished[trial] = entry, (self.folder / PLAN.trials[trial].log).read_bytes()
 
     @rule(why=st.sampled_from(["preempted", "the time limit is near", ""]), trial=st.none() | TRIALS)
-    def cut_short(self, why: str, trial: int | None) -> None:
-        """The batch script has time for a word; without this rule between two others, it had none."""
+    def interrupt(self, why: str, trial: int | None) -> None:
+        """The batch script has time to write a cause; without this rule it was killed."""
         (self.folder / ("interrupted.txt" if trial is None else f"interrupted_{trial}.txt")).write_text(why)
 
     @rule()
@@ -96,7 +96,7 @@ class AnyRun(RuleBasedStateMachine):
             assert (self.folder / PLAN.trials[trial].log).read_bytes() == log
 
     @invariant()
-    def seeds_stay(self) -> None:
+    def seeds_never_change(self) -> None:
         assert [entry.seed for entry in ledger.read(self.folder)] == [trial.seed for trial in PLAN.trials]
 
     @invariant()
@@ -111,7 +111,7 @@ TestAnyRun = AnyRun.TestCase
 TestAnyRun.settings = settings(max_examples=in_proportion(20), stateful_step_count=20, deadline=None)
 
 
-def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:
+def test_the_cause_of_an_interruption_is_stored_with_the_attempt(tmp_path: Path) -> None:
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[0-1]")
     (tmp_path / "interrupted.txt").write_text("SLU-10: preempted\n")
@@ -119,10 +119,10 @@ def test_why_an_attempt_was_cut_short_is_kept_with_it(tmp_path: Path) -> None:
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7", nodes="dgx-[4-5]")
     attempts = ledger.read(tmp_path)[0].attempts
     assert [attempt.nodes for attempt in attempts] == ["dgx-[0-1]", "dgx-[2-3]", "dgx-[4-5]"]
-    assert attempts[0].cause == "SLU-10: preempted" and "lost without a word" in str(attempts[1].cause)
+    assert attempts[0].cause == "SLU-10: preempted" and "was killed before it could report" in str(attempts[1].cause)
 
 
-def test_attempts_that_brought_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
+def test_attempts_with_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
     ledger.create(tmp_path, PLAN)
     begin = partial(ledger.begin, tmp_path, PLAN.trials[0], attempts=2, job="7")
     checkpoints = tmp_path / "checkpoints" / "trial_0"
@@ -131,15 +131,15 @@ def test_attempts_that_brought_a_new_checkpoint_do_not_count(tmp_path: Path) -> 
         (checkpoints / f"step_{step}").mkdir(parents=True)
     (checkpoints / "step_80.part").mkdir()
     assert begin() and begin()
-    with pytest.raises(SubmitError, match="was started 2 times and cut short each time"):
+    with pytest.raises(SubmitError, match="was started 2 times and interrupted each time"):
         begin()
     assert [attempt.checkpoint for attempt in ledger.read(tmp_path)[0].attempts] == [None, 20, 40, 60, 60]
 
 
-def test_a_folder_keeps_the_seeds_it_was_made_with(tmp_path: Path) -> None:
+def test_a_folder_with_other_seeds_is_refused(tmp_path: Path) -> None:
     ledger.create(tmp_path, PLAN)
     other = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "seed_base=5"])
-    with pytest.raises(ConfigError, match="run with other seeds"):
+    with pytest.raises(ConfigError, match="other trials or seeds than this run"):
         ledger.create(tmp_path, other)
 
 
@@ -147,46 +147,61 @@ DAMAGED = ["", "{", "[1]", '[{"trial": 0}]', "null", '[{"trial": 0, "outcome": "
 
 
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: content[:40])
-def test_a_damaged_ledger_is_named(content: str, tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text(content)
     with pytest.raises(BenchError, match="the ledger cannot be read"):
         ledger.read(tmp_path)
 
 
-def test_what_ended_and_is_gone_on_with_keeps_its_last_word(tmp_path: Path) -> None:
-    """Each time under another number."""
+def test_resuming_keeps_the_previous_final_status(tmp_path: Path) -> None:
+    """Each one is in a folder with another number."""
     ledger.create(tmp_path, PLAN)
     for number in (1, 2):
         (tmp_path / "status.json").write_text(json.dumps({"outcome": f"end {number}"}))
         ledger.reopen(tmp_path)
-    kept = [json.loads((tmp_path / f"attempts/run.{n}/status.json").read_text())["outcome"] for n in (1, 2)]
-    assert kept == ["end 1", "end 2"] and not (tmp_path / "status.json").exists()
+    outcomes = [json.loads((tmp_path / f"attempts/run.{n}/status.json").read_text())["outcome"] for n in (1, 2)]
+    assert outcomes == ["end 1", "end 2"] and not (tmp_path / "status.json").exists()
 
 
-@pytest.mark.parametrize(("ended", "kept"), [("success", True), ("aborted", False)])
-def test_a_job_that_dies_after_run_stop_loses_no_trial(
-    ended: str, kept: bool, tmp_path: Path, written_log: Callable[..., Path]
+@pytest.mark.parametrize(("ended", "is_result"), [("success", True), ("aborted", False)])
+def test_a_job_that_is_killed_after_run_stop_loses_no_trial(
+    ended: str, is_result: bool, tmp_path: Path, written_log: Callable[..., Path]
 ) -> None:
-    """A job died before its trial was judged: the next attempt judges it. A trial that was stopped is trained again."""
+    """The job was killed before its trial was judged: the next attempt judges it. An aborted trial is run again."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7")
     bound = mllog.load(tmp_path, 0)
     log = written_log(status=ended, seed=PLAN.trials[0].seed, binding=bound).read_bytes()
     trials.settle(tmp_path, PLAN, PLAN.trials[0])
-    assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not kept
-    where = tmp_path / ("result_0.txt" if kept else "attempts/0.1/result_0.txt")
+    assert ledger.begin(tmp_path, PLAN.trials[0], attempts=3, job="7") is not is_result
+    where = tmp_path / ("result_0.txt" if is_result else "attempts/0.1/result_0.txt")
     assert where.read_bytes() == log
-    assert (ledger.read(tmp_path)[0].outcome in FINAL) is kept
+    assert (ledger.read(tmp_path)[0].outcome in FINAL) is is_result
 
 
 OLD = """[
- {"trial": 0, "outcome": "not proven", "seed": 1, "attempts": [
+ {"trial": 0, "outcome": "invalid", "seed": 1, "attempts": [
    {"outcome": "interrupted", "job": "7", "nodes": "dgx-0", "cause": "SLU-10: preempted"},
-   {"outcome": "not proven", "job": "7", "nodes": "dgx-1"}],
+   {"outcome": "invalid", "job": "7", "nodes": "dgx-1"}],
   "minutes": 3.25, "samples_to_target": null, "eval_final": 0.95, "official": {"5.1.0": false}, "not_as_planned": []},
  {"trial": 1, "outcome": "planned", "seed": 2}
 ]"""
-"""As versions before the typed entries wrote it."""
+"""A ledger of a version before the typed entries."""
+
+
+@pytest.mark.parametrize(("old", "outcome"), [("proven", "valid"), ("not proven", "invalid")])
+def test_ledger_and_status_with_the_older_outcomes_are_read(old: str, outcome: str, tmp_path: Path) -> None:
+    entry = {"trial": 0, "seed": 1, "outcome": old, "attempts": [{"outcome": old}]}
+    (tmp_path / "ledger.json").write_text(json.dumps([entry]))
+    (tmp_path / "status.json").write_text(json.dumps({"outcome": old, "exit_code": 1}))
+    (read,) = ledger.read(tmp_path)
+    assert (read.outcome, read.attempts[0].outcome) == (Outcome(outcome), Outcome(outcome))
+    assert statuses.read(tmp_path) == Status(outcome=Ending(outcome), exit_code=1)
+
+
+def test_a_status_of_node_checks_with_the_older_outcome_is_read(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"outcome": "fine", "exit_code": 0}')
+    assert statuses.read(tmp_path) == Status(outcome=Ending.passed, exit_code=0)
 
 
 def test_an_old_ledger_is_read_and_written_as_it_was(tmp_path: Path) -> None:
@@ -195,20 +210,20 @@ def test_an_old_ledger_is_read_and_written_as_it_was(tmp_path: Path) -> None:
     assert first == Entry(
         trial=0,
         seed=1,
-        outcome=Outcome.not_proven,
+        outcome=Outcome.invalid,
         minutes=3.25,
         eval_final=0.95,
         official={"5.1.0": False},
         not_as_planned=[],
         attempts=(
             Attempt(outcome=Outcome.interrupted, job="7", nodes="dgx-0", cause="SLU-10: preempted"),
-            Attempt(outcome=Outcome.not_proven, job="7", nodes="dgx-1"),
+            Attempt(outcome=Outcome.invalid, job="7", nodes="dgx-1"),
         ),
     )
     assert second == Entry(trial=1, seed=2, outcome=Outcome.planned)
     ledger.end(tmp_path, 1, Outcome.aborted)
     raw = json.loads(OLD)
-    del raw[0]["samples_to_target"]  # null says no more than nothing
+    del raw[0]["samples_to_target"]  # null is equal to a missing key
     assert json.loads((tmp_path / "ledger.json").read_text()) == [raw[0], raw[1] | {"outcome": "aborted"}]
 
 
@@ -224,18 +239,18 @@ def in_a_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_nobody_reads_or_writes_the_ledger_while_one_changes_it(tmp_path: Path) -> None:
+def test_the_ledger_is_locked_while_it_is_changed(tmp_path: Path) -> None:
     def look() -> None:
         with (tmp_path / ".ledger.lock").open("r+") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-    with ledger.alone(tmp_path):
+    with ledger.locked(tmp_path):
         assert in_a_child(look) == 1
     assert in_a_child(look) == 0
 
 
 def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
-    """Who has opened the old file goes on reading all of it."""
+    """A process that has opened the old file can still read all of it."""
     path = tmp_path / "status.json"
     atomic_files.write(path, {"word": "first"})
     with path.open() as old:
@@ -245,7 +260,7 @@ def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
-    """A file system that takes only a part of it, here by a limit on the size of files."""
+    """The file system is full, simulated by a limit on the file size."""
     path = tmp_path / "ledger.json"
     atomic_files.write(path, ["old"])
 
@@ -259,15 +274,17 @@ def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert statuses.read(tmp_path) is None
-    said = Status(outcome=Ending.failed, exit_code=2, what="x", fix="y", during="trial 0", rule="RUN-02", evidence="z")
-    statuses.write(tmp_path, said)
+    final_status = Status(
+        outcome=Ending.failed, exit_code=2, what="x", fix="y", during="trial 0", rule="RUN-02", evidence="z"
+    )
+    statuses.write(tmp_path, final_status)
     raw = json.loads((tmp_path / "status.json").read_text())
-    assert statuses.read(tmp_path) == said and raw.pop("while") == "trial 0"
+    assert statuses.read(tmp_path) == final_status and raw.pop("while") == "trial 0"
     assert raw == {"outcome": "failed", "exit_code": 2, "what": "x", "fix": "y", "rule": "RUN-02", "evidence": "z"}
 
 
-def test_what_cannot_be_gone_on_with_is_as_it_was(tmp_path: Path) -> None:
-    """The trial stays aborted, and the last word where it was; what was set aside before stays there, too."""
+def test_a_failed_resume_restores_every_file(tmp_path: Path) -> None:
+    """The trial stays aborted, status.json is restored, and earlier attempts are unchanged."""
     ledger.create(tmp_path, PLAN)
     ledger.begin(tmp_path, PLAN.trials[0], attempts=3)
     ledger.end(tmp_path, 0, Outcome.aborted)

@@ -1,4 +1,4 @@
-"""A trial is judged by the log that its own attempt wrote: none that is foreign, copied, swapped, edited or cut off."""
+"""A trial is judged only by the log of its own attempt, not by one of another run, a copy, an edited or a cut log."""
 
 import json
 import os
@@ -22,17 +22,17 @@ MakeLog = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def made() -> Plan:
+def plan() -> Plan:
     return compose.compose(["task=lora70b", "cluster=dgx1", "trials=2"])
 
 
 @pytest.fixture
-def run(tmp_path: Path, made: Plan) -> Path:
-    """A run folder whose first trial has begun."""
+def run(tmp_path: Path, plan: Plan) -> Path:
+    """A run folder whose first trial has started."""
     folder = tmp_path / "run"
     folder.mkdir()
-    ledger.create(folder, made)
-    begin(folder, made)
+    ledger.create(folder, plan)
+    begin(folder, plan)
     return folder
 
 
@@ -41,49 +41,49 @@ def begin(run: Path, plan: Plan, trial: int = 0) -> None:
 
 
 @pytest.fixture
-def trained(written_log: MakeLog, made: Plan) -> MakeLog:
-    """Write the log of a trial as its rank 0 would."""
+def trained(written_log: MakeLog, plan: Plan) -> MakeLog:
+    """Write the log of a trial as its rank 0 does."""
 
     def write(run: Path, trial: int = 0, **changes: object) -> Path:
-        seed, binding = made.trials[trial].seed, mllog.load(run, trial)
+        seed, binding = plan.trials[trial].seed, mllog.load(run, trial)
         return written_log(name=f"{run.name}/result_{trial}.txt", seed=seed, **({"binding": binding} | changes))
 
     return write
 
 
 def outcome(run: Path, trial: int = 0) -> tuple[str, str]:
-    """Return the outcome of a trial, and the first thing in which it is not as planned."""
+    """Return the outcome of a trial, and its first difference from the plan."""
     entry = ledger.read(run)[trial]
     return str(entry.outcome), (entry.not_as_planned or [""])[0]
 
 
-def test_the_log_of_the_attempt_is_proven_and_its_checksum_kept(run: Path, made: Plan, trained: MakeLog) -> None:
+def test_the_log_of_the_attempt_is_valid_and_its_checksum_kept(run: Path, plan: Plan, trained: MakeLog) -> None:
     log = trained(run)
-    judged = trials.close(run, made, made.trials[0], failed=False)
+    judged = trials.close(run, plan, plan.trials[0], failed=False)
     assert judged is not None and judged.valid
     entry = ledger.read(run)[0]
     assert entry.official == {"5.1.0": True, "6.1.0": True}
     assert (entry.log_sha256, entry.log_bytes) == (sha256sum(log), log.stat().st_size)
     assert len(str(entry.nonce)) == 32 and str(entry.nonce) in log.read_text().splitlines()[0]
-    assert not {mllog.RUN_ATTEMPT, mllog.LOG_SHA256} & judged.result.hyperparameters.keys(), "no settings of the run"
+    assert not {mllog.RUN_ATTEMPT, mllog.LOG_SHA256} & judged.result.hyperparameters.keys(), "they are not settings"
 
 
 def sha256sum(path: Path) -> str:
     return subprocess.check_output(["sha256sum", path], text=True).split()[0]
 
 
-def test_a_log_that_lay_in_the_folder_is_never_the_trial(
-    tmp_path: Path, made: Plan, written_log: MakeLog, trained: MakeLog
+def test_a_log_that_was_in_the_folder_before_the_trial_is_refused(
+    tmp_path: Path, plan: Plan, written_log: MakeLog, trained: MakeLog
 ) -> None:
     """The log of another run with the same config and seed, copied in before the trial starts."""
     folder = tmp_path / "run"
     folder.mkdir()
-    ledger.create(folder, made)
-    foreign = written_log(name="run/result_0.txt", seed=made.trials[0].seed).read_bytes()
-    begin(folder, made)
+    ledger.create(folder, plan)
+    other_log = written_log(name="run/result_0.txt", seed=plan.trials[0].seed).read_bytes()
+    begin(folder, plan)
     with pytest.raises(ConfigError, match="CFG-05"):
         trained(folder)
-    assert trials.close(folder, made, made.trials[0], failed=True) is None
+    assert trials.close(folder, plan, plan.trials[0], failed=True) is None
     ended, why = outcome(folder)
     assert ended == "aborted" and why.startswith(
         "LOG-17: result_0.txt was not written by this attempt: its first record"
@@ -93,32 +93,30 @@ def test_a_log_that_lay_in_the_folder_is_never_the_trial(
     explained = explain([folder])
     assert explained.rule == "LOG-17" and "its first record is 'init_start'" in str(explained.evidence)
     ledger.reopen(folder)
-    begin(folder, made)
-    assert (folder / "attempts/0.1/result_0.txt").read_bytes() == foreign
+    begin(folder, plan)
+    assert (folder / "attempts/0.1/result_0.txt").read_bytes() == other_log
     trained(folder)
-    assert trials.close(folder, made, made.trials[0], failed=False) is not None
-    assert outcome(folder) == ("proven", "")
+    assert trials.close(folder, plan, plan.trials[0], failed=False) is not None
+    assert outcome(folder) == ("valid", "")
 
 
-def test_a_log_of_another_attempt_is_refused_where_the_ranks_ended_well(
-    run: Path, made: Plan, trained: MakeLog
-) -> None:
+def test_a_log_of_another_attempt_is_refused_after_the_ranks_succeeded(run: Path, plan: Plan, trained: MakeLog) -> None:
     log = trained(run)
-    begin(run, made)  # the first attempt's log is set aside, and somebody puts it back
+    begin(run, plan)  # the log of the first attempt is moved away; the next line moves it back
     (run / "attempts/0.1/result_0.txt").rename(log)
     with pytest.raises(LogError, match=r"LOG-17: .* the nonce of another attempt: attempt 1 of trial 0 of this run"):
-        trials.close(run, made, made.trials[0], failed=False)
+        trials.close(run, plan, plan.trials[0], failed=False)
     assert outcome(run)[0] == "aborted"
 
 
-def test_swapped_logs_are_told_apart(run: Path, made: Plan, trained: MakeLog) -> None:
-    begin(run, made, 1)
+def test_swapped_logs_are_refused(run: Path, plan: Plan, trained: MakeLog) -> None:
+    begin(run, plan, 1)
     first, second = trained(run, 0), trained(run, 1)
     first.rename(run / "away")
     second.rename(first)
     (run / "away").rename(second)
     for trial, other in ((0, 1), (1, 0)):
-        assert trials.close(run, made, made.trials[trial], failed=True) is None
+        assert trials.close(run, plan, plan.trials[trial], failed=True) is None
         ended, why = outcome(run, trial)
         assert ended == "aborted" and why.endswith(
             f"the nonce of another attempt: attempt 1 of trial {other} of this run"
@@ -135,7 +133,7 @@ def linked(log: Path) -> None:
     log.symlink_to("elsewhere")
 
 
-def given_away(log: Path) -> None:
+def with_other_owner(log: Path) -> None:
     os.chown(log, 12345, -1)
 
 
@@ -145,19 +143,19 @@ def given_away(log: Path) -> None:
         (copied, "it is a copy: its inode is"),
         (linked, "it is a link"),
         pytest.param(
-            given_away,
+            with_other_owner,
             "it is a copy: its uid is 12345",
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners"),
         ),
     ],
 )
 def test_another_file_with_the_same_content_is_a_copy(
-    run: Path, made: Plan, trained: MakeLog, change: Callable[[Path], None], why: str
+    run: Path, plan: Plan, trained: MakeLog, change: Callable[[Path], None], why: str
 ) -> None:
     change(trained(run))
-    assert trials.close(run, made, made.trials[0], failed=True) is None
+    assert trials.close(run, plan, plan.trials[0], failed=True) is None
     assert outcome(run)[0] == "aborted" and why in outcome(run)[1]
-    assert trials.foreign(run, made.trials[0], may_have_moved=True) is None, "of a folder that was copied as a whole"
+    assert trials.unowned_log(run, plan.trials[0], may_have_moved=True) is None, "the folder may have been copied"
 
 
 def one_loss_lower(log: Path) -> None:
@@ -181,26 +179,26 @@ def added_to(log: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (one_loss_lower, "is not what was written there"),
+        (one_loss_lower, "was changed: its SHA-256 differs"),
         (cut_off, "the end of the log is missing"),
-        (added_to, "something was added behind line"),
+        (added_to, "text was added after line"),
     ],
 )
-def test_a_log_that_was_changed_proves_nothing(
-    run: Path, made: Plan, trained: MakeLog, change: Callable[[Path], None], why: str, failed: bool
+def test_a_changed_log_is_invalid(
+    run: Path, plan: Plan, trained: MakeLog, change: Callable[[Path], None], why: str, failed: bool
 ) -> None:
     change(trained(run))
-    judged = trials.close(run, made, made.trials[0], failed=failed)
+    judged = trials.close(run, plan, plan.trials[0], failed=failed)
     assert judged is not None
     assert [(f.rule, why in f.what) for f in judged.result.findings if f.severity == "error"] == [("LOG-18", True)]
-    assert outcome(run)[0] == "not proven"
-    (run / "status.json").write_text('{"outcome": "not proven", "exit_code": 1}')
+    assert outcome(run)[0] == "invalid"
+    (run / "status.json").write_text('{"outcome": "invalid", "exit_code": 1}')
     assert explain([run]).rule == "LOG-18"
 
 
-@pytest.mark.parametrize(("what", "why"), [("changed", "is not the file that was attached"), ("gone", "is not there")])
-def test_a_file_that_a_log_has_attached_is_judged_with_it(
-    run: Path, made: Plan, trained: MakeLog, what: str, why: str
+@pytest.mark.parametrize(("what", "why"), [("changed", "was changed"), ("gone", "is missing")])
+def test_a_changed_or_missing_attached_file_makes_the_trial_invalid(
+    run: Path, plan: Plan, trained: MakeLog, what: str, why: str
 ) -> None:
     requests = run / "rank_logs/trial_0.requests"
     requests.write_text("0.1 0.2\n")
@@ -209,33 +207,35 @@ def test_a_file_that_a_log_has_attached_is_judged_with_it(
         requests.write_text("0.1 0.3\n")
     else:
         requests.unlink()
-    judged = trials.close(run, made, made.trials[0], failed=False)
+    judged = trials.close(run, plan, plan.trials[0], failed=False)
     assert judged is not None and not judged.valid
-    said = [*list(judged.differences), *(finding.titled for finding in judged.result.findings)]
-    assert any(text.startswith("LOG-18: rank_logs/trial_0.requests") and why in text for text in said)
+    problems = [*list(judged.differences), *(finding.titled for finding in judged.result.findings)]
+    assert any(
+        text.startswith("LOG-18: the attached file rank_logs/trial_0.requests") and why in text for text in problems
+    )
 
 
-def test_what_a_job_left_behind_is_only_settled_if_it_is_its_own(
-    run: Path, made: Plan, trained: MakeLog, written_log: MakeLog
+def test_a_log_of_an_interrupted_job_is_judged_only_if_it_is_its_own(
+    run: Path, plan: Plan, trained: MakeLog, written_log: MakeLog
 ) -> None:
-    written_log(name="run/result_0.txt", seed=made.trials[0].seed)
-    trials.settle(run, made, made.trials[0])
+    written_log(name="run/result_0.txt", seed=plan.trials[0].seed)
+    trials.settle(run, plan, plan.trials[0])
     assert outcome(run)[0] == "interrupted"
-    begin(run, made)
+    begin(run, plan)
     assert str(ledger.read(run)[0].attempts[0].cause).startswith("LOG-17: result_0.txt was not written by this attempt")
     trained(run)
-    trials.settle(run, made, made.trials[0])
-    assert outcome(run)[0] == "proven"
+    trials.settle(run, plan, plan.trials[0])
+    assert outcome(run)[0] == "valid"
 
 
 @pytest.mark.parametrize("has_nonce", [False, True])
-def test_only_an_attempt_of_an_earlier_version_is_judged_by_an_unbound_log(
-    run: Path, made: Plan, trained: MakeLog, has_nonce: bool
+def test_a_log_without_a_nonce_is_judged_only_for_attempts_of_earlier_versions(
+    run: Path, plan: Plan, trained: MakeLog, has_nonce: bool
 ) -> None:
     if not has_nonce:
         raw = json.loads((run / "ledger.json").read_text())
         del raw[0]["attempts"][0]["nonce"]
         (run / "ledger.json").write_text(json.dumps(raw))
     trained(run, binding=None)
-    trials.close(run, made, made.trials[0], failed=True)
-    assert ledger.read(run)[0].outcome is (Outcome.aborted if has_nonce else Outcome.proven)
+    trials.close(run, plan, plan.trials[0], failed=True)
+    assert ledger.read(run)[0].outcome is (Outcome.aborted if has_nonce else Outcome.valid)

@@ -1,4 +1,4 @@
-"""A run folder that is handed on can be checked: whatever was changed in it is named."""
+"""A copied run folder can be verified: every change in it is reported."""
 
 import functools
 import json
@@ -30,60 +30,60 @@ ADAPTERS = "adapters_0/__0_0.distcp"
 
 
 @pytest.fixture(scope="module")
-def made() -> Plan:
+def plan() -> Plan:
     return compose.compose(["task=lora70b", "cluster=dgx1", "trials=2"])
 
 
 @pytest.fixture
-def run(tmp_path: Path, made: Plan, written_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run under Slurm with two proven trials, one of which has attached a file."""
+def run(tmp_path: Path, plan: Plan, written_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run under Slurm with two valid trials, one of which has attached a file."""
     monkeypatch.setattr(compose, "read", functools.cache(compose.read))  # which takes most of the time
     folder = tmp_path / "run"
     (folder / "facts").mkdir(parents=True)
     (folder / "adapters_0").mkdir()
     for name in ("facts/rank_0000.json", "health.json", "slurm-7.out", ADAPTERS):
         (folder / name).write_text(f'"{name}"')
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(made.config)))
-    (folder / "job.sbatch").write_text(script.script(made))
-    text = plan_kinds.dumps(made)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(plan.config)))
+    (folder / "job.sbatch").write_text(script.script(plan))
+    text = plan_kinds.dumps(plan)
     for name in sorted(SITE, key=len, reverse=True):
         text = text.replace(f"${name}", SITE[name])
     (folder / "plan.json").write_text(text)
-    ledger.create(folder, made)
-    for trial in made.trials:
+    ledger.create(folder, plan)
+    for trial in plan.trials:
         ledger.begin(folder, trial, attempts=1, job="7")
         requests = folder / f"rank_logs/trial_{trial.index}.requests"
         requests.write_text("0.1\n")
         bound = mllog.load(folder, trial.index)
         written_log(name=f"run/{trial.log}", seed=trial.seed, binding=bound, attached=[requests][: 1 - trial.index])
-        judged = trials.close(folder, made, trial, failed=False)
+        judged = trials.close(folder, plan, trial, failed=False)
         assert judged is not None and judged.valid
-    statuses.write(folder, Status(outcome=Ending.proven, exit_code=0))
+    statuses.write(folder, Status(outcome=Ending.valid, exit_code=0))
     manifest.write(folder)
     return folder
 
 
 def wrong(verification: Verification) -> dict[str, tuple[str | None, str]]:
-    """Return what did not pass, with its rule and what was found."""
-    return {each.what: (each.rule, each.found) for each in verification.compared if each.passed is False}
+    """Return the failed checks, with rule and actual value."""
+    return {each.what: (each.rule, each.actual) for each in verification.compared if each.passed is False}
 
 
-def test_a_run_folder_is_verified_also_where_it_was_copied_to(run: Path, tmp_path: Path) -> None:
+def test_a_copied_run_folder_is_verified(run: Path, tmp_path: Path) -> None:
     verified = verify(run)
     assert wrong(verified) == {} and verified.passed
     names = {each.what for each in verified.compared}
     files = {"config.yaml", "plan.json", "job.sbatch", "ledger.json", "status.json", "health.json", "result_1.txt"}
     assert files | {"facts/rank_0000.json", "rank_logs/trial_0.requests", "adapters_0/"} <= names
-    assert not {"slurm-7.out", "rank_logs/trial_1.requests", ADAPTERS} & names, "not a part of the result"
+    assert not {"slurm-7.out", "rank_logs/trial_1.requests", ADAPTERS} & names, "these are not part of the result"
     assert {"job.sbatch, its plan", "config.yaml, in the plan", "result_0.txt, its own checksums"} <= names
     shutil.copytree(run, tmp_path / "copy")
     copy = verify(tmp_path / "copy")
-    assert copy.passed and [e.passed for e in copy.compared if "moved or copied since" in e.found] == [None, None]
+    assert copy.passed and [e.passed for e in copy.compared if "moved or copied since" in e.actual] == [None, None]
 
 
 @settings(max_examples=in_proportion(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_byte_that_is_changed_is_found_in_its_file(run: Path, data: st.DataObject) -> None:
+def test_any_changed_byte_is_reported_with_its_file(run: Path, data: st.DataObject) -> None:
     known = manifest.read(run)
     assert known is not None
     name = data.draw(st.sampled_from(["manifest.json", *known.files]))
@@ -97,13 +97,13 @@ def test_any_byte_that_is_changed_is_found_in_its_file(run: Path, data: st.DataO
 
 
 @pytest.mark.parametrize(("old", "new"), [(b'"written": "2', b'"written": "3'), (b'": ', b'":\t'), (b"}\n", b"}")])
-def test_a_manifest_vouches_for_itself_to_the_byte(run: Path, old: bytes, new: bytes) -> None:
+def test_a_changed_byte_in_the_manifest_is_detected(run: Path, old: bytes, new: bytes) -> None:
     whole = (run / "manifest.json").read_bytes()
     (run / "manifest.json").write_bytes(whole.replace(old, new, 1) if old != b"}\n" else whole.rstrip())
-    assert wrong(verify(run)) == {"manifest.json": (None, "changed since, or of another version")}
+    assert wrong(verify(run)) == {"manifest.json": (None, "changed since, or written by another version")}
 
 
-def test_the_image_is_compared_where_it_lies(run: Path, tmp_path: Path) -> None:
+def test_the_image_is_compared_on_its_machine(run: Path, tmp_path: Path) -> None:
     image = tmp_path / "train.sqsh"
     image.write_bytes(b"an image")
     atomic_files.write(run / "job.json", {"backend": "slurm", "jobs": [], "image": store.identity(str(image))})
@@ -112,38 +112,41 @@ def test_the_image_is_compared_where_it_lies(run: Path, tmp_path: Path) -> None:
     image.write_bytes(b"another image")
     assert wrong(verify(run)) == {f"image {image}": (None, "another file")}
     image.unlink()
-    assert verify(run).passed, "elsewhere there is nothing to compare"
+    assert verify(run).passed, "on other machines there is no image to compare"
 
 
 @pytest.mark.parametrize("name", ["result_0.txt", "facts/rank_0000.json", "adapters_0", "rank_logs/trial_0.requests"])
-def test_what_is_gone_is_named(run: Path, name: str) -> None:
+def test_a_missing_file_is_reported(run: Path, name: str) -> None:
     (run / name).rename(run / "elsewhere")
-    found = wrong(verify(run))
-    assert [text for what, (_, text) in found.items() if what.rstrip("/") == name][0].startswith("missing")
+    wrong_files = wrong(verify(run))
+    assert [text for what, (_, text) in wrong_files.items() if what.rstrip("/") == name][0].startswith("missing")
 
 
-def test_a_log_that_was_added_and_a_link_are_no_part_of_the_run(run: Path) -> None:
+def test_an_added_log_and_a_link_are_reported(run: Path) -> None:
     shutil.copy(run / "result_0.txt", run / "result_2.txt")
     (run / "health.json").rename(run / "elsewhere")
     (run / "health.json").symlink_to("elsewhere")
-    found = wrong(verify(run))
-    assert found.keys() == {"result_2.txt", "health.json"} and found["health.json"][1] == "missing, or a link"
+    wrong_files = wrong(verify(run))
+    assert (
+        wrong_files.keys() == {"result_2.txt", "health.json"}
+        and wrong_files["health.json"][1] == "missing, or a symbolic link"
+    )
 
 
-@pytest.mark.parametrize(("has_status", "why"), [(True, "was ended before it could"), (False, "has not ended")])
+@pytest.mark.parametrize(("has_status", "why"), [(True, "was killed before it could"), (False, "has not ended")])
 def test_a_run_without_a_manifest_is_not_verified(run: Path, has_status: bool, why: str) -> None:
     (run / "manifest.json").unlink()
     if not has_status:
         (run / "status.json").unlink()
-    found = wrong(verify(run))
-    assert [*found] == ["manifest.json"] and why in found["manifest.json"][1]
+    wrong_files = wrong(verify(run))
+    assert [*wrong_files] == ["manifest.json"] and why in wrong_files["manifest.json"][1]
 
 
-def test_going_on_with_a_run_sets_its_manifest_aside(run: Path) -> None:
+def test_resuming_a_run_moves_its_manifest_away(run: Path) -> None:
     ledger.reopen(run)
     assert {path.name for path in (run / "attempts/run.1").iterdir()} == {"status.json", "manifest.json"}
     with pytest.raises(ZeroDivisionError), ledger.reopened(run):
-        assert [*run.glob("attempts/run.2")] == [], "there is nothing to set aside"
+        assert [*run.glob("attempts/run.2")] == [], "there is nothing to move"
         raise ZeroDivisionError
     for path in (run / "attempts/run.1").iterdir():
         path.rename(run / path.name)
@@ -152,7 +155,7 @@ def test_going_on_with_a_run_sets_its_manifest_aside(run: Path) -> None:
     assert verify(run).passed
 
 
-# Who also writes a new manifest is found out by what the files say of each other.
+# With a new manifest, changes are detected by comparing the files with each other.
 
 
 def swapped(run: Path) -> None:
@@ -202,7 +205,7 @@ def in_attached(run: Path) -> None:
         (in_config, {"config.yaml, in the plan": None}),
     ],
 )
-def test_files_that_contradict_each_other_are_found_behind_a_new_manifest(
+def test_contradicting_files_are_reported_despite_a_new_manifest(
     run: Path, change: Callable[[Path], None], expected: dict[str, str | None]
 ) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -212,6 +215,6 @@ def test_files_that_contradict_each_other_are_found_behind_a_new_manifest(
     assert {what: rule for what, (rule, _) in wrong(verify(run)).items()} == expected
 
 
-def test_a_folder_of_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in this folder"):
         verify(tmp_path)

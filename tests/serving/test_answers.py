@@ -1,4 +1,4 @@
-"""Whether an answer is what was asked for, by its bytes: statuses, counts and times, and where each bound lies."""
+"""Judging responses from their bytes: statuses, counts, times and bounds."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helpers import serving
-from jobs.serving.answers import Answer, Asked, judged
+from jobs.serving.answers import Answer, RequestSpec, judged
 from jobs.serving.client import Exchange
 
 DUE_S = 16.0
@@ -15,11 +15,11 @@ Parts = list[tuple[float, bytes]]
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def spec(tmp_path_factory: pytest.TempPathFactory) -> RequestSpec:
     from jobs.serving import prompts
 
     own = prompts.tokenizer(serving.tokenizer(tmp_path_factory.mktemp("answers") / "model"))
-    return Asked(tokens_in=16, tokens_out=4, tokenizer=own)
+    return RequestSpec(tokens_in=16, tokens_out=4, tokenizer=own)
 
 
 def event(**fields: Any) -> bytes:
@@ -35,7 +35,7 @@ def usage(tokens_in: object, tokens_out: object) -> bytes:
 
 
 def at(*parts: tuple[float, bytes], http: int | None = 200, failure: str = "") -> Exchange:
-    """Return a request with what came so many seconds after it was due."""
+    """Return a request with parts at these seconds after it was due."""
     return Exchange(3, "", DUE_S, http=http, failure=failure, parts=[(DUE_S + s, data) for s, data in parts])
 
 
@@ -43,58 +43,68 @@ def words(*times: float) -> Parts:
     return [(at_s, token(f" w{number}")) for number, at_s in enumerate(times)]
 
 
-def told(exchange: Exchange, asked: Asked) -> tuple[str, str]:
-    answer = judged(exchange, asked)
+def status_of(exchange: Exchange, spec: RequestSpec) -> tuple[str, str]:
+    answer = judged(exchange, spec)
     return answer.status, answer.detail
 
 
-def test_an_answer_as_asked_for_has_its_counts_and_the_times_of_its_tokens(asked: Asked) -> None:
-    """A last chunk that only says why the answer ended is no token, and an empty text that goes on is one."""
+def test_a_valid_answer_has_its_counts_and_token_times(spec: RequestSpec) -> None:
+    """A last chunk with only a finish_reason is not a token; an empty text without one is a token."""
     last = (3.0, token("", finish_reason="length") + usage(16, 4) + DONE)
     one = (0.5, b": a remark\n\n" + token(" w1"))
-    answer = judged(at(one, (1.0, token("")), (1.5, token(None)), (2.0, token(" w2")), last), asked)
+    answer = judged(at(one, (1.0, token("")), (1.5, token(None)), (2.0, token(" w2")), last), spec)
     expected = Answer(
         number=3, due_s=DUE_S, status="ok", first_s=0.5, last_s=2.0, tokens_in=16, tokens_out=4, num_chunks=4
     )
     assert answer == expected and answer.tpot_s == 1.5 / 3
 
 
-def test_an_event_is_there_when_its_last_byte_is(asked: Asked) -> None:
-    """One is cut in its middle; the end is known by a reason, without [DONE]."""
+def test_an_event_counts_when_its_last_byte_arrives(spec: RequestSpec) -> None:
+    """One event is split; the end is marked by a finish_reason, without [DONE]."""
     raw = token(" w2 w3 w4", finish_reason="stop")
-    answer = judged(at((1.0, token(" w1")), (2.0, raw[:9]), (4.0, raw[9:] + usage(16, 4))), asked)
+    answer = judged(at((1.0, token(" w1")), (2.0, raw[:9]), (4.0, raw[9:] + usage(16, 4))), spec)
     assert (answer.status, answer.first_s, answer.last_s, answer.num_chunks) == ("ok", 1.0, 4.0, 2)
 
 
-def test_a_server_that_counts_nothing_has_its_chunks_counted(asked: Asked) -> None:
-    answer = judged(at(*words(1, 2, 3, 4), (5, DONE)), asked)
+def test_chunks_are_counted_if_the_server_reports_no_usage(spec: RequestSpec) -> None:
+    answer = judged(at(*words(1, 2, 3, 4), (5, DONE)), spec)
     assert (answer.status, answer.tokens_in, answer.tokens_out) == ("ok", None, 4)
-    assert told(at(*words(1, 2, 3), (5, DONE)), asked) == ("short", "3 tokens of 4")
-    assert judged(at(*words(1, 2, 3, 4), (5, usage("16", 4) + DONE)), asked).tokens_in is None
+    assert status_of(at(*words(1, 2, 3), (5, DONE)), spec) == ("short", "3 of 4 tokens")
+    assert judged(at(*words(1, 2, 3, 4), (5, usage("16", 4) + DONE)), spec).tokens_in is None
     first = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1})
-    running = judged(at((0.5, first), *words(1, 2, 3, 4), (5, usage(16, 4) + token(" ", finish_reason="x"))), asked)
+    running = judged(at((0.5, first), *words(1, 2, 3, 4), (5, usage(16, 4) + token(" ", finish_reason="x"))), spec)
     assert (running.tokens_in, running.tokens_out) == (16, 4), "the last count is that of the whole answer"
 
 
 @pytest.mark.parametrize(
     ("parts", "counts", "status", "detail"),
     [
-        (words(1, 2, 3), (16, 3), "short", "3 tokens of 4"),
-        (words(1, 2, 3, 4), (16, 5), "long", "5 tokens of 4"),
-        (words(1, 2, 3, 4), (17, 4), "prompt", "the server counts 17 tokens in the prompt of 16"),
-        (words(1, 2, 3, 4), (15, 4), "prompt", "the server counts 15 tokens in the prompt of 16"),
-        (words(1, 2, 3, 4, 5), (16, 4), "miscounted", "4 tokens by the server, in 5 chunks: ' w0 w1 w2 w3 w4'"),
-        (words(1), (16, 4), "miscounted", "4 tokens by the server, in 1 chunks: ' w0'"),
+        (words(1, 2, 3), (16, 3), "short", "3 of 4 tokens"),
+        (words(1, 2, 3, 4), (16, 5), "long", "5 of 4 tokens"),
+        (words(1, 2, 3, 4), (17, 4), "prompt", "the server reports 17 prompt tokens instead of 16"),
+        (words(1, 2, 3, 4), (15, 4), "prompt", "the server reports 15 prompt tokens instead of 16"),
+        (
+            words(1, 2, 3, 4, 5),
+            (16, 4),
+            "miscounted",
+            "the server reports 4 tokens, but sent 5 chunks: ' w0 w1 w2 w3 w4'",
+        ),
+        (words(1), (16, 4), "miscounted", "the server reports 4 tokens, but sent 1 chunks: ' w0'"),
         (words(1, 2), (16, 4), "ok", ""),
         ([(1, token("w1 w2"))], (16, 4), "ok", ""),
-        ([(1, token("w" * 90))], (16, 4), "miscounted", f"4 tokens by the server, in 1 chunks: '{'w' * 80}'"),
+        (
+            [(1, token("w" * 90))],
+            (16, 4),
+            "miscounted",
+            f"the server reports 4 tokens, but sent 1 chunks: '{'w' * 80}'",
+        ),
     ],
 )
-def test_what_is_not_as_asked_for_is_named_with_both_counts(
-    asked: Asked, parts: Parts, counts: tuple[int, int], status: str, detail: str
+def test_a_mismatch_is_reported_with_both_counts(
+    spec: RequestSpec, parts: Parts, counts: tuple[int, int], status: str, detail: str
 ) -> None:
-    """Half of the tokens must be seen, as chunks or as words of the text."""
-    assert told(at(*parts, (9, usage(*counts) + DONE)), asked) == (status, detail)
+    """Half of the tokens must be visible, as chunks or as words of the text."""
+    assert status_of(at(*parts, (9, usage(*counts) + DONE)), spec) == (status, detail)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +117,20 @@ def test_what_is_not_as_asked_for_is_named_with_both_counts(
         (at(*words(1), (2, event(error="e" * 300) + DONE)), "stream", "e" * 200),
         (at((1, b"data:" + b"{" * 100 + b"\n")), "stream", f"not JSON: b'{'{' * 80}'"),
         (at((1, b'data: ["' + b"x" * 100 + b'"]\n')), "stream", "not an object: b'[\"" + "x" * 78 + "'"),
-        (at(*words(1, 2)), "stream", "the stream ended in the middle, after 2 chunks"),
-        (at((1, usage(16, 4) + DONE)), "stream", "the stream ended in the middle, after 0 chunks"),
+        (at(*words(1, 2)), "stream", "the stream ended early, after 2 chunks"),
+        (at((1, usage(16, 4) + DONE)), "stream", "the stream ended early, after 0 chunks"),
     ],
 )
-def test_a_request_that_failed_has_no_times_and_says_why(
-    asked: Asked, exchange: Exchange, status: str, detail: str
+def test_a_failed_request_has_a_reason_and_no_times(
+    spec: RequestSpec, exchange: Exchange, status: str, detail: str
 ) -> None:
-    assert judged(exchange, asked) == Answer(number=3, due_s=DUE_S, status=status, detail=detail)
+    assert judged(exchange, spec) == Answer(number=3, due_s=DUE_S, status=status, detail=detail)
 
 
-def test_the_end_of_a_stream_may_itself_be_cut_in_two(asked: Asked) -> None:
-    assert told(at(*words(1, 2, 3, 4), (5, b"data: [DO"), (6, b"NE]\n\n")), asked) == ("ok", "")
+def test_the_end_of_a_stream_may_be_split(spec: RequestSpec) -> None:
+    assert status_of(at(*words(1, 2, 3, 4), (5, b"data: [DO"), (6, b"NE]\n\n")), spec) == ("ok", "")
     early = [(0.5, DONE), *words(1, 2, 3, 4)]
-    assert told(at(*early), asked) == ("stream", "the stream ended in the middle, after 4 chunks")
+    assert status_of(at(*early), spec) == ("stream", "the stream ended early, after 4 chunks")
 
 
 @pytest.mark.parametrize(
@@ -135,10 +145,10 @@ def test_the_end_of_a_stream_may_itself_be_cut_in_two(asked: Asked) -> None:
         ((0.0, 8.0, 8.0, 8.25), 2),
     ],
 )
-def test_chunks_came_together_below_a_tenth_of_the_mean_gap(
-    asked: Asked, times: tuple[float, ...], together: int
+def test_chunks_are_batched_below_a_tenth_of_the_mean_gap(
+    spec: RequestSpec, times: tuple[float, ...], together: int
 ) -> None:
-    assert judged(at(*words(*times), (30, DONE)), asked).num_together == together
+    assert judged(at(*words(*times), (30, DONE)), spec).num_together == together
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,7 @@ def test_chunks_came_together_below_a_tenth_of_the_mean_gap(
     [(1.0, 3.0, 2, 2.0), (1.0, 3.0, 5, 0.5), (1.0, 3.0, 1, None), (1.0, 3.0, None, None), (None, 3.0, 2, None),
      (1.0, None, 2, None), (0.0, 3.0, 2, 3.0)],
 )  # fmt: skip
-def test_the_time_of_a_token_is_of_those_after_the_first(
+def test_time_per_output_token_excludes_the_first_token(
     first_s: float | None, last_s: float | None, tokens_out: int | None, tpot_s: float | None
 ) -> None:
     answer = Answer(number=0, due_s=0, status="ok", first_s=first_s, last_s=last_s, tokens_out=tokens_out)

@@ -1,4 +1,4 @@
-"""The folder that a server loads: the site's own, one without an end of answers, or one that is made on the spot."""
+"""The model folder of a server: the site's, a copy without end-of-sequence tokens, or random weights."""
 
 import json
 from pathlib import Path
@@ -29,14 +29,14 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_a_sites_model_is_loaded_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sites_model_is_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = serving.tokenizer(tmp_path / "llama")
     words = ("model.weights=checkpoint", "cluster.paths.model=$SITE/llama", "task.serving.server.removes_eos=false")
     monkeypatch.setenv("SITE", str(tmp_path))
     plan = serving.planned(*words)
     assert prepared(plan, tmp_path / "made") == source and not (tmp_path / "made").exists()
     (source / "config.json").unlink()
-    with pytest.raises(ConfigError, match="no model of Hugging Face's format") as refused:
+    with pytest.raises(ConfigError, match="no Hugging Face model in this folder") as refused:
         prepared(plan, tmp_path / "made")
     assert (refused.value.where, refused.value.rule) == (str(source), "CFG-06")
 
@@ -46,35 +46,35 @@ def test_a_server_that_runs_elsewhere_has_no_folder(tmp_path: Path) -> None:
     assert prepared(plan, tmp_path / "made") is None and not (tmp_path / "made").exists()
 
 
-def test_a_copy_without_an_end_links_the_weights_and_changes_three_files(tmp_path: Path) -> None:
+def test_a_copy_without_eos_links_the_weights_and_changes_three_files(tmp_path: Path) -> None:
     source = serving.tokenizer(tmp_path / "llama")
     (source / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3], "top_k": 50}))
     (source / "model.safetensors").write_bytes(b"weights")
     plan = serving.planned("model.weights=checkpoint", f"cluster.paths.model={source}")
-    made = prepared(plan, tmp_path / "below/made")
-    assert made == tmp_path / "below/made"
-    links = {path.name: path.readlink() for path in made.iterdir() if path.is_symlink()}
+    created = prepared(plan, tmp_path / "below/made")
+    assert created == tmp_path / "below/made"
+    links = {path.name: path.readlink() for path in created.iterdir() if path.is_symlink()}
     assert links == {name: source / name for name in ("tokenizer.json", "model.safetensors")}
-    assert read(made / "config.json") == {"model_type": "llama", "eos_token_id": None}
-    assert read(made / "generation_config.json") == {"eos_token_id": None, "top_k": 50}
-    assert read(made / "tokenizer_config.json") == {"eos_token": None}
-    assert read(source / "config.json")["eos_token_id"] == 2, "the site's is as it was"
+    assert read(created / "config.json") == {"model_type": "llama", "eos_token_id": None}
+    assert read(created / "generation_config.json") == {"eos_token_id": None, "top_k": 50}
+    assert read(created / "tokenizer_config.json") == {"eos_token": None}
+    assert read(source / "config.json")["eos_token_id"] == 2, "the site's folder is unchanged"
 
 
-def test_a_model_of_the_plans_shape_is_made_with_other_numbers_for_each_layer_and_seed(tmp_path: Path) -> None:
+def test_random_weights_differ_by_layer_and_seed(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    plan, drawn = serving.planned(*SIZES), list[torch.Tensor]()
+    plan, sampled = serving.planned(*SIZES), list[torch.Tensor]()
     for seed in (1, 2, 1):
-        folder = prepared(plan, tmp_path / f"made{len(drawn)}", seed)
+        folder = prepared(plan, tmp_path / f"made{len(sampled)}", seed)
         assert folder is not None
         files = {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
         assert list(files) == [f"model-0000{number}.safetensors" for number in range(3)]
-        drawn += [files[name][f"model.layers.{n}.mlp.down_proj.weight"] for n, name in enumerate(list(files)[1:])]
-    first, second, *others, again, _ = drawn
-    assert torch.equal(first, again)
+        sampled += [files[name][f"model.layers.{n}.mlp.down_proj.weight"] for n, name in enumerate(list(files)[1:])]
+    first, second, *others, repeated, _ = sampled
+    assert torch.equal(first, repeated)
     assert not any(torch.equal(one, other) for one, other in [(first, second), *((second, other) for other in others)])
     assert read(folder / "model.safetensors.index.json") == {
         "metadata": {},
@@ -91,9 +91,7 @@ def test_a_model_of_the_plans_shape_is_made_with_other_numbers_for_each_layer_an
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_the_files_beside_the_weights_name_no_end_and_a_word_for_every_token(
-    tmp_path: Path, precision: str, dtype: str
-) -> None:
+def test_config_and_tokenizer_of_random_weights(tmp_path: Path, precision: str, dtype: str) -> None:
     from safetensors import safe_open
 
     folder = prepared(serving.planned(*SIZES, f"precision={precision}"), tmp_path / "made")

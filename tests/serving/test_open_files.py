@@ -1,4 +1,4 @@
-"""Every connection of a load is an open file: the limit is raised as far as it must be, or the load is refused."""
+"""Every connection is an open file: the limit is raised as needed, or the load is refused."""
 
 import resource
 
@@ -20,19 +20,19 @@ UNLIMITED = resource.RLIM_INFINITY
         (UNLIMITED, UNLIMITED, None),
     ],
 )
-def test_open_files_are_allowed_for_every_connection(
+def test_the_limit_of_open_files_is_raised(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: tuple[int, int] | None
 ) -> None:
-    asked = list[tuple[int, tuple[int, int]]]()
+    limits_set = list[tuple[int, tuple[int, int]]]()
     monkeypatch.setattr(server.resource, "getrlimit", lambda which: (soft, hard))
-    monkeypatch.setattr(server.resource, "setrlimit", lambda which, limits: asked.append((which, limits)))
+    monkeypatch.setattr(server.resource, "setrlimit", lambda which, limits: limits_set.append((which, limits)))
     server.allow_connections(1000)
-    assert asked == ([] if raised is None else [(resource.RLIMIT_NOFILE, raised)])
+    assert limits_set == ([] if raised is None else [(resource.RLIMIT_NOFILE, raised)])
 
 
-def test_more_connections_than_a_site_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_above_the_hard_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.resource, "getrlimit", lambda which: (1024, 1511))
-    what = "1,000 requests at a time need 1,512 open files, and 1,511 are allowed"
+    what = "1,000 parallel requests need 1,512 open files, but the limit is 1,511"
     with pytest.raises(SubmitError, match=what) as refused:
         server.allow_connections(1000)
     assert (refused.value.rule, refused.value.where) == ("RUN-15", "ulimit -n")

@@ -1,4 +1,4 @@
-"""Efficiency coefficients in the tables of a study: of which arm they are, their intervals, and the published ones."""
+"""Efficiency coefficients in the tables of a study: the reference arm, intervals, and published coefficients."""
 
 import csv
 import io
@@ -11,14 +11,14 @@ from test_spec import written
 
 from bench import studies
 from bench.errors import ConfigError
-from bench.report.study.layout import laid_out
+from bench.report.study.layout import layout_of
 from bench.report.study.markdown import markdown
 from bench.report.study.records import csv as to_csv
 from bench.results.study import Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
-from bench.studies.folder import Kept
-from helpers.study_runs import proven
+from bench.studies.folder import StoredStudy
+from helpers.study_runs import valid_run
 
 STUDY = """
 title: t
@@ -31,8 +31,8 @@ columns:
   - {measurement: step_time, title: step time, unit: ms, higher_is_better: false}
   - {measurement: throughput, title: speed, unit: samples/s, higher_is_better: true}
 coefficients:
-  - {of: step_time, same: [work], among: [{system: [old, new]}, {system: ["old, 2 nodes", "new, 2 nodes"]}]}
-  - {of: throughput, same: [work], among: [{system: [old, new]}]}
+  - {measurement: step_time, same: [work], among: [{system: [old, new]}, {system: ["old, 2 nodes", "new, 2 nodes"]}]}
+  - {measurement: throughput, same: [work], among: [{system: [old, new]}]}
 tables: [{title: times, rows: [work], columns: [system], measurement: step_time_coefficient}]
 window: {skip_steps: 0, steps: 3}
 published: [theirs]
@@ -51,21 +51,21 @@ OLD_S, NEW_S = (0.93, 0.94, 0.92), (0.29, 0.295, 0.292)
 
 
 def study_result(tmp_path: Path) -> StudyResult:
-    """A study whose runs of each arm took these times in its three blocks; one of them never ran."""
+    """Return a study with planted run times in three blocks; one arm never ran."""
     config_dir = written(tmp_path, STUDY)
     (tmp_path / "published").mkdir()
     (tmp_path / "published/theirs.yaml").write_text(THEIRS)
     study = library.load("mine", config_dir=config_dir)
-    made = library.publications(study, config_dir=config_dir)
-    kept = Kept(name="mine", cluster="here", words=(), study=study, publications=made)
+    publications = library.publications(study, config_dir=config_dir)
+    stored = StoredStudy(name="mine", cluster="here", overrides=(), study=study, publications=publications)
     names = [f"{work} {system}" for work in "AB" for system in ("old", "new", "old, 2 nodes", "new, 2 nodes")]
     planned = [PlannedArm(name=name) for name in names[:-1]]
     planned.append(PlannedArm(name=names[-1], mark=Mark.not_advisable, reason="too few steps", runs=False))
-    with folders.opened(tmp_path / "mine-here", kept, planned):
+    with folders.locked(tmp_path / "mine-here", stored, planned):
         pass
     for arm, times in {"A_old": OLD_S, "A_new": NEW_S, "B_old_2_nodes": OLD_S}.items():
         for block, time_s in enumerate(times, 1):
-            proven(tmp_path / f"mine-here/{arm}.{block}", [time_s] * 3)
+            valid_run(tmp_path / f"mine-here/{arm}.{block}", [time_s] * 3)
     return studies.read(tmp_path / "mine-here")
 
 
@@ -83,20 +83,20 @@ def test_a_coefficient_is_of_the_best_arm_of_its_group_with_the_interval_of_pair
     assert rates["old"].value == pytest.approx(1 / mean) and rates["new"].value == 1, "of rates the largest is best"
 
 
-def test_an_arm_without_its_like_has_the_reason_in_place_of_a_coefficient(tmp_path: Path) -> None:
+def test_an_arm_without_a_reference_has_a_reason_and_no_coefficient(tmp_path: Path) -> None:
     result = study_result(tmp_path)
     cells = {row.arm: row.cells for row in result.rows}
     alone, never = (cells[f"B {name}, 2 nodes"]["step_time_coefficient"] for name in ("old", "new"))
-    assert (alone.mark, alone.reason) == (Mark.no_result, "no other arm that it is compared with has a number")
+    assert (alone.mark, alone.reason) == (Mark.no_result, "no other arm of its group has a value")
     assert (never.mark, never.reason) == (Mark.not_advisable, "too few steps")
     assert cells["B old"]["step_time_coefficient"].reason == "not run"
     nowhere = cells["B old, 2 nodes"]["throughput_coefficient"]
-    assert (nowhere.value, nowhere.reason) == (None, "the study compares it with no other arm")
+    assert (nowhere.value, nowhere.reason) == (None, "the study does not compare it with another arm")
 
 
-def test_published_coefficients_stand_beside_those_of_the_same_column(tmp_path: Path) -> None:
+def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path: Path) -> None:
     result = study_result(tmp_path)
-    text = markdown(result, laid_out(result, tmp_path))
+    text = markdown(result, layout_of(result, tmp_path))
     assert "## times: efficiency coefficient" in text
     assert "3.18 (3.11–3.25)" in text and "| published, P1 | 3.2 | 1 |" in text and "0.25" not in text
     rows = {
@@ -112,12 +112,16 @@ def test_published_coefficients_stand_beside_those_of_the_same_column(tmp_path: 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("of: throughput,", "of: mfu,", "no column of the measurement 'mfu'"),
-        ("of: throughput,", "of: step_time,", "two columns of coefficients of step_time"),
+        ("{measurement: throughput, same", "{measurement: mfu, same", "no column with the measurement 'mfu'"),
+        (
+            "{measurement: throughput, same",
+            "{measurement: step_time, same",
+            "two columns have the coefficients of step_time",
+        ),
         ("same: [work]", "same: [job]", "no label 'job'"),
-        ("[{system: [old, new]}]", "[{system: older}]", "coefficients among no arm"),
-        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old is compared among two groups"),
-        ("measurement: step_time_coefficient", "measurement: step_time_coeff", "no column of the measurement"),
+        ("[{system: [old, new]}]", "[{system: older}]", "this entry of among matches no arm"),
+        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of among"),
+        ("measurement: step_time_coefficient", "measurement: step_time_coeff", "no column with the measurement"),
     ],
 )
 def test_coefficients_that_contradict_the_study_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

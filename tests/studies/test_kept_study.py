@@ -1,4 +1,4 @@
-"""The dated report of kubernetes_overhead_tiny: its table is what the logs beside it prove, counted by hand."""
+"""The dated report of kubernetes_overhead_tiny: its table equals a manual evaluation of the stored logs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ BATCH, SKIPPED, COUNTED = 8, 10, 40
 
 
 def step_times_ms(log: Path) -> list[float]:
-    """Return the listed times of the steps that count."""
+    """Return the logged times of the steps in the window."""
     lines = [json.loads(line.partition(":::MLLOG ")[2]) for line in log.read_text().splitlines() if ":::MLLOG" in line]
     listed = [1000 * t for line in lines if line["key"] == "tracked_stats" for t in line["value"].get("step_times", [])]
     assert len(listed) == SKIPPED + COUNTED
@@ -52,8 +52,8 @@ def test_the_verdicts_are_those_of_a_paired_t_test_by_scipy(times_ms: dict[str, 
     result, report = studies.read(FOLDER), FOLDER.with_suffix(".md").read_text()
     for one in result.differences:
         logs = [np.log([1 / sum(times) for times in times_ms[arm]]) for arm in (one.first, one.second)]
-        found = stats.ttest_rel(*logs)
-        low, high = np.exp(found.confidence_interval(0.95))
+        test = stats.ttest_rel(*logs)
+        low, high = np.exp(test.confidence_interval(0.95))
         assert one.comparison is not None and (one.comparison.low, one.comparison.high) == pytest.approx((low, high))
         assert one.comparison.verdict.startswith("different") == bool(low > 1 or high < 1)
         assert f"| {one.first} / {one.second} | {100 * (one.comparison.ratio or 0) - 100:+.1f} |" in report

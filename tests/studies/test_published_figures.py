@@ -1,4 +1,4 @@
-"""conf/published: the printed figures against the documents' own text, the meant ones against arithmetic by hand."""
+"""conf/published: printed figures are compared with the documents, corrected ones with manual calculations."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ PUBLISHED = ROOT / "conf" / "published"
 NAMES = sorted(path.stem for path in PUBLISHED.glob("*.yaml"))
 DOCUMENTS = ROOT.parent / "shared" / "seeds"
 PLATFORMS = ("a800", "rtx4090", "rtx3090_nvlink", "rtx3090")
-"""The columns of tables III, IV and IX: a file each, since each was measured on other hardware."""
+"""The columns of tables III, IV and IX: one file each, since each was measured on other hardware."""
 WIDE = {3: "III", 4: "IV", 9: "IX"}
 ANCHORS = {
     "ironbyte_table_1": ("000", "Table №1."),
@@ -40,7 +40,7 @@ ANCHORS = {
         strict=True,
     )
 }
-"""The document of each file, and what stands there just before its figures."""
+"""The document of each file, and the text just before its figures."""
 COLLECTED = ("training_per_gpu",)
 """Figures of many public pages, which are not among the documents."""
 
@@ -50,12 +50,12 @@ def read(name: str) -> PublishedTable:
 
 
 def one(name: str, measurement: str, **labels: str) -> Figure:
-    (found,) = (
+    (figure,) = (
         figure
         for figure in read(name).figures
         if figure.measurement == measurement and labels.items() <= figure.labels.items()
     )
-    return found
+    return figure
 
 
 def lines_from(document: str, anchor: str) -> list[str]:
@@ -69,34 +69,34 @@ def lines_from(document: str, anchor: str) -> list[str]:
 
 
 def rows_of(table: PublishedTable) -> Iterator[list[Figure]]:
-    """Yield the figures that stand in one row of the file."""
+    """Yield the figures of each row of the file."""
     width = len(yaml.safe_load((PUBLISHED / f"{table.name}.yaml").read_text()).get("columns", "1"))
     for start in range(0, len(table.figures), width):
         yield list(table.figures[start : start + width])
 
 
-def are_in_order(wanted: Sequence[str], words: Sequence[str]) -> bool:
-    rest = iter(words)
-    return all(word in rest for word in wanted)
+def are_in_order(expected_words: Sequence[str], tokens: Sequence[str]) -> bool:
+    rest = iter(tokens)
+    return all(token in rest for token in expected_words)
 
 
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name not in COLLECTED and not re.match(r"dissect_table_[349]_", name)]
 )
 def test_each_row_is_printed_in_one_line_of_its_document(name: str) -> None:
-    """Rows are looked for in their order, each in or below the line of the one before."""
+    """Rows are searched in order, each in or below the line of the previous one."""
     document, anchor = ANCHORS[name]
-    lines = [[word.strip("().,") for word in line.split()] for line in lines_from(document, anchor)]
+    lines = [[token.strip("().,") for token in line.split()] for line in lines_from(document, anchor)]
     at = 0
     for row in rows_of(read(name)):
-        wanted = [word.strip("().,") for figure in row for word in figure.printed.split()]
-        at = next((n for n, words in enumerate(lines) if n >= at and are_in_order(wanted, words)), len(lines))
-        assert at < len(lines), f"{wanted} is in no line of the document, or above the row before"
+        expected_words = [token.strip("().,") for figure in row for token in figure.printed.split()]
+        at = next((n for n, tokens in enumerate(lines) if n >= at and are_in_order(expected_words, tokens)), len(lines))
+        assert at < len(lines), f"{expected_words} is in no line of the document, or above the row before"
 
 
 @pytest.mark.parametrize("number", WIDE)
 def test_a_wide_table_has_the_rows_and_cells_of_its_document(number: int) -> None:
-    """The four platforms' files side by side are the table, row by row and cell by cell."""
+    """The files of the four platforms next to each other equal the table, cell by cell."""
     width = 3 if number == 4 else 2
     printed = []
     for line in lines_from("003", f"TABLE {WIDE[number]}:")[1:]:
@@ -113,13 +113,13 @@ def test_a_wide_table_has_the_rows_and_cells_of_its_document(number: int) -> Non
     assert ours == printed
 
 
-def test_a_gpus_share_is_the_printed_figure_over_the_gpus() -> None:
+def test_a_value_per_gpu_is_the_printed_total_divided_by_the_gpus() -> None:
     """By hand: 7488.3 tokens/s of 8 GPUs; 185090 of 32."""
     naive = one("dissect_table_3_a800", "throughput_per_gpu", model="7B", method="Naive")
     assert (naive.value, naive.unit) == (pytest.approx(936.0375), "tokens/s/GPU")
     bare = one("kubernetes_5b", "throughput_per_gpu", system="bare metal", nodes="4")
     assert bare.value == pytest.approx(5784.0625)
-    assert read("kubernetes_5b").title.endswith("(printed for 8, 16, 32 GPUs together)")
+    assert read("kubernetes_5b").title.endswith("(printed as totals of 8, 16, 32 GPUs)")
     copies = one("dissect_table_14", "copies_total", model="7B", method="Z3")
     assert (copies.value, copies.unit) == (638, "ms") and read("dissect_table_14").title.endswith(
         "(printed in s and %)"
@@ -127,7 +127,7 @@ def test_a_gpus_share_is_the_printed_figure_over_the_gpus() -> None:
     assert one("dissect_table_3_a800", "peak_memory", model="7B", method="Naive").value == 66.7
 
 
-def test_misprints_are_corrected_and_say_why() -> None:
+def test_misprints_are_corrected_with_a_reason() -> None:
     known = {
         ("dissect_table_4_a800", "throughput_per_gpu", "13B", "R+Z2+O"): ("640435", 6404.35 / 8, "no decimal point"),
         ("dissect_table_9_a800", "throughput_per_gpu", "13B", "L+F+R+Z3"): ("1912.9", 1912.9 / 8, "the label 70B"),
@@ -140,11 +140,11 @@ def test_misprints_are_corrected_and_say_why() -> None:
     assert (comma.printed, comma.value) == ("0,0079", 0.0079)
 
 
-def test_what_is_no_number_has_no_value_and_a_reason() -> None:
+def test_a_sign_in_place_of_a_number_has_no_value_and_a_reason() -> None:
     oom = one("dissect_table_3_rtx4090", "throughput_per_gpu", model="7B", method="Naive")
     assert (oom.printed, oom.value, oom.reason) == ("-", None, "out of memory")
-    x = one("ironbyte_table_1", "run_time", work="70B pre-training, 100 steps", system="groups apart, 2 nodes")
-    assert x.value is None and "merging takes longer" in x.reason
+    x = one("ironbyte_table_1", "run_time", work="70B pre-training, 100 steps", system="independent groups, 2 nodes")
+    assert x.value is None and "averaging the weights takes longer" in x.reason
     star = one("ironbyte_table_3", "run_time", work="7B fine-tuning, 1 epoch", system="open source, 2 nodes, 80 Gbit/s")
     assert (star.printed, star.value, star.reason) == ("3750*", 3750, "calculated by the document")
 
@@ -161,11 +161,11 @@ def test_the_difference_of_kubernetes_follows_from_its_two_rows(name: str, nodes
 
 @pytest.mark.parametrize("name", ["ironbyte_table_1", "ironbyte_table_3"])
 def test_the_coefficients_of_ironbyte_follow_from_its_minutes(name: str) -> None:
-    """A coefficient is the time over that of the groups apart on as many nodes."""
+    """A coefficient is the time over that of the independent groups on the same number of nodes."""
     coefficients = [figure for figure in read(name).figures if figure.measurement == "efficiency_coefficient"]
     for figure in coefficients:
         work, system = figure.labels["work"], figure.labels["system"]
-        base = "groups apart, 1 node" if "1 node" in system else "groups apart, 2 nodes"
+        base = "independent groups, 1 node" if "1 node" in system else "independent groups, 2 nodes"
         times = [one(name, "run_time", work=work, system=which).value for which in (system, base)]
         if figure.value is not None:
             assert times[0] and times[1] and figure.value == pytest.approx(times[0] / times[1], abs=0.05)
@@ -198,19 +198,23 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('["1.5"]', '["1.5", "2"]', "2 cells, and the table has 1 columns"),
+        ('["1.5"]', '["1.5", "2"]', "the row has 2 cells, the table 1 columns"),
         ('["1.5"]', '["fast"]', "'fast' is not a number"),
         ('["1.5"]', '["0,0079"]', "'0,0079' is not a number"),
         ('["1.5"]', '["1210*"]', r"'1210\*' is not a number"),
-        ('["1.5"]', '["1"], corrected: [{column: 2, value: 1, reason: r}]', "column 2 is corrected"),
-        ("measurement: peak_memory, ", "", "no measurement is named"),
+        (
+            '["1.5"]',
+            '["1"], corrected: [{column: 2, value: 1, reason: r}]',
+            "corrected names column 2, which does not exist",
+        ),
+        ("measurement: peak_memory, ", "", "the cell has no measurement"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),
         (
             "rows: [",
             'figures: [{measurement: a, printed: "1", value: 2}]\nrows: [',
-            "the value 2 is given for '1', and no",
+            "the value 2 replaces '1' without a reason",
         ),
         ("rows: [", "figures: [{measurement: a, printed: fast}]\nrows: [", "'fast' is not a number"),
     ],

@@ -1,4 +1,4 @@
-"""What one call of a study does, and the next one: run folders are written by a stand-in for the ranks."""
+"""Consecutive calls of a study; a stub for the ranks writes the run folders."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ runs: 2
 
 
 class Ranks:
-    """In place of `run_here.run`: notes each run, and ends it as the test says; proven unless it says otherwise."""
+    """Replaces `run_here.run`: records each run and ends it as the test defines, by default as valid."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -52,9 +52,9 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    made = Ranks()
-    monkeypatch.setattr(run_here, "run", made.run)
-    return made
+    stub = Ranks()
+    monkeypatch.setattr(run_here, "run", stub.run)
+    return stub
 
 
 def paths(folder: Path) -> list[str]:
@@ -62,9 +62,9 @@ def paths(folder: Path) -> list[str]:
 
 
 def left(folder: Path) -> list[str]:
-    """Return what a dry run says of the runs that another call would begin or go on with."""
+    """Return what a dry run prints about the runs that another call would start or resume."""
     session = studies.begin("mine", paths(folder))
-    blocks = session.blocks_left(session.standings())
+    blocks = session.blocks_left(session.statuses())
     return study_sheets.plan_sheet("mine", session.planned, blocks).caption.splitlines()
 
 
@@ -84,50 +84,50 @@ def call(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-def test_a_failed_run_is_tried_once_a_call_and_the_rest_goes_on(call: Call, ranks: Ranks, tmp_path: Path) -> None:
+def test_a_failed_run_is_tried_once_per_call_and_the_others_run(call: Call, ranks: Ranks, tmp_path: Path) -> None:
     ranks.ends["a.1"] = "RUN-02"
     code, result = call()
     assert code == 1 and sorted(ranks.began) == ["a.1", "a.2", "b.1", "b.2"]
     total, *blocks = left(tmp_path)
-    assert total.startswith("1 of 4 runs are left; ") and blocks == ["block 1: a"]
-    assert result.row("a").cells["step_time"].reason == "1 of 2 runs have no number (failed: RUN-02: it failed)"
+    assert total.startswith("1 of 4 runs to do; ") and blocks == ["block 1: a"]
+    assert result.row("a").cells["step_time"].reason == "1 of 2 runs have no value (failed: RUN-02: it failed)"
     del ranks.ends["a.1"]
     ranks.began.clear()
     code, result = call()
     assert (code, ranks.began) == (0, ["a.1"])
     assert all(cell.n == 2 for row in result.rows for cell in row.cells.values())
     ranks.began.clear()
-    assert call()[0] == 0 and not ranks.began, "what is proven is never run again"
-    assert left(tmp_path) == ["nothing is left to run: 4 of 4 runs are done"]
+    assert call()[0] == 0 and not ranks.began, "valid runs are never run again"
+    assert left(tmp_path) == ["all 4 runs are done"]
 
 
-def test_both_arms_of_a_block_have_one_seed_and_more_runs_can_follow(call: Call, ranks: Ranks) -> None:
+def test_arms_of_a_block_share_a_seed_and_runs_can_be_added(call: Call, ranks: Ranks) -> None:
     call(STUDY, "seed_base=5")
     assert ranks.seeds == {"a.1": 5, "b.1": 5, "a.2": 6, "b.2": 6}
     ranks.began.clear()
     _, result = call(STUDY, "seed_base=5", runs=4)
     assert sorted(ranks.began) == ["a.3", "a.4", "b.3", "b.4"]
-    assert result.command.endswith(" --runs 4"), "what is shown to go on asks for no fewer runs"
+    assert result.command.endswith(" --runs 4"), "the printed command has the number of runs"
 
 
-def test_a_stop_ends_the_call_and_the_next_one_goes_on_with_the_same_plan(call: Call, ranks: Ranks) -> None:
+def test_after_a_stop_the_next_call_resumes_with_the_same_plan(call: Call, ranks: Ranks) -> None:
     ranks.ends |= dict.fromkeys(("a.1", "b.1"), Stopped(15))
     with pytest.raises(Stopped):
         call()
-    (cut_short,) = ranks.began
+    (interrupted,) = ranks.began
     ranks.ends.clear()
-    assert call()[0] == 0 and ranks.began.count(cut_short) == 2 and len(ranks.began) == 5
+    assert call()[0] == 0 and ranks.began.count(interrupted) == 2 and len(ranks.began) == 5
 
 
-def test_what_a_kill_left_of_a_folder_is_made_anew(call: Call, ranks: Ranks, tmp_path: Path) -> None:
-    """The plan was being written: nothing had run there."""
+def test_an_incomplete_folder_is_created_again(call: Call, ranks: Ranks, tmp_path: Path) -> None:
+    """The call was killed while it wrote the plan: nothing had run there."""
     folder = tmp_path / "studies/mine-local/a.1"
     (folder / "rank_logs").mkdir(parents=True)
     (folder / "plan.json").write_text('{"version": ')
     assert call()[0] == 0 and plan_kinds.load(folder / "plan.json").trials[0].seed == 1
 
 
-def test_out_of_memory_leads_to_the_next_smaller_batch_for_all_blocks(call: Call, ranks: Ranks) -> None:
+def test_after_out_of_memory_all_blocks_use_the_next_smaller_batch(call: Call, ranks: Ranks) -> None:
     searched = STUDY.replace("arms:", "max_batch: {limit: 16}\narms:")
     ranks.ends |= {"b.b16.1": "RUN-01", "b.b14.2": "RUN-01"}
     code, result = call(searched)
@@ -137,10 +137,10 @@ def test_out_of_memory_leads_to_the_next_smaller_batch_for_all_blocks(call: Call
     assert result.row("a").cells["step_time"].runs == ("a.b16.1", "a.b16.2")
 
 
-def test_out_of_memory_is_known_by_the_traceback_of_a_rank(
+def test_out_of_memory_is_detected_from_the_traceback_of_a_rank(
     call: Call, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On this machine no rule stands in status.json, and what does is all of a traceback."""
+    """On this machine status.json has no rule, but a whole traceback."""
 
     def run(plan: Plan, folder: Path) -> int:
         if plan.batch.micro_batch_size < 16:  # type: ignore[union-attr]
@@ -161,7 +161,7 @@ def test_out_of_memory_is_known_by_the_traceback_of_a_rank(
     assert result.row("b").cells["step_time"].reason.startswith(reason)
 
 
-def test_a_run_that_cannot_start_says_why(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_start_has_a_reason(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.launch import start
 
     def refuse(*ignored: object) -> int:
@@ -176,23 +176,23 @@ def test_a_run_that_cannot_start_says_why(call: Call, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("there", "now", "message"),
     [
-        ("precision=bf16", "recipe.lr=1", r"arm 'b' is now without precision=bf16, with recipe.lr=1"),
-        ("runs: 2", "window: {skip_steps: 30, steps: 1}\nruns: 2", r"arm 'a' is now with window="),
+        ("precision=bf16", "recipe.lr=1", r"arm 'b' no longer has precision=bf16 and now has recipe.lr=1"),
+        ("runs: 2", "window: {skip_steps: 30, steps: 1}\nruns: 2", r"arm 'a' now has window="),
     ],
 )
 def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now: str, message: str) -> None:
     call()
     with pytest.raises(
-        ConfigError, match=rf"the study has changed since its runs were made: {message}[\s\S]*move .* away"
+        ConfigError, match=rf"the study has changed since its runs were started: {message}[\s\S]*move .* away"
     ):
         call(STUDY.replace(there, now))
-    with pytest.raises(ConfigError, match=r"arm 'a' is now with recipe.lr=1"):
+    with pytest.raises(ConfigError, match=r"arm 'a' now has recipe.lr=1"):
         call(STUDY, "recipe.lr=1")
-    call(STUDY.replace("runs: 2", "runs: 2\nmargin: 0.1"), "launch.attempts=2")  # nothing of what is measured
+    call(STUDY.replace("runs: 2", "runs: 2\nmargin: 0.1"), "launch.attempts=2")  # neither affects the measurements
 
 
-def test_a_study_of_which_no_arm_runs_still_has_its_table(call: Call, ranks: Ranks) -> None:
-    """It stands beside what is published, with the reasons."""
+def test_a_study_without_a_runnable_arm_has_a_table(call: Call, ranks: Ranks) -> None:
+    """The table has the reasons and the published figures."""
     code, result = call(STUDY.replace("precision=", "engine=accelerate,precision="))
     assert code == 1 and not ranks.began
-    assert [row.cells["step_time"].reason for row in result.rows] == ["engine accelerate is not there"] * 2
+    assert [row.cells["step_time"].reason for row in result.rows] == ["engine accelerate does not exist"] * 2

@@ -1,4 +1,4 @@
-"""The shipped studies: each loads, each arm is planned or says why not, each published figure stands beside an arm."""
+"""The shipped studies: each loads, each arm has a plan or a reason, each published figure has an arm."""
 
 from collections import Counter
 from functools import cache
@@ -17,7 +17,7 @@ from bench.studies.plans import Request
 from bench.studies.spec import Jobs, Study, matches
 
 STUDIES = library.names()
-NOT_THERE = "{} is not there".format
+NOT_THERE = "{} does not exist".format
 ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
@@ -30,39 +30,39 @@ EXPECTED = {
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": (
         "cluster=dgxh200",
-        {"": 14, "transformers is not started with a tensor parallelism": 1},
+        {"": 14, "the command line of transformers does not set tensor": 1},
     ),
     "h200_generation_eight": ("cluster=dgxh200", {"": 6}),
     "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
-    "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU needed": 1}),
-    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU needed": 1, "142.2 GiB per GPU needed": 1}),
+    "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU": 1}),
+    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU": 1, "142.2 GiB per GPU": 1}),
     "slow_network": (
         "cluster=dgx2",
         {"": 1, NOT_THERE("cluster net_10_gbit"): 5} | {NOT_THERE(f"cluster net_{gbit}_gbit"): 4 for gbit in (1, 80)},
     ),
     "ironbyte": (
         "cluster=dgx2",
-        {"": 47, "a 4-bit base is not sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
+        {"": 47, "a 4-bit base cannot be sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
         | {"so few steps take less time than merging the groups": 5},
     ),
 }
-"""The cluster that a study is meant for, and its arms by why they do not run; "" for those that do."""
+"""The cluster of a study, and the arms by the reason why they do not run; "" for those that run."""
 
 
 @cache
 def loaded(name: str) -> tuple[Study, tuple[Arm, ...]]:
     study = library.load(name)
-    return study, tuple(arms_of.of(study, where=name))
+    return study, tuple(arms_of.build(study, where=name))
 
 
 def planned(name: str, *words: str) -> list[PlannedArm]:
     study, arms = loaded(name)
-    return plans.plan_arms(Request(study=study, arms=arms, words=words))
+    return plans.plan_arms(Request(study=study, arms=arms, cli_overrides=words))
 
 
-def test_they_are_those_of_the_documents_and_ours() -> None:
+def test_every_expected_study_exists() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", "dissect_links"}
     of_documents |= {f"dissect_{part}" for part in parts}
@@ -81,22 +81,22 @@ def test_generation_on_one_h200_and_the_groups_of_the_document_are_planned() -> 
     assert [arm.reason for arm in planned("h200_generation", *ONE_H200)] == [""] * 9
     study, arms = loaded("ironbyte")
     generating = [arm for arm in arms if "generation" in arm.name]
-    found = plans.plan_arms(Request(study=study, arms=generating, words=["cluster=dgx2"]))
-    sizes = {arm.name.removesuffix(" node").removesuffix(" nodes"): (arm.num_ranks, arm.layout) for arm in found}
-    assert all(arm.runs for arm in found) and len(found) == 8
+    outcomes = plans.plan_arms(Request(study=study, arms=generating, cli_overrides=["cluster=dgx2"]))
+    sizes = {arm.name.removesuffix(" node").removesuffix(" nodes"): (arm.num_ranks, arm.layout) for arm in outcomes}
+    assert all(arm.runs for arm in outcomes) and len(outcomes) == 8
     assert sizes["7B generation, groups, side by side, 1"] == (10, "dp 5 tp 2"), "5x2 of 8 GPUs, which share"
     assert sizes["70B generation, groups, side by side, 2"] == (16, "dp 8 tp 2")
     assert sizes["70B generation, groups, one by one"] == (8, "tp 8")
     assert sizes["70B generation, open source, one by one"] == (1, "1 rank")
 
 
-def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_line() -> None:
+def test_an_arm_that_names_a_cluster_does_not_use_that_of_the_command_line() -> None:
     study, arms = loaded("slow_network")
     two = [arm for arm in arms if arm.name in ("one node", "7B 10 Gbit/s synchronous")]
-    by_name = {arm.name: arm for arm in plans.plan_arms(Request(study=study, arms=two, words=["cluster=dgx2"]))}
+    by_name = {arm.name: arm for arm in plans.plan_arms(Request(study=study, arms=two, cli_overrides=["cluster=dgx2"]))}
     one_node, ten_gbit = by_name["one node"], by_name["7B 10 Gbit/s synchronous"]
     assert one_node.runs and one_node.num_ranks == 8
-    assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit is not there")
+    assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit does not exist")
 
 
 @pytest.mark.parametrize(
@@ -106,29 +106,31 @@ def test_an_arm_with_a_cluster_of_its_own_does_not_run_on_that_of_the_command_li
         ("kubernetes_overhead", "dgx8", ("126M 2 bare metal", "126M 2 Kubernetes"), {"slurm", "kubernetes"}),
     ],
 )
-def test_ways_to_start_ranks_are_compared_on_the_same_work_and_never_side_by_side(
+def test_backends_are_compared_with_the_same_work_and_not_concurrently(
     name: str, cluster: str, names: tuple[str, ...], backends: set[str]
 ) -> None:
-    """The arms of a pair have the same ranks, layout and batch; their places have the same machines."""
+    """The arms of a pair have the same ranks, layout and batch; their backends use the same machines."""
     study, arms = loaded(name)
     some = [arm for arm in arms if not names or arm.name in names]
-    found = plans.plan_arms(Request(study=study, arms=some, words=[f"cluster={cluster}"]))
-    assert {arm.backend for arm in found} == backends and study.jobs is Jobs.in_turn
-    assert len({(a.num_ranks, a.layout, a.micro_batch_size, a.global_batch_size, a.steps) for a in found}) == 1
+    outcomes = plans.plan_arms(Request(study=study, arms=some, cli_overrides=[f"cluster={cluster}"]))
+    assert {arm.backend for arm in outcomes} == backends and study.jobs is Jobs.sequential
+    assert len({(a.num_ranks, a.layout, a.micro_batch_size, a.global_batch_size, a.steps) for a in outcomes}) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_arm_is_planned_or_says_why_not(name: str) -> None:
-    cluster, wanted = EXPECTED[name]
+def test_every_arm_has_a_plan_or_a_reason(name: str) -> None:
+    cluster, expected = EXPECTED[name]
     arms = planned(name, cluster)
-    found = Counter(next((why for why in wanted if why and arm.reason.startswith(why)), arm.reason) for arm in arms)
-    assert found == wanted
+    outcomes = Counter(
+        next((why for why in expected if why and arm.reason.startswith(why)), arm.reason) for arm in arms
+    )
+    assert outcomes == expected
     marks = {arm.mark for arm in arms if "merging the groups" in arm.reason}
     assert marks == ({Mark.not_advisable} if name == "ironbyte" else set())
 
 
-def test_every_column_is_something_that_is_measured() -> None:
+def test_every_column_has_a_known_measurement() -> None:
     kernels = set(names.KNOWN)
     for task in ("gemm", "memcpy", "collectives", "attention"):
         plan = compose.compose([f"task={task}", "cluster=dgxh200"])
@@ -140,19 +142,21 @@ def test_every_column_is_something_that_is_measured() -> None:
     assert columns <= kernels
 
 
-def test_what_is_better_is_the_same_in_studies_comparisons_and_histories() -> None:
-    """Batches are numbers of a study only."""
+def test_higher_is_better_is_the_same_in_studies_comparisons_and_histories() -> None:
+    """Only studies have batch sizes as columns."""
     columns = [column for name in STUDIES for column in loaded(name)[0].columns]
-    asked = {(c.measurement, c.unit): c.higher_is_better for c in columns if c.measurement not in names.PROVEN_BATCH}
+    requested = {
+        (c.measurement, c.unit): c.higher_is_better for c in columns if c.measurement not in names.MEASURED_BATCH
+    }
     assert {
-        (name, unit): higher_is_better(Measurement(name=name, unit=unit, value=1.0)) for name, unit in asked
-    } == asked
+        (name, unit): higher_is_better(Measurement(name=name, unit=unit, value=1.0)) for name, unit in requested
+    } == requested
     assert higher_is_better(Measurement(name="sm_clock", unit="MHz", value=1980)), "a GPU that slows down is no gain"
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if loaded(name)[0].published])
-def test_every_figure_of_a_column_stands_beside_an_arm(name: str) -> None:
-    """A figure that no arm has the labels of would never be seen."""
+def test_every_published_figure_has_an_arm(name: str) -> None:
+    """A figure whose labels no arm has would not be shown."""
     study, arms = loaded(name)
     columns = {column.measurement for column in study.columns}
     shown = set()

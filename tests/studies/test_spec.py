@@ -1,11 +1,12 @@
-"""Files of studies and published figures: what is wrong in one is named with its place, before anything is planned."""
+"""Files of studies: mistakes are reported with their place before anything is planned."""
 
 from pathlib import Path
 
 import pytest
 
 from bench.errors import ConfigError
-from bench.studies import arms, library
+from bench.studies import arms, folder, library
+from bench.studies.spec import Jobs
 
 STUDY = """
 title: a table
@@ -28,21 +29,21 @@ def written(folder: Path, text: str, *, name: str = "mine") -> Path:
     return folder
 
 
-def test_arms_are_the_combinations_of_the_axes_with_what_the_cases_say(tmp_path: Path) -> None:
-    found = arms.of(library.load("mine", config_dir=written(tmp_path, STUDY)), where="mine")
-    assert [arm.name for arm in found] == ["7B Naive", "7B Z3", "7B 8", "13B Z3"]
-    assert found[0].overrides == ("task=pretrain_tiny", "task=lora_7b", "seed_base=7")
-    assert (found[0].not_advisable, found[1].not_advisable) == ("too slow", None)
-    assert found[2].labels == {"model": "7B", "method": "8"}, "a number is a label like any other"
-    assert found[3].overrides == ("task=pretrain_tiny", "task=lora_13b", "precision=bf16")
+def test_arms_are_the_combinations_of_the_axes_with_the_matching_cases(tmp_path: Path) -> None:
+    study = arms.build(library.load("mine", config_dir=written(tmp_path, STUDY)), where="mine")
+    assert [arm.name for arm in study] == ["7B Naive", "7B Z3", "7B 8", "13B Z3"]
+    assert study[0].overrides == ("task=pretrain_tiny", "task=lora_7b", "seed_base=7")
+    assert (study[0].not_advisable, study[1].not_advisable) == ("too slow", None)
+    assert study[2].labels == {"model": "7B", "method": "8"}, "a number is a label like any other"
+    assert study[3].overrides == ("task=pretrain_tiny", "task=lora_13b", "precision=bf16")
 
 
-def test_arms_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_arms_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     listed, axes = "arms: {alone: {}}\n", "axes: {model: {7B: []}}\n"
     for parts, expected in (((listed, axes), ["alone", "7B"]), ((axes, listed), ["7B", "alone"])):
         text = "title: t\nquestion: q\nsource: s\n" + "".join(parts) + COLUMNS
         study = library.load("mine", config_dir=written(tmp_path, text))
-        assert [arm.name for arm in arms.of(study, where="mine")] == expected
+        assert [arm.name for arm in arms.build(study, where="mine")] == expected
 
 
 COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: false}]"
@@ -51,35 +52,35 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("repeats: 3", r"no key 'repeats'"),
-        ("run: 3", r"no key 'run'[\s\S]*did you mean runs\?"),
+        ("repeats: 3", r"unknown key 'repeats'"),
+        ("run: 3", r"unknown key 'run'[\s\S]*did you mean runs\?"),
         ("runs: three", r"Expected int, got str[\s\S]*mine.yaml: runs"),
         ("runs: 0", r"0 runs of each arm"),
         ("margin: 2", r"margin is 2[\s\S]*between 0 and 1"),
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
         ("window: {skip_steps: 3, steps: 0}", r"window has no step"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
-        ("? [a, b]\n: c", r"a key is a word, and this one is \['a', 'b'\], line 13"),
-        ("? {a: b}\n: c", r"a key is a word, and this one is \{'a': 'b'\}, line 13"),
-        ("title: again", r"the key 'title' stands twice, line 13"),
+        ("? [a, b]\n: c", r"a key must be a text, not \['a', 'b'\], line 13"),
+        ("? {a: b}\n: c", r"a key must be a text, not \{'a': 'b'\}, line 13"),
+        ("title: again", r"duplicate key 'title', line 13"),
         ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
-        ("arms: {'!': {}}", r"'!' names no folder"),
+        ("arms: {'!': {}}", r"no folder name can be made of the arm name '!'"),
         ("pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]", r"no arm '7B z3'[\s\S]*mean 7B Z3\?"),
         ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compared with itself"),
-        ("pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]", r"no column of the measurement 'mfu'"),
+        ("pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]", r"no column with the measurement 'mfu'"),
         (
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",
             r"no label 'size'[\s\S]*tables\[0\]",
         ),
         (
             "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
-            r"'7B Naive' and '7B Z3' have the same place in the table 't'[\s\S]*tables\[0\]",
+            r"'7B Naive' and '7B Z3' have the same cell in the table 't'[\s\S]*tables\[0\]",
         ),
-        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"no label names the rows of 't'"),
+        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"the table 't' has no row labels"),
         ("published: [nowhere]", r"no published file 'nowhere'"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, wrong: str, message: str) -> None:
+def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         library.load("mine", config_dir=written(tmp_path, f"{STUDY}{wrong}\n"))
 
@@ -93,13 +94,13 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, wrong: str, messa
             r"no measurement 'step_tme'[\s\S]*did you mean step_time\?",
         ),
         ("model: 13B, method: [", "model: 13b, method: [", r"matches no arm: model: 13b[\s\S]*cases\[0\]"),
-        ("title: step,", "title: step, unit: s,", r"step_time is in ms, not in 's'[\s\S]*set unit: ms"),
-        (COLUMNS, "columns: []", r"a study without columns"),
-        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"calculated from 9 of 9 steps"),
+        ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms, not 's'[\s\S]*set unit: ms"),
+        (COLUMNS, "columns: []", r"the study has no columns"),
+        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"9 of 9 steps"),
         ("question: which?", "", r"question is missing"),
     ],
 )
-def test_what_contradicts_itself_is_named(tmp_path: Path, there: str, wrong: str, message: str) -> None:
+def test_a_contradiction_is_reported(tmp_path: Path, there: str, wrong: str, message: str) -> None:
     assert there in STUDY
     with pytest.raises(ConfigError, match=message):
         library.load("mine", config_dir=written(tmp_path, STUDY.replace(there, wrong)))
@@ -107,9 +108,27 @@ def test_what_contradicts_itself_is_named(tmp_path: Path, there: str, wrong: str
 
 def test_a_calculated_arm_has_no_window(tmp_path: Path) -> None:
     calculated = STUDY.replace("leave_out: true", "calculated: {steps: 1, of_steps: 9}")
-    with pytest.raises(ConfigError, match=r"13B Naive is calculated from 1 steps, and window says"):
+    with pytest.raises(ConfigError, match=r"calculated of 13B Naive and window both set the number of steps"):
         library.load("mine", config_dir=written(tmp_path, f"{calculated}window: {{skip_steps: 1, steps: 1}}\n"))
 
 
-def test_every_study_that_is_shipped_loads() -> None:
+def test_keys_and_values_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """`of` in coefficients and `jobs: in_turn` of a study; `words` of a stored one."""
+    coefficients = "coefficients: [{of: step_time}]\njobs: in_turn\n"
+    study = library.load("mine", config_dir=written(tmp_path, STUDY + coefficients))
+    assert (study.coefficients[0].measurement, study.jobs) == ("step_time", Jobs.sequential)
+    stored = f"name: n\ncluster: c\nwords: [task=a]\npublications: {{}}\nstudy: {{{', '.join(FLAT)}}}\n"
+    (tmp_path / "study.yaml").write_text(stored)
+    read = folder.read(tmp_path)
+    assert (read.overrides, read.study.coefficients[0].measurement) == (("task=a",), "step_time")
+
+
+FLAT = (
+    *("title: t", "question: q", "source: s", "arms: {a: {}}", "coefficients: [{of: step_time}]"),
+    "columns: [{measurement: step_time, title: step, higher_is_better: false}]",
+)
+"""A study on one line, with a key of an earlier version."""
+
+
+def test_every_shipped_study_loads() -> None:
     assert "tiny" in [name for name, _ in library.titles()]

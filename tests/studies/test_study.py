@@ -1,4 +1,4 @@
-"""`bench study tiny`, as its user runs it: killed, interrupted, started twice, and gone on with to its table."""
+"""`runstop study tiny` as a user runs it: killed, interrupted, started twice, and continued up to its table."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def typed(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Wait for something that a process does."""
+    """Wait for a condition while a process runs."""
     deadline = time.monotonic() + 600
     while not is_so():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
@@ -34,41 +34,45 @@ def until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
 
 def attempts(folder: Path) -> dict[str, list[str]]:
     """Return the outcome of each attempt at each run."""
-    found = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/ledger.json")}
-    return {name: [one["outcome"] for one in entries[0].get("attempts", [])] for name, entries in found.items()}
+    outcomes_by_run = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/ledger.json")}
+    return {
+        name: [one["outcome"] for one in entries[0].get("attempts", [])] for name, entries in outcomes_by_run.items()
+    }
 
 
-def proven(folder: Path) -> set[str]:
-    return {name for name, outcomes in attempts(folder).items() if outcomes[-1:] == ["proven"]}
+def valid_runs(folder: Path) -> set[str]:
+    return {name for name, outcomes in attempts(folder).items() if outcomes[-1:] == ["valid"]}
 
 
 @pytest.mark.trains
-def test_it_is_killed_twice_and_gives_the_table_with_all_runs(tmp_path: Path, spawn: Spawn) -> None:
-    """SIGKILL to the whole process group in the second run, Ctrl-C in the third; what was proven is left alone."""
+def test_a_study_that_is_killed_twice_gives_a_table_with_all_runs(tmp_path: Path, spawn: Spawn) -> None:
+    """SIGKILL to the whole process group in the second run, Ctrl-C in the third; valid runs are left alone."""
     folder = tmp_path / "studies/tiny-local"
     killed = spawn(ARGV, {"LOGDIR": str(tmp_path)})
-    until(lambda: len(proven(folder)) == 1 and len(list(folder.glob("*/result_0.txt"))) == 2, killed)
+    until(lambda: len(valid_runs(folder)) == 1 and len(list(folder.glob("*/result_0.txt"))) == 2, killed)
     second = typed(tmp_path)
-    assert second.returncode == 2 and "another process drives this study" in second.stderr
+    assert second.returncode == 2 and "another process is driving this study" in second.stderr
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     interrupted = spawn(ARGV, {"LOGDIR": str(tmp_path)})
-    until(lambda: len(proven(folder)) == 2 and len(list(folder.glob("*/result_0.txt"))) == 3, interrupted)
+    until(lambda: len(valid_runs(folder)) == 2 and len(list(folder.glob("*/result_0.txt"))) == 3, interrupted)
     before = logs(folder)
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.wait(120) == 130
-    assert "2 of 4 runs are proven" in typed(tmp_path, "--table").stdout
+    assert "2 of 4 runs are valid" in typed(tmp_path, "--table").stdout
     done = typed(tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     require_whole(json.loads(done.stdout))
-    found = attempts(folder)
-    assert sorted(found) == RUNS and all(outcomes.count("proven") == 1 for outcomes in found.values())
-    assert sum(len(outcomes) for outcomes in found.values()) == 6, "two attempts were cut short"
+    outcomes_by_run = attempts(folder)
+    assert sorted(outcomes_by_run) == RUNS and all(
+        outcomes.count("valid") == 1 for outcomes in outcomes_by_run.values()
+    )
+    assert sum(len(outcomes) for outcomes in outcomes_by_run.values()) == 6, "two attempts were cut short"
     assert {name: text for name, text in logs(folder).items() if name in before} == before
 
 
 def logs(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name / "result_0.txt").read_bytes() for name in proven(folder)}
+    return {name: (folder / name / "result_0.txt").read_bytes() for name in valid_runs(folder)}
 
 
 def require_whole(result: dict[str, Any]) -> None:

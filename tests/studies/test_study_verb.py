@@ -1,4 +1,4 @@
-"""`bench study` as its user types it: what it lists, plans, runs and reads; a stand-in for ranks ends each run."""
+"""`runstop study` from the command line: it lists, plans, runs and reads studies; a stub for ranks ends each run."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Verb = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def study(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verb:
-    """Run the verb with these words; return its exit code, and what it printed and said."""
+    """Run the verb with these arguments; return its exit code, stdout and stderr."""
     monkeypatch.setattr(library, "CONF", tmp_path)
     written(tmp_path, STUDY)
     written(tmp_path, STUDY.replace("title: t", "title: another").replace("question: q", "question: why"), name="other")
@@ -38,39 +38,39 @@ def test_studies_are_listed_and_their_names_completed(study: Verb) -> None:
         {"study": "mine", "title": "t", "question": "q", "source": "s"},
         {"study": "other", "title": "another", "question": "why", "source": "s"},
     ]
-    code, said, _ = study("--json")
-    assert code == 0 and json.loads(said) == rows
+    code, output, _ = study("--json")
+    assert code == 0 and json.loads(output) == rows
     lines = study("--list")[1].splitlines()
     assert lines[0] == "studies" and lines[1] == "study\ttitle\tquestion\tsource"
     assert lines[2:4] == ["mine\tt\tq\ts", "other\tanother\twhy\ts"]
-    assert lines[4:] == ["python -m bench study NAME cluster=… --dry-run"]
-    assert study("mine", "--list", "--json") == (code, said, "")
+    assert lines[4:] == ["runstop study NAME cluster=… --dry-run"]
+    assert study("mine", "--list", "--json") == (code, output, "")
     assert (cli_study._names("m"), cli_study._names(""), cli_study._names("x")) == (["mine"], ["mine", "other"], [])
 
 
 def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, tmp_path: Path) -> None:
-    code, said, _ = study("mine", "--dry-run", "--json", "--runs", 3, *paths(tmp_path))
-    planned = json.loads(said)
+    code, output, _ = study("mine", "--dry-run", "--json", "--runs", 3, *paths(tmp_path))
+    planned = json.loads(output)
     assert code == 0 and planned["folder"] == str(tmp_path / "studies/mine-local")
     assert [arm["name"] for arm in planned["arms"]] == ["a", "b"] and "gpu_hours" in planned["arms"][0]
     assert [sorted(block) for block in planned["order"]] == [["a", "b"]] * 3
-    code, said, _ = study("mine", "--dry-run", *paths(tmp_path))
-    assert code == 0 and said.splitlines()[0].startswith("mine") and "4 of 4 runs are left" in said
+    code, output, _ = study("mine", "--dry-run", *paths(tmp_path))
+    assert code == 0 and output.splitlines()[0].startswith("mine") and "4 of 4 runs to do" in output
     assert not ranks.began and not (tmp_path / "studies").exists()
 
 
-def test_what_is_lacking_is_run_and_the_tables_are_shown(
+def test_missing_runs_are_run_and_the_tables_are_shown(
     study: Verb, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.ends["b.2"] = "RUN-02"
-    code, first, said = study("mine", *paths(tmp_path))
-    assert code == 1 and len(ranks.began) == 4 and "mine: 0 of 4 runs are done; block 1 of 2" in said
+    code, first, output = study("mine", *paths(tmp_path))
+    assert code == 1 and len(ranks.began) == 4 and "mine: 0 of 4 runs done; next: block 1 of 2" in output
     folder = tmp_path / "studies/mine-local"
-    assert "3 of 4 runs are proven" in first
-    for again in (study("mine", "--table", *paths(tmp_path)), study(folder), study(folder, "--table")):
-        assert again == (0, first, "") and len(ranks.began) == 4, "only read"
-    code, said, _ = study(folder, "--json", "--runs", 1)
-    assert code == 0 and [row["cells"]["step_time"]["runs"] for row in json.loads(said)["rows"]] == [["a.1"], ["b.1"]]
+    assert "3 of 4 runs are valid" in first
+    for second in (study("mine", "--table", *paths(tmp_path)), study(folder), study(folder, "--table")):
+        assert second == (0, first, "") and len(ranks.began) == 4, "only read"
+    code, output, _ = study(folder, "--json", "--runs", 1)
+    assert code == 0 and [row["cells"]["step_time"]["runs"] for row in json.loads(output)["rows"]] == [["a.1"], ["b.1"]]
     wrote: list[tuple[StudyResult, Path]] = []
 
     def write(result: StudyResult, out: Path) -> list[Path]:
@@ -78,26 +78,29 @@ def test_what_is_lacking_is_run_and_the_tables_are_shown(
         return [out / "table.md", out / "index.html", out / "table.tex"]
 
     monkeypatch.setattr(report, "write_study", write)
-    code, said, _ = study(folder, "-o", tmp_path / "out")
-    assert (code, said) == (0, f"{first}\n{tmp_path}/out/index.html\n") and wrote[0][1] == tmp_path / "out"
+    code, output, _ = study(folder, "-o", tmp_path / "out")
+    assert (code, output) == (0, f"{first}\n{tmp_path}/out/index.html\n") and wrote[0][1] == tmp_path / "out"
     assert "out/index.html" not in study(folder, "--json", "-o", tmp_path / "out")[1] and len(wrote) == 2
     ranks.ends.clear()
-    code, said, _ = study("mine", "--json", *paths(tmp_path))
-    assert code == 0 and [len(row["cells"]["step_time"]["runs"]) for row in json.loads(said)["rows"]] == [2, 2]
+    code, output, _ = study("mine", "--json", *paths(tmp_path))
+    assert code == 0 and [len(row["cells"]["step_time"]["runs"]) for row in json.loads(output)["rows"]] == [2, 2]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--out", "o"], "no tables to write\n  where: --out"),
-        (["mine", "--out", "o", "--list"], "no tables to write"),
-        (["mine", "--out", "o", "--dry-run"], "no tables to write"),
-        (["FOLDER", "--dry-run"], "--dry-run with the folder of a study, which is only read\n  where: FOLDER"),
-        (["FOLDER", "b=1", "a=2"], "b=1 with the folder of a study, which is only read"),
+        (["--out", "o"], "there are no tables to write\n  where: --out"),
+        (["mine", "--out", "o", "--list"], "there are no tables to write"),
+        (["mine", "--out", "o", "--dry-run"], "there are no tables to write"),
+        (
+            ["FOLDER", "--dry-run"],
+            "--dry-run does not apply to the folder of a study: its results are only read\n  where: FOLDER",
+        ),
+        (["FOLDER", "b=1", "a=2"], "b=1 does not apply to the folder of a study: its results are only read"),
     ],
 )
-def test_words_that_do_not_go_together_are_refused(study: Verb, tmp_path: Path, words: list[str], said: str) -> None:
+def test_contradicting_arguments_are_refused(study: Verb, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / studies.STUDY).touch()
-    told = [word.replace("FOLDER", str(tmp_path)) for word in words]
-    code, printed, error = study(*told)
-    assert (code, printed) == (2, "") and error.startswith(said.replace("FOLDER", str(tmp_path)))
+    arguments = [argument.replace("FOLDER", str(tmp_path)) for argument in words]
+    code, printed, error = study(*arguments)
+    assert (code, printed) == (2, "") and error.startswith(message.replace("FOLDER", str(tmp_path)))

@@ -1,4 +1,4 @@
-"""The tables of a study are what the logs in its folder prove, by hand-computed numbers."""
+"""The tables of a study have the manually calculated numbers of the logs in its folder."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from bench.results.comparison import Verdict
 from bench.results.study import Cell, Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
-from bench.studies.folder import Kept
-from helpers.study_runs import failed, proven
+from bench.studies.folder import StoredStudy
+from helpers.study_runs import failed, valid_run
 
 STUDY = """
 title: t
@@ -57,18 +57,20 @@ ARMS = ("7B Naive", "7B Z3", "13B Naive", "13B Z3")
 
 
 def study_folder(tmp_path: Path, text: str = STUDY, **arms: PlannedArm) -> Path:
-    """Write a study's folder as a call leaves it that has planned every arm."""
+    """Write the folder of a study with planned arms."""
     config_dir = written(tmp_path, text)
     (tmp_path / "published").mkdir(exist_ok=True)
     (tmp_path / "published/theirs.yaml").write_text(THEIRS)
     study = library.load("mine", config_dir=config_dir)
-    made = library.publications(study, config_dir=config_dir)
-    kept = Kept(name="mine", cluster="here", words=("cluster=here",), study=study, publications=made)
+    publications = library.publications(study, config_dir=config_dir)
+    stored = StoredStudy(
+        name="mine", cluster="here", overrides=("cluster=here",), study=study, publications=publications
+    )
     planned = [arms.get(name, PlannedArm(name=name, micro_batch_size=8, step_time_ms=1500.0)) for name in ARMS]
     swaps = PlannedArm(name="13B Naive", mark=Mark.not_advisable, reason="it swaps", runs=False)
     planned = [swaps if arm.name == "13B Naive" else arm for arm in planned]
     folder = tmp_path / "mine-here"
-    with folders.opened(folder, kept, planned):
+    with folders.locked(folder, stored, planned):
         pass
     return folder
 
@@ -77,13 +79,13 @@ def cells(result: StudyResult, arm: str) -> dict[str, Cell]:
     return dict(result.row(arm).cells)
 
 
-def test_cells_are_means_over_runs_of_what_their_logs_prove(tmp_path: Path) -> None:
+def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     seconds = [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.5, 1.5, 1.5, 1.5]]
     for block, times in enumerate(seconds, 1):
-        proven(folder / f"7B_Naive.{block}", times)
-        proven(folder / f"7B_Z3.{block}", [2 * time for time in times])
-        proven(folder / f"13B_Z3.{block}", times)
+        valid_run(folder / f"7B_Naive.{block}", times)
+        valid_run(folder / f"7B_Z3.{block}", [2 * time for time in times])
+        valid_run(folder / f"13B_Z3.{block}", times)
     failed(folder / "7B_Z3.4", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     steps = cells(result, "7B Naive")["step_time"]
@@ -97,59 +99,59 @@ def test_cells_are_means_over_runs_of_what_their_logs_prove(tmp_path: Path) -> N
     for name in ("time_of_steps", "epoch_time"):
         assert (short[name].mark, short[name].values) == (Mark.calculated, (150.0, 300.0, 150.0))
         assert short[name].reason == "calculated from 4 of 100 steps"
-    assert short["step_time"].mark is Mark.measured, "the time of a step is no different in a short run"
+    assert short["step_time"].mark is Mark.measured, "the step time does not depend on the length of a run"
     estimate = cells(result, "7B Z3")["estimated_step_time"]
     assert (estimate.mark, estimate.value) == (Mark.estimated, 1500.0)
     assert cells(result, "7B Z3")["micro_batch_size"].values == (8, 8, 8)
-    assert cells(result, "7B Naive")["epoch_time"].reason.startswith("its runs did not measure it, but ")
-    assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "python -m bench study mine cluster=here")
+    assert cells(result, "7B Naive")["epoch_time"].reason.startswith("not measured by its runs; measured are ")
+    assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "runstop study mine cluster=here")
 
 
 def steps_of(result: StudyResult) -> list[str]:
     return [column.measurement for column in result.columns]
 
 
-def test_a_window_counts_its_steps_alone(tmp_path: Path) -> None:
-    """The first two of five steps, which are slow, do not count; a log that lists fewer steps has no number."""
+def test_only_the_steps_of_the_window_count(tmp_path: Path) -> None:
+    """The first two of five steps, which are slow, do not count; a log that lists fewer steps has no value."""
     text = STUDY.replace("  - {match: {arm: 13B Z3}, calculated: {steps: 4, of_steps: 100}}\n", "")
     folder = study_folder(tmp_path, f"{text}window: {{skip_steps: 2, steps: 3}}\nruns: 2\n")
-    proven(folder / "7B_Naive.1", [9.0, 9.0, 1.0, 2.0, 5.0])
-    proven(folder / "7B_Naive.2", [9.0, 9.0, 1.0, 2.0])
-    found = cells(studies.read(folder), "7B Naive")
-    assert found["step_time"].values == (2000.0,) and found["time_of_steps"].values == (8.0,)
-    assert found["throughput_per_gpu"].values == pytest.approx((4 * 3 * 10 / 8 / 2,))
-    assert "the log lists 2 of the 3 steps from step 3 to 5" in found["step_time"].reason
+    valid_run(folder / "7B_Naive.1", [9.0, 9.0, 1.0, 2.0, 5.0])
+    valid_run(folder / "7B_Naive.2", [9.0, 9.0, 1.0, 2.0])
+    of_arm = cells(studies.read(folder), "7B Naive")
+    assert of_arm["step_time"].values == (2000.0,) and of_arm["time_of_steps"].values == (8.0,)
+    assert of_arm["throughput_per_gpu"].values == pytest.approx((4 * 3 * 10 / 8 / 2,))
+    assert "the log lists 2 of the 3 steps from step 3 to 5" in of_arm["step_time"].reason
 
 
-def test_a_number_that_is_missing_has_its_reason(tmp_path: Path) -> None:
+def test_a_missing_value_has_a_reason(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     failed(folder / "7B_Naive.1", "RUN-02", "a rank was killed")
-    proven(folder / "7B_Z3.2", [1.0])
-    folders.note_not_started(folder, {"7B_Naive.2": "no rows in DATADIR"})
+    valid_run(folder / "7B_Z3.2", [1.0])
+    folders.write_not_started(folder, {"7B_Naive.2": "no rows in DATADIR"})
     result = studies.read(folder)
     missing, one = cells(result, "7B Naive")["step_time"], cells(result, "7B Z3")["step_time"]
     assert (missing.mark, missing.value) == (Mark.no_result, None)
     assert missing.reason == "failed: RUN-02: a rank was killed; not run: no rows in DATADIR; not run"
-    assert (one.values, one.deviation, one.reason) == ((1000.0,), None, "2 of 3 runs have no number (not run)")
+    assert (one.values, one.deviation, one.reason) == ((1000.0,), None, "2 of 3 runs have no value (not run)")
     pair, never = result.differences
     assert pair.comparison is None and "a rank was killed" in pair.reason
     assert never.reason.startswith("7B Naive: failed") and never.reason.endswith("13B Naive: it swaps")
 
 
-def test_what_a_study_says_of_an_arm_stands_beside_its_numbers(tmp_path: Path) -> None:
+def test_the_note_of_an_arm_is_shown_with_its_values(tmp_path: Path) -> None:
     text = STUDY.replace("cases:\n", "cases:\n  - {match: {method: Naive}, note: it trains adapters}\n")
     folder = study_folder(tmp_path, text)
     for block in (1, 2, 3):
-        proven(folder / f"7B_Naive.{block}", [1.0])
+        valid_run(folder / f"7B_Naive.{block}", [1.0])
     result = studies.read(folder)
     assert cells(result, "7B Naive")["step_time"].reason == "it trains adapters"
     assert cells(result, "13B Naive")["step_time"].reason == "it trains adapters; it swaps"
     assert cells(result, "7B Z3")["step_time"].reason == "not run"
 
 
-def test_a_log_that_was_edited_after_its_run_has_no_number(tmp_path: Path) -> None:
+def test_a_log_that_was_edited_after_its_run_has_no_value(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
-    proven(folder / "7B_Naive.1", [1.0])
+    valid_run(folder / "7B_Naive.1", [1.0])
     ledger = folder / "7B_Naive.1/ledger.json"
     entries = [entry | {"log_sha256": "0" * 64, "log_bytes": 1} for entry in json.loads(ledger.read_text())]
     ledger.write_text(json.dumps(entries))
@@ -161,19 +163,19 @@ def test_pairs_are_the_blocks_that_both_arms_have(tmp_path: Path) -> None:
     """The second arm lacks block 2. In the others its steps are 10 % longer, up to a few thousandths."""
     folder = study_folder(tmp_path, STUDY + "runs: 4\n")
     for block, (first, second) in enumerate([(1.0, 1.1), (5.0, None), (1.0, 1.102), (1.0, 1.098)], 1):
-        proven(folder / f"7B_Naive.{block}", [first])
+        valid_run(folder / f"7B_Naive.{block}", [first])
         if second is not None:
-            proven(folder / f"7B_Z3.{block}", [second])
+            valid_run(folder / f"7B_Z3.{block}", [second])
     comparison = studies.read(folder).differences[0].comparison
     assert comparison is not None and comparison.verdict is Verdict.different and comparison.is_better
     assert comparison.first == (1000.0, 1000.0, 1000.0) and comparison.second == (1100.0, 1102.0, 1098.0)
     assert comparison.ratio == pytest.approx(1 / 1.1, abs=1e-4)
 
 
-def test_published_figures_stand_beside_the_arms_that_have_their_labels(tmp_path: Path) -> None:
-    """The log tracks one sample of 10 tokens a second, on two GPUs."""
+def test_published_figures_are_shown_with_the_arms_of_their_labels(tmp_path: Path) -> None:
+    """The log has one sample of 10 tokens per second, on two GPUs."""
     folder = study_folder(tmp_path)
-    proven(folder / "7B_Naive.1", [1.0])
+    valid_run(folder / "7B_Naive.1", [1.0])
     result = studies.read(folder)
     by_arm = {row.arm: [one.value for one in row.published["throughput_per_gpu"]] for row in result.rows}
     assert by_arm == {"7B Naive": [100.0], "7B Z3": [], "13B Naive": [50.0], "13B Z3": [50.0]}
@@ -185,27 +187,27 @@ def test_published_figures_stand_beside_the_arms_that_have_their_labels(tmp_path
     assert [tuple(row) for row in shown.rows] == [
         ("Naive", "5.00", "X"), ("  theirs", "100", "50"), ("Z3", "-", "-"), ("  theirs", "", "50"),
     ]  # fmt: skip
-    assert "X not advisable" in shown.caption and "1 of 9 runs are proven" in shown.caption
+    assert "X not recommended" in shown.caption and "1 of 9 runs are valid" in shown.caption
     assert "time: published in min, not in s" in shown.caption
 
 
-def test_a_micro_batch_that_ran_out_of_memory_gives_way_to_the_next(tmp_path: Path) -> None:
-    """Of 16, 14 and 13: 16 failed in the second block, so that every run is of 14, and the first one counts no more."""
+def test_after_out_of_memory_the_next_micro_batch_is_used(tmp_path: Path) -> None:
+    """Of 16, 14 and 13, 16 failed in the second block: every run uses 14, and the first run no longer counts."""
     searched = PlannedArm(name="7B Naive", micro_batch_size=16, global_batch_size=32, batches=(16, 14, 13))
     folder = study_folder(tmp_path, f"{STUDY}max_batch: {{limit: 16}}\nruns: 2\n", **{"7B Naive": searched})
-    proven(folder / "7B_Naive.b16.1", [1.0])
+    valid_run(folder / "7B_Naive.b16.1", [1.0])
     failed(folder / "7B_Naive.b16.2", "RUN-01", "a GPU ran out of memory")
-    proven(folder / "7B_Naive.b14.1", [2.0])
-    found = cells(studies.read(folder), "7B Naive")
-    assert (found["micro_batch_size"].values, found["step_time"].values) == ((14,), (2000.0,))
-    assert found["step_time"].runs == ("7B_Naive.b14.1",)
-    assert found["step_time"].reason.startswith("out of memory with micro-batches of 16; 1 of 2 runs")
+    valid_run(folder / "7B_Naive.b14.1", [2.0])
+    of_arm = cells(studies.read(folder), "7B Naive")
+    assert (of_arm["micro_batch_size"].values, of_arm["step_time"].values) == ((14,), (2000.0,))
+    assert of_arm["step_time"].runs == ("7B_Naive.b14.1",)
+    assert of_arm["step_time"].reason.startswith("out of memory with micro-batches of 16; 1 of 2 runs")
 
 
-def test_the_result_is_strict_json_and_means_what_statistics_says(tmp_path: Path) -> None:
+def test_the_result_is_strict_json_with_mean_and_deviation(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     for block, seconds in enumerate((1.0, 1.3, 1.1), 1):
-        proven(folder / f"7B_Naive.{block}", [seconds])
+        valid_run(folder / f"7B_Naive.{block}", [seconds])
     result = studies.read(folder)
     text = json.dumps(asdict(result), allow_nan=False)
     (cell,) = [row["cells"]["step_time"] for row in json.loads(text)["rows"] if row["arm"] == "7B Naive"]
@@ -213,40 +215,40 @@ def test_the_result_is_strict_json_and_means_what_statistics_says(tmp_path: Path
     assert atomic_files.read(folder / folders.ARMS)[0]["name"] == "7B Naive"
 
 
-def test_proven_runs_beyond_those_that_count_are_named(tmp_path: Path) -> None:
-    """As after --runs 5, and a call without it: three count, and a failed one is not worth a word."""
+def test_further_valid_runs_are_noted(tmp_path: Path) -> None:
+    """As after --runs 5 and a call without it: three runs count, and a failed one is not noted."""
     folder = study_folder(tmp_path)
     for block in (1, 2, 3, 4):
-        proven(folder / f"7B_Naive.{block}", [1.0])
+        valid_run(folder / f"7B_Naive.{block}", [1.0])
     failed(folder / "7B_Naive.5", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     assert cells(result, "7B Naive")["step_time"].n == 3
-    assert "1 proven runs of further blocks are not counted: --runs 5 counts them" in result.notes
+    assert "1 valid runs in further blocks are not counted; use --runs 5 to count them" in result.notes
     followed = studies.read(folder, runs=5)
     assert cells(followed, "7B Naive")["step_time"].n == 4 and len(followed.order) == 5
     assert not [note for note in followed.notes if "not counted" in note]
 
 
-def test_a_table_counts_the_runs_that_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_counts_the_requested_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = study_folder(tmp_path)
     for block in (1, 2, 3, 4):
-        proven(folder / f"7B_Naive.{block}", [1.0])
+        valid_run(folder / f"7B_Naive.{block}", [1.0])
     with pytest.raises(SystemExit) as ended:
         cli.main(["study", str(folder), "--table", "--runs", "4", "--json"])
     (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["arm"] == "7B Naive"]
     assert (ended.value.code, len(row["cells"]["step_time"]["values"])) == (0, 4)
 
 
-def test_more_runs_than_anybody_means_are_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever says it: the command line, or a file; each of 100,000,000,000 runs would have its place in memory."""
+def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command line or a file: 100,000,000,000 runs would need too much memory."""
     for words in (["tiny", "cluster=local", "--dry-run"], [str(study_folder(tmp_path))]):
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *words, "--runs", "100000000000"])
         printed = capsys.readouterr().err
         assert ended.value.code == 2 and "100000000000 runs of each arm\n  where: --runs" in printed
-    with pytest.raises(ConfigError, match=r"1001 runs of each arm\n.*mine.yaml: runs\n.*ask for 1 to 1,000"):
+    with pytest.raises(ConfigError, match=r"1001 runs of each arm\n.*mine.yaml: runs\n.*set a number from 1 to 1,000"):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
-    kept = tmp_path / "mine-here" / folders.STUDY
-    kept.write_text(kept.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))
+    stored = tmp_path / "mine-here" / folders.STUDY
+    stored.write_text(stored.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))
     with pytest.raises(ConfigError, match=r"where: .*study.yaml: runs"):
-        studies.read(kept.parent)
+        studies.read(stored.parent)

@@ -25,41 +25,41 @@ SAVED = (
 
 
 @pytest.mark.trains
-def test_all_ranks_wait_where_one_has_no_room_for_a_copy(tmp_path: Path) -> None:
-    """Each looks at its own node's free memory, and sees another one."""
-    made = ranks.compose(tmp_path, "cluster.ranks_per_node=2", *SAVED)
-    folder = ranks.write(made, tmp_path / "run")
-    ranks.run(made, folder, "tests.helpers.uneven_room", "plan.json")
+def test_all_ranks_wait_if_one_has_no_memory_for_a_copy(tmp_path: Path) -> None:
+    """The ranks see different amounts of free memory."""
+    planned = ranks.compose(tmp_path, "cluster.ranks_per_node=2", *SAVED)
+    folder = ranks.write(planned, tmp_path / "run")
+    ranks.run(planned, folder, "tests.helpers.uneven_room", "plan.json")
     assert sorted(path.name for path in (folder / "checkpoints" / "trial_0").iterdir()) == ["step_2", "step_4"]
 
 
 STATE = 1000
-"""Bytes of a group's training state: two groups need room for six of them."""
+"""Bytes of a group's training state: two groups need disk space for six of them."""
 OfGroup = Callable[[int], Checkpoints]
 
 
 @pytest.fixture
 def of_two_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OfGroup]:
-    """Make this process the one rank of a group; two states of each group lie in the run folder."""
-    plan = ranks.compose(tmp_path, "task=pretrain_tiny_apart", "cluster.ranks_per_node=2", *SAVED)
+    """Make this process the one rank of a group; two states of each group are in the run folder."""
+    plan = ranks.compose(tmp_path, "task=pretrain_tiny_local_sgd", "cluster.ranks_per_node=2", *SAVED)
     folder, store = tmp_path / "checkpoints" / "trial_0", torch.distributed.HashStore()
     for group in (folder, folder / "group_1"):
         (group / f"step_{LAST}").mkdir(parents=True)
         (group / f"step_{LAST}" / "rank_0.distcp").write_bytes(bytes(2 * STATE))
     engine: Any = SimpleNamespace(state_bytes=lambda: STATE)
-    nobody: Any = SimpleNamespace()
+    no_log: Any = SimpleNamespace()
 
     def checkpoints(number: int) -> Checkpoints:
         own = Groups(store, number, number, 1, 2, [0, 1])
-        monkeypatch.setattr(groups, "mine", lambda: own)
-        return Checkpoints(plan, plan.trials[0], engine, tmp_path, nobody, rank=number)
+        monkeypatch.setattr(groups, "current", lambda: own)
+        return Checkpoints(plan, plan.trials[0], engine, tmp_path, no_log, rank=number)
 
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield checkpoints
     torch.distributed.destroy_process_group()
 
 
-def test_every_group_counts_the_room_that_all_groups_have_already(
+def test_existing_checkpoints_of_all_groups_count_as_free_space(
     of_two_groups: OfGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for free, is_enough in ((2 * STATE, True), (2 * STATE - 1, False)):
@@ -74,15 +74,15 @@ def test_every_group_counts_the_room_that_all_groups_have_already(
 
 
 @pytest.mark.parametrize("call", ["scandir", "stat"])
-def test_room_is_counted_while_another_group_removes_a_checkpoint(
+def test_free_space_is_counted_while_another_group_removes_a_checkpoint(
     of_two_groups: OfGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
 ) -> None:
     removed, real = tmp_path / "checkpoints" / "trial_0" / "group_1" / f"step_{LAST}", getattr(os, call)
 
-    def found_gone(path: Any, **options: Any) -> Any:
+    def raise_missing(path: Any, **options: Any) -> Any:
         if str(removed) in str(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return real(path, **options)
 
-    monkeypatch.setattr(os, call, found_gone)
+    monkeypatch.setattr(os, call, raise_missing)
     assert of_two_groups(0).resume() == 0

@@ -1,4 +1,4 @@
-"""The order of a generation's log, by a generator whose answers are scripted, on one rank."""
+"""The order of a generation's log, with a scripted generator on one rank."""
 
 import json
 import weakref
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="no device: nothin
 
 
 class Scripted:
-    """A generator that is done with a token every tenth of a second, and notes what it was asked."""
+    """A fake generator with a token every 0.1 s; it records its calls."""
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
@@ -39,21 +39,21 @@ class Scripted:
         return [Answer(tuple(range(one.length)), 0.1, one.length / 10) for one in requests]
 
 
-def test_a_log_has_its_clock_around_the_answers_and_its_generator_ends_before_the_ranks(
+def test_only_answers_are_timed_and_the_generator_is_freed_before_the_ranks_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """NCCL waits for captured graphs before it ends, so the generator that holds them must be gone by then."""
+    """NCCL waits for captured CUDA graphs, so the generator that holds them must be freed first."""
     plan = compose.compose(["task=generate_tiny", "cluster.ranks_per_node=1", "parallel.groups=1"])
     assert isinstance(plan, GenerationPlan)
-    notes, made = list[str](), list[Any]()
+    notes, generators = list[str](), list[Any]()
 
     def generator(_: GenerationPlan, seed: int) -> Scripted:
         one = Scripted(notes)
-        made.append(weakref.ref(one))
+        generators.append(weakref.ref(one))
         return one
 
     def end() -> None:
-        notes.append("ended with its generator" if made[0]() else "ended")
+        notes.append("ended with its generator" if generators[0]() else "ended")
 
     module = SimpleNamespace(start_ranks=lambda plan, who: None, end_ranks=end, versions=dict, generator=generator)
     monkeypatch.setattr(generate, "engine_of", lambda plan: module)

@@ -19,12 +19,19 @@ pytestmark = [pytest.mark.trains]
 QUESTION = "Are oak trees a tree?"
 SMALL = ("model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=96")
 LENGTHS = (9, 4, 7, 12, 5)
-ASKED = f"task.generation.lengths=[{','.join(map(str, LENGTHS))}]"
+REQUESTED_LENGTHS = f"task.generation.lengths=[{','.join(map(str, LENGTHS))}]"
 
 
 def planned(*overrides: str) -> GenerationPlan:
     plan = compose.compose(
-        ["task=generate_tiny", "engine=huggingface", f"cluster.device={ranks.DEVICE}", *SMALL, ASKED, *overrides]
+        [
+            "task=generate_tiny",
+            "engine=huggingface",
+            f"cluster.device={ranks.DEVICE}",
+            *SMALL,
+            REQUESTED_LENGTHS,
+            *overrides,
+        ]
     )
     assert isinstance(plan, GenerationPlan)
     return plan
@@ -36,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    made = tmp_path_factory.mktemp("model") / "tiny"
+    created = tmp_path_factory.mktemp("model") / "tiny"
     config = LlamaConfig(
         vocab_size=128,
         hidden_size=64,
@@ -49,14 +56,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
         initializer_range=0.5,
     )
-    LlamaForCausalLM(config).save_pretrained(made)
+    LlamaForCausalLM(config).save_pretrained(created)
     words = (*text_data.WORDS, *(f"w{number}" for number in range(128 - len(text_data.WORDS))))
-    text_data.write_tokenizer(made, words=words)
-    return made
+    text_data.write_tokenizer(created, words=words)
+    return created
 
 
 def greedy(folder: Path, prompt: list[int], length: int) -> list[int]:
-    """Return the tokens of transformers' own model, computed anew from the whole text for each of them."""
+    """Return the tokens of transformers' own model, computed from the whole text for each token."""
     from transformers import AutoModelForCausalLM
 
     model, tokens = AutoModelForCausalLM.from_pretrained(folder).eval(), list(prompt)
@@ -72,7 +79,7 @@ def answers(run: Path) -> list[dict[str, str]]:
 
 
 def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(folder: Path, tmp_path: Path) -> None:
-    """Prompts of a file with a length of its own are padded to one width; an answer goes on behind </s>."""
+    """Prompts from a file, with different lengths, are padded; an answer continues after </s>."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "{QUESTION}"}}\n' * 3 + '{"prompt": "a tree ."}\n{"prompt": "Oaks", "length": 3}\n')
     words = (f"task.generation.prompts={file}", "task.generation.order=side_by_side")
@@ -85,7 +92,7 @@ def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(folder: P
     rows = answers(run)
     assert [int(row["tokens"]) for row in rows] == [9, 4, 7, 12, 3]
     assert {row["replica"] for row in rows} == {"0", "1"}
-    are, tree, a, oaks = (text_data.WORDS.index(word) for word in ("Oaks", "tree", "a", "Oaks"))
+    are, tree, a, oaks = (text_data.WORDS.index(setting) for setting in ("Oaks", "tree", "a", "Oaks"))
     prompts = {"3": [1, a, tree, text_data.WORDS.index(".")], "4": [1, oaks]}
     for index, prompt in prompts.items():
         row = rows[int(index)]
@@ -95,17 +102,17 @@ def test_two_replicas_answer_with_the_tokens_of_transformers_own_model(folder: P
     assert all(row["text"] for row in rows)
 
 
-def test_a_replica_that_leaves_out_a_token_is_found_out(tmp_path: Path) -> None:
+def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     plan = planned("task.generation.order=one_by_one")
     run = ranks.write(plan, tmp_path / "run")
     ranks.run(plan, run, "tests.helpers.short_answers", "plan.json", "--trial", "0")
     judged = trials.judge(run / "result_0.txt", plan, plan.trials[0])
     assert judged.of_kind is not None and not judged.valid
-    short = [index for index, one in enumerate(plan.asked) if one.replica == 1]
+    short = [index for index, one in enumerate(plan.requests) if one.replica == 1]
     assert list(judged.of_kind.problems) == [
-        f"answer {index} has {LENGTHS[index] - 1} tokens, and {LENGTHS[index]} were asked for" for index in short
+        f"answer {index} has {LENGTHS[index] - 1} tokens; {LENGTHS[index]} were requested" for index in short
     ]
-    assert results.parse(run / "result_0.txt").status == "success", "the ranks say so; the log does not prove it"
+    assert results.parse(run / "result_0.txt").status == "success", "the ranks report success, but the log is invalid"
 
 
 def test_a_prompt_that_is_too_long_ends_the_trial_before_it_starts(folder: Path, tmp_path: Path) -> None:
@@ -117,4 +124,4 @@ def test_a_prompt_that_is_too_long_ends_the_trial_before_it_starts(folder: Path,
     (run / "rank_logs").mkdir()
     ended = ranks.ended(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")
     assert [code for code, _ in ended] == [2, 2]
-    assert "prompt 0 has 1021 tokens, its answer 9, and tiny takes 1024" in ended[0][1]
+    assert "prompt 0 has 1021 tokens and its answer 9, but tiny supports 1024 in total" in ended[0][1]

@@ -27,15 +27,15 @@ ROWS_ONLY = "task=pretrain_tiny"
 
 
 def composed(tmp_path: Path, *overrides: str) -> Plan:
-    """Return the plan of one rank with a few rows: fewer than its schedule needs, which nothing here asks for."""
-    made = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *overrides)
-    made.config.data.train_rows, made.config.data.eval_rows = 20, 8
-    return made
+    """Return the plan of one rank with a few rows, fewer than its schedule needs."""
+    planned = ranks.compose(tmp_path, "cluster.ranks_per_node=1", *overrides)
+    planned.config.data.train_rows, planned.config.data.eval_rows = 20, 8
+    return planned
 
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    """The logger of our own packages, as it was before behind the test."""
+    """The logger of the package jobs, restored after the test."""
     logger = logging.getLogger("jobs")
     level = logger.level
     monkeypatch.setattr(logger, "handlers", [])
@@ -43,15 +43,15 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     logger.setLevel(level)
 
 
-def test_rows_are_made_once_below_a_lock(
+def test_rows_are_prepared_once_with_a_lock(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, progress: logging.Logger
 ) -> None:
-    """The log of an attempt that was interrupted is replaced; rows that are there stay as they are."""
-    made = composed(tmp_path, ROWS_ONLY)
-    assert made.base is None
-    folder = ranks.write(made, tmp_path / "run")
+    """The log of an interrupted attempt is replaced; existing rows are not changed."""
+    planned = composed(tmp_path, ROWS_ONLY)
+    assert planned.base is None
+    folder = ranks.write(planned, tmp_path / "run")
     (folder / "prepare.txt").write_text("an earlier attempt's")
-    rows = Path(str(made.data_dir))
+    rows = Path(str(planned.data_dir))
     for _ in range(2):
         with alone.started(monkeypatch, folder / "plan.json"):
             prepare.main()
@@ -64,12 +64,12 @@ def test_rows_are_made_once_below_a_lock(
     first, _ = progress.handlers
     shown = first.format(logging.makeLogRecord({"msg": "so far"}))
     assert shown.endswith(" so far") and shown != " so far" and progress.level == logging.INFO
-    data = made.config.data
-    for split, found, seed in (("train", tokens[0], data.seed), ("eval", tokens[1], data.seed + 1_000_003)):
+    data = planned.config.data
+    for split, actual, seed in (("train", tokens[0], data.seed), ("eval", tokens[1], data.seed + 1_000_003)):
         expected = tiny_reports.rows(
-            len(found), seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only
+            len(actual), seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only
         )[0]
-        assert np.array_equal(found, expected), split
+        assert np.array_equal(actual, expected), split
 
 
 def test_only_the_first_rank_shows_progress(progress: logging.Logger) -> None:
@@ -78,57 +78,59 @@ def test_only_the_first_rank_shows_progress(progress: logging.Logger) -> None:
 
 
 def test_a_model_with_fewer_words_than_the_grammar_is_refused(tmp_path: Path) -> None:
-    made = composed(tmp_path, ROWS_ONLY)
+    planned = composed(tmp_path, ROWS_ONLY)
     num_words = len(tiny_reports.vocabulary())
-    made.config.model.vocab_size = num_words - 1
-    with pytest.raises(ConfigError, match=f"a vocabulary of {num_words - 1}, and the grammar has {num_words} words"):
-        prepare.make_rows(made)
-    assert not Path(str(made.data_dir)).exists()
-    made.config.model.vocab_size = num_words
-    prepare.make_rows(made)
+    planned.config.model.vocab_size = num_words - 1
+    with pytest.raises(
+        ConfigError, match=f"vocabulary of {num_words - 1} is smaller than the {num_words} words of the grammar"
+    ):
+        prepare.prepare_rows_of(planned)
+    assert not Path(str(planned.data_dir)).exists()
+    planned.config.model.vocab_size = num_words
+    prepare.prepare_rows_of(planned)
 
 
-def test_rows_of_the_site_are_only_looked_for(tmp_path: Path) -> None:
-    made = replace(composed(tmp_path, ROWS_ONLY), data_dir=str(tmp_path / "rows"))
-    made.config.data.source = DataSource.prepared
+def test_rows_of_the_site_are_only_checked(tmp_path: Path) -> None:
+    planned = replace(composed(tmp_path, ROWS_ONLY), data_dir=str(tmp_path / "rows"))
+    planned.config.data.source = DataSource.prepared
     with pytest.raises(ConfigError, match="no prepared rows of tiny_report") as refused:
-        prepare.make_rows(made)
+        prepare.prepare_rows_of(planned)
     tokens = tmp_path / "rows/train_tokens.npy"
     assert refused.value.where == str(tokens) and refused.value.rule == "CFG-06"
     tokens.parent.mkdir()
     tokens.touch()
-    prepare.make_rows(made)
+    prepare.prepare_rows_of(planned)
     assert list(tokens.parent.iterdir()) == [tokens]
 
 
-def test_rows_of_files_are_made_of_them_while_the_other_ranks_wait_for_hours(
+def test_the_other_ranks_wait_for_hours_while_files_are_tokenised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = composed(tmp_path, ROWS_ONLY)
+    planned = composed(tmp_path, ROWS_ONLY)
     outlasted: list[float] = []
     monkeypatch.setattr(process_group, "outlast", outlasted.append)
     with mllog.Writer(None) as log:
-        prepare.prepare(made, Rank(1, 1, 2, "", 0), log)
-        assert outlasted == [] and not Path(str(made.data_dir)).exists()
-        made.config.data.source = DataSource.c4
-        monkeypatch.setattr(prepare_rows, "make", lambda plan: ["first", plan.name])
+        prepare.prepare(planned, Rank(1, 1, 2, "", 0), log)
+        assert outlasted == [] and not Path(str(planned.data_dir)).exists()
+        planned.config.data.source = DataSource.c4
+        monkeypatch.setattr(prepare_rows, "prepare", lambda plan: ["first", plan.name])
         monkeypatch.setattr(prepare_rows, "described", iter)
         with caplog.at_level(logging.INFO, "jobs"):
-            prepare.prepare(made, Rank(0, 0, 2, "", 0), log)
-    assert outlasted == [6 * 3600] and caplog.messages == ["first", made.name]
-    assert not Path(str(made.data_dir)).exists()
+            prepare.prepare(planned, Rank(0, 0, 2, "", 0), log)
+    assert outlasted == [6 * 3600] and caplog.messages == ["first", planned.name]
+    assert not Path(str(planned.data_dir)).exists()
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_base_that_is_missing_is_trained_and_saved(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
-) -> None:
-    """By the engine of its own plan, in whose groups the ranks meet; its rows and those of the run are made first."""
+def test_a_missing_base_is_trained_and_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool) -> None:
+    """By the engine and groups of its own plan; its rows and those of the run are prepared first."""
     did: list[Any] = []
-    made = composed(tmp_path)
-    assert made.base is not None and made.base_dir is not None
-    made = replace(made, base_dir=str(tmp_path / "base"), base=replace(made.base, data_dir=str(tmp_path / "its_rows")))
-    assert made.base is not None
+    planned = composed(tmp_path)
+    assert planned.base is not None and planned.base_dir is not None
+    planned = replace(
+        planned, base_dir=str(tmp_path / "base"), base=replace(planned.base, data_dir=str(tmp_path / "its_rows"))
+    )
+    assert planned.base is not None
     engine = SimpleNamespace(save=lambda folder, adapters: did.append(("saved", folder.name, adapters)))
     module = SimpleNamespace(
         start_ranks=lambda plan, who: did.append(("joined", plan, who)),
@@ -136,41 +138,41 @@ def test_a_base_that_is_missing_is_trained_and_saved(
         versions=lambda: {"torch": "2"},
         build=lambda plan, seed: did.append(("built", seed)) or engine,
     )
-    who, base, written = Rank(0, 0, 1, "", 0), made.base, tmp_path / "log"
+    who, base, written = Rank(0, 0, 1, "", 0), planned.base, tmp_path / "log"
     stand_ins: dict[str, Any] = {
         "engine_of": lambda plan: did.append(plan) or module,
-        "make_rows": lambda plan: did.append(("rows", plan.data_dir)),
+        "prepare_rows_of": lambda plan: did.append(("rows", plan.data_dir)),
         "describe": lambda plan, trial, versions, log: did.append((plan, trial.seed, versions)),
-        "rank_0_says": lambda choice: did.append(choice) or choice,
+        "broadcast_from_rank_0": lambda choice: did.append(choice) or choice,
         "train": lambda loop: did.append(("trained", loop.plan, loop.trial, written.read_text().count("MLLOG"))),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(prepare, name, stand_in)
     if is_there:
         (tmp_path / "base").mkdir()
-    with mllog.Writer(written) as log, prepare.started(made, who):
+    with mllog.Writer(written) as log, prepare.started(planned, who):
         log.start(mllog.INIT_START)
-        prepare.prepare(made, who, log)
+        prepare.prepare(planned, who, log)
     seed = base.trials[0].seed
     trained = [
         *(base, (base, seed, {"torch": "2"}), ("built", seed), ("trained", base, base.trials[0], 3)),
         ("saved", "base", False),
     ]
-    rows = [("rows", made.data_dir), ("rows", str(tmp_path / "its_rows"))]
+    rows = [("rows", planned.data_dir), ("rows", str(tmp_path / "its_rows"))]
     assert did == [base, ("joined", base, who), *rows, not is_there, *([] if is_there else trained), "left"]
     keys = [json.loads(line.split(" ", 1)[1])["key"] for line in written.read_text().splitlines()]
     assert keys == ["init_start", *([] if is_there else ["init_stop", "run_start"])]
 
 
-def test_all_ranks_do_what_the_first_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0s_choice_is_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
     with alone.joined():
-        assert prepare.rank_0_says(True) is True and prepare.rank_0_says(False) is False
+        assert prepare.broadcast_from_rank_0(True) is True and prepare.broadcast_from_rank_0(False) is False
         monkeypatch.setattr(torch.distributed, "broadcast", lambda flag, src: flag.fill_(1 - src))
-        assert prepare.rank_0_says(False) is True
+        assert prepare.broadcast_from_rank_0(False) is True
 
 
-def test_a_cache_is_locked_by_who_creates_something_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By rank 0 alone, and not where a site has prepared everything."""
+def test_a_cache_is_locked_if_something_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only by rank 0, and not if the site prepares everything."""
     locked: list[Path] = []
 
     @contextmanager
@@ -184,7 +186,7 @@ def test_a_cache_is_locked_by_who_creates_something_there(monkeypatch: pytest.Mo
         with prepare.cache_locked(plan, who):
             return [*locked]
 
-    monkeypatch.setattr(prepare, "alone", noted)
+    monkeypatch.setattr(prepare, "locked_folder", noted)
     first, second = Rank(0, 0, 2, "", 0), Rank(1, 1, 2, "", 0)
     rows = replace(composed(tmp_path, ROWS_ONLY), data_dir="/cache/rows")
     with_base = composed(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints of one rank whose engine writes a word: how long they are kept, what is damaged, who goes on where."""
+"""Checkpoints of one rank with a fake engine: retention, damage and resuming."""
 
 import errno
 import json
@@ -30,10 +30,10 @@ SAVED = (
 
 
 class Engine:
-    """An engine whose state is a word; it notes what it loads."""
+    """A fake engine whose state is a text; it records what it loads."""
 
     def __init__(self) -> None:
-        self.word, self.error, self.waits = "state", None, threading.Event()
+        self.content, self.error, self.waits = "state", None, threading.Event()
         self.loaded: list[tuple[str, int, bool]] = []
         self.is_copy = True
         self.waits.set()
@@ -48,7 +48,7 @@ class Engine:
         self.waits.wait(5)
         if self.error is not None:
             raise self.error
-        (folder / "rank_0.distcp").write_text(self.word)
+        (folder / "rank_0.distcp").write_text(self.content)
         (folder / "rank_0.json").write_text("{}")
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def names(run: Path) -> list[str]:
 
 
 def test_the_last_two_are_kept_and_the_newest_one_is_resumed(plan: Plan, tmp_path: Path) -> None:
-    """One at the last step is of a trial that ended; what was not finished is gone, and what stood in the way."""
+    """A checkpoint of the last step is of a finished trial; unfinished folders are removed."""
     save_all(plan, tmp_path, 2, 4, 6)
     assert names(tmp_path) == ["step_4", "step_6"]
     (of_trial(tmp_path) / "step_8.part").mkdir()
@@ -97,7 +97,7 @@ def test_the_last_two_are_kept_and_the_newest_one_is_resumed(plan: Plan, tmp_pat
     assert own.resume() == own.done == 6 and names(tmp_path) == ["step_10", "step_4", "step_6"]
     assert engine.loaded == [(str(of_trial(tmp_path) / "step_6"), 6, True)]
     assert [step for step in range(LAST + 1) if own.is_due(step)] == [0, 2, 4, 6, 8]
-    engine.word = "another state"
+    engine.content = "another state"
     own.save(6)
     own.finish()
     assert (of_trial(tmp_path) / "step_6/rank_0.distcp").read_text() == "another state"
@@ -112,7 +112,7 @@ def test_the_last_two_are_kept_and_the_newest_one_is_resumed(plan: Plan, tmp_pat
         ("unreadable", "its manifest cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_skipped(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str, reason: str
 ) -> None:
     save_all(plan, tmp_path, 2, 4)
@@ -126,10 +126,10 @@ def test_a_damaged_checkpoint_is_passed_over(
     own, engine = saving(plan, tmp_path, log)
     assert own.resume() == 2 and [step for _, step, _ in engine.loaded] == [2]
     assert logged == [("damaged_checkpoint", "step_4", {"reason": reason})]
-    assert capsys.readouterr().err == f"checkpoint step_4 is damaged, and an older one is used: {reason}\n"
+    assert capsys.readouterr().err == f"checkpoint step_4 is damaged ({reason}); trying an older one\n"
 
 
-def test_training_goes_on_while_a_copy_is_written_and_waits_without_one(plan: Plan, tmp_path: Path) -> None:
+def test_training_continues_while_a_copy_is_written_and_waits_without_one(plan: Plan, tmp_path: Path) -> None:
     own, engine = saving(plan, tmp_path)
     own.resume()
     engine.waits.clear()
@@ -148,9 +148,7 @@ def test_training_goes_on_while_a_copy_is_written_and_waits_without_one(plan: Pl
         (ValueError("x"), r"ValueError\('x'\)"),
     ],
 )
-def test_what_keeps_a_rank_from_writing_is_raised_where_it_trains(
-    plan: Plan, tmp_path: Path, error: Exception, why: str
-) -> None:
+def test_a_write_error_is_raised_in_the_main_thread(plan: Plan, tmp_path: Path, error: Exception, why: str) -> None:
     own, engine = saving(plan, tmp_path)
     own.resume()
     engine.error = error
@@ -161,9 +159,7 @@ def test_what_keeps_a_rank_from_writing_is_raised_where_it_trains(
         assert raised.value.where == str(of_trial(tmp_path)) and raised.value.__cause__ is error
 
 
-def test_a_rank_that_has_written_says_that_another_one_could_not(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_error_of_another_rank_is_raised(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, _ = saving(plan, tmp_path)
     own.resume()
     own.save(2)
@@ -172,9 +168,7 @@ def test_a_rank_that_has_written_says_that_another_one_could_not(
         own.finish()
 
 
-def test_rank_0_waits_for_what_all_ranks_have_written(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_waits_for_the_files_of_all_ranks(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, _ = saving(plan, tmp_path)
     own.resume()
     own._num_ranks = 2
@@ -190,17 +184,17 @@ def test_rank_0_waits_for_what_all_ranks_have_written(
     assert slept == [0.05] and names(tmp_path) == ["step_2"]
 
 
-def test_a_group_goes_on_from_its_own_state_or_from_group_0_s(
+def test_a_group_resumes_from_its_own_state_or_from_group_0s(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another group's state has another layout than its own; without any, it cannot go on with the others."""
+    """Another group's state does not count as the same layout; without any state it cannot resume."""
     save_all(plan, tmp_path, 2, 4)
     store = torch.distributed.HashStore()
     first, second = (Groups(store, number, number, 1, 2, [0, 1]) for number in range(2))
-    monkeypatch.setattr(groups, "mine", lambda: first)
+    monkeypatch.setattr(groups, "current", lambda: first)
     own, _ = saving(plan, tmp_path)
     assert own.resume() == 4
-    monkeypatch.setattr(groups, "mine", lambda: second)
+    monkeypatch.setattr(groups, "current", lambda: second)
     own, engine = saving(plan, tmp_path)
     assert own.resume() == own.done == 4 and engine.loaded == [(str(of_trial(tmp_path) / "step_4"), 4, False)]
     shutil.copytree(of_trial(tmp_path) / "step_4", of_trial(tmp_path) / "group_1/step_4")
@@ -209,35 +203,35 @@ def test_a_group_goes_on_from_its_own_state_or_from_group_0_s(
     shutil.rmtree(of_trial(tmp_path) / "group_1/step_4")
     (of_trial(tmp_path) / "step_4/rank_0.distcp").write_text("x")
     own, _ = saving(plan, tmp_path)
-    with pytest.raises(ConfigError, match="group 0 goes on from step 4, and this group has no state of it"):
+    with pytest.raises(ConfigError, match="group 0 resumes from step 4, but this group has no checkpoint of it"):
         own.resume()
 
 
-def test_saving_and_merging_are_told_and_logged_between_steps(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    did: list[Any] = []
+def test_saving_and_weight_averaging_are_logged_between_steps(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
     moments = iter((10.0, 12.5))
     monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
-    log = SimpleNamespace(event=lambda key, value, **metadata: did.append((key, value, metadata)))
-    apart = SimpleNamespace(
+    log = SimpleNamespace(event=lambda key, value, **metadata: calls.append((key, value, metadata)))
+    local_sgd = SimpleNamespace(
         is_due=lambda step, is_saved: step == 3 or is_saved,
-        after=lambda step, share, is_saved: [("outer_step", step, {"share": share, "is_saved": is_saved})],
+        average=lambda step, share, is_saved: [("outer_step", step, {"share": share, "is_saved": is_saved})],
     )
     loop: Any = SimpleNamespace(
         plan=plan,
         log=log,
-        apart=apart,
-        alive=lambda phase, step, end: did.append((phase, step, end)),
-        saving=SimpleNamespace(save=lambda step: did.append(("saved", step))),
+        local_sgd=local_sgd,
+        alive=lambda phase, step, end: calls.append((phase, step, end)),
+        saving=SimpleNamespace(save=lambda step: calls.append(("saved", step))),
     )
     at = {"samples_count": 3 * plan.batch.global_batch_size, "step": 3}
     train.save(loop, 3)
-    assert did == [("saving", 3, None), ("saved", 3), ("checkpoint", 2.5, at), ("training", 3, None)]
-    did.clear()
-    train.merge(loop, "share", 2, is_saved=False)
-    assert did == []
-    train.merge(loop, "share", 3, is_saved=False)
-    about = {"share": "share", "is_saved": False} | at
-    assert did == [("merging", 3, None), ("outer_step", 3, about), ("training", 3, None)]
-    loop.apart = None
-    train.merge(loop, "share", 3, is_saved=True)
-    assert len(did) == 3
+    assert calls == [("saving", 3, None), ("saved", 3), ("checkpoint", 2.5, at), ("training", 3, None)]
+    calls.clear()
+    train.average_weights(loop, "share", 2, is_saved=False)
+    assert calls == []
+    train.average_weights(loop, "share", 3, is_saved=False)
+    metadata = {"share": "share", "is_saved": False} | at
+    assert calls == [("weight averaging", 3, None), ("outer_step", 3, metadata), ("training", 3, None)]
+    loop.local_sgd = None
+    train.average_weights(loop, "share", 3, is_saved=True)
+    assert len(calls) == 3

@@ -1,4 +1,4 @@
-"""A trial's order of rows, its micro-batches, its steps and its log, by hand; the losses are scripted."""
+"""A trial's order of rows, micro-batches, steps and log, with scripted losses."""
 
 import json
 import warnings
@@ -42,15 +42,15 @@ def composed(*overrides: str) -> Plan:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Say which rank of DP and of CP this process is; its device is the CPU."""
+    """Return a function that sets the DP and CP rank of this process; its device is the CPU."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
 
-    def say(dp: int, cp: int) -> None:
+    def set_rank(dp: int, cp: int) -> None:
         monkeypatch.setattr(loop.parallel_state, "get_data_parallel_rank", lambda: dp)
         monkeypatch.setattr(loop.parallel_state, "get_context_parallel_rank", lambda: cp)
 
-    say(0, 0)
-    return say
+    set_rank(0, 0)
+    return set_rank
 
 
 ROWS = rows_of.Rows(
@@ -98,12 +98,12 @@ def test_replicas_share_a_batch_row_by_row(place: Callable[[int, int], None]) ->
 
 def test_each_epoch_is_a_new_shuffle_by_the_seed_without_its_incomplete_batch() -> None:
     plan = composed(*SMALL)
-    first, again, other = ([*islice(rows_of.train_order(plan, seed), 12)] for seed in (1, 1, 2))
+    first, repeated, other = ([*islice(rows_of.train_order(plan, seed), 12)] for seed in (1, 1, 2))
     epochs = [np.concatenate(first[i : i + 2]).tolist() for i in range(0, 12, 2)]
     assert all(len(set(epoch)) == 8 and set(epoch) < set(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 6, "an epoch must not repeat another"
     assert set().union(*epochs) == set(range(10)), "other rows are dropped in other epochs"
-    assert np.array_equal(first, again)
+    assert np.array_equal(first, repeated)
     assert not any(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
 
 
@@ -120,7 +120,7 @@ class ScriptedEngine:
         self.eval_losses = iter(eval_losses)
 
     def facts(self) -> list[Fact]:
-        return [("attention_backend", "scripted", {"asked": "nothing"})]
+        return [("attention_backend", "scripted", {"requested": "nothing"})]
 
     def train_step(self, rows: str, indices: np.ndarray, step: int) -> float:
         assert rows == "rows to train" and step == len(self.batches) + 1
@@ -177,7 +177,7 @@ TARGET = "task.training.target_eval_loss=0.925"
         ),
     ],
 )
-def test_a_trial_ends_at_its_target_or_says_that_it_missed_it(
+def test_a_trial_ends_at_its_target_or_is_aborted(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     override: str,
@@ -203,7 +203,7 @@ def test_a_trial_ends_at_its_target_or_says_that_it_missed_it(
 @pytest.mark.parametrize(
     ("losses", "saved"), [((0.95, 0.93, 0.93), [100, 200, 300, 300]), ((0.95, 0.92), [100, 200, 240])]
 )
-def test_the_state_is_saved_as_often_as_asked_and_behind_the_last_step(
+def test_the_state_is_saved_at_the_interval_and_after_the_last_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: tuple[float, ...], saved: list[int]
 ) -> None:
     steps: list[int] = []
@@ -214,7 +214,7 @@ def test_the_state_is_saved_as_often_as_asked_and_behind_the_last_step(
     assert steps == saved
 
 
-def test_training_losses_are_means_over_the_batch_beside_their_rate(
+def test_training_losses_are_means_over_the_batch_with_the_learning_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Every 80 steps, and after the last of 300; each row has 10 real tokens."""
@@ -237,17 +237,17 @@ def test_training_losses_are_means_over_the_batch_beside_their_rate(
 
 def test_the_trial_seed_orders_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     batches = []
-    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+    for name, seed in (("first", 1), ("repeated", 1), ("other", 2)):
         (tmp_path / name).mkdir()
         batches.append(Course(monkeypatch, tmp_path / name, (0.5,)).run(composed(TARGET), seed).batches)
-    first, again, other = batches
-    assert first == again
+    first, repeated, other = batches
+    assert first == repeated
     assert not any(one == two for one, two in zip(first, other, strict=True))
-    assert len({row for batch in first for row in batch}) == 192 * 8, "no row comes twice in an epoch"
+    assert len({row for batch in first for row in batch}) == 192 * 8, "no row repeats in an epoch"
 
 
-def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Loading and saving on their own: only steps and evaluations have limits."""
+def test_the_watchdog_receives_the_phases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading and saving are phases of their own: only steps and evaluations have limits."""
     steps = [("training", step) for step in range(1, 301)]
     first, second = ([("evaluation", step), ("training", step)] for step in (192, 240))
     begun = [("loading", 0), ("training", 0), *steps[:192], *first, *steps[192:240], *second]
@@ -255,68 +255,72 @@ def test_the_watchdog_is_told_what_a_rank_does(monkeypatch: pytest.MonkeyPatch, 
     missed = [*begun, *steps[240:288], *at_288, *steps[288:], ("saving", 300)]
     for losses, expected in (((0.95, 0.925), [*begun, ("saving", 240)]), ((0.95, 0.94, 0.93), missed)):
         (tmp_path / str(losses)).mkdir()
-        course, told = Course(monkeypatch, tmp_path / str(losses), losses), []
+        course, reported = Course(monkeypatch, tmp_path / str(losses), losses), []
         with mllog.Writer(course.path) as log:
             log.start(mllog.RUN_START)
             trial = Trial(index=0, seed=1, log=course.path.name)
             loop = train.Loop(
-                composed(TARGET), course.engine, trial, log, lambda *word, told=told: told.append(word[:2])
+                composed(TARGET),
+                course.engine,
+                trial,
+                log,
+                lambda *setting, reported=reported: reported.append(setting[:2]),
             )
             train.train(loop)
-        assert told == expected
+        assert reported == expected
 
 
-def test_a_group_that_enters_after_the_last_step_only_says_that_it_has_ended(
+def test_a_group_that_rejoins_after_the_last_step_only_logs_its_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     course, trial = Course(monkeypatch, tmp_path), Trial(index=0, seed=1, log="result_0.txt")
     plan = composed("task.training.target_eval_loss=null")
-    apart: Any = SimpleNamespace(enter=lambda step: plan.max_steps)
+    local_sgd: Any = SimpleNamespace(rejoin=lambda step: plan.max_steps)
     with mllog.Writer(course.path) as log:
         log.start(mllog.RUN_START)
-        train.train(train.Loop(plan, course.engine, trial, log, apart=apart))
+        train.train(train.Loop(plan, course.engine, trial, log, local_sgd=local_sgd))
     assert course.batches == []
     (end,) = course.records("run_stop")
     assert (end[2]["status"], end[2]["step"]) == ("success", plan.max_steps)
 
 
-def test_the_first_evaluation_is_expected_to_take_as_many_batches_as_it_has() -> None:
+def test_the_expected_time_of_an_evaluation() -> None:
     """6 rows in batches of 4 are two batches."""
-    told: dict[str, float] = {}
-    watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
+    reported: dict[str, float] = {}
+    watchdog: Any = SimpleNamespace(expect=lambda **usual: reported.update(usual) or 120)
     train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), composed(*SMALL))
-    assert told == {"step_s": 3, "eval_s": 5}
+    assert reported == {"step_s": 3, "eval_s": 5}
 
 
-def test_a_group_is_expected_to_evaluate_in_batches_of_its_own_size() -> None:
-    """Two groups share a batch of 8. What was timed is a batch of 4, of which 12 rows are three."""
-    told: dict[str, float] = {}
-    watchdog: Any = SimpleNamespace(expect=lambda **usual: told.update(usual) or 120)
-    apart = ("task=pretrain_tiny_apart", "cluster.ranks_per_node=2", "recipe.micro_batch_size=4")
-    plan = composed(*apart, "recipe.global_batch_size=8", "data.eval_rows=12")
+def test_the_expected_time_of_an_evaluation_with_local_sgd() -> None:
+    """Two groups share a batch of 8; the warm-up timed a batch of 4, and 12 rows are three of these."""
+    reported: dict[str, float] = {}
+    watchdog: Any = SimpleNamespace(expect=lambda **usual: reported.update(usual) or 120)
+    overrides = ("task=pretrain_tiny_local_sgd", "cluster.ranks_per_node=2", "recipe.micro_batch_size=4")
+    plan = composed(*overrides, "recipe.global_batch_size=8", "data.eval_rows=12")
     train.expect(watchdog, WarmUpTimes(step_s=3, eval_batch_s=2.5), plan)
-    assert told == {"step_s": 3, "eval_s": 7.5}
+    assert reported == {"step_s": 3, "eval_s": 7.5}
 
 
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "saved"), [((), [("save", "adapters_3", True, "clock runs")]), (FULL_FINE_TUNING, [])]
+    ("overrides", "saved"), [((), [("save", "adapters_3", True, "timed")]), (FULL_FINE_TUNING, [])]
 )
-def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
+def test_building_and_loading_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: tuple[str, ...], saved: list[tuple[Any, ...]]
 ) -> None:
-    """Full fine-tuning loads the same base, and saves nothing that could be taken for adapters.
+    """Full fine-tuning loads the same base, and saves no adapters.
 
-    The engine, which holds process groups, is gone when the ranks leave them.
+    The engine, which holds process groups, is freed before the ranks end.
     """
     plan, calls, course = composed(TARGET, *overrides), [], Course(monkeypatch, tmp_path, (0.5,))
     assert plan.base_dir == composed(TARGET).base_dir and plan.base_dir is not None
     trial = Trial(index=3, seed=4711, log=course.path.name)
 
     def note(name: str, *values: Any) -> None:
-        calls.append((name, *values, "clock runs" if course.records("run_start") else "before the clock"))
+        calls.append((name, *values, "timed" if course.records("run_start") else "not timed"))
 
     engine: Any = course.engine
     engines, held = [engine], weakref.ref(engine)
@@ -326,7 +330,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     del engine, course.engine
     module = SimpleNamespace(
         start_ranks=lambda plan, who: None,
-        end_ranks=lambda: note("leave", "without an engine" if held() is None else "with one"),
+        end_ranks=lambda: note("end", "without an engine" if held() is None else "with one"),
         versions=dict,
         build=lambda plan, seed: note("build", seed) or engines.pop(),
     )
@@ -336,13 +340,13 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
     with mllog.Writer(course.path) as log:
         train.run(Begun(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path, Guard(tmp_path / "error")))
     assert calls == [
-        ("build", 4711, "before the clock"),
-        ("load", plan.base_dir, False, "before the clock"),
-        ("warm up", 2, 4711, "before the clock"),
-        ("train", "clock runs"),
-        ("eval", "clock runs"),
+        ("build", 4711, "not timed"),
+        ("load", plan.base_dir, False, "not timed"),
+        ("warm up", 2, 4711, "not timed"),
+        ("train", "timed"),
+        ("eval", "timed"),
         *saved,
-        ("leave", "without an engine", "clock runs"),
+        ("end", "without an engine", "timed"),
     ]
     assert any(name.startswith("adapters") for name in plan.files) == bool(saved)
     assert bool(course.records("lora_rank", "lora_alpha", "lora_dropout")) == bool(saved)
@@ -353,9 +357,7 @@ def test_a_trial_draws_by_its_seed_and_loads_before_its_clock_starts(
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_an_evaluation_that_is_no_number_ends_the_trial(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) -> None:
     course = Course(monkeypatch, tmp_path, (loss,))
     with pytest.raises(BenchError, match="the evaluation loss is (nan|inf) at step 192"):
         course.run(composed(TARGET))
@@ -370,15 +372,15 @@ def test_an_evaluation_that_is_no_number_ends_the_trial(
         ("dgx01\n", [(False, "dgx01")]),
     ],
 )
-def test_caches_are_cleared_only_where_the_job_said_so(
+def test_cleared_caches_are_logged_from_the_jobs_record(
     tmp_path: Path, written: str | None, expected: list[tuple[bool, str | None]]
 ) -> None:
-    """The official checker wants `true`; the log must not say it of a node that kept its caches or said nothing."""
-    said, log = tmp_path / "trial_0.caches", tmp_path / "result_0.txt"
+    """The official checker requires `true`; a node that kept its caches or has no record must not have it."""
+    output, log = tmp_path / "trial_0.caches", tmp_path / "result_0.txt"
     if written is not None:
-        said.write_text(written)
+        output.write_text(written)
     with mllog.Writer(log) as writer:
-        train.log_caches(said, writer)
+        train.log_caches(output, writer)
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
     assert [line["key"] for line in lines] == ["cache_clear"] * len(expected)
     assert [(line["value"], line["metadata"].get("node")) for line in lines] == expected

@@ -1,4 +1,4 @@
-"""Watching a trial at any moment of its log: its progress, its prediction, its warnings, and when watching ends."""
+"""Watching a trial at any moment of its log: progress, forecast, warnings, and the end of watching."""
 
 import io
 import json
@@ -87,7 +87,7 @@ def trial(*losses: float, gbs: int = 8, train_loss: float = 1.3) -> list[Event]:
 
 def tracked(events: Sequence[Event]) -> Progress:
     tracker = Tracker()
-    tracker.take(events)
+    tracker.update(events)
     return tracker.progress
 
 
@@ -97,7 +97,7 @@ def warnings(events: Sequence[Event], *, after_s: float = 0, **planned: Any) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_progress_is_right_at_every_line_of_every_format(name: str) -> None:
+def test_progress_at_every_line_of_every_format(name: str) -> None:
     log = CORPUS / FORMATS[name]
     if not log.exists():
         pytest.skip("the corpus is not here")
@@ -106,7 +106,7 @@ def test_progress_is_right_at_every_line_of_every_format(name: str) -> None:
     last_record = max((samples for samples, _ in result.train_losses if samples), default=0)
     tracker, before = Tracker(), 0
     for event in events:
-        tracker.take([event])
+        tracker.update([event])
         now = tracker.progress
         assert before <= (now.samples or 0) <= max(truth, last_record)
         assert [e.value for e in now.evaluations] == [e.value for e in result.evaluations][: len(now.evaluations)]
@@ -119,8 +119,8 @@ def test_progress_is_right_at_every_line_of_every_format(name: str) -> None:
         assert now.step_time_ms == pytest.approx(result.step_time_ms.median, rel=0.02)
 
 
-def test_what_lies_ahead_comes_true() -> None:
-    """A forecast in minutes, made before the first evaluation, is when the evaluations do end."""
+def test_forecast_of_evaluation_times_is_right() -> None:
+    """A forecast in minutes before the first evaluation equals the actual end of the evaluations."""
     whole = trial(0.94, 0.935, 0.93, 0.927, 0.924)
     start = next(e.time_ms for e in whole if e.key == "run_start")
     ends = {e.metadata["samples_count"]: (e.time_ms - start) / 60_000 for e in whole if e.key == "eval_accuracy"}
@@ -135,7 +135,7 @@ def test_what_lies_ahead_comes_true() -> None:
     assert seen.samples_range is not None
 
 
-def test_an_evaluation_that_goes_on_is_the_next_one() -> None:
+def test_running_evaluation_is_the_next_one() -> None:
     events = trial(0.94, 0.935)
     running = events[: [e.key for e in events].index("eval_accuracy")]
     seen = prediction.look(tracked(running), Planned(), running[-1].time_ms + 10_000)
@@ -146,8 +146,8 @@ def test_an_evaluation_that_goes_on_is_the_next_one() -> None:
     assert (after.next_samples, after.next_s, after.eval_time_is_estimated) == (2304, 48 * 3 + 28, False)
 
 
-def test_evaluations_that_nothing_announces_take_what_the_steps_leave_over() -> None:
-    """Some logs hold eval_accuracy alone: each evaluation is timed from the one before, not from the last block."""
+def test_evaluation_time_without_eval_start_is_estimated() -> None:
+    """Some logs have only eval_accuracy: each evaluation is timed from the one before, not from the last block."""
     events = trial(0.94, 0.935, 0.93)
     first, *later = [n for n, event in enumerate(events) if event.key == "eval_accuracy"]
     silent = [event for event in events[: first + 1] if event.key != "eval_start"] + [events[n] for n in later]
@@ -157,7 +157,7 @@ def test_evaluations_that_nothing_announces_take_what_the_steps_leave_over() -> 
 
 
 @pytest.mark.parametrize(("after_s", "is_stalled"), [(400, False), (575.9, False), (576.1, True), (700, True)])
-def test_the_first_evaluation_may_be_silent_for_as_long_as_training_was(after_s: float, is_stalled: bool) -> None:
+def test_first_evaluation_may_be_silent_as_long_as_training_took(after_s: float, is_stalled: bool) -> None:
     """192 steps of 3 s are 576 s."""
     events = trial(0.94)
     running = events[: [event.key for event in events].index("eval_accuracy")]
@@ -188,11 +188,11 @@ def test_a_trial_outside_the_band_has_a_forecast_and_a_warning() -> None:
     assert prediction.look(tracked(other), Planned(), other[-1].time_ms).samples_range is None
 
 
-def test_the_range_of_minutes_is_that_of_students_t() -> None:
+def test_range_of_minutes_uses_students_t() -> None:
     """Step times of 2.9, 3.0 and 3.1 s; the evaluations after the first took 27, 28 and 29 s."""
     progress = tracked(trial(0.94, 0.935))
     progress.step_times_ms, progress.eval_times_s = (2900.0, 3000.0, 3100.0), (60.0, 27.0, 28.0, 29.0)
-    (first, second) = prediction.arrivals(progress, (2304, 2688), progress.last_ms or 0)
+    (first, second) = prediction.evaluation_etas(progress, (2304, 2688), progress.last_ms or 0)
     half_step = stats.t(2).ppf(0.95) * 0.1 * math.sqrt(4 / 3)
     half_eval = stats.t(2).ppf(0.95) * 1.0 * math.sqrt(4 / 3)
     assert first.seconds.typical == pytest.approx(48 * 3 + 28)
@@ -202,7 +202,7 @@ def test_the_range_of_minutes_is_that_of_students_t() -> None:
     assert second.seconds.typical - second.seconds.low == pytest.approx(half)
 
 
-def test_the_forecast_says_the_chance_of_each_evaluation() -> None:
+def test_forecast_has_the_probability_of_each_evaluation() -> None:
     events = trial(0.94, 0.935)
     progress = tracked(events)
     seen = prediction.look(progress, Planned(), events[-1].time_ms)
@@ -212,7 +212,7 @@ def test_the_forecast_says_the_chance_of_each_evaluation() -> None:
     assert "min (90 % range); chances " in line(view) and f"{at_3072} % at 3,072" in line(view)
 
 
-def test_warnings_are_said_plainly() -> None:
+def test_warnings() -> None:
     good, bad = trial(0.94, 0.935), float("nan")
     assert warnings(good) == []
     assert warnings(good, after_s=110) == []
@@ -232,28 +232,28 @@ def test_warnings_are_said_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "evaluates", "said"),
+    ("after_s", "evaluates", "text"),
     [
-        (130, False, "2:10 of training, 4.3 times the median of 0:30; its ranks end it after 3:30 at the latest"),
-        (220, False, "3:40 of training, 7.3 times the median of 0:30; its ranks should have ended it after 3:30"),
-        (280, True, "4:40 of evaluation, 10.0 times the median of 0:28; its ranks end it after 10:20 at the latest"),
+        (130, False, "2:10 of training (4.3 times the median of 0:30); its watchdog ends it after at most 3:30"),
+        (220, False, "3:40 of training (7.3 times the median of 0:30); its watchdog should have ended it after 3:30"),
+        (280, True, "4:40 of evaluation (10.0 times the median of 0:28); its watchdog ends it after at most 10:20"),
     ],
 )
-def test_a_stall_is_measured_by_the_trials_own_pace(after_s: int, evaluates: bool, said: str) -> None:
+def test_stall_is_relative_to_the_trials_speed(after_s: int, evaluates: bool, text: str) -> None:
     """By hand: 30 s between lines, 20 x 3 s below the floor of 120 s, 60 s for the reports; 20 x 28 s and 60 s."""
     good = trial(0.94, 0.935)
     events = good[: len(good) - 2] if evaluates else good
     seen = prediction.look(tracked(events), Planned(stall=Stall()), events[-1].time_ms + 1000 * after_s)
-    assert seen.warnings[0].startswith(f"stalled: no new line for {said}") and "(RUN-17)" in seen.warnings[0]
+    assert seen.warnings[0].startswith(f"stalled: no new line for {text}") and "(RUN-17)" in seen.warnings[0]
 
 
-def test_the_ranks_of_a_trial_watch_themselves_and_those_that_prepare_do_not() -> None:
+def test_only_ranks_of_trials_have_a_watchdog() -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local", "launch.stall.factor=7"])
     limits = {command.name: sources.planned(plan, command).stall for command in plan.commands}
     assert (limits["prepare"], limits["trial 0"]) == (None, Stall(factor=7, floor_s=120))
 
 
-def test_walltime_that_is_too_short_is_said_as_soon_as_it_shows() -> None:
+def test_short_walltime_is_warned_about() -> None:
     events = trial(0.94, 0.935)
     used_min = events[-1].time_ms / 60_000
     assert warnings(events, limit_min=used_min + 1) == ["cannot reach the target"]
@@ -282,7 +282,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(EVENTS, max_size=25), st.integers(0, 10**13))
-def test_no_log_makes_watching_fail(events: list[Event], now_ms: int) -> None:
+def test_watch_handles_any_log(events: list[Event], now_ms: int) -> None:
     progress, planned = tracked(events), Planned(limit_min=30)
     view = View(
         name="log", progress=progress, planned=planned, outlook=prediction.look(progress, planned, now_ms), note=None
@@ -294,10 +294,10 @@ def test_no_log_makes_watching_fail(events: list[Event], now_ms: int) -> None:
 
 
 @given(st.lists(EVENTS, max_size=25), st.integers(0, 25))
-def test_it_does_not_matter_when_one_looks(events: list[Event], cut: int) -> None:
+def test_progress_does_not_depend_on_poll_times(events: list[Event], cut: int) -> None:
     tracker = Tracker()
-    tracker.take(events[:cut])
-    tracker.take(events[cut:])
+    tracker.update(events[:cut])
+    tracker.update(events[cut:])
     assert repr(tracker.progress) == repr(tracked(events))
 
 
@@ -319,7 +319,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return int(str(ended.value.code)), capsys.readouterr().out
 
 
-def test_a_pipe_gets_dated_lines(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_gets_lines_with_timestamps(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, str(written_log()))
     unverified, *dated = output.splitlines()
     lines = [text[len("2026-11-21 12:00:00  ") :] for text in dated]
@@ -342,14 +342,14 @@ def test_until_target(written_log: MakeLog, capsys: pytest.CaptureFixture[str], 
 
 @pytest.mark.parametrize(("fid", "clip_at", "is_reached"), [(85.0, 512, True), (85.0, 256, False), (95.0, 512, False)])
 def test_several_targets_are_reached_by_one_checkpoint(fid: float, clip_at: int, is_reached: bool) -> None:
-    said = [
+    records = [
         ("submission_benchmark", "stable_diffusion", {}),
         *[("global_batch_size", 256, {}), ("run_start", None, {}), ("train_loss", 0.1, {"samples_count": 256})],
         *[("eval_start", None, {"samples_count": 256}), ("eval_stop", None, {"samples_count": 256})],
         ("eval_accuracy", fid, {"samples_count": 512, "metric": "FID"}),
         ("eval_accuracy", 0.16, {"samples_count": clip_at, "metric": "CLIP"}),
     ]
-    progress = tracked([Event(n * 60_000, "", *event, n) for n, event in enumerate(said, 1)])  # type: ignore[arg-type]
+    progress = tracked([Event(n * 60_000, "", *event, n) for n, event in enumerate(records, 1)])  # type: ignore[arg-type]
     assert prediction.reached(progress, Planned()) is is_reached
     view = View(name="log", progress=progress, planned=Planned(), outlook=prediction.look(progress, Planned(), 0))
     texts = [evaluation_line(view, evaluated) for evaluated in progress.evaluations]
@@ -357,7 +357,7 @@ def test_several_targets_are_reached_by_one_checkpoint(fid: float, clip_at: int,
     assert texts[1] == f"log  evaluation CLIP 0.1600 at {clip_at} samples, target 0.15 reached"
 
 
-def test_what_is_computed_after_eval_stop_does_not_make_evaluations_look_short() -> None:
+def test_eval_accuracy_after_eval_stop_keeps_evaluation_time() -> None:
     events, end = trial(0.95), trial(0.95)[-1]
     late = Event(end.time_ms + 1000, "", "eval_accuracy", 0.2, {"samples_count": 1536}, end.line + 1)
     assert tracked([*events, late]).eval_times_s == (EVAL_MS / 1000,)
@@ -371,19 +371,17 @@ def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[
     assert "Unverified" in json.loads(output)["result"]
 
 
-def test_a_time_that_no_calendar_holds_is_shown_without_a_date(
-    written_log: MakeLog, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_out_of_range_is_shown_as_unknown(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
     log = written_log(evals=(0.95,))
     lines = log.read_text().splitlines(keepends=True)
     (place,) = (number for number, text in enumerate(lines) if '"eval_accuracy"' in text)
     lines[place] = re.sub(r'"time_ms": \d+', f'"time_ms": {10**17}', lines[place])
     log.write_text("".join(lines))
     code, output = run(capsys, "--once", str(log))
-    assert code == 0 and "without a date  " in output
+    assert code == 0 and "unknown time  " in output
 
 
-def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_log_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "--once", str(tmp_path / "slurm-70.out"))
     assert (code, "waiting" in output) == (0, True)
     never = (str(tmp_path / "run-with-a-typo"), str(tmp_path / "nowhere" / "slurm-70.out"))
@@ -391,7 +389,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path, capsys: pytes
         assert run(capsys, *refused)[0] == 2
 
 
-def test_a_log_that_is_replaced_or_appended_to_begins_anew(written_log: MakeLog, tmp_path: Path) -> None:
+def test_replaced_log_restarts_the_trial(written_log: MakeLog, tmp_path: Path) -> None:
     first = written_log(evals=(0.92,)).rename(tmp_path / "first")
     second = written_log(evals=(0.94, 0.93)).rename(tmp_path / "second")
     log = tmp_path / "slurm-70.out"
@@ -408,10 +406,10 @@ def test_a_log_that_is_replaced_or_appended_to_begins_anew(written_log: MakeLog,
     log.write_bytes(first.read_bytes())
     job.poll()
     (view,) = job.views()
-    assert (view.note, view.progress.trial, len(view.progress.evaluations)) == ("its log began anew", 1, 1)
+    assert (view.note, view.progress.trial, len(view.progress.evaluations)) == ("the log was restarted", 1, 1)
 
 
-def test_a_run_folder_is_shown_from_what_it_holds(written_log: MakeLog, tmp_path: Path) -> None:
+def test_run_folder_is_shown(written_log: MakeLog, tmp_path: Path) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "walltime=10"])
     folder = tmp_path / "run"
     folder.mkdir()
@@ -424,36 +422,38 @@ def test_a_run_folder_is_shown_from_what_it_holds(written_log: MakeLog, tmp_path
     assert [view.name for view in job.views()] == ["prepare"]
     (tmp_path / "result_0.txt").rename(folder / "result_1.txt")
     written_log().rename(folder / "result_0.txt")
-    outcomes = ("not proven", "aborted", "planned")
-    (folder / "ledger.json").write_text(json.dumps([{"trial": n, "outcome": said} for n, said in enumerate(outcomes)]))
+    outcomes = ("invalid", "aborted", "planned")
+    (folder / "ledger.json").write_text(
+        json.dumps([{"trial": n, "outcome": outcome} for n, outcome in enumerate(outcomes)])
+    )
     job.poll()
     assert not job.is_over()
     (folder / "result_1.txt").write_text((folder / "prepare.txt").read_text())
     job.poll()
-    assert [view.state for view in job.views()] == ["target reached, not proven", "stopped: aborted", "waiting"]
+    assert [view.state for view in job.views()] == ["target reached, invalid", "stopped: aborted", "waiting"]
     assert job.views()[0].planned.limit_min == 10
     (folder / "status.json").write_text("{}")
     assert job.is_over()
 
 
 def test_the_hottest_gpu_is_shown_while_a_trial_trains(written_log: MakeLog, tmp_path: Path) -> None:
-    """The files of three nodes: one is two minutes old, as that of a node whose sampler has died."""
+    """The files of three nodes: one is two minutes old, as of a node whose sampler has died."""
     folder, now_ms = tmp_path / "run", time.time_ns() // 1_000_000
     (folder / "rank_logs").mkdir(parents=True)
     (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora_tiny", "cluster=local"])))
     (folder / "result_0.txt").write_text(written_log().read_text().split('"run_stop"')[0])
     for node, at_ms, temperatures in (("a", now_ms, (60, 61)), ("b", now_ms, (55, 71)), ("c", now_ms - 120_000, (90,))):
-        found = [
+        samples = [
             Sample(
                 time_ms=at_ms, monotonic_ms=0, gpu=gpu, power_w=690.4, temperature_c=value, throttle=("power brake",)
             )
             for gpu, value in enumerate(temperatures)
         ]
-        (folder / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(found))
+        (folder / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(samples))
     job = sources.run_folder(folder)
     job.poll()
     (view,) = job.views()
-    assert "GPUs 71 °C, 690 W, held down by power brake (hottest of 4: GPU 1)" in line(view)
+    assert "GPUs 71 °C, 690 W, throttled: power brake (hottest of 4: GPU 1)" in line(view)
     assert view.to_json()["hottest_gpu"]["temperature_c"] == 71
     (folder / "result_0.txt").write_text(written_log(name="whole").read_text())
     job.poll()
@@ -468,7 +468,7 @@ def test_a_replay_ends_as_the_log_does(written_log: MakeLog) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_follow_shows_what_is_written_last(written_log: MakeLog, tmp_path: Path, terminal: bool) -> None:
+def test_follow_shows_the_last_lines(written_log: MakeLog, tmp_path: Path, terminal: bool) -> None:
     screen = io.StringIO()
 
     def is_alive() -> bool:
@@ -480,7 +480,7 @@ def test_follow_shows_what_is_written_last(written_log: MakeLog, tmp_path: Path,
     assert "0.9200 at 2,304" in screen.getvalue()
 
 
-def test_an_interrupt_passes_and_the_cursor_comes_back(tmp_path: Path) -> None:
+def test_interrupt_restores_the_cursor(tmp_path: Path) -> None:
     screen = io.StringIO()
 
     def is_alive() -> bool:
@@ -494,7 +494,7 @@ def test_an_interrupt_passes_and_the_cursor_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.starts
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+def test_signal_sets_the_exit_code(tmp_path: Path, number: int, code: int) -> None:
     argv = [sys.executable, "-m", "bench", "watch", str(tmp_path / "none.txt")]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}

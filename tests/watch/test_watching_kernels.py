@@ -1,4 +1,4 @@
-"""A kernels trial under way: how many of its points are measured, and the last of them."""
+"""Watching a kernels trial: the number of measured points, and the last one."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_the_points_of_a_kernels_trial_are_counted(tmp_path: Path) -> None:
 
     def shown(until: str) -> str:
         tracker = Tracker()
-        tracker.take(events[: 1 + next(n for n, e in enumerate(events) if until in (e.key, e.value))])
+        tracker.update(events[: 1 + next(n for n, e in enumerate(events) if until in (e.key, e.value))])
         outlook = prediction.look(tracker.progress, planned, tracker.progress.last_ms or 0)
         return line(View(name="trial 0", progress=tracker.progress, planned=planned, outlook=outlook))
 
@@ -45,5 +45,5 @@ def test_the_hottest_gpu_is_shown_while_kernels_are_measured(tmp_path: Path) -> 
     job = sources.run_folder(tmp_path)
     job.poll()
     shown = line(job.views()[0])
-    assert "GPUs 64 °C, held down by a" in shown and "(hottest of 1: GPU 2)" in shown
+    assert "GPUs 64 °C, throttled: a" in shown and "(hottest of 1: GPU 2)" in shown
     assert "\x1b" not in shown, "text of a file cannot steer the terminal"

@@ -55,7 +55,7 @@ def saved(folder: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(of_plan: tuple[Model, Lora], tmp_path: Path) -> None:
-    """linear_qkv has, group by group, the rows of two queries, of a key and of a value."""
+    """linear_qkv has, group by group, the rows of two queries, a key and a value."""
     (model, lora), whole = of_plan, numbered()
     folder = tmp_path / "peft"
     adapters.export(saved(tmp_path / "saved", whole), folder, model=model, lora=lora, base="a/base")
@@ -71,25 +71,25 @@ def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(of_plan: tuple
         "fan_in_fan_out": False,
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
     }
-    found = load_file(folder / "adapter_model.safetensors")
+    actual = load_file(folder / "adapter_model.safetensors")
     own = [f"{module}.lora_{letter}" for module in ("q_proj", "k_proj", "v_proj", "o_proj") for letter in "AB"]
-    assert found.keys() == {f"base_model.model.model.layers.{i}.self_attn.{x}.weight" for i in range(2) for x in own}
+    assert actual.keys() == {f"base_model.model.model.layers.{i}.self_attn.{x}.weight" for i in range(2) for x in own}
     by_group = whole[f"{KEY}linear_qkv.lora_b"].view(LAYERS, GROUPS, 4, SIZE, RANK)
     for i in range(LAYERS):
-        of = {name: found[f"base_model.model.model.layers.{i}.self_attn.{name}.weight"] for name in own}
-        assert all(torch.equal(of[f"{x}_proj.lora_A"], whole[f"{KEY}linear_qkv.lora_a"][i]) for x in "qkv")
-        assert torch.equal(of["q_proj.lora_B"], by_group[i, :, :2].reshape(HEADS * SIZE, RANK))
-        assert torch.equal(of["k_proj.lora_B"], by_group[i, :, 2].reshape(GROUPS * SIZE, RANK))
-        assert torch.equal(of["v_proj.lora_B"], by_group[i, :, 3].reshape(GROUPS * SIZE, RANK))
-        assert torch.equal(of["o_proj.lora_A"], whole[f"{KEY}linear_proj.lora_a"][i])
-        assert torch.equal(of["o_proj.lora_B"], whole[f"{KEY}linear_proj.lora_b"][i])
+        by_name = {name: actual[f"base_model.model.model.layers.{i}.self_attn.{name}.weight"] for name in own}
+        assert all(torch.equal(by_name[f"{x}_proj.lora_A"], whole[f"{KEY}linear_qkv.lora_a"][i]) for x in "qkv")
+        assert torch.equal(by_name["q_proj.lora_B"], by_group[i, :, :2].reshape(HEADS * SIZE, RANK))
+        assert torch.equal(by_name["k_proj.lora_B"], by_group[i, :, 2].reshape(GROUPS * SIZE, RANK))
+        assert torch.equal(by_name["v_proj.lora_B"], by_group[i, :, 3].reshape(GROUPS * SIZE, RANK))
+        assert torch.equal(by_name["o_proj.lora_A"], whole[f"{KEY}linear_proj.lora_a"][i])
+        assert torch.equal(by_name["o_proj.lora_B"], whole[f"{KEY}linear_proj.lora_b"][i])
     loaded = adapters.load(folder, model, lora)
     back = adapters.fused(loaded, model, lora, folder)
     assert back.keys() == whole.keys() and all(torch.equal(back[name], x) for name, x in whole.items())
-    with pytest.raises(ConfigError, match="this folder exists"):
+    with pytest.raises(ConfigError, match="this folder already exists"):
         adapters.export(tmp_path / "saved", folder, model=model, lora=lora, base=None)
     broken = {name: x + ("layers.1.self_attn.k_proj.lora_A" in name) for name, x in loaded.items()}
-    with pytest.raises(ConfigError, match="q, k and v have different A, and an adapter of linear_qkv has one"):
+    with pytest.raises(ConfigError, match="q, k and v have different A, but an adapter of linear_qkv has a single A"):
         adapters.fused(broken, model, lora, folder)
     del loaded["base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight"]
     with pytest.raises(ConfigError, match="layers.1.self_attn.o_proj.lora_B.weight"):
@@ -97,26 +97,30 @@ def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(of_plan: tuple
 
 
 def test_a_peft_folder_of_other_adapters_is_refused(of_plan: tuple[Model, Lora], tmp_path: Path) -> None:
-    """The order of its modules, its dropout and its base are nothing that the numbers depend on."""
+    """The order of modules, the dropout and the base may differ."""
     model, lora = of_plan
     tensors = {"x": torch.ones(1)}
     adapters.write(tmp_path / "peft", tensors, lora=lora, base=None)
     config = tmp_path / "peft/adapter_config.json"
-    said = json.loads(config.read_text())
-    assert said["base_model_name_or_path"] is None
-    config.write_text(json.dumps(said | {"target_modules": said["target_modules"][::-1], "lora_dropout": 0}))
+    peft_config = json.loads(config.read_text())
+    assert peft_config["base_model_name_or_path"] is None
+    config.write_text(
+        json.dumps(peft_config | {"target_modules": peft_config["target_modules"][::-1], "lora_dropout": 0})
+    )
     assert adapters.load(tmp_path / "peft", model, lora).keys() == {"x"}
     for change in ({"r": 4}, {"lora_alpha": 8}, {"target_modules": ["q_proj"]}, {"target_modules": None}):
-        config.write_text(json.dumps(said | change))
-        with pytest.raises(ConfigError, match=r"no adapters of this plan: its adapter_config.json has r [34], ") as one:
+        config.write_text(json.dumps(peft_config | change))
+        with pytest.raises(
+            ConfigError, match=r"the adapters do not match this plan: adapter_config.json has r [34] "
+        ) as one:
             adapters.load(tmp_path / "peft", model, lora)
         assert one.value.where == str(tmp_path / "peft")
     config.write_text("{")
-    with pytest.raises(ConfigError, match="no adapters of this plan: Expecting property name"):
+    with pytest.raises(ConfigError, match="the adapters do not match this plan: Expecting property name"):
         adapters.load(tmp_path / "peft", model, lora)
-    config.write_text(json.dumps(said))
+    config.write_text(json.dumps(peft_config))
     (tmp_path / "peft/adapter_model.safetensors").write_text("no such file")
-    with pytest.raises(ConfigError, match="no adapters of this plan"):
+    with pytest.raises(ConfigError, match="the adapters do not match this plan"):
         adapters.load(tmp_path / "peft", model, lora)
 
 
@@ -130,11 +134,11 @@ def test_a_checkpoint_of_other_adapters_is_refused(of_plan: tuple[Model, Lora], 
         changed = model if name == "num_layers" else lora
         before = getattr(changed, name)
         setattr(changed, name, other)
-        with pytest.raises(ConfigError, match=f"they do not have {model.num_layers} layers and rank {lora.rank}"):
+        with pytest.raises(ConfigError, match=f"expected {model.num_layers} layers and rank {lora.rank}"):
             adapters.read(folder, model, lora)
         setattr(changed, name, before)
     del whole[f"{KEY}linear_proj.lora_a"]
     with pytest.raises(ConfigError, match="linear_proj.lora_a"):
         adapters.read(saved(tmp_path / "fewer", whole), model, lora)
-    with pytest.raises(ConfigError, match="no adapters of this plan"):
+    with pytest.raises(ConfigError, match="the adapters do not match this plan"):
         adapters.read(tmp_path / "missing", model, lora)

@@ -35,7 +35,7 @@ def written_by_us(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [saved_by_torch, written_by_us])
-def test_what_torch_writes_is_taken(tmp_path: Path, save: Callable[[Path], None]) -> None:
+def test_metadata_of_torch_is_accepted(tmp_path: Path, save: Callable[[Path], None]) -> None:
     save(tmp_path / "saved")
     assert (tmp_path / "saved" / ".metadata").stat().st_size > 0
     checkpoint_reader.require_plain(tmp_path / "saved")
@@ -43,7 +43,7 @@ def test_what_torch_writes_is_taken(tmp_path: Path, save: Callable[[Path], None]
 
 
 @pytest.mark.trains
-def test_what_megatron_core_writes_is_taken(prepared: Path) -> None:
+def test_metadata_of_megatron_core_is_accepted(prepared: Path) -> None:
     (base,) = (path.parent for path in (prepared / "cache").glob("*/.metadata"))
     checkpoint_reader.require_plain(base)
 
@@ -59,32 +59,32 @@ class Attack:
 
 
 def hidden_in_a_module(proof: Path) -> bytes:
-    """A dotted name, which leads from a module of torch's metadata to the os that it imports."""
+    """A dotted name that reaches os through a module of torch's metadata."""
     module, name = b"torch.distributed.checkpoint.metadata", b"os.mkdir"
-    words = b"".join(b"\x8c" + bytes([len(word)]) + word for word in (module, name))
+    words = b"".join(b"\x8c" + bytes([len(setting)]) + setting for setting in (module, name))
     path = str(proof).encode()
     return b"\x80\x04" + words + b"\x93X" + len(path).to_bytes(4, "little") + path + b"\x85R."
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "a function": (lambda proof: pickle.dumps(Attack(proof)), r"it names posix\.mkdir"),
-    "a dotted name": (hidden_in_a_module, r"it names torch\.distributed\.checkpoint\.metadata\.os\.mkdir"),
+    "a function": (lambda proof: pickle.dumps(Attack(proof)), r"it refers to posix\.mkdir"),
+    "a dotted name": (hidden_in_a_module, r"it refers to torch\.distributed\.checkpoint\.metadata\.os\.mkdir"),
     "half a pickle": (lambda proof: pickle.dumps(TENSORS)[:40], ""),
     "nothing": (lambda proof: b"", "Ran out of input"),
 }
 
 
 @pytest.mark.parametrize("how", ATTACKS)
-def test_anything_else_is_refused_by_all_who_read_checkpoints(tmp_path: Path, how: str) -> None:
-    attack, said = ATTACKS[how]
+def test_anything_else_is_refused_by_all_readers(tmp_path: Path, how: str) -> None:
+    attack, reason = ATTACKS[how]
     plan, proof = ranks.compose(tmp_path, "cluster.ranks_per_node=1"), tmp_path / "proof"
     saved_by_torch(tmp_path / "saved")
     (tmp_path / "saved" / ".metadata").write_bytes(attack(proof))
     lora = plan.config.task.training.lora
     assert lora is not None
-    with pytest.raises(ConfigError, match=f"not the metadata of a checkpoint: .*{said}"):
+    with pytest.raises(ConfigError, match=f"not the metadata of a checkpoint: .*{reason}"):
         checkpoint.load(SimpleNamespace(plan=plan), tmp_path / "saved", adapters=True)
-    with pytest.raises(ConfigError, match=f"not the metadata of a checkpoint: .*{said}"):
+    with pytest.raises(ConfigError, match=f"not the metadata of a checkpoint: .*{reason}"):
         adapters.read(tmp_path / "saved", plan.config.model, lora)
     assert not proof.exists()
 

@@ -56,7 +56,7 @@ QUANTISED = {Stored.fp8: ("precision=fp8",), Stored.nf4: ("precision=bf16", "tas
 
 
 def planned(tmp: Path, source: Path, *overrides: str) -> Plan:
-    """Return the plan of a LoRA run whose base lies in `source`; blocks of NF4 fit its MLP at tp=2."""
+    """Return the plan of a LoRA run whose base is in `source`; blocks of NF4 fit its MLP at tp=2."""
     return replace(ranks.compose(tmp, "model.ffn_hidden_size=256", *overrides), base=None, base_dir=str(source))
 
 
@@ -75,7 +75,7 @@ def llama(folder: Path, **changes: Any):
 
 
 def converted(*argv: str | Path) -> int:
-    return convert.main([str(word) for word in argv])
+    return convert.main([str(setting) for setting in argv])
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         paths = []
         for layout, split in LAYOUTS.items():
             for name, (_, shape) in MODELS.items():
-                made = planned(tmp, tmp / name / "hf", f"cluster.ranks_per_node={NUM_RANKS}", *split, shape)
+                created = planned(tmp, tmp / name / "hf", f"cluster.ranks_per_node={NUM_RANKS}", *split, shape)
                 paths.append(tmp / name / f"{layout}.json")
-                paths[-1].write_text(plan_kinds.dumps(made))
+                paths[-1].write_text(plan_kinds.dumps(created))
         for name in MODELS:
             assert converted("weights", tmp / name / f"{layout}.json", tmp / name / "hf") == 0
         for stored in QUANTISED:
             paths += quantised_plans(tmp, tmp / QUANTISED_MODEL / "hf", stored)
-        ranks.run(made, ranks.write(made, tmp / "run"), "tests.helpers.logits", *map(str, paths))
+        ranks.run(created, ranks.write(created, tmp / "run"), "tests.helpers.logits", *map(str, paths))
     return tmp
 
 
@@ -106,9 +106,9 @@ def quantised_plans(tmp: Path, source: Path, stored: Stored) -> list[Path]:
     paths, folders = [], {"plain": source / FOLDERS[Stored.plain], "own": source / FOLDERS[stored]}
     for layout, split in LAYOUTS.items():
         for name, base in folders.items():
-            made = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, *QUANTISED[stored])
+            created = planned(tmp, base, f"cluster.ranks_per_node={NUM_RANKS}", *split, *QUANTISED[stored])
             paths.append(source.parent / f"{stored.name}_{name}_{layout}.json")
-            paths[-1].write_text(plan_kinds.dumps(made))
+            paths[-1].write_text(plan_kinds.dumps(created))
     assert converted("weights", paths[-1], source, f"--{stored.name}", "--workers", "2") == 0
     return paths
 
@@ -140,7 +140,7 @@ def test_converted_weights_are_those_that_loading_quantises(measured: Path, stor
         assert plain.keys() == own.keys() and sum(name.endswith(scales) for name in own) >= 4 * 2
         for name, expected in plain.items():
             assert torch.equal(own[name], expected), name
-    what = {Stored.fp8: "the weights are in FP8, and precision is bf16", Stored.nf4: "in NF4, and trains is lora"}
+    what = {Stored.fp8: "the weights are in FP8, but precision is bf16", Stored.nf4: "in NF4, but trains is lora"}
     assert what[stored] in (folder / f"{stored.name}_own_{layout}.refused").read_text()
     assert not (folder / f"{stored.name}_plain_{layout}.refused").exists()
 
@@ -148,7 +148,7 @@ def test_converted_weights_are_those_that_loading_quantises(measured: Path, stor
 @pytest.mark.trains
 @pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
-)  # of transformers 5, asked by peft
+)  # in transformers 5, called by peft
 @pytest.mark.parametrize("model", MODELS)
 def test_exported_adapters_merged_by_peft_give_the_same_logits(measured: Path, model: str) -> None:
     from peft import PeftModel

@@ -42,11 +42,11 @@ LLAMA3_ROPE = {
 
 
 def converted(*argv: str | Path) -> int:
-    return convert.main([str(word) for word in argv])
+    return convert.main([str(setting) for setting in argv])
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+def planned(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     """Write a Hugging Face folder of random tensors, damaged on purpose, and its plan; return plan and folder."""
 
     def write(*, config: dict[str, Any] | None = None, num_layers: int = 2, fused: bool = False, **changes: Any):
@@ -94,8 +94,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.distcp"))}
 
 
-def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(made: Callable, tmp_path: Path) -> None:
-    plan, source = made()
+def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(planned: Callable, tmp_path: Path) -> None:
+    plan, source = planned()
     assert converted("weights", plan, source, tmp_path / "separate") == 0
     random_folder(tmp_path / "fused_hf", num_layers=2, fused=True, config={"model_type": "custom_llama"}, changes={})
     assert converted("weights", plan, tmp_path / "fused_hf", tmp_path / "fused", "--workers", "2") == 0
@@ -120,10 +120,10 @@ sys.exit(convert.main())
 
 
 @pytest.mark.trains
-def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path) -> None:
-    """What has its record is not done again; a file without one, which a kill can leave too, is."""
+def test_a_killed_conversion_resumes(planned: Callable, tmp_path: Path) -> None:
+    """Files with a record are kept; a file without one is converted again."""
     num_layers = 5
-    plan, source = made(num_layers=num_layers)
+    plan, source = planned(num_layers=num_layers)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     part = tmp_path / "resumed.part"
     (tmp_path / "killed.py").write_text(KILLED)
@@ -142,39 +142,39 @@ def test_a_killed_conversion_goes_on_where_it_was(made: Callable, tmp_path: Path
     assert sorted(p.name for p in resumed.iterdir()) == sorted(p.name for p in whole.iterdir()) and not part.exists()
 
 
-def test_what_was_read_and_written_is_on_record(made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    plan, source = made(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
+def test_the_manifest_has_the_checksums(planned: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan, source = planned(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
     assert converted("weights", plan, source) == 0
     assert converted("weights", plan, source) == 0
     assert "exists already" in capsys.readouterr().out
     folder = source / "megatron_core"
-    said = json.loads((folder / "manifest.json").read_text())
-    for where, files in ((source, said["source"]["files"]), (folder, said["files"])):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for where, files in ((source, manifest["source"]["files"]), (folder, manifest["files"])):
         assert files and all(sha256sum(where / file["path"]) == file["sha256"] for file in files)
-    assert said["source"]["tensors"] == 2 * 9 + 3
-    assert said["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
+    assert manifest["source"]["tensors"] == 2 * 9 + 3
+    assert manifest["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
     assert converted("weights", plan, source, tmp_path) == 2
-    assert "the folder holds something else" in capsys.readouterr().err
-    said["model"]["rope_base"] = 500000
-    (folder / "manifest.json").write_text(json.dumps(said))
+    assert "the folder has other content" in capsys.readouterr().err
+    manifest["model"]["rope_base"] = 500000
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     assert converted("weights", plan, source) == 2
-    assert "these are not the weights of tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
+    assert "the weights do not match model tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
 
 
-def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytest.CaptureFixture) -> None:
-    plan, source = made()
+def test_fp8_and_plain_checkpoints_are_separate(planned: Callable, capsys: pytest.CaptureFixture) -> None:
+    plan, source = planned()
     assert converted("weights", plan, source) == converted("weights", plan, source, "--fp8") == 0
     folder, plain = source / "megatron_core_fp8", stored(source / "megatron_core")
-    said = json.loads((folder / "manifest.json").read_text())
-    assert said["precision"] == "fp8" and "precision" not in json.loads(
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["precision"] == "fp8" and "precision" not in json.loads(
         (source / "megatron_core" / "manifest.json").read_text()
     )
-    assert all(sha256sum(folder / file["path"]) == file["sha256"] for file in said["files"])
+    assert all(sha256sum(folder / file["path"]) == file["sha256"] for file in manifest["files"])
     linears = {key for key in plain if ".layers." in key and "layernorm" not in key}
     quantised = stored(folder)
     assert quantised.keys() == {
         *(plain.keys() - linears),
-        *(f"{key}_{of}" for key in linears for of in ("fp8", "scale")),
+        *(f"{key}_{suffix}" for key in linears for suffix in ("fp8", "scale")),
     }
     for key, numbers in plain.items():
         if key not in linears:
@@ -190,24 +190,24 @@ def test_a_conversion_to_fp8_lies_beside_the_other(made: Callable, capsys: pytes
     for flag in ((), ("--fp8",)):
         other = source / ("megatron_core_fp8" if not flag else "megatron_core")
         assert converted("weights", plan, source, other, *flag) == 2
-        assert "the folder holds these weights in another precision" in capsys.readouterr().err
+        assert "the folder has these weights in another precision" in capsys.readouterr().err
 
 
-def test_rows_that_are_not_whole_blocks_are_not_converted_to_4_bits(
-    made: Callable, capsys: pytest.CaptureFixture
+def test_rows_that_are_not_multiples_of_a_block_are_refused_for_nf4(
+    planned: Callable, capsys: pytest.CaptureFixture
 ) -> None:
-    plan, source = made()
+    plan, source = planned()
     assert converted("weights", plan, source, "--nf4") == 2
-    assert "blocks of 64, and tiny's rows have 16 and 24" in capsys.readouterr().err
+    assert "rows that are a multiple of 64, but tiny's rows have 16 and 24" in capsys.readouterr().err
     assert not (source / "megatron_core_nf4").exists()
 
 
-def test_a_begun_conversion_goes_on_in_its_own_precision_only(
-    made: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_a_conversion_resumes_only_in_its_own_precision(
+    planned: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     from jobs.weights import conversion
 
-    plan, source = made()
+    plan, source = planned()
     model = plan_kinds.load(plan).config.model
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "finish", lambda conversion: None)
@@ -230,9 +230,9 @@ def stored(folder: Path) -> dict[str, Any]:
     from torch.distributed import checkpoint
 
     known = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {key: torch.empty(said.size, dtype=said.properties.dtype) for key, said in known.items()}
+    tensors = {key: torch.empty(manifest.size, dtype=manifest.properties.dtype) for key, manifest in known.items()}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # because of no_dist
         checkpoint.load(tensors, checkpoint_id=folder, no_dist=True)
     return tensors
 
@@ -243,29 +243,29 @@ def sha256sum(path: Path) -> str:
 
 QKV = "model.layers.0.self_attn.k_proj.weight"
 CONFIGS = {
-    "rope_theta is 500000.0, and rope_base 10000.0": {"rope_theta": 500000.0},
-    "rope scaling factor is 32.0, and rope_scaling_factor 1.0": {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}},
+    "rope_theta is 500000.0, but rope_base is 10000.0": {"rope_theta": 500000.0},
+    "rope scaling factor is 32.0, but rope_scaling_factor is 1.0": {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}},
     "rope_type is yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-    "low_freq_factor is 2.0, and megatron-core's 1.0": {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 2.0}},
-    "rms_norm_eps is 1e-06, and norm_epsilon 1e-05": {"rms_norm_eps": 1e-6},
-    "num_key_value_heads is 4, and num_query_groups 2": {"num_key_value_heads": None},
-    "tie_word_embeddings is True, and tied_embeddings False": {"tie_word_embeddings": True},
-    "attention_bias is True, and bias False": {"attention_bias": True},
-    "head_dim is 8, and hidden_size / heads 4": {"head_dim": 8},
-    "model_type 'mistral' cannot be read": {"model_type": "mistral"},
-    "quantised weights cannot be read": {"quantization_config": {"bits": 4}},
+    "low_freq_factor is 2.0, ": {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 2.0}},
+    "rms_norm_eps is 1e-06, but norm_epsilon is 1e-05": {"rms_norm_eps": 1e-6},
+    "num_key_value_heads is 4, but num_query_groups is 2": {"num_key_value_heads": None},
+    "tie_word_embeddings is True, but tied_embeddings is False": {"tie_word_embeddings": True},
+    "attention_bias is True, but bias is False": {"attention_bias": True},
+    "head_dim is 8, but hidden_size / heads is 4": {"head_dim": 8},
+    "model_type 'mistral' is not supported": {"model_type": "mistral"},
+    "quantised weights is not supported": {"quantization_config": {"bits": 4}},
 }
 TENSORS = {
-    "1 of 21 tensors missing: model.norm.weight": {"model.norm.weight": None},
-    "1 of 21 tensors unknown: model.layers.2.extra": {"model.layers.2.extra": torch.ones(1)},
-    f"1 of 21 tensors of another shape: {QKV} is (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
-    "the weights are F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
+    "1 of 21 tensors are missing: model.norm.weight": {"model.norm.weight": None},
+    "1 of 21 tensors are unknown: model.layers.2.extra": {"model.layers.2.extra": torch.ones(1)},
+    f"1 of 21 tensors have another shape: {QKV} is (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
+    "unsupported or mixed dtypes: F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
 }
 
 
 @pytest.mark.parametrize("message", [*CONFIGS, *TENSORS])
-def test_what_is_not_the_model_is_refused(made: Callable, capsys: pytest.CaptureFixture, message: str) -> None:
-    plan, source = made(config=CONFIGS.get(message), **TENSORS.get(message, {}))
+def test_another_model_is_refused(planned: Callable, capsys: pytest.CaptureFixture, message: str) -> None:
+    plan, source = planned(config=CONFIGS.get(message), **TENSORS.get(message, {}))
     assert converted("weights", plan, source) == 2
     assert message in capsys.readouterr().err
     assert not (source / "megatron_core").exists()
@@ -303,13 +303,15 @@ def damage_config(source: Path) -> None:
         (damage_cut, "a shard cannot be read"),
         (damage_missing, "a shard cannot be read"),
         (damage_twice, "is also in model-1.safetensors"),
-        (damage_blob, "its name in the cache says 0000"),
-        (damage_pickled, "there are no safetensors here"),
+        (damage_blob, "its name in the cache is 0000"),
+        (damage_pickled, "no safetensors in this folder"),
         (damage_config, "config.json cannot be read"),
     ],
 )
-def test_damaged_downloads_are_refused(made: Callable, capsys: pytest.CaptureFixture, damage: Callable, message: str):
-    plan, source = made()
+def test_damaged_downloads_are_refused(
+    planned: Callable, capsys: pytest.CaptureFixture, damage: Callable, message: str
+):
+    plan, source = planned()
     damage(source)
     assert converted("weights", plan, source) == 2
     assert message in capsys.readouterr().err
@@ -317,22 +319,22 @@ def test_damaged_downloads_are_refused(made: Callable, capsys: pytest.CaptureFix
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_without_room_is_refused_before_anything_is_written(
-    made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_a_full_disk_is_refused_before_anything_is_written(
+    planned: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    plan, source = made()
+    plan, source = planned()
     with ranks.mounted(tmp_path / "small", "size=24k"):
         assert converted("weights", plan, source, tmp_path / "small" / "out") == 2
-        assert "GiB are free, and the checkpoint needs" in capsys.readouterr().err
+        assert "GiB are free, but the checkpoint needs" in capsys.readouterr().err
         assert not content(tmp_path / "small" / "out.part")
     assert converted("weights", plan, source, "/proc/nowhere") == 2
     assert "cannot convert into this folder" in capsys.readouterr().err
 
 
-def test_adapters_of_another_plan_are_refused(made: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    plan, _ = made()
+def test_adapters_of_another_plan_are_refused(planned: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan, _ = planned()
     assert converted("adapters", plan, tmp_path / "peft") == 2
-    assert "no adapters of this plan" in capsys.readouterr().err
+    assert "the adapters do not match this plan" in capsys.readouterr().err
     (tmp_path / "peft").mkdir()
     assert converted("adapters", plan, tmp_path / "peft") == 2
-    assert "this folder exists" in capsys.readouterr().err
+    assert "this folder already exists" in capsys.readouterr().err

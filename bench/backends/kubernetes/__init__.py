@@ -1,1 +1,1 @@
-"""Kubernetes as a backend: each node of a run is one pod, which starts its ranks by `bench.driver`."""
+"""The Kubernetes backend: each node of a run is one pod, in which `bench.driver` starts the ranks."""

@@ -1,4 +1,4 @@
-"""Kubernetes as a backend: its checks, its manifest, its jobs."""
+"""The Kubernetes backend: checks, manifests and jobs."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from bench import masked_json, masking
 from bench.backends.kubernetes import checks as kubernetes_checks
 from bench.backends.kubernetes import client, manifest, names, states
 from bench.backends.kubernetes.client import ApiError, NoServerError
-from bench.backends.kubernetes.manifest import Named
+from bench.backends.kubernetes.manifest import JobNames
 from bench.backends.kubernetes.names import JobId
 from bench.backends.kubernetes.pod_template import AS_PLANNED, Object, TimeLimits
 from bench.backends.protocol import Job
@@ -25,32 +25,34 @@ from bench.planning import commands
 from bench.rules.check import TIERS, Check, Finding, Subject, Tier
 
 DELETED = ("PyTorchJob", "TrainJob", "TrainingRuntime", "JobSet", "Job")
-"""Kinds, in the order in which they go: what owns others first."""
+"""Kinds of objects in the order of deletion: owners first."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
-    """Return the id of the job that now runs the plan; `forced` findings are kept beside it.
+    """Submit the plan and return the job's id; job.json records the `forced` findings.
 
     Raises:
-        SubmitError: the API server refuses an object, in its own words; those that it had taken are gone again.
+        SubmitError: the API server refuses an object; its message is kept, and the objects created before are deleted.
     """
-    made = {"backend": BackendName.kubernetes.name, "jobs": [], "image": {"name": names.settings(plan).image}}
+    entry = {"backend": BackendName.kubernetes.name, "jobs": [], "image": {"name": names.settings(plan).image}}
     if forced:
-        made["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
-    masked_json.write(folder / JOB, made)
-    return _submitted(plan, folder, made)
+        entry["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
+    masked_json.write(folder / JOB, entry)
+    return _submitted(plan, folder, entry)
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
-    """Return the id of a job that goes on with a run.
+    """Submit a job that resumes the run and return its id.
 
     Raises:
-        ConfigError: it has no plan, or arguments for a command that there is not.
-        SubmitError: the API server refuses it; nothing in the folder has changed then.
+        ConfigError: the run has no plan, or `arguments` holds options for sbatch.
+        SubmitError: the API server refuses the job; the folder is unchanged.
     """
     if arguments:
         raise ConfigError(
-            f"{' '.join(arguments)} is for sbatch, and this run is on Kubernetes", where="--sbatch", fix="leave it out"
+            f"{' '.join(arguments)} is an option of sbatch, but this run uses Kubernetes",
+            where="--sbatch",
+            fix="remove --sbatch",
         )
     limits = AS_PLANNED
     if walltime_min is not None:
@@ -62,7 +64,7 @@ def submitted(folder: Path) -> list[str]:
     """Return the ids of active jobs that were submitted for a run folder.
 
     Raises:
-        SubmitError: the API server cannot be asked.
+        SubmitError: the API server cannot be queried.
     """
     note = atomic_files.read_object(folder / SUBMISSION)
     job = names.read_id(str(note["job"])) if "job" in note else None
@@ -70,38 +72,38 @@ def submitted(folder: Path) -> list[str]:
 
 
 def cancel(job: JobId) -> None:
-    """Delete what works on a run; its pods are told to end. The plan stays, for whoever asks what ran.
+    """Delete the objects that run a job, which terminates its pods. The ConfigMap with the plan is kept as a record.
 
     Raises:
         SubmitError: the API server refuses, or does not answer.
     """
     for kind in DELETED if job.kind is not ObjectKind.job else ("Job",):
         with suppress(_NoSuchKindError):
-            for made in _listed(job, kind):
-                client.delete(kind, job.namespace, made["metadata"]["name"], context=job.context)
+            for item in _listed(job, kind):
+                client.delete(kind, job.namespace, item["metadata"]["name"], context=job.context)
 
 
 def printed(job: JobId) -> dict[str, str]:
-    """Return what each pod of a job has printed, the first one's first; pods that have not begun are left out.
+    """Return the log of each pod of a job, by pod name in order; pods that have not started are left out.
 
     Raises:
-        SubmitError: the API server cannot be asked.
+        SubmitError: the API server cannot be queried.
     """
-    found: dict[str, str] = {}
+    logs: dict[str, str] = {}
     pods = states.objects_of(job, "Pod")
     for name in sorted(pod["metadata"]["name"] for pod in pods):
         try:
-            said = client.request("GET", f"{client.path_of('Pod', job.namespace, name)}/log", context=job.context)
+            log = client.request("GET", f"{client.path_of('Pod', job.namespace, name)}/log", context=job.context)
         except ApiError as error:
-            if error.status not in (400, 404):  # it waits for its image; it is gone
+            if error.status not in (400, 404):  # 400: the pod waits for its image; 404: the pod is deleted
                 raise
         else:
-            found[name] = said if isinstance(said, str) else json.dumps(said)
-    return found
+            logs[name] = log if isinstance(log, str) else json.dumps(log)
+    return logs
 
 
 class _NoSuchKindError(Exception):
-    """The cluster has no such kind."""
+    """The cluster does not have this kind of object."""
 
 
 def _listed(job: JobId, kind: str) -> list[Object]:
@@ -114,23 +116,26 @@ def _listed(job: JobId, kind: str) -> list[Object]:
 
 
 def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: TimeLimits = AS_PLANNED) -> str:
-    """Create a job's objects, and keep its id. A note says so before: where an answer is lost it names the job."""
+    """Create a job's objects and record its id in job.json.
+
+    A note with the job's id is written before the request, so that the job can be found if the answer is lost.
+    """
     entries = held.get("jobs") or []
     name = names.of_folder(folder, len(entries) + 1)
     job = names.job_id(plan, name)
     annotations = {names.FOLDER: str(folder)}
-    named = Named(name=name, folder=names.in_pods(plan, folder), annotations=annotations, limits=limits)
-    objects = manifest.objects(plan, named)
-    text = manifest.written(plan, objects)
+    job_names = JobNames(name=name, folder=names.in_pods(plan, folder), annotations=annotations, limits=limits)
+    objects = manifest.objects(plan, job_names)
+    text = manifest.dump(plan, objects)
     masking.refuse([text], where=KUBERNETES_MANIFEST)
-    again = atomic_files.read_object(folder / SUBMISSION).get("job") == str(job)
+    is_retry = atomic_files.read_object(folder / SUBMISSION).get("job") == str(job)
     masked_json.write(folder / SUBMISSION, {"since": time.time(), "job": str(job)})
     try:
-        _create(objects, job, again=again)
+        _create(objects, job, is_retry=is_retry)
     except NoServerError as error:
         if not _is_there(job):
-            what = f"{error.what}; the job may have been made all the same"
-            fix = f"`python -m bench runs` shows it if there is one; else python -m bench resume {folder}"
+            what = f"{error.what}; the job may have been created anyway"
+            fix = f"run `runstop runs` to see whether the job exists; if it does not: runstop resume {folder}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
     except BenchError:
         (folder / SUBMISSION).unlink(missing_ok=True)
@@ -141,36 +146,36 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     return str(job)
 
 
-def _create(objects: Sequence[Object], job: JobId, *, again: bool) -> None:
-    """Create all objects, or none: where one is refused, those before it are deleted again.
+def _create(objects: Sequence[Object], job: JobId, *, is_retry: bool) -> None:
+    """Create all objects or none: if one is refused, those created before it are deleted.
 
-    again: they have been asked for before, and the answer was lost, so that some of them may be there.
+    is_retry: the answer to an earlier request was lost, so some of the objects may exist.
     """
-    done: list[Object] = []
-    for made in objects:
+    created: list[Object] = []
+    for item in objects:
         try:
-            client.create(made, context=job.context)
+            client.create(item, context=job.context)
         except ApiError as error:
-            if not (again and error.status == 409):
-                _delete(reversed(done), job)
-                raise _refused(error, made) from error
-        done.append(made)
+            if not (is_retry and error.status == 409):
+                _delete(reversed(created), job)
+                raise _refused(error, item) from error
+        created.append(item)
 
 
 def _delete(objects: Iterable[Object], job: JobId) -> None:
-    for made in objects:
+    for item in objects:
         with suppress(SubmitError):
-            client.delete(made["kind"], job.namespace, made["metadata"]["name"], context=job.context)
+            client.delete(item["kind"], job.namespace, item["metadata"]["name"], context=job.context)
 
 
-def _refused(error: ApiError, made: Object) -> SubmitError:
-    """Return what the API server said of an object."""
-    kind = made["kind"]
+def _refused(error: ApiError, item: Object) -> SubmitError:
+    """Return the error for an object that the API server refused."""
+    kind = item["kind"]
     if error.status == 404 and error.message.startswith("404"):
-        what = f"this cluster has no {kind} ({made['apiVersion']})"
-        fix = "have its operator installed, or choose another cluster.kubernetes.object; `job` needs none"
+        what = f"the cluster does not support the kind {kind} ({item['apiVersion']})"
+        fix = "have the operator of this kind installed, or choose cluster.kubernetes.object=job, which needs none"
         return SubmitError(what, where="cluster.kubernetes.object", fix=fix, rule="KUB-06")
-    return SubmitError(error.what, where=f"{kind} {made['metadata']['name']}", fix=error.fix, rule=error.rule)
+    return SubmitError(error.what, where=f"{kind} {item['metadata']['name']}", fix=error.fix, rule=error.rule)
 
 
 def _is_there(job: JobId) -> bool:
@@ -180,28 +185,28 @@ def _is_there(job: JobId) -> bool:
 
 
 class KubernetesBackend:
-    """Jobs are objects of the cluster; each node is a pod, whose ranks are started by `bench.driver`."""
+    """Jobs are Kubernetes objects. Each node of a run is one pod, in which `bench.driver` starts the ranks."""
 
     tiers: tuple[Tier, ...] = TIERS
     files_tier: Tier = "nodes"
-    """Data, checkpoint and results lie in volumes, which only pods see."""
+    """Data, checkpoint and results are in volumes, which only pods can read."""
 
-    def is_here(self) -> bool:
-        return client.is_here()
+    def is_available(self) -> bool:
+        return client.is_available()
 
     def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
         return {"laptop": kubernetes_checks.CONFIG_CHECKS, "login": kubernetes_checks.SITE_CHECKS}
 
     def subject(self, plan: Plan, tier: Tier) -> Subject:
         text = manifest.text(plan)
-        return Subject(plan, text) if tier == "laptop" else kubernetes_checks.ask_all(plan, text)
+        return Subject(plan, text) if tier == "laptop" else kubernetes_checks.query_all(plan, text)
 
     def render(self, plan: Plan) -> str:
         return manifest.text(plan)
 
     def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
         if manifest.held_plan(rendered) != plan_json:
-            yield "the manifest holds another plan"
+            yield "the manifest contains a different plan"
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return plan.environment
@@ -215,7 +220,7 @@ class KubernetesBackend:
     def cancel(self, job: str) -> None:
         cancel(names.read_id(job))
 
-    def printed(self, job: str) -> Mapping[str, str]:
+    def output(self, job: str) -> Mapping[str, str]:
         return printed(names.read_id(job))
 
     def submit(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -226,6 +231,6 @@ class KubernetesBackend:
     ) -> str:
         return resume(folder, trials_left=trials_left, walltime_min=walltime_min, arguments=arguments)
 
-    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
+    def exclude_nodes(self, plan: Plan, nodes: Sequence[str]) -> str:
         left_out = [*names.settings(plan).exclude_nodes, *nodes]
         return f"cluster.kubernetes.exclude_nodes=[{','.join(left_out)}]"

@@ -1,4 +1,4 @@
-"""Whether what a config says of a Kubernetes cluster can become pods, as far as the config alone tells."""
+"""Checks of a plan for Kubernetes: CONFIG_CHECKS read the config alone, SITE_CHECKS query the API server."""
 
 import itertools
 import json
@@ -33,14 +33,14 @@ VERSION = re.compile(r"v?1\.\d{1,2}(?:\..*)?")
 
 
 def texts(subject: Subject) -> Iterator[Finding]:
-    """Yield each name that Kubernetes would refuse."""
+    """Yield each name or value that Kubernetes would refuse."""
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
-            yield broken("KUB-15", f"{text!r:.80} is not one that Kubernetes takes", f"{WHERE}.{key}")
+            yield broken("KUB-15", f"Kubernetes does not accept {text!r:.80} here", f"{WHERE}.{key}")
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
-    """Yield every name of the settings: its key, itself, and what such names look like."""
+    """Yield every name in the settings: its key, its text and the pattern that it must match."""
     k = names.settings(plan)
     optional = {
         "priority_class": (k.priority_class, SUBDOMAIN),
@@ -69,24 +69,25 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
 
 
 def image(subject: Subject) -> Iterator[Finding]:
-    """Yield whether there is no image, none by its digest, or a container of another kind."""
+    """Yield a missing or malformed image, an image without a digest, and a container runtime other than none."""
     text, container = names.settings(subject.plan).image, subject.plan.config.container
     if container.runtime is not Runtime.none:
-        fix = "choose container=none, and name the image in cluster.kubernetes.image"
-        yield broken("KUB-15", f"pods are containers already, and container is {container.name}", "container", fix=fix)
+        fix = "set container=none and put the image into cluster.kubernetes.image"
+        what = f"container={container.name} cannot be used: pods are already containers"
+        yield broken("KUB-15", what, "container", fix=fix)
     if not text:
-        fix = "set it to an image that holds runstop and its engine (docs/kubernetes.md builds one)"
-        yield broken("KUB-15", "pods need an image", f"{WHERE}.image", fix=fix)
+        fix = "set it to an image that contains runstop and its engine (docs/kubernetes.md shows how to build one)"
+        yield broken("KUB-15", "no image is set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
-        yield broken("KUB-15", f"{text!r:.80} is not the name of an image", f"{WHERE}.image")
+        yield broken("KUB-15", f"{text!r:.80} is not a valid image name", f"{WHERE}.image")
     elif "@sha256:" not in text:
-        what = f"{text} is named by a tag, which may be another image tomorrow"
-        fix = "name it by its digest: name@sha256:…"
+        what = f"{text} uses a tag, which may refer to another image later"
+        fix = "use the image's digest: name@sha256:…"
         yield broken("KUB-15", what, f"{WHERE}.image", fix=fix, severity="warning")
 
 
 def volumes_of_config(subject: Subject) -> Iterator[Finding]:
-    """Yield which folders of the run no volume stands behind, and volumes that are none."""
+    """Yield folders of the run without a volume, and volumes that are not valid."""
     plan, k = subject.plan, names.settings(subject.plan)
     paths = plan.config.cluster.paths
     wanted = (
@@ -97,62 +98,65 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
     mounted = {path for _, volume, path, _ in wanted if volume is not None and path}
     for name, volume, path, key in wanted:
         if path is not None and (not path.startswith("/") or "$" in path or ":" in path):
-            what = f"{path} is not a path in pods"
-            fix = "write it in full, without variables and colons: no shell fills it in"
+            what = f"{path} cannot be used as a path in pods"
+            fix = "write an absolute path without variables and colons: no shell expands it"
             yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
             yield broken("KUB-15", f"no volume holds cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", "a volume is a claim or a host_path, one of the two", f"{WHERE}.{name}")
+            yield broken("KUB-15", "a volume needs exactly one of claim and host_path", f"{WHERE}.{name}")
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
-            yield broken("KUB-15", f"{volume.claim!r:.80} is not the name of a claim", f"{WHERE}.{name}.claim")
+            yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
-            yield broken("KUB-15", f"{volume.host_path!r:.80} is not a full path", f"{WHERE}.{name}.host_path")
+            yield broken("KUB-15", f"{volume.host_path!r:.80} is not an absolute path", f"{WHERE}.{name}.host_path")
 
 
 def owner(subject: Subject) -> Iterator[Finding]:
-    """Yield whether pods could not write what this user makes, where both see the same results."""
+    """Yield an error if pods run as a user who cannot write into run folders that this user creates."""
     plan, user = subject.plan, names.settings(subject.plan).run_as_user
     logs = plan.config.cluster.paths.logs
     if logs and Path(logs).is_dir() and os.geteuid() != user:
         what = f"run folders in {logs} belong to user {os.geteuid()}, and pods run as user {user}"
-        fix = "set it to your own number (id -u), and submit as that user, who is not root"
+        fix = "set it to your user id (id -u), and submit as that user, not as root"
         yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
 
 
 def shape(subject: Subject) -> Iterator[Finding]:
-    """Yield what this backend does not do, and numbers out of range."""
+    """Yield settings that this backend does not support, and numbers out of range."""
     plan, k = subject.plan, names.settings(subject.plan)
     if plan.config.launch.array:
-        yield broken("KUB-15", "there are no arrays of jobs here", "launch.array", fix="set launch.array=false")
+        fix = "set launch.array=false"
+        yield broken("KUB-15", "the Kubernetes backend does not support job arrays", "launch.array", fix=fix)
     if plan.config.cluster.slurm is not None:
-        yield broken("KUB-15", "this cluster has settings of Slurm", "cluster.slurm", fix="set cluster.slurm=null")
+        what = "a Kubernetes cluster cannot have Slurm settings"
+        yield broken("KUB-15", what, "cluster.slurm", fix="set cluster.slurm=null")
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
-        yield broken("KUB-15", "ranks on GPUs need a resource to ask for", f"{WHERE}.gpu_resource")
+        fix = "set it to the name of the GPU resource, for example nvidia.com/gpu"
+        yield broken("KUB-15", "the run needs GPUs, but no GPU resource is set", f"{WHERE}.gpu_resource", fix=fix)
     if k.run_as_user < 1:
-        fix = "choose another user, who may write the results"
-        yield broken("KUB-15", "pods do not run as root", f"{WHERE}.run_as_user", fix=fix)
+        fix = "set it to the id of a user other than root who may write the results"
+        yield broken("KUB-15", "pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
-        yield broken("KUB-15", f"{k.port} is no port for a user", f"{WHERE}.port", fix="choose one from 1024 to 65535")
+        fix = "choose a port from 1024 to 65535"
+        yield broken("KUB-15", f"{k.port} is not a valid unprivileged port", f"{WHERE}.port", fix=fix)
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
-        yield broken(
-            "KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix="set it to 1 or more"
-        )
+        fix = "set shm_gib and grace_s to 1 or more, keep_h to 0 or more"
+        yield broken("KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
-        what = "before Kubernetes 1.24 a run is one Job a node, and Kueue would admit them one by one"
+        what = "before Kubernetes 1.24 a run is one Job per node, and Kueue would admit these Jobs one by one"
         yield broken("KUB-16", what, f"{WHERE}.queue", fix="set it to null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
-        fix = "set it to what `kubectl version` says, or choose object=job"
+        fix = "set it to the server version that `kubectl version` shows, or choose object=job"
         yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)
 
 
 CONFIG_CHECKS = (
-    Check("names for Kubernetes", ("KUB-15",), texts),
+    Check("Kubernetes names", ("KUB-15",), texts),
     Check("image", ("KUB-15",), image),
     Check("volumes", ("KUB-15",), volumes_of_config),
     Check("user", ("KUB-15",), owner),
-    Check("shape of the job", ("KUB-15", "KUB-16"), shape),
+    Check("job settings", ("KUB-15", "KUB-16"), shape),
 )
 
 
@@ -162,33 +166,33 @@ _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "m": 1e
 _UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
 
-def ask_all(plan: Plan, script: str) -> Subject:
-    """Return the subject with every answer of this cluster; all questions are asked at the same time, each once."""
+def query_all(plan: Plan, script: str) -> Subject:
+    """Return the subject with all answers of the API server; the requests run concurrently, each once."""
     k = names.settings(plan)
-    made = [one for one in manifest.load_all(script) if isinstance(one, dict)]
-    kinds = list(dict.fromkeys(one["kind"] for one in made))
+    objects = [one for one in manifest.load_all(script) if isinstance(one, dict)]
+    kinds = list(dict.fromkeys(one["kind"] for one in objects))
 
     get = partial(partial, client.request, "GET", context=k.context)
-    questions: dict[str, Callable[[], Any]] = {
+    queries: dict[str, Callable[[], Any]] = {
         "version": get("/version"),
         "nodes": get("/api/v1/nodes"),
         "quota": get(client.path_of("ResourceQuota", k.namespace)),
     }
     for claim in claims(plan):
-        questions[f"claim {claim}"] = get(client.path_of("PersistentVolumeClaim", k.namespace, claim))
+        queries[f"claim {claim}"] = get(client.path_of("PersistentVolumeClaim", k.namespace, claim))
     for kind in kinds:
-        questions[f"kind {kind}"] = get(PATHS[kind][0])
+        queries[f"kind {kind}"] = get(PATHS[kind][0])
     for verb, kind in [*itertools.product(VERBS, kinds), ("list", "Pod")]:
-        questions[f"may {verb} {kind}"] = partial(_may, k.context, k.namespace, verb, kind)
-    for one in made:
-        questions[_dry(one)] = partial(client.create, one, context=k.context, dry_run=True)
+        queries[f"may {verb} {kind}"] = partial(_may, k.context, k.namespace, verb, kind)
+    for one in objects:
+        queries[_dry_run_name(one)] = partial(client.create, one, context=k.context, dry_run=True)
     with ThreadPoolExecutor(4) as pool:
-        answers = {name: pool.submit(_answered, ask) for name, ask in questions.items()}
+        answers = {name: pool.submit(_answer, query) for name, query in queries.items()}
     return Subject(plan, script, (), answers)
 
 
-def _dry(made: Object) -> str:
-    return f"dry run of {made['kind']} {made['metadata']['name']}"
+def _dry_run_name(item: Object) -> str:
+    return f"dry run of {item['kind']} {item['metadata']['name']}"
 
 
 def _may(context: str | None, namespace: str, verb: str, kind: str) -> Any:
@@ -203,30 +207,30 @@ def _may(context: str | None, namespace: str, verb: str, kind: str) -> Any:
     return client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", context=context, body=body)
 
 
-def _answered(ask: Callable[[], Any]) -> Answer:
+def _answer(query: Callable[[], Any]) -> Answer:
     try:
-        return Answer(200, json.dumps(ask()), "")
+        return Answer(200, json.dumps(query()), "")
     except ApiError as error:
         return Answer(error.status, error.reason, error.message)
 
 
-def said(subject: Subject, name: str) -> Any:
-    """Return what the cluster answered.
+def response(subject: Subject, name: str) -> Any:
+    """Return the parsed answer of the API server to a query.
 
     Raises:
-        CannotTellError: nothing, or that this user may not ask.
+        CannotTellError: there is no answer, or the API server refused the query.
     """
-    answer = refused_or_said(subject, name)
+    answer = raw_response(subject, name)
     if answer.exit_code != 200:
         raise CannotTellError(f"{name}: {answer.err or f'HTTP {answer.exit_code}'}")
     return json.loads(answer.out)
 
 
-def refused_or_said(subject: Subject, name: str) -> Answer:
-    """Return an answer, also one that refuses.
+def raw_response(subject: Subject, name: str) -> Answer:
+    """Return the answer to a query, also if it is a refusal.
 
     Raises:
-        CannotTellError: there is none.
+        CannotTellError: there is no answer.
     """
     try:
         return subject.answers[name].result()
@@ -235,82 +239,85 @@ def refused_or_said(subject: Subject, name: str) -> Answer:
 
 
 def reachable(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the API server answers, and is as new as the config promises."""
+    """Yield an error if the API server does not answer or is older than the config's version."""
     try:
-        found = str(subject.answers["version"].result().out)
+        out = str(subject.answers["version"].result().out)
     except SubmitError as error:
         yield broken("KUB-12", error.what, error.where, fix=error.fix)
         return
-    server = str((json.loads(found) if found.startswith("{") else {}).get("gitVersion", ""))
-    promised = names.settings(subject.plan).version
+    server = str((json.loads(out) if out.startswith("{") else {}).get("gitVersion", ""))
+    configured = names.settings(subject.plan).version
     yield server
-    if server and names.version_key(server) < names.version_key(promised):
+    if server and names.version_key(server) < names.version_key(configured):
         fix = f"set it to {'.'.join(map(str, names.version_key(server)))}"
-        yield broken("KUB-16", f"the API server is {server}", f"{WHERE}.version={promised}", fix=fix)
+        what = f"the API server has version {server}, which is older than the configured one"
+        yield broken("KUB-16", what, f"{WHERE}.version={configured}", fix=fix)
 
 
 def kinds(subject: Subject) -> Iterator[Finding | str]:
-    """Yield which kinds of objects the cluster does not have."""
+    """Yield the kinds of objects that the cluster does not support."""
     for name in subject.answers:
         if not name.startswith("kind "):
             continue
         kind = name.removeprefix("kind ")
-        is_known = refused_or_said(subject, name).exit_code != 404
+        is_known = raw_response(subject, name).exit_code != 404
         group = PATHS[kind][0].removeprefix("/apis/").removeprefix("/api/")
-        there = [one["kind"] for one in said(subject, name)["resources"]] if is_known else []
-        if kind not in there:
-            fix = "have its operator installed, or choose object=job, which needs none"
-            yield broken("KUB-06", f"this cluster has no {kind} of {group}", f"{WHERE}.object", fix=fix)
+        available = [one["kind"] for one in response(subject, name)["resources"]] if is_known else []
+        if kind not in available:
+            fix = "have the operator of this kind installed, or choose object=job, which needs none"
+            yield broken(
+                "KUB-06", f"the cluster does not support the kind {kind} ({group})", f"{WHERE}.object", fix=fix
+            )
         else:
             yield f"{kind} {group}"
 
 
-def rights(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what this user may not do."""
-    asked = [name for name in subject.answers if name.startswith("may ")]
-    missing = [name.removeprefix("may ") for name in asked if not said(subject, name)["status"].get("allowed")]
+def permissions(subject: Subject) -> Iterator[Finding | str]:
+    """Yield the permissions that this user lacks."""
+    required = [name for name in subject.answers if name.startswith("may ")]
+    missing = [name.removeprefix("may ") for name in required if not response(subject, name)["status"].get("allowed")]
     if missing:
         namespace = names.settings(subject.plan).namespace
         yield broken("KUB-07", f"this user may not {', '.join(missing)}", f"namespace {namespace}")
     else:
-        yield f"{len(asked)} rights"
+        yield f"{len(required)} permissions"
 
 
 def accepted(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what the API server has against an object of the very manifest, which it looks at and does not make."""
+    """Yield the API server's errors from a dry run, which validates each object of the manifest without creating it."""
     count = 0
     for name in subject.answers:
         if not name.startswith("dry run of "):
             continue
-        answer, count = refused_or_said(subject, name), count + 1
-        if answer.exit_code in (200, 409):  # 409: somebody has applied this very manifest
+        answer, count = raw_response(subject, name), count + 1
+        if answer.exit_code in (200, 409):  # 409: this manifest is already applied
             continue
         rule = "KUB-07" if answer.out in ("Forbidden", "Unauthorized") else "KUB-15"
         rule = "KUB-11" if "quota" in answer.err else rule
-        if answer.exit_code != 404:  # a kind that is not there is another check's
-            yield broken(rule, f"refused: {answer.err}", name)
+        if answer.exit_code != 404:  # 404: the check of kinds reports it
+            yield broken(rule, f"the API server refuses the object: {answer.err}", name)
     yield f"{count} objects"
 
 
 def offered(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether enough nodes have what a pod asks for, as far as their totals tell."""
-    plan, wanted = subject.plan, resources(subject.plan)
-    nodes = [node for node in said(subject, "nodes")["items"] if _is_candidate(node, plan)]
-    able = [node for node in nodes if _lacks(node, wanted) == []]
+    """Yield an error if too few nodes have the resources that a pod requests; other pods are not considered."""
+    plan, required = subject.plan, resources(subject.plan)
+    nodes = [node for node in response(subject, "nodes")["items"] if _is_candidate(node, plan)]
+    able = [node for node in nodes if _lacks(node, required) == []]
     yield f"{len(able)} of {len(nodes)} nodes"
     if len(able) < plan.world.num_nodes:
-        lacking = sorted({one for node in nodes for one in _lacks(node, wanted)})
+        lacking = sorted({one for node in nodes for one in _lacks(node, required)})
         nowhere = [one for one in lacking if all(one not in _allocatable(node) for node in nodes)]
-        what = f"{len(able)} nodes have room for a pod, and the run wants {plan.world.num_nodes}"
+        what = f"{len(able)} nodes are large enough for a pod, but the run needs {plan.world.num_nodes}"
         if nowhere:
             what = f"no node offers {', '.join(nowhere)}"
         elif lacking:
-            what += f"; others lack {', '.join(lacking)}"
+            what += f"; the other nodes have too little {', '.join(lacking)}"
         yield broken("KUB-17" if nowhere else "KUB-02", what, f"{WHERE}.resources, gpu_resource, node_selector")
 
 
 def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
-    """Return whether the settings let pods onto a node, its taints included."""
+    """Return whether pods of the run may be scheduled onto a node: selector, excluded nodes, cordon and taints."""
     k, labels = names.settings(plan), node["metadata"].get("labels") or {}
     if any(labels.get(name) != value for name, value in k.node_selector.items()):
         return False
@@ -321,18 +328,18 @@ def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
     return all((t["key"], None) in tolerated or (t["key"], t.get("value")) in tolerated for t in taints)
 
 
-def _lacks(node: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
-    has = _allocatable(node)
-    return [name for name, quantity in wanted.items() if amount(str(has.get(name, "0"))) < amount(quantity)]
+def _lacks(node: Mapping[str, Any], required: Mapping[str, str]) -> list[str]:
+    allocatable = _allocatable(node)
+    return [name for name, quantity in required.items() if amount(str(allocatable.get(name, "0"))) < amount(quantity)]
 
 
 def _allocatable(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what pods can have of a node; nothing of one whose kubelet has not reported yet."""
+    """Return a node's allocatable resources; empty if its kubelet has not reported yet."""
     return node["status"].get("allocatable") or {}
 
 
 def amount(quantity: str) -> float:
-    """Return a quantity of Kubernetes as a number: 500m is 0.5, 2Ki is 2048."""
+    """Return a Kubernetes quantity as a number: 500m is 0.5, 2Ki is 2048."""
     for unit in sorted(_UNITS, key=len, reverse=True):
         if quantity.endswith(unit):
             return float(quantity.removesuffix(unit)) * _UNITS[unit]
@@ -340,50 +347,51 @@ def amount(quantity: str) -> float:
 
 
 def quota(subject: Subject) -> Iterator[Finding | str]:
-    """Yield which quota of the namespace is too small for the pods of a run."""
-    wanted = {name: amount(text) * subject.plan.world.num_nodes for name, text in resources(subject.plan).items()}
+    """Yield the quotas of the namespace that are too small for the pods of a run."""
+    totals = {name: amount(text) * subject.plan.world.num_nodes for name, text in resources(subject.plan).items()}
     pods = {"pods": float(subject.plan.world.num_nodes)}
-    asked = pods | wanted | {f"requests.{name}": number for name, number in wanted.items()}
-    asked |= {f"limits.{name}": number for name, number in wanted.items()}
-    found = said(subject, "quota")["items"]
-    yield f"{len(found)} quotas" if found else "none"
-    for one in found:
+    requested = pods | totals | {f"requests.{name}": number for name, number in totals.items()}
+    requested |= {f"limits.{name}": number for name, number in totals.items()}
+    quotas = response(subject, "quota")["items"]
+    yield f"{len(quotas)} quotas" if quotas else "none"
+    for one in quotas:
         hard, used = one["status"].get("hard") or {}, one["status"].get("used") or {}
-        for name, number in asked.items():
+        for name, number in requested.items():
             if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
-                what = f"{name}: {left:g} left of {hard[name]}, and the run asks for {number:g}"
+                what = f"{name}: {left:g} of {hard[name]} left, but the run requests {number:g}"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
 
 
 def claims(plan: Plan) -> list[str]:
-    """Return the names of the claims that a run mounts."""
+    """Return the names of the PersistentVolumeClaims that a run mounts."""
     k = names.settings(plan)
     volumes: tuple[Volume | None, ...] = (k.results, k.data, k.model)
     return list(dict.fromkeys(volume.claim for volume in volumes if volume is not None and volume.claim))
 
 
 def claims_exist(subject: Subject) -> Iterator[Finding | str]:
-    """Yield which claims are missing, pending, or for one node only."""
+    """Yield claims that are missing, not bound, or mountable on one node only."""
     for claim in claims(subject.plan):
-        answer = refused_or_said(subject, f"claim {claim}")
+        answer = raw_response(subject, f"claim {claim}")
         if answer.exit_code == 404:
-            yield broken("KUB-08", f"there is no claim {claim}", f"namespace {names.settings(subject.plan).namespace}")
+            where = f"namespace {names.settings(subject.plan).namespace}"
+            yield broken("KUB-08", f"PersistentVolumeClaim {claim} does not exist", where)
             continue
-        found = said(subject, f"claim {claim}")
-        phase, modes = found["status"].get("phase"), found["spec"].get("accessModes") or []
-        yield f"{claim} {phase} {','.join(modes)} ({found['spec'].get('storageClassName') or 'no storage class'})"
+        item = response(subject, f"claim {claim}")
+        phase, modes = item["status"].get("phase"), item["spec"].get("accessModes") or []
+        yield f"{claim} {phase} {','.join(modes)} ({item['spec'].get('storageClassName') or 'no storage class'})"
         if phase != "Bound":
-            what = f"claim {claim} is {phase}: it is bound once a pod uses it, or never"
-            yield broken("KUB-08", what, f"storage class {found['spec'].get('storageClassName')}", severity="warning")
+            what = f"claim {claim} is {phase}, not Bound; some storage classes bind it when the first pod uses it"
+            yield broken("KUB-08", what, f"storage class {item['spec'].get('storageClassName')}", severity="warning")
         if subject.plan.world.num_nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"claim {claim} can be mounted by one node only ({', '.join(modes)})"
+            what = f"claim {claim} can be mounted on one node only ({', '.join(modes)})"
             yield broken("KUB-08", what, f"{WHERE}: results, data, model")
 
 
 SITE_CHECKS = (
     Check("API server", ("KUB-12", "KUB-16"), reachable),
-    Check("kinds of objects", ("KUB-06",), kinds),
-    Check("rights", ("KUB-07",), rights),
+    Check("object kinds", ("KUB-06",), kinds),
+    Check("permissions", ("KUB-07",), permissions),
     Check("server-side dry run", ("KUB-15", "KUB-07", "KUB-11"), accepted),
     Check("nodes", ("KUB-02", "KUB-17"), offered),
     Check("quota", ("KUB-11",), quota),

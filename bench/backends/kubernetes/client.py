@@ -1,7 +1,7 @@
-"""Ask an API server: one request, and its answer as data; the client library belongs to this file.
+"""Send requests to a Kubernetes API server; only this file uses the client library.
 
-Objects go out and come back as they stand in manifests. The library's own classes are left aside: they refuse objects
-of API servers that are older or newer than they are.
+Objects are sent and returned as plain dictionaries, as in manifests. The library's model classes are not used: they
+reject objects of API servers that are older or newer than the library.
 """
 
 import json
@@ -28,38 +28,37 @@ PATHS = {
     "TrainJob": ("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
     "TrainingRuntime": ("/apis/trainer.kubeflow.org/v1alpha1", "trainingruntimes"),
 }
-"""Where objects of a kind stand in the API: the group and version, and their plural."""
+"""The API path of each kind: its group and version, and its plural."""
 
 
 class ApiError(SubmitError):
     """The API server refuses a request."""
 
     def __init__(self, status: int, reason: str, message: str, *, where: str) -> None:
-        fix = _FIXES.get(reason, "`kubectl auth whoami` and `kubectl cluster-info` show whom and what this client asks")
+        fix = _FIXES.get(reason, "check the user and the cluster: `kubectl auth whoami`, `kubectl cluster-info`")
         super().__init__(message or f"HTTP {status}", where=where, fix=fix, rule=_RULES.get(reason))
         self.status, self.reason, self.message = status, reason, message
 
 
 class NoServerError(SubmitError):
-    """No API server answers: what a request was to do may have been done."""
+    """The API server does not answer; it may have carried out the request."""
 
 
 _RULES = {"Forbidden": "KUB-07", "Unauthorized": "KUB-07"}
 _FIXES = {
-    "Forbidden": "ask the cluster's administrator for the role in docs/kubernetes.md; `python -m bench doctor` lists "
-    "what is missing",
-    "Unauthorized": "log in again: the kubeconfig's credentials are not valid any more",
+    "Forbidden": "ask the cluster's administrator for the role in docs/kubernetes.md; `runstop doctor` lists "
+    "the missing permissions",
+    "Unauthorized": "log in again: the credentials in the kubeconfig have expired",
     "Invalid": "correct the field that the message names, under cluster.kubernetes",
-    "NotFound": "see whether the namespace and the kind exist: `kubectl api-resources`",
+    "NotFound": "check that the namespace and the kind exist: `kubectl get namespaces`, `kubectl api-resources`",
 }
 
 
 def is_installed() -> bool:
-    """Return whether the client library is."""
     return find_spec("kubernetes") is not None
 
 
-def is_here() -> bool:
+def is_available() -> bool:
     """Return whether this machine has the client library and a kubeconfig, or is a pod with a service account."""
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     has_config = any(Path(name).expanduser().is_file() for name in files.split(os.pathsep) if name)
@@ -74,11 +73,11 @@ def request(
     query: Mapping[str, str] | None = None,
     body: Any = None,
 ) -> Any:
-    """Return what an API server answers: an object, or text where it answers with text.
+    """Send a request and return the answer: an object, or text if the answer is not JSON.
 
     Raises:
-        ApiError: it refuses.
-        NoServerError: it does not answer.
+        ApiError: the API server refuses the request.
+        NoServerError: the API server does not answer.
     """
     from urllib3.exceptions import HTTPError
 
@@ -94,35 +93,35 @@ def request(
         raise NoServerError(
             f"the API server does not answer: {_short(error)}",
             where=client.configuration.host,
-            fix="try again; `kubectl cluster-info` shows whether it is up",
+            fix="check that it is up with `kubectl cluster-info`, then try again",
             rule="KUB-12",
         ) from error
     if response.status >= 400:
-        said = _object(text)
-        raise ApiError(response.status, str(said.get("reason", "")), _words(said, text), where=f"{method} {path}")
+        status = _object(text)
+        raise ApiError(response.status, str(status.get("reason", "")), _message(status, text), where=f"{method} {path}")
     return _object(text) or text
 
 
 def path_of(kind: str, namespace: str, name: str | None = None) -> str:
-    """Return where the objects of a kind, or one of them, stand in the API."""
+    """Return the API path of the objects of a kind, or of one object."""
     group, plural = PATHS[kind]
     return f"{group}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
-def create(made: Mapping[str, Any], *, context: str | None, dry_run: bool = False) -> Any:
-    """Return an object as the API server has made it, or as it would."""
-    path = path_of(made["kind"], made["metadata"]["namespace"])
-    return request("POST", path, context=context, query={"dryRun": "All"} if dry_run else None, body=dict(made))
+def create(item: Mapping[str, Any], *, context: str | None, dry_run: bool = False) -> Any:
+    """Create an object and return it as the API server stores it; with dry_run it is validated only."""
+    path = path_of(item["kind"], item["metadata"]["namespace"])
+    return request("POST", path, context=context, query={"dryRun": "All"} if dry_run else None, body=dict(item))
 
 
 def listed(kind: str, namespace: str, *, context: str | None, selector: str) -> list[dict[str, Any]]:
-    """Return the objects of a kind with a label: one request, however many they are."""
+    """Return all objects of a kind that match a label selector, by one request."""
     answer = request("GET", path_of(kind, namespace), context=context, query={"labelSelector": selector})
     return list(answer.get("items") or [])
 
 
 def delete(kind: str, namespace: str, name: str, *, context: str | None) -> None:
-    """Delete an object, and what it owns; one that is gone already is no error."""
+    """Delete an object and its dependents; no error if it does not exist."""
     try:
         request("DELETE", path_of(kind, namespace, name), context=context, query={"propagationPolicy": "Background"})
     except ApiError as error:
@@ -132,20 +131,20 @@ def delete(kind: str, namespace: str, name: str, *, context: str | None) -> None
 
 @cache
 def _client(context: str | None) -> Any:
-    """Return the library's client of a context of the kubeconfig, or of the pod that this process runs in."""
+    """Return the library's client for a context of the kubeconfig, or for the service account of this pod."""
     kubernetes = _library()
     try:
         if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get("KUBECONFIG"):
             configuration = kubernetes.client.Configuration()
             kubernetes.config.load_incluster_config(client_configuration=configuration)
             return kubernetes.client.ApiClient(configuration)
-        file = os.environ.get("KUBECONFIG") or None  # now: the library remembers what it was when it was imported
+        file = os.environ.get("KUBECONFIG") or None  # the library's own default is the value at import time
         return kubernetes.config.new_client_from_config(config_file=file, context=context, persist_config=False)
     except kubernetes.config.ConfigException as error:
         raise ConfigError(
-            f"no API server to ask: {_short(error)}",
+            f"no usable kubeconfig: {_short(error)}",
             where="the kubeconfig",
-            fix="set KUBECONFIG, or cluster.kubernetes.context to one that `kubectl config get-contexts` lists",
+            fix="set KUBECONFIG, or set cluster.kubernetes.context to a context from `kubectl config get-contexts`",
             rule="KUB-12",
         ) from error
 
@@ -155,7 +154,7 @@ def _library() -> Any:
         import kubernetes
     except ImportError as error:
         raise ConfigError(
-            "the client of Kubernetes is not installed",
+            "the Kubernetes client library is not installed",
             where="cluster.backend=kubernetes",
             fix="pip install 'runstop[kubernetes]'",
             rule="KUB-12",
@@ -165,15 +164,15 @@ def _library() -> Any:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def _words(said: Mapping[str, Any], text: str) -> str:
-    """Return what the API server says, on one line."""
-    return " ".join(str(said.get("message") or text).split())[:500]
+def _message(status: Mapping[str, Any], text: str) -> str:
+    """Return the message of a Status object, else the answer's text, on one line."""
+    return " ".join(str(status.get("message") or text).split())[:500]
 
 
 def _short(error: BaseException) -> str:

@@ -1,9 +1,9 @@
-"""What a pod starts: `python -m bench.backends.kubernetes.entry RUN --node K --lead HOST:PORT`, then `bench.driver`.
+"""The entry point of a pod: `python -m bench.backends.kubernetes.entry RUN --node K --lead HOST:PORT`.
 
-It is the first process of its container. It finds the first pod where the cluster has no DNS, shares the run's token
-through the run folder, which only this user can read, and hands signals on. A runner that was cut short because another
-node is gone is started again in the same pod, while the other node's pod is being replaced. A pod of a run that has its
-last word ends at once, as the first one did: older Jobs start pods again whatever their exit code was.
+It is the first process of its container and starts `bench.driver`. It finds the first pod if the cluster has no DNS,
+shares the run's token in a file that only this user can read, and forwards signals. If a runner ends because another
+node is lost, it is restarted in the same pod while the other node's pod is being replaced. If the run already has its
+final status, the pod exits at once with the run's exit code: older Jobs restart pods whatever their exit code was.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from bench import masking
 from bench.backends import run_lock
 from bench.backends.kubernetes import trainer_status
 from bench.backends.kubernetes.pod_template import plan_file
-from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.contract import atomic_files, run_files
 from bench.contract.cluster import Discovery
 from bench.errors import exit_code_of
@@ -34,7 +34,7 @@ PATTERNS = (run_files.PREPARE_LOG, run_files.RESULTS, *(f"{run_files.RANK_LOGS}/
 
 @contextmanager
 def printed(run: Path) -> Iterator[None]:
-    """Print lines of the run's files for as long as the block takes, and what came last at its end."""
+    """Print new lines of the run's files while the block runs, and the remaining ones at its end."""
     ended, places = threading.Event(), dict[Path, int]()
 
     def follow() -> None:
@@ -56,15 +56,15 @@ def printed(run: Path) -> Iterator[None]:
 
 
 def added(run: Path, places: dict[Path, int]) -> Iterator[bytes]:
-    """Yield the whole lines that files have got since, but the runner's, which it prints by itself.
+    """Yield new complete lines of the run's files, except the runner's own output, which it prints itself.
 
-    `places` keeps how far each was read.
+    `places` holds the offset up to which each file was read.
     """
     files = sorted(path for pattern in PATTERNS for path in run.glob(pattern))
     for path in (path for path in files if path != run / run_files.RUNNER_OUTPUT):
-        with suppress(OSError), path.open("rb") as file:  # it may be set aside by the next attempt
+        with suppress(OSError), path.open("rb") as file:  # the next attempt may move it
             start = places.get(path, 0)
-            start = 0 if os.fstat(file.fileno()).st_size < start else start  # that attempt's own is shorter
+            start = 0 if os.fstat(file.fileno()).st_size < start else start  # shorter: a new attempt's file
             file.seek(start)
             data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
@@ -74,58 +74,58 @@ def added(run: Path, places: dict[Path, int]) -> Iterator[bytes]:
 
 
 RETRYABLE = 138
-"""What stands for the runner's START_AGAIN here: Kubeflow's training operator starts pods again from 128 on."""
+"""Replaces RESTART_EXIT_CODE of the runner: Kubeflow's training operator restarts pods with exit codes from 128 on."""
 STARTS = 10
-"""How often a runner is started in one pod, at most; attempts at a trial are counted by the run's ledger."""
+"""The most starts of a runner in one pod; the run's ledger counts the attempts at a trial."""
 LEAD, TOKEN = ".lead", "RUNSTOP_TOKEN"
-"""The file in a run folder by which pods find the first one; the environment variable of the runner."""
+"""The file in a run folder with the first pod's address; the runner's environment variable for the token."""
 WAIT_S = 900.0
-"""How long the first pod may take to be there: its image may have to be pulled."""
+"""How long to wait for the first pod: its image may have to be pulled."""
 JOIN_S = 120.0
-"""How long a pod tries to join a first pod that it has found, before it looks for it again."""
+"""How long a pod tries to join the first pod before it reads its address again."""
 POLL_S = 0.5
 BEGUN_S = time.monotonic()
 FROM_OPERATORS = ("MASTER_", "PET_", "TORCHELASTIC_", "KUBEFLOW_")
-"""What operators set for torchrun and for callbacks of trainers; the runner says by itself who its ranks are."""
+"""Variables that operators set for torchrun and trainers' callbacks; the runner sets the ranks' variables itself."""
 
 
 def main() -> None:
     args = _parser().parse_args()
     run, job = args.run.absolute(), os.environ.get("RUNSTOP_JOB", "")
-    told: list[int] = []
+    signals: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda number, frame: told.append(number))
+        signal.signal(signum, lambda number, frame: signals.append(number))
     if args.node == 0:
-        with trainer_status.told(run), printed(run):
-            code = _work(args, run, job, told)
+        with trainer_status.posting(run), printed(run):
+            code = _work(args, run, job, signals)
     else:
-        code = _work(args, run, job, told)
-    sys.exit(RETRYABLE if code == START_AGAIN else code)
+        code = _work(args, run, job, signals)
+    sys.exit(RETRYABLE if code == RESTART_EXIT_CODE else code)
 
 
-def _work(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> int:
-    """Return the exit code of the last runner that this pod has started."""
+def _work(args: argparse.Namespace, run: Path, job: str, signals: list[int]) -> int:
+    """Start the runner, restart it as often as needed, and return the last one's exit code."""
     for number in range(STARTS):
         if (ended := exit_code_of_ended(run, job)) is not None:
-            print(f"this job has given the run its last word: exit code {ended}", flush=True)
+            print(f"this job has already finished the run: exit code {ended}", flush=True)
             return ended
-        code = _run([*_words(args, run, job, told), "--attempt", str(number)], run, told)
-        if code != START_AGAIN:
+        code = _run([*_arguments(args, run, job, signals), "--attempt", str(number)], run, signals)
+        if code != RESTART_EXIT_CODE:
             return code
-    return START_AGAIN
+    return RESTART_EXIT_CODE
 
 
-def _words(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> list[str]:
-    """Return the arguments of the runner, once the first pod is known."""
+def _arguments(args: argparse.Namespace, run: Path, job: str, signals: list[int]) -> list[str]:
+    """Return the runner's arguments; wait until the first pod's address is known."""
     host, _, port = args.lead.rpartition(":")
     is_by_file = host == Discovery.file.name
     if args.node == 0:
         host = _own_address() if is_by_file else host
-        _wait_for_predecessor(run, told)
+        _wait_for_predecessor(run, signals)
         _announce(run, host, int(port))
     else:
-        found = _announced(run, told, is_by_file=is_by_file)
-        host = found if is_by_file else host
+        announced = _announced(run, signals, is_by_file=is_by_file)
+        host = announced if is_by_file else host
     words = ["--node", str(args.node), "--lead", f"{host}:{port}", "--job", job, "--restarts"]
     if args.node:
         return [*words, "--join-s", f"{JOIN_S:.0f}"]
@@ -135,9 +135,9 @@ def _words(args: argparse.Namespace, run: Path, job: str, told: list[int]) -> li
 
 
 def exit_code_of_ended(run: Path, job: str) -> int | None:
-    """Return the exit code of a run to which this very job has given its last word; None if there is something to do.
+    """Return the run's exit code if this job has written its final status; None if there is work left.
 
-    A run that was interrupted goes on.
+    An interrupted run has work left: it is resumed.
     """
     jobs = atomic_files.read_object(run / run_files.JOB).get("jobs") or [{}]
     status = atomic_files.read_object(run / run_files.STATUS)
@@ -150,15 +150,15 @@ def _own_address() -> str:
     return os.environ.get("RUNSTOP_POD_IP") or socket.gethostbyname(socket.gethostname())
 
 
-def _wait_for_predecessor(run: Path, told: list[int]) -> None:
-    """Wait while an earlier pod, which has been told to end, still works in the run folder."""
+def _wait_for_predecessor(run: Path, signals: list[int]) -> None:
+    """Wait while an earlier pod, which is being terminated, still holds the lock of the run folder."""
     until_s = time.monotonic() + WAIT_S
-    while run.exists() and run_lock.driver(run) is not None and time.monotonic() < until_s and not told:
+    while run.exists() and run_lock.driver(run) is not None and time.monotonic() < until_s and not signals:
         time.sleep(POLL_S)
 
 
 def _announce(run: Path, host: str, port: int) -> None:
-    """Write down where the first pod is, and what the others must know to be let in; that stays as it once was."""
+    """Write the first pod's address and the run's token into the run folder; an existing token is kept."""
     run.mkdir(mode=0o755, parents=True, exist_ok=True)
     token = atomic_files.read_object(run / LEAD).get("token") or secrets.token_hex(32)
     part = run / f"{LEAD}.part"
@@ -168,16 +168,16 @@ def _announce(run: Path, host: str, port: int) -> None:
     part.replace(run / LEAD)
 
 
-def _announced(run: Path, told: list[int], *, is_by_file: bool) -> str:
-    """Return the first pod's address; where a file names it, once somebody answers: it may be of an earlier start."""
+def _announced(run: Path, signals: list[int], *, is_by_file: bool) -> str:
+    """Return the first pod's address. With is_by_file, wait until it accepts connections: the file may be outdated."""
     until_s = time.monotonic() + WAIT_S
-    while time.monotonic() < until_s and not told:
-        said = atomic_files.read_object(run / LEAD)
-        if said and (not is_by_file or _answers(str(said["host"]), int(said["port"]))):
-            return str(said["host"])
+    while time.monotonic() < until_s and not signals:
+        lead = atomic_files.read_object(run / LEAD)
+        if lead and (not is_by_file or _answers(str(lead["host"]), int(lead["port"]))):
+            return str(lead["host"])
         time.sleep(POLL_S)
     print(f"the first pod has not written its address into {run} within {WAIT_S:.0f} s", flush=True)
-    sys.exit(RETRYABLE if not told else exit_code_of(-told[0]))
+    sys.exit(RETRYABLE if not signals else exit_code_of(-signals[0]))
 
 
 def _answers(host: str, port: int) -> bool:
@@ -186,21 +186,21 @@ def _answers(host: str, port: int) -> bool:
     return False
 
 
-def _run(words: list[str], run: Path, told: list[int]) -> int:
-    """Return the exit code of a runner; this process reaps whatever loses its parent in the container."""
+def _run(words: list[str], run: Path, signals: list[int]) -> int:
+    """Run one runner and return its exit code; as PID 1, this process also reaps orphans of the container."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FROM_OPERATORS)}
-    known = {TOKEN: _token(run), "RUNSTOP_NODE": os.environ.get("RUNSTOP_NODE_NAME", "")}
+    own = {TOKEN: _token(run), "RUNSTOP_NODE": os.environ.get("RUNSTOP_NODE_NAME", "")}
     argv = [sys.executable, "-m", "bench.driver", str(run), *words]
-    child = os.posix_spawn(sys.executable, argv, kept | known)
-    said = 0
+    child = os.posix_spawn(sys.executable, argv, kept | own)
+    num_forwarded = 0
     while True:
-        for signum in told[said:]:
+        for signum in signals[num_forwarded:]:
             os.kill(child, signum)
-        said = len(told)
+        num_forwarded = len(signals)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
             code = exit_code_of(os.waitstatus_to_exitcode(status))
-            return exit_code_of(-told[0]) if told and code == START_AGAIN else code
+            return exit_code_of(-signals[0]) if signals and code == RESTART_EXIT_CODE else code
         if pid == 0:
             time.sleep(0.1)
 
@@ -212,10 +212,12 @@ def _token(run: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.backends.kubernetes.entry", description=__doc__)
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--node", type=int, required=True, help="which node of the run this pod is, from 0")
-    parser.add_argument("--lead", required=True, help="host:port of the first pod; file:port where a file names it")
-    parser.add_argument("--limit-s", type=float, required=True, help="how long the run may take")
-    parser.add_argument("--trial-min", type=int, metavar="MIN", help="of each trial, in place of its plan's limit")
+    parser.add_argument("--node", type=int, required=True, help="the node number of this pod in the run, from 0")
+    parser.add_argument(
+        "--lead", required=True, help="HOST:PORT of the first pod; file:PORT to read the host from the run folder"
+    )
+    parser.add_argument("--limit-s", type=float, required=True, help="time limit of the run in seconds")
+    parser.add_argument("--trial-min", type=int, metavar="MIN", help="time limit per trial; replaces the plan's limit")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the objects of a run are called, and how a job of ours is told from another by its id."""
+"""Names and labels of a run's Kubernetes objects, and the ids of jobs."""
 
 import re
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from bench.contract.plan import Plan, fingerprint
 from bench.errors import SubmitError
 
 RUN, NODE, MANAGED = "runstop/run", "runstop/node", "app.kubernetes.io/managed-by"
-"""Labels: of all objects of a job, of one node's pod, and of everything that is ours."""
+"""Labels: of all objects of a job, of one node's pod, and of all objects that runstop creates."""
 FOLDER = "runstop/folder"
 """The annotation that names a run's folder on the machine that submitted it."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 OURS = "runstop"
 MAX_NAME = 40
-"""Characters. Labels and names in DNS have 63; operators put up to 20 more behind the name of an object."""
+"""Characters. DNS labels have at most 63; operators append up to 20 to the name of an object."""
 _ID = re.compile(r"(?P<kind>[a-z]+)/(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9-]+)(?:@(?P<context>.+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobId:
-    """Which objects are one job of a run; as text `job/NAMESPACE/NAME`, with @CONTEXT where the config names one."""
+    """The id of a job; as text `job/NAMESPACE/NAME`, with @CONTEXT if the config sets a kubeconfig context."""
 
     kind: ObjectKind
     namespace: str
     name: str
-    """Of the object; where there is one Job a node, what all of their names begin with."""
+    """The object's name; with one Job per node, the common prefix of their names."""
     context: str | None = None
 
     def __str__(self) -> str:
@@ -35,63 +35,61 @@ class JobId:
 
 
 def job_id(plan: Plan, name: str) -> JobId:
-    """Return the id of a job of this plan."""
     cluster = settings(plan)
     return JobId(kind=cluster.object, namespace=cluster.namespace, name=name, context=cluster.context)
 
 
 def read_id(text: str) -> JobId:
-    """Return the id that was written as a text.
+    """Parse a job id.
 
     Raises:
-        SubmitError: it is of another backend.
+        SubmitError: it is not the id of a Kubernetes job.
     """
-    found = _ID.fullmatch(text)
-    if found is None or found["kind"] not in ObjectKind.__members__:
-        raise SubmitError("not the id of a job on Kubernetes", where=text, fix="python -m bench runs lists the jobs")
+    match = _ID.fullmatch(text)
+    if match is None or match["kind"] not in ObjectKind.__members__:
+        raise SubmitError("not the id of a Kubernetes job", where=text, fix="list the jobs with `runstop runs`")
     return JobId(
-        kind=ObjectKind[found["kind"]], namespace=found["namespace"], name=found["name"], context=found["context"]
+        kind=ObjectKind[match["kind"]], namespace=match["namespace"], name=match["name"], context=match["context"]
     )
 
 
 def settings(plan: Plan) -> Kubernetes:
-    """Return the cluster's settings; those that nobody gave have their defaults."""
+    """Return the cluster's Kubernetes settings, or the defaults if the config has none."""
     return plan.config.cluster.kubernetes or Kubernetes()
 
 
 def of_plan(plan: Plan) -> str:
-    """Return the name of a job whose manifest somebody applies by hand; another plan has another name."""
+    """Return the name of a job that the user starts with `kubectl apply`; it differs for different plans."""
     return dns_label(plan.name, end=fingerprint(plan)[:8])
 
 
 def of_folder(folder: Path, number: int) -> str:
-    """Return the name of the job that works on a run folder, the first one or a later one."""
+    """Return the name of the first or a later job of a run folder."""
     return dns_label(folder.name, end=fingerprint(str(folder))[:6] + (f"-{number}" if number > 1 else ""))
 
 
 def dns_label(text: str, *, end: str) -> str:
-    """Return a name that objects, labels and hosts can have: small letters, digits and dashes, a letter first."""
+    """Return a valid DNS label: lower-case letters, digits and dashes, starting with a letter."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     kept = f"r-{plain}"[: MAX_NAME - len(end) - 1] if not plain[:1].isalpha() else plain[: MAX_NAME - len(end) - 1]
     return f"{kept.rstrip('-')}-{end}"
 
 
 def in_pods(plan: Plan, folder: Path) -> str:
-    """Return a run folder as pods have it: below the results of the cluster, wherever it lies on this machine."""
+    """Return the path of a run folder in pods: below the cluster's results folder, whatever its path here."""
     root = PurePosixPath(plan.config.cluster.paths.logs or "/")
     return str(folder) if PurePosixPath(folder).is_relative_to(root) else str(root / folder.name)
 
 
 def labels(name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the labels of all objects of a job."""
     return {MANAGED: OURS, RUN: name, **(more or {})}
 
 
 def at_least(plan: Plan, version: str) -> bool:
-    """Return whether the API server is promised to be so new."""
+    """Return whether the configured API server version is at least `version`."""
     return version_key(settings(plan).version) >= version_key(version)
 
 
 def version_key(text: str) -> tuple[int, ...]:
-    """Return a version as one can compare it; `v1.30.4-gke.1` is 1.30."""
+    """Return major and minor version for comparisons; `v1.30.4-gke.1` is (1, 30)."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -1,8 +1,7 @@
-"""The pod that is one node of a run, as data: its container, what it gets, what it sees and where it may run.
+"""Build the pod template of one node of a run: container, resources, volumes, environment and scheduling rules.
 
-Every value of the config stands in it as a value of its own. Nothing is put together as text, and no shell reads any
-of it. Kubernetes itself expands $(NAME) in arguments and in variables: `literal` keeps it from doing that to values of
-the config.
+Every value of the config is a separate YAML value: no text is concatenated and no shell reads it. Kubernetes itself
+expands $(NAME) in arguments and variables; `literal` escapes the values of the config.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +19,14 @@ Object = dict[str, Any]
 PLAN_FOLDER = "/etc/runstop"
 ENTRY = ("python", "-m", "bench.backends.kubernetes.entry")
 HOME = "/tmp"
-"""Of a user whom no image knows: caches and temporary files lie there."""
-LAST_WORDS_S = 120
-"""What a pod has beyond the run's time limit, at which its runner ends in order."""
+"""The home folder of a user id that the image does not define; caches and temporary files are written there."""
+DEADLINE_MARGIN_S = 120
+"""The pod's deadline is this much later than the run's time limit, so that the runner can shut down by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Time limits in place of the plan's, in minutes, where somebody resumed the run with others."""
+    """Time limits in minutes that replace the plan's when a run is resumed with other limits."""
 
     job_min: int | None = None
     trial_min: int | None = None
@@ -38,23 +37,23 @@ AS_PLANNED = TimeLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which job the pod belongs to, and how it knows which node of the run it is."""
+    """The job of a pod, and the pod's node number in the run."""
 
     name: str
-    """Of the job."""
+    """The job's name."""
     folder: str
-    """Of the run, in the pod."""
+    """The path of the run folder in the pod."""
     node: str
-    """A number, or the variable that the object's controller sets to it."""
+    """The node number, or a $(VARIABLE) that the controller sets to it."""
     lead: str
     """The host name of the first pod."""
     container: str = "runstop"
-    """Some controllers look for a container of one name."""
+    """Some controllers require a fixed container name."""
     limits: TimeLimits = AS_PLANNED
 
 
 def template(plan: Plan, place: Place, **spec: Any) -> Object:
-    """Return a pod template; `spec` is more for the pod, such as its host name."""
+    """Return a pod template; `spec` adds fields to the pod's spec, such as its host name."""
     annotations = {"k8s.v1.cni.cncf.io/networks": ", ".join(names.settings(plan).networks)}
     more = {names.NODE: place.node} if place.node.isdecimal() else {}
     metadata: Object = {"labels": names.labels(place.name, more)}
@@ -64,7 +63,7 @@ def template(plan: Plan, place: Place, **spec: Any) -> Object:
 
 
 def literal(text: str) -> str:
-    """Return a text of which Kubernetes expands nothing."""
+    """Return a text with $ escaped, in which Kubernetes expands no variable."""
     return text.replace("$", "$$")
 
 
@@ -72,7 +71,7 @@ def _pod(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
     pod: Object = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": _limit_s(plan, place.limits) + LAST_WORDS_S,
+        "activeDeadlineSeconds": _limit_s(plan, place.limits) + DEADLINE_MARGIN_S,
         "terminationGracePeriodSeconds": cluster.grace_s,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -94,9 +93,9 @@ def _pod(plan: Plan, place: Place) -> Object:
 
 
 def _limit_s(plan: Plan, limits: TimeLimits) -> int:
-    """Return how long a run may take. The deadline is its pods': a job that waits for nodes does not spend it."""
+    """Return the time limit of a run. The deadline is set on pods, so the time in the queue does not count."""
     limit_min = plan.walltime_min if limits.job_min is None else limits.job_min
-    assert limit_min is not None  # validate wants it where there is a queue
+    assert limit_min is not None  # plan validation requires it for backends with a queue
     return 60 * limit_min
 
 
@@ -115,7 +114,7 @@ def _user(plan: Plan) -> Object:
 
 def _container(plan: Plan, place: Place) -> Object:
     cluster = names.settings(plan)
-    asked, from_secrets = resources(plan), cluster.env_from_secrets
+    requests, from_secrets = resources(plan), cluster.env_from_secrets
     return {
         "name": place.container,
         "image": cluster.image or "",
@@ -125,7 +124,7 @@ def _container(plan: Plan, place: Place) -> Object:
         "workingDir": HOME,
         "env": [*_environment(plan, place)],
         **({"envFrom": [{"secretRef": {"name": name}} for name in from_secrets]} if from_secrets else {}),
-        "resources": {"requests": asked, "limits": asked} if asked else {},
+        "resources": {"requests": requests, "limits": requests} if requests else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -148,7 +147,7 @@ def _lead(plan: Plan, place: Place) -> str:
 
 
 def _environment(plan: Plan, place: Place) -> Iterator[Object]:
-    """Yield what the runner finds in its environment; what ranks get stands in the plan."""
+    """Yield the runner's environment variables; those of the ranks are in the plan."""
     values = {"RUNSTOP_JOB": literal(str(names.job_id(plan, place.name))), "HOME": HOME, "USER": names.OURS}
     yield from ({"name": name, "value": value} for name, value in values.items())
     for name, field in (
@@ -160,28 +159,28 @@ def _environment(plan: Plan, place: Place) -> Iterator[Object]:
 
 
 def resources(plan: Plan) -> dict[str, str]:
-    """Return what a pod asks for and may take, which is the same: GPUs, then what the cluster's settings say."""
+    """Return the resource requests of a pod, which are also its limits: GPUs and the cluster's `resources`."""
     cluster, is_cuda = names.settings(plan), plan.config.cluster.device is Device.cuda
     gpus = {cluster.gpu_resource: str(plans.gpus_per_node(plan))} if is_cuda and cluster.gpu_resource else {}
     return gpus | cluster.resources
 
 
 def _toleration(one: Toleration) -> Object:
-    said = {"key": one.taint, "operator": "Exists" if one.value is None else "Equal"}
-    return said | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
+    toleration = {"key": one.taint, "operator": "Exists" if one.value is None else "Equal"}
+    return toleration | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
 
 
 def _affinity(plan: Plan, place: Place) -> Object:
-    """Return where pods may not run: two of them on one node, and nodes that are left out."""
-    found: Object = {}
+    """Return the affinity rules: at most one pod of the run per node, and no pod on excluded nodes."""
+    affinity: Object = {}
     if plan.world.num_nodes > 1:
         others = {"labelSelector": {"matchLabels": {names.RUN: place.name}}, "topologyKey": "kubernetes.io/hostname"}
-        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
+        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
     if left_out := names.settings(plan).exclude_nodes:
         expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": left_out}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-    return found
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +192,22 @@ class _Mounted:
 
 
 def _mounted(plan: Plan) -> list[_Mounted]:
-    """Return the run's own folders, each path once: what is written is writable wherever else it stands."""
+    """Return the run's folders, each path once; a path that any of them writes to is writable."""
     cluster, paths = names.settings(plan), plan.config.cluster.paths
     inputs = plan.inputs
-    makes_rows = inputs.rows is not None and inputs.rows_are_made
+    makes_rows = inputs.rows is not None and inputs.rows_are_prepared
     wanted = (
         ("results", cluster.results, paths.logs, False),
-        ("model", cluster.model, paths.model if inputs.checkpoint else None, not inputs.checkpoint_is_made),
+        ("model", cluster.model, paths.model if inputs.checkpoint else None, not inputs.checkpoint_is_created),
         ("data", cluster.data, paths.data if inputs.rows else None, not makes_rows),
     )
-    found: dict[str, _Mounted] = {}
+    mounts: dict[str, _Mounted] = {}
     for name, volume, path, is_read_only in wanted:
         if volume is not None and path:
-            earlier = found.get(path)
+            earlier = mounts.get(path)
             is_read_only = is_read_only and (earlier is None or earlier.is_read_only)
-            found[path] = _Mounted(earlier.name if earlier else name, volume, path, is_read_only)
-    return sorted(found.values(), key=lambda one: one.path)
+            mounts[path] = _Mounted(earlier.name if earlier else name, volume, path, is_read_only)
+    return sorted(mounts.values(), key=lambda one: one.path)
 
 
 def _volumes(plan: Plan, place: Place) -> Iterator[Object]:
@@ -236,5 +235,5 @@ def _mounts(plan: Plan) -> Iterator[Object]:
 
 
 def plan_file() -> str:
-    """Return where a pod finds the plan."""
+    """Return the path of the plan in a pod."""
     return f"{PLAN_FOLDER}/{PLAN}"

@@ -1,8 +1,8 @@
-"""Tell Kubeflow Trainer how far a run is; it keeps that in `status.trainerStatus` of the run's TrainJob.
+"""Post a run's progress to Kubeflow Trainer, which stores it in `status.trainerStatus` of the TrainJob.
 
-With its feature gate TrainJobStatus (2.3) the Trainer tells the pods of a TrainJob in their environment where to post
-this, with which certificate and token. Nobody else has such a place, and elsewhere nothing is posted. What is not
-known is left out, and a run never waits for it. Source: kubeflow/trainer, pkg/statusserver and
+With the feature gate TrainJobStatus (2.3) the Trainer sets the URL, the certificate and the token of its status server
+in the environment of a TrainJob's pods. Without these variables nothing is posted. Unknown values are left out, and
+the run never waits for the server. Source: kubeflow/trainer, pkg/statusserver and
 docs/proposals/2779-trainjob-progress.
 """
 
@@ -26,16 +26,16 @@ from bench.contract.run_files import PLAN
 from bench.errors import BenchError
 from bench.mlperf.reader import Event, Follower, is_number
 
-URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{word}" for word in ("URL", "CA_CERT", "TOKEN"))
-"""Variables of a TrainJob's pods: an address, and two paths. The token is renewed, so it is read for every post."""
+URL, CERTIFICATE, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+"""Environment variables of a TrainJob's pods: a URL and two paths. The token is renewed, so every post reads it."""
 EVERY_S, TIMEOUT_S = 15.0, 5.0
 METRICS = {mllog.TRAIN_LOSS: "train_loss", mllog.EVAL_ACCURACY: "eval_loss"}
-"""Records of a log, and what users of a TrainJob call them."""
+"""MLLOG keys, and the metric names in a TrainJob's status."""
 
 
 @dataclass(slots=True)
 class FollowedTrial:
-    """What one trial's log says so far."""
+    """The progress of one trial, from its log so far."""
 
     log: Follower
     metrics: dict[str, float] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class FollowedTrial:
     _start_ms: int = 0
 
     def read(self) -> None:
-        """Take what the log has got since; a log that begins anew is another attempt's."""
+        """Read new records; if the log was restarted, it belongs to another attempt and the metrics are reset."""
         restarts = self.log.restarts
         events = self.log.poll()
         if self.log.restarts != restarts:
             self.metrics, self.samples, self.is_over = {}, 0.0, False
         for event in events:
-            self._take(event)
+            self._add(event)
 
-    def _take(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         counted = event.metadata.get("samples_count")
         if event.key == mllog.RUN_START:
             self._start_ms, self.is_over = event.time_ms, False
@@ -69,18 +69,18 @@ class FollowedTrial:
 
 @dataclass(slots=True)
 class FollowedRun:
-    """Reads the logs of a run's trials while they are written."""
+    """Follows the logs of a run's trials while they are written."""
 
     plan: Plan
     trials: Sequence[FollowedTrial]
 
     @property
     def max_samples(self) -> int | None:
-        """How many samples a trial trains on at most."""
+        """The most samples that one trial trains on."""
         return self.plan.max_samples
 
     def read(self) -> dict[str, Any]:
-        """Return how far the run is, as upstream's TrainerStatus. The percentage is of the most that it may take."""
+        """Return the progress as a TrainerStatus. The percentage is relative to `max_samples`, the most possible."""
         for trial in self.trials:
             trial.read()
         done = sum(self._share(trial) for trial in self.trials) / len(self.trials)
@@ -96,7 +96,7 @@ class FollowedRun:
         return 1.0 if trial.is_over else min(1.0, trial.samples / self.max_samples) if self.max_samples else 0.0
 
     def _left_s(self, latest: FollowedTrial) -> float | None:
-        """Return the time that the rest takes at the latest trial's pace; None where a target may end it earlier."""
+        """Return the remaining time at the latest trial's speed; None if a target loss may end training earlier."""
         most, training = self.max_samples, self.plan.config.task.training
         if most is None or not latest.training_s:
             return None
@@ -107,36 +107,36 @@ class FollowedRun:
 
 
 @contextmanager
-def told(run: Path, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Tell how far a run is for as long as the block takes, and once more at its end."""
+def posting(run: Path, env: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Post a run's progress in a thread while the block runs, and once more at its end."""
     if not (URL in env and CERTIFICATE in env and TOKEN in env):
         yield
         return
     ended = threading.Event()
-    teller = threading.Thread(target=_tell, args=(run, env, ended), daemon=True)
-    teller.start()
+    poster = threading.Thread(target=_post_all, args=(run, env, ended), daemon=True)
+    poster.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join(2 * TIMEOUT_S)
+        poster.join(2 * TIMEOUT_S)
 
 
-def _tell(run: Path, env: Mapping[str, str], ended: threading.Event) -> None:
-    reader, said = None, ""
+def _post_all(run: Path, env: Mapping[str, str], ended: threading.Event) -> None:
+    reader, last_failure = None, ""
     while True:
         is_last = ended.wait(EVERY_S)
         reader = reader or _reader(run)
-        failure = "" if reader is None else _posted(reader, env)
-        if failure and failure != said:
-            print(f"the TrainJob's status does not get the progress: {failure}", flush=True)
-        said = failure
+        failure = "" if reader is None else _post(reader, env)
+        if failure and failure != last_failure:
+            print(f"cannot post the progress to the TrainJob's status: {failure}", flush=True)
+        last_failure = failure
         if is_last:
             return
 
 
 def _reader(run: Path) -> FollowedRun | None:
-    """Return who reads a run's logs, once it has its plan."""
+    """Return a reader of the run's logs; None while the run has no plan or the plan has no trials."""
     try:
         plan = plan_kinds.load(run / PLAN)
     except BenchError:
@@ -146,8 +146,8 @@ def _reader(run: Path) -> FollowedRun | None:
     )
 
 
-def _posted(reader: FollowedRun, env: Mapping[str, str]) -> str:
-    """Post how far a run is; return why that failed, or nothing."""
+def _post(reader: FollowedRun, env: Mapping[str, str]) -> str:
+    """Post the progress once; return the error, or an empty string."""
     try:
         token = Path(env[TOKEN]).read_text().strip()
         body = json.dumps({"trainerStatus": reader.read()}).encode()

@@ -1,5 +1,6 @@
-"""The ranks of a run on nodes without srun: one process on each node starts them as its children.
+"""Start the ranks of a run on several nodes without srun: one process per node starts them as its children.
 
-One process leads (`nodes`). It tells the other nodes (`member`) over a connection (`channel`) which command comes next;
-they report exit codes and, where the run folder is not shared, files. A node that is gone ends the ranks of all others.
+The process on the lead node (`lead`) sends commands to the other nodes (`member`) over a connection (`channel`). They
+report exit codes and, if the run folder is not shared, send files. When a node is lost, all other nodes stop their
+ranks.
 """

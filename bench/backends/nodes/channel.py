@@ -1,6 +1,7 @@
-"""A connection between two nodes: JSON objects, one a line, both ways. Silence, or its end, means that a node is gone.
+"""A connection between two nodes that carries JSON messages, one per line, in both directions.
 
-Each side proves that it knows the run's token, which never crosses the network, before the other one obeys it.
+A node is lost if the connection is closed or nothing arrives for SILENT_S. Each side authenticates by a challenge and
+an HMAC with the run's token, so the token itself is never sent.
 """
 
 import hmac
@@ -19,21 +20,21 @@ from bench.errors import ConfigError
 
 BEAT_S = 1.0
 SILENT_S = 15.0
-"""A node that has said nothing for so long is gone; a killed process is noticed at once, by its closed connection."""
+"""A node that has sent nothing for this long is lost. A killed process is detected at once by its closed connection."""
 LONGEST_LINE = 2**21
 TOKEN = "RUNSTOP_TOKEN"
-"""The environment variable with what all nodes of a run know, and nobody else."""
+"""The environment variable with the secret that the nodes of a run share."""
 
 
 class LostError(Exception):
-    """The other side is gone."""
+    """The connection to the other side is lost."""
 
 
 class Channel:
-    """One side of a connection. Any thread may send; one receives."""
+    """One side of a connection. Any thread may send; only one thread receives."""
 
     def __init__(self, incoming: int, outgoing: int, *, is_noisy: bool = False) -> None:
-        """`is_noisy`: a login shell may say something before the other side does."""
+        """`is_noisy`: lines before the first message are skipped; a login shell may print some."""
         self.incoming, self._outgoing = incoming, outgoing
         self._sending = threading.Lock()
         self._unread, self._messages = b"", deque[dict[str, Any]]()
@@ -46,7 +47,7 @@ class Channel:
         """Send a message.
 
         Raises:
-            LostError: the other side is gone, or takes nothing any more.
+            LostError: the connection is lost, or the other side does not read.
         """
         left = memoryview(json.dumps({"kind": kind} | content).encode() + b"\n")
         with self._sending:
@@ -57,47 +58,47 @@ class Channel:
                     left = left[os.write(self._outgoing, left) :]
                 except BlockingIOError:
                     if not select.select([], [self._outgoing], [], SILENT_S)[1]:
-                        raise LostError(f"takes nothing for {SILENT_S:.0f} s") from None
+                        raise LostError(f"it has read nothing for {SILENT_S:.0f} s") from None
                 except OSError as error:
                     raise LostError(error.strerror) from None
 
     def received(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
-        """Return the messages that have come, after at most so long; beats are left out.
+        """Return the messages that have arrived, after waiting at most `wait_s`; heartbeats are left out.
 
         Raises:
-            LostError: the other side is gone, and everything that it had sent before has been returned.
+            LostError: the connection is lost, and all messages sent before have been returned.
         """
         if not self._is_lost and select.select([self.incoming], [], [], wait_s)[0]:
             self._read()
         messages = [message for message in self._messages if message["kind"] != "beat"]
         self._messages.clear()
         if not messages and self._is_lost:
-            raise LostError("the connection has ended")
+            raise LostError("the connection was closed")
         if not messages and time.monotonic() - self._heard_s > SILENT_S:
-            raise LostError(f"silent for {SILENT_S:.0f} s")
+            raise LostError(f"no heartbeat for {SILENT_S:.0f} s")
         return messages
 
     def next(self, within_s: float, *kinds: str) -> dict[str, Any]:
         """Return the next message, which must be of one of these kinds.
 
         Raises:
-            LostError: it does not come, or is of another kind.
+            LostError: no message arrives, or it is of another kind.
         """
         until_s = time.monotonic() + within_s
         while (left_s := until_s - time.monotonic()) > 0:
             if messages := self.received(min(left_s, 0.2)):
                 if messages[0]["kind"] not in kinds:
-                    raise LostError(f"says {messages[0]['kind']!r:.40}, and not {' or '.join(kinds)}")
+                    raise LostError(f"it sent {messages[0]['kind']!r:.40} instead of {' or '.join(kinds)}")
                 self._messages.extendleft(reversed(messages[1:]))
                 return messages[0]
-        raise LostError(f"does not answer within {within_s:.0f} s")
+        raise LostError(f"no answer within {within_s:.0f} s")
 
     @property
     def is_closed(self) -> bool:
         return self._is_closed
 
     def close(self) -> None:
-        """Close the descriptors, which are this channel's own; nothing is sent to who gets their numbers next."""
+        """Close both descriptors. Later calls of `send` fail, because the numbers may be reused."""
         with self._sending:
             if not self._is_closed:
                 self._is_lost = self._is_closed = True
@@ -105,7 +106,7 @@ class Channel:
                     os.close(descriptor)
 
     def _read(self) -> None:
-        """Take in what is there now."""
+        """Read all available data without blocking."""
         try:
             while True:
                 data = os.read(self.incoming, 2**18)
@@ -115,15 +116,15 @@ class Channel:
                 self._heard_s = time.monotonic()
                 *lines, self._unread = (self._unread + data).split(b"\n")
                 for line in lines:
-                    self._take(line)
+                    self._parse(line)
                 if len(self._unread) > LONGEST_LINE:
-                    raise ValueError("a line without end")
+                    raise ValueError("line too long")
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # what no runner sends
+        except (OSError, ValueError):  # ValueError: not a message of a runner
             self._is_lost = True
 
-    def _take(self, line: bytes) -> None:
+    def _parse(self, line: bytes) -> None:
         try:
             self._messages.append(_message(line))
             self._is_noisy = False
@@ -135,19 +136,19 @@ class Channel:
 def _message(line: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ValueError("no message")
+        raise ValueError("not a message")
     return message
 
 
-def of_socket(connection: socket.socket) -> Channel:
-    """Return a channel that owns the socket's descriptor."""
+def from_socket(connection: socket.socket) -> Channel:
+    """Return a channel that takes over the socket's descriptor."""
     connection.setblocking(False)
     descriptor = connection.detach()
     return Channel(descriptor, descriptor)
 
 
 def beat(channels: list[Channel]) -> None:
-    """Tell the other sides from a thread that this process lives, whatever it does, until all of them are closed."""
+    """Send heartbeats on all channels from a thread, until all of them are closed."""
 
     def beating() -> None:
         while not all(channel.is_closed for channel in channels):
@@ -156,32 +157,32 @@ def beat(channels: list[Channel]) -> None:
                     channel.send("beat")
             time.sleep(BEAT_S)
 
-    threading.Thread(target=beating, name="beats", daemon=True).start()
+    threading.Thread(target=beating, name="heartbeat", daemon=True).start()
 
 
 def token() -> str:
-    """Return the run's token, and take it out of the environment, which ranks inherit.
+    """Return the run's token and remove it from the environment, which ranks inherit.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it is not set.
     """
-    found = os.environ.pop(TOKEN, "")
-    if not found:
+    value = os.environ.pop(TOKEN, "")
+    if not value:
         fix = f"set it to the same long random text on every node: {TOKEN}=$(openssl rand -hex 32)"
-        raise ConfigError("the nodes of this run have no token by which they know each other", where=TOKEN, fix=fix)
-    return found
+        raise ConfigError("the token that authenticates the nodes of this run is not set", where=TOKEN, fix=fix)
+    return value
 
 
 def challenge() -> str:
-    """Return what the other side must answer."""
+    """Return a random challenge for the other side."""
     return secrets.token_hex(16)
 
 
 def proof(token: str, challenge: str, who: str) -> str:
-    """Return the answer to a challenge, which only those can give who know the token."""
+    """Return the answer to a challenge: an HMAC with the token over the challenge and the sender's role `who`."""
     return hmac.new(token.encode(), f"{challenge} {who}".encode(), "sha256").hexdigest()
 
 
-def is_proven(given: object, token: str, challenge: str, who: str) -> bool:
-    """Return whether an answer to a challenge is the right one."""
+def is_valid_proof(given: object, token: str, challenge: str, who: str) -> bool:
+    """Return whether an answer to a challenge is correct."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(), proof(token, challenge, who).encode())

@@ -1,4 +1,4 @@
-"""What a node that does not share the run folder sends to the one that leads: ranks' outputs, facts, adapters."""
+"""Send the files of a node without a shared run folder to the lead node: outputs of ranks, facts, adapters."""
 
 import base64
 import os
@@ -11,26 +11,26 @@ from bench.errors import BenchError
 
 PART_BYTES = 2**19
 UNFINISHED = ".part"
-"""What rank 0 takes off a folder's name once it is whole; that of another node still has it."""
-TAKEN = (run_files.RANK_LOGS, run_files.FACTS, run_files.adapters("*"))
-"""The folders that are taken from other nodes."""
+"""The suffix of an unfinished folder. Rank 0 removes it at the end; on other nodes the folder keeps it."""
+SENT_FOLDERS = (run_files.RANK_LOGS, run_files.FACTS, run_files.adapters("*"))
+"""The folders that other nodes send to the lead."""
 Stamps = dict[Path, tuple[int, int]]
-"""Size and time of change of files, by which one knows those that are new."""
+"""Size and modification time of files, to detect new and changed ones."""
 
 
 def stamps(folder: Path) -> Stamps:
-    """Return what lies in a node's own run folder now, of what the lead takes."""
-    found: Stamps = {}
-    for pattern in TAKEN:
+    """Return the stamps of all files in a node's own run folder that are sent to the lead."""
+    current: Stamps = {}
+    for pattern in SENT_FOLDERS:
         for place in folder.glob(pattern):
             for path in (place, *place.rglob("*")):
                 if path.is_file() and not path.is_symlink():
-                    found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
-    return found
+                    current[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return current
 
 
 def parts(folder: Path, known: Stamps) -> Iterator[dict[str, Any]]:
-    """Yield the files that are new, or have changed, since `known`, in parts, and make them known."""
+    """Yield the files that are new or changed compared with `known`, in parts, and add them to `known`."""
     for path, stamp in stamps(folder).items():
         if known.get(path) == stamp:
             continue
@@ -43,13 +43,13 @@ def parts(folder: Path, known: Stamps) -> Iterator[dict[str, Any]]:
                 offset += len(data)
 
 
-def take(folder: Path, message: dict[str, Any]) -> None:
+def write(folder: Path, message: dict[str, Any]) -> None:
     """Write a part of a file that another node has sent.
 
     Raises:
-        BenchError: it names no file that the lead takes.
+        BenchError: the file is not in one of the folders that nodes send.
     """
-    path = _place(folder, str(message["name"]))
+    path = _path(folder, str(message["name"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (0 if message["offset"] else os.O_TRUNC)
     with os.fdopen(os.open(path, mode, 0o644), "wb") as file:
@@ -57,12 +57,13 @@ def take(folder: Path, message: dict[str, Any]) -> None:
         file.write(base64.b64decode(message["data"]))
 
 
-def _place(folder: Path, name: str) -> Path:
-    """Return where a node's file goes: into one of the folders that are taken, by a path without .. and links."""
+def _path(folder: Path, name: str) -> Path:
+    """Return the path for a node's file: below one of SENT_FOLDERS, without .. and symbolic links."""
     first, *rest = PurePosixPath(name).parts
     first = first.removesuffix(UNFINISHED)
-    is_taken = bool(rest) and any(PurePosixPath(first).match(pattern) for pattern in TAKEN)
+    is_sent = bool(rest) and any(PurePosixPath(first).match(pattern) for pattern in SENT_FOLDERS)
     parent = Path(first, *rest).parent
-    if not is_taken or parent.is_absolute() or (folder / parent).resolve() != folder.resolve() / parent:
-        raise BenchError(f"a node sends {name!r:.80}", where=str(folder), fix="see who else uses this run's token")
+    if not is_sent or parent.is_absolute() or (folder / parent).resolve() != folder.resolve() / parent:
+        what = f"a node sent a file with the path {name!r:.80}, which is not allowed"
+        raise BenchError(what, where=str(folder), fix="find which other process uses this run's token")
     return folder / parent / rest[-1]

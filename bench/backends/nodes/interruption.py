@@ -1,4 +1,4 @@
-"""Why a runner must end before its work is done: a signal, its time limit, or a node that is gone."""
+"""Interruptions of a runner: a signal, the time limit, or a lost node."""
 
 import signal
 import time
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError, with_rule
 
-START_AGAIN = 75
-"""Exit code of a run that was cut short, and goes on when the same command is started again (sysexits' EX_TEMPFAIL)."""
+RESTART_EXIT_CODE = 75
+"""Exit code of an interrupted run, which resumes when the same command is restarted (EX_TEMPFAIL of sysexits.h)."""
 STOPPED = with_rule("SLU-08", "the run was cancelled")
 TIME_IS_NEAR = with_rule("SLU-07", "the time limit is near")
 
 
 class CutShortError(Exception):
-    """The run ends before its work is done; `signum` is the signal that asked for it, SIGTERM where none did."""
+    """The run is interrupted; `signum` is the signal that caused it, SIGTERM if there was none."""
 
     def __init__(self, why: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(why)
@@ -21,30 +21,30 @@ class CutShortError(Exception):
 
 
 class NodeLostError(BenchError):
-    """A node is gone, or was told to end."""
+    """A node is lost or was stopped."""
 
     def __init__(self, node: str, why: object) -> None:
-        fix = "see what ended it: its machine, its network, or a person"
-        super().__init__(f"{node} is gone: {why}", where=node, fix=fix, rule="HST-01")
+        fix = "check its machine and its network, and whether its process was killed"
+        super().__init__(f"{node} was lost: {why}", where=node, fix=fix, rule="HST-01")
 
 
 @dataclass(slots=True)
 class Interruption:
-    """What asks this process to end. Signals only leave a note here, and whoever waits looks at it."""
+    """A pending interruption of this process. Signal handlers only record it; waiting loops call `check`."""
 
     limit_s: float | None = None
-    """When the time limit is near, by time.monotonic."""
+    """The time.monotonic value from which on the time limit is near."""
     why: str | None = None
     signum: int = signal.SIGTERM
 
     def listen(self) -> None:
-        """Take the signals: SIGTERM and Ctrl-C want the run to end, SIGUSR1 says that its time is nearly up."""
+        """Install signal handlers: SIGTERM and SIGINT cancel the run, SIGUSR1 warns that the time limit is near."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._stop)
         signal.signal(signal.SIGUSR1, self._warn)
 
     def check(self) -> None:
-        """Raise CutShortError if this process must end."""
+        """Raise CutShortError if an interruption is pending."""
         if self.why is None and self.limit_s is not None and time.monotonic() > self.limit_s:
             self.why = TIME_IS_NEAR
         if self.why is not None:

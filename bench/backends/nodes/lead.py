@@ -1,4 +1,4 @@
-"""All nodes of a run, as the lead sees them: its own, and those that have joined it."""
+"""The lead node of a run: it controls its own ranks and the nodes that have joined it."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from bench.errors import BenchError, ConfigError, SubmitError
 
 @contextmanager
 def marked(run: Path) -> Iterator[str]:
-    """Yield the name of a file by which other nodes see whether this folder is theirs too."""
+    """Create a marker file while the block runs, and yield its name; nodes that share the folder can see the file."""
     marker = run / f".lead-{token_hex(8)}"
     marker.touch()
     try:
@@ -36,48 +36,50 @@ def marked(run: Path) -> Iterator[str]:
 
 
 def require_shared(nodes: "Nodes") -> None:
-    """Raise ConfigError if the run needs a folder that nodes share with the lead, and they do not.
+    """Raise ConfigError if the run needs a shared run folder and a node does not share it.
 
-    Rank 0 writes the log there, and all ranks write checkpoints. Outputs, facts and adapters are sent to the lead.
+    Rank 0 writes the log there, and all ranks write checkpoints. Outputs, facts and adapters are sent to the lead
+    node, so they need no shared folder.
     """
     others = [member for member in nodes.members if not member.is_shared]
     if rank_0 := next((member for member in others if member.number == 0), None):
         raise ConfigError(
-            f"rank 0 writes the log, and {rank_0.name} does not see the run folder of this machine",
+            f"rank 0 writes the log on {rank_0.name}, which cannot access the run folder of this machine",
             where="LOGDIR",
-            fix=f"start the run on {rank_0.name}, name this machine first, or put LOGDIR where both see it",
+            fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
+            "system",
             rule="HST-09",
         )
     if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, and {names} has another one",
+            f"all nodes write checkpoints into the run folder, but {names} does not share it",
             where="task.training.checkpoint_every_steps",
-            fix="put LOGDIR on a file system that every node shares, or set it to null",
+            fix="put LOGDIR on a file system that all nodes share, or set this key to null",
             rule="HST-09",
         )
 
 
 def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -> None:
-    """Raise ConfigError if a node does not have, at the same path, what another one has prepared."""
+    """Raise ConfigError if prepared data or weights do not exist at the same path on every node."""
     paths = plan_paths.to_prepare(nodes.plan)
-    for member, there in zip(nodes.members, nodes.ask("exist", check=check, paths=paths), strict=True):
-        if missing := [path for path in paths if path not in there]:
+    for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
+        if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared, and {member.name} does not have it",
+                f"{missing[0]} was prepared, but {member.name} does not have it",
                 where="DATADIR, MODEL",
-                fix="copy it to the same path on every host, or use a file system that all of them see",
+                fix="copy it to the same path on every host, or use a shared file system",
                 rule="HST-10",
             )
 
 
 POLL_S = 0.1
-LEAVES_S = 10.0
-"""How long nodes may take to end, once they know that the run has."""
-STOPS_S = GRACE_S + 50
-"""How long a node may take to end its ranks, and to send what they wrote."""
+SHUTDOWN_TIMEOUT_S = 10.0
+"""How long nodes may take to exit after the run has ended."""
+STOP_TIMEOUT_S = GRACE_S + 50
+"""How long a node may take to stop its ranks and to send their files."""
 Check = Callable[[], None]
-"""Called while the lead waits; raises what ends the waiting."""
+"""Called while the lead waits; it may raise to interrupt the wait."""
 
 
 @dataclass(slots=True)
@@ -95,9 +97,9 @@ class Member:
 
 
 class Nodes:
-    """The nodes of a run: the lead's own, where it runs ranks itself, and those that have joined it.
+    """The nodes of a run: the lead node, if it runs ranks itself, and the nodes that have joined it.
 
-    `own` is what ranks of the lead's own node find in their environment; None: all nodes are others.
+    `own` is the environment of the ranks on the lead node; None if the lead runs no ranks.
     """
 
     def __init__(self, plan: Plan, folder: Path, host: str, *, own: Mapping[str, str] | None) -> None:
@@ -108,58 +110,58 @@ class Nodes:
 
     @property
     def names(self) -> list[str]:
-        """The names of all nodes, in the order of their ranks."""
+        """The names of all nodes in rank order."""
         return [*([node_name()] if self._own is not None else []), *(member.name for member in self.members)]
 
     def join(self, port: int, *, token: str, within_s: float, check: Check) -> None:
-        """Wait until every other node has joined, and has proven that it knows the token.
+        """Wait until all other nodes have joined and authenticated with the token.
 
         Raises:
-            BenchError: one has not.
+            BenchError: a node has not joined in time.
         """
-        wanted, until_s = set(range(1, self.plan.world.num_nodes)), time.monotonic() + within_s
+        expected, until_s = set(range(1, self.plan.world.num_nodes)), time.monotonic() + within_s
         with listening((self._host, port)) as listener:
-            while missing := wanted - {member.number for member in self.members}:
+            while missing := expected - {member.number for member in self.members}:
                 check()
                 if time.monotonic() > until_s:
                     raise _missing(missing, within_s)
                 if select.select([listener], [], [], POLL_S)[0]:
-                    channel = channels.of_socket(listener.accept()[0])
+                    channel = channels.from_socket(listener.accept()[0])
                     with suppress(LostError):
-                        self._meet(channel, missing, token)
+                        self._authenticate(channel, missing, token)
         self.members.sort(key=lambda member: member.number)
 
-    def _meet(self, channel: Channel, missing: set[int], token: str) -> None:
-        """Take in a node that proves who it is, and refuse everybody else."""
+    def _authenticate(self, channel: Channel, missing: set[int], token: str) -> None:
+        """Add a node that knows the token and has one of the missing numbers; refuse any other connection."""
         mine = channels.challenge()
         channel.send("challenge", text=mine)
-        said = channel.next(5.0, "join")
-        number, name = said.get("node"), str(said.get("name"))
-        if not channels.is_proven(said.get("proof"), token, mine, f"node {number}"):
-            print(f"refused: {name!r:.80} does not know the token of this run", flush=True)
-            channel.send("refused", what="its token is not that of this run")
+        request = channel.next(5.0, "join")
+        number, name = request.get("node"), str(request.get("name"))
+        if not channels.is_valid_proof(request.get("proof"), token, mine, f"node {number}"):
+            print(f"refused {name!r:.80}: it does not know the token of this run", flush=True)
+            channel.send("refused", what="its token is not the token of this run")
         elif number not in missing:
-            print(f"refused: {name!r:.80} says that it is node {number}", flush=True)
-            channel.send("refused", what=f"the run waits for nodes {sorted(missing)}")
+            print(f"refused {name!r:.80}: it claims to be node {number}, which is not missing", flush=True)
+            channel.send("refused", what=f"the run only waits for nodes {sorted(missing)}")
         else:
-            channel.send("welcome", proof=channels.proof(token, str(said.get("challenge")), "lead"))
+            channel.send("welcome", proof=channels.proof(token, str(request.get("challenge")), "lead"))
             return self.add(Member(int(number), name, channel))
         channel.close()
         return None
 
     def add(self, member: Member) -> None:
-        """Take in a node that is known for what it is."""
+        """Add an authenticated node and send it heartbeats."""
         self.members.append(member)
         self._beating.append(member.channel)
         if len(self._beating) == 1:
             channels.beat(self._beating)
 
     def send_plan(self, *, check: Check) -> None:
-        """Give every node the plan, and learn whether its run folder is the lead's."""
+        """Send the plan to every node and record whether the node shares the lead's run folder."""
         text = (self._folder / run_files.PLAN).read_text()
         with marked(self._folder) as marker:
             for member in self.members:
-                self._tell(member, "plan", text=text, marker=marker)
+                self._send(member, "plan", text=text, marker=marker)
             for member, answer in self._answers("ready", check=check):
                 member.is_shared = bool(answer["is_shared"])
 
@@ -167,41 +169,41 @@ class Nodes:
         """Start a command's ranks on every node."""
         for member in self.members:
             member.codes = {}
-            self._tell(member, "start", command=command.name, host=self._host, port=port)
+            self._send(member, "start", command=command.name, host=self._host, port=port)
         if self._own is not None:
             environment = processes.environment(self._own, (self._host, port))
             self._ranks = Ranks(self.plan, command, self._folder, node=0, environment=environment)
 
-    def start_again(self, ranks: Sequence[int]) -> None:
-        """Start ranks of the lead's own node anew."""
+    def restart(self, ranks: Sequence[int]) -> None:
+        """Restart ranks of the lead node."""
         assert self._ranks is not None
-        self._ranks.start_again(ranks)
+        self._ranks.restart(ranks)
 
     def exit_codes(self) -> dict[int, int]:
-        """Return those of the ranks that have ended, of all nodes, after a moment.
+        """Wait a moment, and return the exit codes of all ranks that have ended, by rank.
 
         Raises:
-            NodeLostError: a node is gone.
+            NodeLostError: a node is lost.
         """
         incoming = [member.channel.incoming for member in self.members]
         select.select(incoming, [], [], POLL_S) if incoming else time.sleep(POLL_S)
         for member in self.members:
             for message in self._received(member):
-                self._take(member, message)
+                self._handle(member, message)
         codes = self._ranks.exit_codes() if self._ranks is not None else {}
         for member in self.members:
             codes |= member.codes
         return codes
 
     def stop(self) -> NodeLostError | None:
-        """End the ranks of all nodes, and take what nodes with a folder of their own send; return which one is gone."""
+        """Stop the ranks on all nodes and receive the files of nodes without a shared folder; return a lost node."""
         lost = None
         for member in self.members:
-            with suppress(LostError):  # which comes up again below
+            with suppress(LostError):  # raised again below
                 member.channel.send("stop")
         if self._ranks is not None:
             self._ranks.stop()
-        until_s = time.monotonic() + STOPS_S
+        until_s = time.monotonic() + STOP_TIMEOUT_S
         for member in self.members:
             try:
                 while not self._has_stopped(member):
@@ -211,20 +213,20 @@ class Nodes:
                 lost = lost or error
         return lost
 
-    def ask(self, kind: str, *, check: Check, **content: Any) -> list[Any]:
-        """Return what every other node answers to a question."""
+    def query(self, kind: str, *, check: Check, **content: Any) -> list[Any]:
+        """Send a query to every other node and return the answers."""
         for member in self.members:
-            self._tell(member, kind, **content)
+            self._send(member, kind, **content)
         return [answer["value"] for _, answer in self._answers("answer", check=check)]
 
-    def bye(self, exit_code: int) -> None:
-        """Let the other nodes end, with the exit code of the run, and close the connections."""
+    def shutdown(self, exit_code: int) -> None:
+        """Tell the other nodes to exit with the run's exit code, and close the connections."""
         for member in self.members:
             with suppress(LostError):
-                member.channel.send("bye", exit_code=exit_code)
-        until_s = time.monotonic() + LEAVES_S
+                member.channel.send("shutdown", exit_code=exit_code)
+        until_s = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for member in self.members:
-            with suppress(LostError):  # closed with something unread, a connection would lose what was said last
+            with suppress(LostError):  # closing a connection with unread data would discard the last messages sent
                 while time.monotonic() < until_s:
                     member.channel.received(POLL_S)
             member.channel.close()
@@ -232,28 +234,28 @@ class Nodes:
     def _has_stopped(self, member: Member) -> bool:
         messages = self._received(member, wait_s=POLL_S)
         for message in messages:
-            self._take(member, message)
+            self._handle(member, message)
         return any(message["kind"] == "stopped" for message in messages)
 
     def _answers(self, kind: str, *, check: Check) -> list[tuple[Member, dict[str, Any]]]:
-        """Return one message of this kind of every other node."""
+        """Wait for one message of this kind from every other node."""
         answers = []
         for member in self.members:
-            found: list[dict[str, Any]] = []
-            while not found:
+            matches: list[dict[str, Any]] = []
+            while not matches:
                 check()
                 for message in self._received(member, wait_s=POLL_S):
-                    self._take(member, message)
-                    found += [message] if message["kind"] == kind else []
-            answers.append((member, found[0]))
+                    self._handle(member, message)
+                    matches += [message] if message["kind"] == kind else []
+            answers.append((member, matches[0]))
         return answers
 
-    def _take(self, member: Member, message: Mapping[str, Any]) -> None:
+    def _handle(self, member: Member, message: Mapping[str, Any]) -> None:
         match message["kind"]:
             case "ended":
                 member.codes = {int(rank): int(code) for rank, code in message["codes"].items()}
             case "file":
-                file_transfer.take(self._folder, dict(message))
+                file_transfer.write(self._folder, dict(message))
             case "leaving":
                 raise member.lost(message["why"])
 
@@ -263,23 +265,23 @@ class Nodes:
         except LostError as error:
             raise member.lost(error) from None
 
-    def _tell(self, member: Member, kind: str, **content: Any) -> None:
+    def _send(self, member: Member, kind: str, **content: Any) -> None:
         try:
             member.channel.send(kind, **content)
         except LostError as error:
             raise member.lost(error) from None
 
     def drop_caches(self, words: Sequence[str], *, check: Check) -> list[str]:
-        """Have every node drop its page cache; return what each says of it."""
-        others = self.ask("drop_caches", check=check, words=list(words))
+        """Drop the page cache on every node; return each node's report."""
+        others = self.query("drop_caches", check=check, words=list(words))
         return [*([processes.drop_caches(words, node_name())] if self._own is not None else []), *others]
 
 
 def listening(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens at the lead's address; on all of this host's where that name is not one of them.
+    """Return a socket that listens at the lead's address, or on all interfaces if this host does not have it.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the port is in use.
     """
     try:
         try:
@@ -298,17 +300,17 @@ def _missing(missing: set[int], within_s: float) -> BenchError:
     return BenchError(
         f"node {nodes} has not joined within {within_s:.0f} s",
         where="--lead",
-        fix="see whether it was started, what it says, and whether it can reach node 0's port",
+        fix="check that it was started, read its output, and check that it can connect to the port of node 0",
         rule="HST-02",
     )
 
 
 TIME_IS_UP = 124
-"""Exit code of a rank that walltime ended; the same as timeout(1)'s."""
+"""Exit code of a command that exceeded its walltime; the same as that of timeout(1)."""
 
 
 class Running:
-    """A command under way."""
+    """A running command."""
 
     def __init__(self, nodes: Nodes, command: Command, folder: Path) -> None:
         self._nodes, self._command, self._folder = nodes, command, folder
@@ -317,11 +319,11 @@ class Running:
         self._needed = groups.needed_ranks(nodes.plan, command)
         self._restarts = groups.restarts(nodes.plan, command)
         self.lost: NodeLostError | None = None
-        """Set once a node is gone, which explains how the ranks of others end."""
+        """Set when a node is lost; ranks on other nodes fail as a consequence."""
         self._is_late = False
 
     def are_running(self) -> bool:
-        """Return, after a moment, whether all is well and work goes on; False as soon as a needed rank has failed."""
+        """Wait a moment, and return whether the command still runs; False as soon as a needed rank has failed."""
         try:
             self._exit_codes = self._nodes.exit_codes()
         except NodeLostError as error:
@@ -330,21 +332,21 @@ class Running:
         codes = self._needed_codes()
         are_left = len(codes) < len(self._needed)
         self._is_late = are_left and self._until_s is not None and time.monotonic() > self._until_s
-        goes_on = are_left and not self._is_late and not any(codes.values())
-        if goes_on:
-            self._start_again()
-        return goes_on
+        is_running = are_left and not self._is_late and not any(codes.values())
+        if is_running:
+            self._restart_failed_group()
+        return is_running
 
-    def _start_again(self) -> None:
-        """Start a group of which a rank has failed, as often as it may be."""
+    def _restart_failed_group(self) -> None:
+        """Restart a group with a failed rank, if it has restarts left."""
         for ranks in self._restarts:
             if any(self._exit_codes.get(rank) for rank in ranks):
                 self._restarts.remove(ranks)
-                self._nodes.start_again(ranks)
+                self._nodes.restart(ranks)
                 return
 
     def stop(self) -> None:
-        """End what still runs, and wait until it has. How ranks end from here on is our doing and says nothing."""
+        """Stop all running ranks and wait until they have ended. Their exit codes are not evaluated any more."""
         codes = self._needed_codes()
         has_failed = self._is_late or any(codes.values())
         lost = self._nodes.stop()
@@ -356,15 +358,15 @@ class Running:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command, as srun has it: the highest of all ranks."""
+        """The exit code of the command: the highest exit code of all ranks, as srun returns it."""
         return TIME_IS_UP if self._is_late else max(self._needed_codes().values(), default=0)
 
     def check(self) -> None:
-        """Raise the reason if a rank failed: its node is gone, the signal that killed it, or its own account.
+        """Raise the error of a failed command: a lost node, the signal that killed a rank, or a rank's own error.
 
         Raises:
-            NodeLostError: a node is gone.
-            SubmitError: with the exit code that the rank's error asks for.
+            NodeLostError: a node is lost.
+            SubmitError: a rank failed; it carries the exit code of the rank's error.
         """
         codes, name, logs = self._needed_codes(), self._command.name, self._folder / run_files.RANK_LOGS
         if self.lost is not None:
@@ -376,20 +378,20 @@ class Running:
             return
         if ended := {rank: signal_name(code) for rank, code in codes.items() if code > 128}:
             raise SubmitError(
-                f"{', '.join(f'rank {r} got {got}' for r, got in sorted(ended.items()))} during {name}",
+                f"{', '.join(f'rank {r} got {sig}' for r, sig in sorted(ended.items()))} during {name}",
                 where=str(self._folder / run_files.rank_output(name, min(ended))),
-                fix="look for what ends processes on this machine: memory, a time limit, a person",
+                fix="find what killed it: the OOM killer (see dmesg), a time limit, or a user",
                 rule="RUN-02",
             )
         if (first := first_error(self._folder, self._command)) is not None:
             raise first
         what = f"{name} ended without a result; exit codes by rank: {codes}"
-        raise SubmitError(what, where=str(logs), fix="read the *_rank_*.out there")
+        raise SubmitError(what, where=str(logs), fix="read the *_rank_*.out files in this folder")
 
 
 @contextlib.contextmanager
 def started(nodes: Nodes, command: Command, folder: Path, *, port: int) -> Iterator[Running]:
-    """Start a command's ranks; when the block is left, for whatever reason, none of them runs any more."""
+    """Start a command's ranks; all of them are stopped when the block ends."""
     for old in folder.glob(run_files.rank_error(command.name, "*")):
         old.unlink()
     running = Running(nodes, command, folder)
@@ -401,21 +403,21 @@ def started(nodes: Nodes, command: Command, folder: Path, *, port: int) -> Itera
 
 
 def signal_name(exit_code: int) -> str:
-    """Return the signal of an exit code above 128, as SIGKILL."""
+    """Return the name of the signal of an exit code above 128, for example SIGKILL."""
     with contextlib.suppress(ValueError):
         return signal.Signals(exit_code - 128).name
     return f"signal {exit_code - 128}"
 
 
 def first_error(folder: Path, command: Command) -> BenchError | None:
-    """Return what the rank that failed first said; the others mostly say that it is gone."""
-    accounts = []
+    """Return the error of the rank that failed first; later errors are mostly consequences."""
+    reports = []
     for path in folder.glob(run_files.rank_error(command.name, "*")):
         with contextlib.suppress(OSError, ValueError):
-            accounts.append(json.loads(path.read_text()))
-    if not accounts:
+            reports.append(json.loads(path.read_text()))
+    if not reports:
         return None
-    first = min(accounts, key=lambda account: account["time"])
+    first = min(reports, key=lambda report: report["time"])
     error = SubmitError(first["what"], where=first["where"], fix=first["fix"], rule=first.get("rule"))
     error.exit_code = first["exit_code"]
     return error

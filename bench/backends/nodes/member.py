@@ -1,4 +1,4 @@
-"""A node that obeys: it starts the ranks of each command when the lead says so, and reports how they end."""
+"""A member node: it starts the ranks of each command on request of the lead node, and reports their exit codes."""
 
 import os
 import socket
@@ -20,85 +20,87 @@ from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError
 
 JOIN_S = 900.0
-"""How long the lead may take to be there: its image may have to be pulled."""
+"""How long to wait for the lead node: its image may have to be pulled."""
 RETRY_S = 0.5
 POLL_S = 0.2
 
 
 @dataclass(slots=True)
 class Node:
-    """This node, between two commands."""
+    """The state of this node."""
 
     number: int
     folder: Path
     channel: Channel
     plan: Plan
     is_shared: bool
-    """Whether the lead sees what is written into the run folder here."""
+    """Whether the run folder is shared with the lead node."""
     sent: file_transfer.Stamps = field(default_factory=dict)
     ranks: Ranks | None = None
-    told: dict[int, int] = field(default_factory=dict)
-    """The exit codes that the lead knows."""
+    reported: dict[int, int] = field(default_factory=dict)
+    """The exit codes that were sent to the lead node."""
 
 
 def node_name() -> str:
-    """Return the name of this node, as findings have it."""
+    """Return the name of this node that messages show."""
     return os.environ.get("SLURMD_NODENAME") or os.environ.get(run_files.NODE_VARIABLE) or socket.gethostname()
 
 
 def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, check: Callable[[], None]) -> Channel:
-    """Return a connection with a lead that has proven that it is one, and knows who this node is.
+    """Connect to the lead node and authenticate both sides.
 
     Raises:
-        ConfigError: the lead refuses this node.
-        BenchError: there is no lead, or another program listens there.
+        ConfigError: the lead refuses this node, or does not know the token.
+        BenchError: the lead does not answer, or another program uses its port.
     """
-    until_s, last = time.monotonic() + within_s, "nothing listens there"
+    until_s, last = time.monotonic() + within_s, "no process listens at this address"
     while time.monotonic() < until_s:
         check()
         try:
             connection = socket.create_connection(lead, timeout=5.0)
-            return introduce(channels.of_socket(connection), number, token=token)
+            return authenticate(channels.from_socket(connection), number, token=token)
         except (OSError, LostError) as error:
             last = str(error)
             time.sleep(RETRY_S)
     raise BenchError(
-        f"node {number} could not join the lead within {within_s:.0f} s: {last}",
+        f"node {number} could not join the lead node within {within_s:.0f} s: {last}",
         where="{}:{}".format(*lead),
-        fix="see whether node 0 runs, and whether this port of it can be reached from here",
+        fix="check that node 0 runs and that this machine can connect to its port",
         rule="HST-02",
     )
 
 
-def introduce(channel: Channel, number: int, *, token: str) -> Channel:
-    """Prove that this node knows the token, and see that the lead does."""
-    mine, asked = channels.challenge(), channel.next(10.0, "challenge")
-    answer = channels.proof(token, asked["text"], f"node {number}")
+def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
+    """Prove to the lead that this node knows the token, and check that the lead knows it."""
+    mine, theirs = channels.challenge(), channel.next(10.0, "challenge")
+    answer = channels.proof(token, theirs["text"], f"node {number}")
     channel.send("join", node=number, proof=answer, challenge=mine, name=node_name())
     welcome = channel.next(60.0, "welcome", "refused")
     if welcome["kind"] == "refused":
-        fix = f"give every node the same {channels.TOKEN}, its own --node, and the lead of its own run"
-        raise ConfigError(f"the lead refuses node {number}: {welcome['what']}", where="--lead", fix=fix, rule="HST-03")
-    if not channels.is_proven(welcome.get("proof"), token, mine, "lead"):
-        what = "who answers as the lead does not know the token of this run"
-        raise ConfigError(what, where="--lead", fix="see what listens there; start the run anew", rule="HST-03")
+        fix = f"set the same {channels.TOKEN} and --lead on all nodes of the run, and a different --node on each"
+        what = f"the lead node refuses node {number}: {welcome['what']}"
+        raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
+    if not channels.is_valid_proof(welcome.get("proof"), token, mine, "lead"):
+        what = "the process at the lead's address does not know the token of this run"
+        fix = "find which program listens at this address, then restart the run"
+        raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     return channel
 
 
-def by_streams(number: int) -> Channel:
-    """Return a connection with whoever started this process: its standard streams, which ranks do not inherit."""
+def over_stdio(number: int) -> Channel:
+    """Return a connection to the parent process over standard input and output, which ranks do not inherit."""
     channel = Channel(os.dup(0), os.dup(1))
     os.dup2(2, 1)
     channel.send("join", node=number, name=node_name())
     return channel
 
 
-def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], None]) -> int:
-    """Do what the lead says until it says that the run has ended; return the exit code that it gives.
+def serve(channel: Channel, number: int, folder: Path, *, check: Callable[[], None]) -> int:
+    """Carry out the lead's requests until the run has ended; return the run's exit code.
 
     Raises:
-        CutShortError: of `check`; the lead is told.
-        NodeLostError: the lead is gone. No rank of this node runs any more.
+        CutShortError: raised by `check`; the lead is notified.
+        NodeLostError: the lead is lost. All ranks of this node are stopped.
     """
     channels.beat([channel])
     node: Node | None = None
@@ -106,12 +108,12 @@ def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], Non
         while True:
             check()
             for message in channel.received(POLL_S):
-                if message["kind"] == "bye":
+                if message["kind"] == "shutdown":
                     return int(message["exit_code"])
                 if message["kind"] == "plan":
-                    node = received(message, channel, number, folder)
+                    node = receive_plan(message, channel, number, folder)
                 elif node is not None:
-                    follow(node, message)
+                    handle(node, message)
             if node is not None and node.ranks is not None:
                 report(node, node.ranks)
     except CutShortError as error:
@@ -119,14 +121,14 @@ def obey(channel: Channel, number: int, folder: Path, *, check: Callable[[], Non
             channel.send("leaving", why=str(error))
         raise
     except LostError as error:
-        raise NodeLostError("the lead", error) from None
+        raise NodeLostError("the lead node", error) from None
     finally:
         if node is not None and node.ranks is not None:
             node.ranks.stop()
 
 
-def received(message: dict[str, Any], channel: Channel, number: int, folder: Path) -> Node:
-    """Take the plan; where this node has a run folder of its own, write it there."""
+def receive_plan(message: dict[str, Any], channel: Channel, number: int, folder: Path) -> Node:
+    """Read the plan; if the run folder is not shared, write the plan into this node's own folder."""
     is_shared = (folder / str(message["marker"])).exists()
     if not is_shared:
         (folder / run_files.RANK_LOGS).mkdir(parents=True, exist_ok=True)
@@ -136,8 +138,8 @@ def received(message: dict[str, Any], channel: Channel, number: int, folder: Pat
     return Node(number, folder, channel, plan_kinds.loads(message["text"]), is_shared, sent)
 
 
-def follow(node: Node, message: dict[str, Any]) -> None:
-    """Do one thing that the lead has said."""
+def handle(node: Node, message: dict[str, Any]) -> None:
+    """Carry out one request of the lead."""
     match message["kind"]:
         case "start":
             command = plans.command(node.plan, message["command"])
@@ -145,7 +147,7 @@ def follow(node: Node, message: dict[str, Any]) -> None:
             if not node.is_shared:
                 clear(node, command)
             master = (str(message["host"]), int(message["port"]))
-            node.told = {}
+            node.reported = {}
             environment = processes.environment(node.plan.environment, master)
             node.ranks = Ranks(node.plan, command, node.folder, node=node.number, environment=environment)
         case "stop":
@@ -163,15 +165,15 @@ def follow(node: Node, message: dict[str, Any]) -> None:
 
 
 def report(node: Node, ranks: Ranks) -> None:
-    """Tell the lead which ranks have ended since it was last told."""
+    """Send the lead the exit codes if more ranks have ended."""
     codes = ranks.exit_codes()
-    if codes != node.told:
-        node.told = codes
+    if codes != node.reported:
+        node.reported = codes
         node.channel.send("ended", codes={str(rank): code for rank, code in codes.items()})
 
 
 def clear(node: Node, command: Command) -> None:
-    """Remove what an earlier attempt left in a folder that is this node's own: the lead has set its own aside."""
+    """Remove an earlier attempt's files from this node's own folder; the lead moves its own files itself."""
     patterns = [run_files.rank_error(command.name, "*"), run_files.rank_output(command.name, "*")]
     trials = plans.trial_commands(node.plan)
     if command in trials:

@@ -1,4 +1,4 @@
-"""The ranks of one command on one node: children of this process, each with its output in a file."""
+"""Start and stop the ranks of one command on one node, as children of this process; each writes to its own file."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from bench.contract.plan import Command, Plan
 from bench.errors import exit_code_of
 
 GRACE_S = 10.0
-"""How long a rank may take to end once it is told to."""
+"""How long a rank may take to end after SIGTERM before it is killed."""
 POLL_S = 0.05
 PACKAGES = Path(__file__).parents[3]
 NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID")
-"""The token is the runner's own; the other one would be taken for the rank's number."""
+"""RUNSTOP_TOKEN is for the runner only; ranks would read SUBMITIT_LOCAL_GLOBALID as their rank."""
 
 
 class Ranks:
@@ -30,37 +30,37 @@ class Ranks:
         (folder / run_files.RANK_LOGS).mkdir(exist_ok=True)
         self._plan, self._command, self._folder, self._environment = plan, command, folder, environment
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._lives: dict[int, int] = {}
+        self._restarts: dict[int, int] = {}
         count = plan.world.ranks_per_node
         try:
             for rank in range(node * count, (node + 1) * count):
-                self._processes[rank] = self._started(rank)
+                self._processes[rank] = self._start(rank)
         except BaseException:
             self.stop()
             raise
 
-    def _started(self, rank: int) -> "subprocess.Popen[bytes]":
+    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
         world, argv = self._plan.world, self._command.argv
         words = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
         own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank % world.ranks_per_node}", "WORLD_SIZE": f"{world.num_ranks}"}
-        if rank in self._lives:
-            own[run_files.LIFE_VARIABLE] = f"{self._lives[rank]}"
+        if rank in self._restarts:
+            own[run_files.RESTART_VARIABLE] = f"{self._restarts[rank]}"
         output = self._folder / run_files.rank_output(self._command.name, rank)
         return start(words, self._folder, {**self._environment, **own}, output)
 
-    def start_again(self, ranks: Sequence[int]) -> None:
-        """End what still runs of these ranks, and start them anew."""
+    def restart(self, ranks: Sequence[int]) -> None:
+        """Stop these ranks if they still run, and start them again."""
         _end([self._processes[rank] for rank in ranks])
-        self._lives |= {rank: self._lives.get(rank, 0) + 1 for rank in ranks}
-        self._processes |= {rank: self._started(rank) for rank in ranks}
+        self._restarts |= {rank: self._restarts.get(rank, 0) + 1 for rank in ranks}
+        self._processes |= {rank: self._start(rank) for rank in ranks}
 
     def exit_codes(self) -> dict[int, int]:
-        """Return those of the ranks that have ended, by rank; 128 and more for a signal."""
+        """Return the exit codes of the ranks that have ended, by rank; above 128 for a signal."""
         codes = {rank: _exit_code(process.pid) for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
     def stop(self) -> None:
-        """End what still runs, with all that it has started, and wait until it has ended."""
+        """Stop all running ranks with their process groups and wait until they have ended."""
         _end(self._processes.values())
         self._processes.clear()
 
@@ -68,7 +68,7 @@ class Ranks:
 def _end(processes: Collection["subprocess.Popen[bytes]"]) -> None:
     pids = [process.pid for process in processes]
     for pid in pids:
-        os.kill(pid, signal.SIGTERM)  # one that has ended is still there: it is reaped below
+        os.kill(pid, signal.SIGTERM)  # no error for an ended process: it is not reaped before the loop below
     until_s = time.monotonic() + GRACE_S
     while time.monotonic() < until_s and any(_exit_code(pid) is None for pid in pids):
         time.sleep(POLL_S)
@@ -79,7 +79,7 @@ def _end(processes: Collection["subprocess.Popen[bytes]"]) -> None:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Return the exit code of a child that has ended, and leave it where it is, so that its number stays its own."""
+    """Return the exit code of an ended child without reaping it, so that its pid is not reused."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -89,7 +89,7 @@ def _exit_code(pid: int) -> int | None:
 def start(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
 ) -> "subprocess.Popen[bytes]":
-    """Return a process in a group of its own, which Ctrl-C in a terminal does not reach; only `stop` ends it."""
+    """Start a process in its own process group, which Ctrl-C in a terminal does not reach."""
     with output.open("ab") as file:
         return subprocess.Popen(
             words,
@@ -103,19 +103,19 @@ def start(
 
 
 def environment(own: Mapping[str, str], master: tuple[str, int]) -> dict[str, str]:
-    """Return what all ranks of this node find: this process's environment, their own, and where rank 0 listens."""
+    """Return the environment of this node's ranks: this process's, the plan's, and the address of rank 0."""
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     return inherited | dict(own) | {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])} | python_paths()
 
 
 def python_paths() -> dict[str, str]:
-    """Return where ranks import from; an empty or relative entry would be the run folder, in which they start."""
+    """Return PYTHONPATH for ranks without empty or relative entries, which would refer to the run folder."""
     entries = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
 
 
 def drop_caches(words: Sequence[str], node: str) -> str:
-    """Drop this node's page cache; return what the trial's log is to say of it."""
+    """Drop this node's page cache; return the report for the trial's log."""
     try:
         subprocess.run(["sync"], check=True, capture_output=True)
         subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Nodes whose processes are started from here, by ssh or in a container; their standard streams are the connection."""
+"""Nodes whose processes this machine starts, by ssh or in a container, and controls over their standard streams."""
 
 import os
 import re
@@ -15,36 +15,36 @@ from bench.contract.plan import Plan
 from bench.errors import SubmitError
 from bench.rules import RULES
 
-OPENS_S = 900.0
-"""How long a node may take to say its first word: its image may have to be pulled."""
-ENDS_S = 15.0
+START_TIMEOUT_S = 900.0
+"""How long a node may take to send its first message: its image may have to be pulled."""
+EXIT_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A process that speaks for a node."""
+class RemoteProcess:
+    """The process of a node."""
 
     name: str
     process: "subprocess.Popen[bytes]"
     errors: Path
-    """What it writes to stderr."""
+    """The file with its stderr."""
 
 
-def member_words(folder: Path, number: int, *, python: str) -> list[str]:
-    """Return the command of a node that is spoken to by its standard streams."""
+def member_command(folder: Path, number: int, *, python: str) -> list[str]:
+    """Return the command of a member node that is controlled over its standard streams."""
     return [python, "-m", "bench.driver", str(folder), "--node", str(number), "--stdio"]
 
 
 @contextmanager
 def opened(plan: Plan, folder: Path, host: str, commands: Mapping[str, Sequence[str]]) -> Iterator[Nodes]:
-    """Start the process of each node by its name; yield the nodes, whose rank 0 listens on `host`.
+    """Start the process of each node (`commands` by node name) and yield the nodes; rank 0 listens on `host`.
 
-    When the block is left, for whatever reason, none of them runs any more.
+    All processes are stopped when the block ends.
 
     Raises:
-        SubmitError: one cannot be reached, or does not start; in its own words.
+        SubmitError: a node cannot be reached or does not start; the message is the node's own.
     """
-    nodes, every = Nodes(plan, folder, host, own=None), list[Opened]()
+    nodes, every = Nodes(plan, folder, host, own=None), list[RemoteProcess]()
     try:
         for name, words in commands.items():
             every.append(_start(name, words, folder))
@@ -54,13 +54,13 @@ def opened(plan: Plan, folder: Path, host: str, commands: Mapping[str, Sequence[
         require_shared(nodes)
         yield nodes
     finally:
-        nodes.bye(0)
+        nodes.shutdown(0)
         for node in every:
             _end(node.process)
 
 
-def recognised(text: str, otherwise: str) -> tuple[str, str | None]:
-    """Return the line of an answer that shows a rule, and the rule; else its last line."""
+def find_rule(text: str, otherwise: str) -> tuple[str, str | None]:
+    """Return the last line that matches a HST rule, and the rule's id; without a match, the last line and None."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         for rule in (rule for rule in RULES.values() if rule.id.startswith("HST-")):
@@ -70,44 +70,44 @@ def recognised(text: str, otherwise: str) -> tuple[str, str | None]:
 
 
 def _nothing() -> None:
-    """Nothing ends the waiting but the signals, which raise by themselves."""
+    """Do not interrupt the wait; signal handlers raise by themselves."""
 
 
-def _start(name: str, words: Sequence[str], folder: Path) -> Opened:
+def _start(name: str, words: Sequence[str], folder: Path) -> RemoteProcess:
     errors = folder / run_files.host_errors(name)
     with errors.open("ab") as file:
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, process_group=0, bufsize=0
         )
-    return Opened(name, process, errors)
+    return RemoteProcess(name, process, errors)
 
 
-def _member(number: int, node: Opened) -> Member:
-    """Return a node once it has said its first word."""
+def _member(number: int, node: RemoteProcess) -> Member:
+    """Wait for a node's first message and return the node."""
     assert node.process.stdin is not None and node.process.stdout is not None
     channel = Channel(os.dup(node.process.stdout.fileno()), os.dup(node.process.stdin.fileno()), is_noisy=True)
     node.process.stdin.close()
     node.process.stdout.close()
     try:
-        said = channel.next(OPENS_S, "join")
+        request = channel.next(START_TIMEOUT_S, "join")
     except LostError as error:
         channel.close()
         with suppress(subprocess.TimeoutExpired):
-            node.process.wait(ENDS_S)
-        what, rule = recognised(node.errors.read_text(errors="replace"), str(error))
+            node.process.wait(EXIT_TIMEOUT_S)
+        what, rule = find_rule(node.errors.read_text(errors="replace"), str(error))
         fix = RULES[rule].fix if rule else f"read {node.errors}"
         raise SubmitError(f"{node.name}: {what}", where=f"cluster.hosts: {node.name}", fix=fix, rule=rule) from None
-    return Member(number, str(said["name"]), channel)
+    return Member(number, str(request["name"]), channel)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """See that the process is gone; its streams are closed, at whose end it ends itself."""
+    """Close the process's streams, which makes it exit; terminate and kill it if it does not."""
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        stream.close()  # of one that has not said its first word
+        stream.close()  # no error if _member has closed it
     for end in (process.terminate, process.kill):
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDS_S)
+            process.wait(EXIT_TIMEOUT_S)
             return
         end()
     process.wait()

@@ -1,5 +1,6 @@
-"""Ray: jobs on a cluster that is there, and manifests for KubeRay.
+"""The Ray backend: jobs on an existing Ray cluster, and manifests for KubeRay.
 
-A job's driver (`driver`) takes the nodes of a run as one placement group, with one actor each (`node`), which starts
-`bench.driver` under a keeper (`keeper`): whatever ends the driver, the actor or the keeper ends the ranks.
+A job's driver (`driver`) reserves the nodes of a run as one placement group (`placement_group`). One actor per node
+starts `bench.driver` below a supervisor process (`supervisor`): when the driver, the actor or the supervisor ends, the
+ranks end too.
 """

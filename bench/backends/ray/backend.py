@@ -1,4 +1,4 @@
-"""Ray as a backend: its checks, its requests and manifests, its jobs."""
+"""The Ray backend: checks, requests, manifests and jobs."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,20 +20,20 @@ from bench.rules.check import Check, Finding, Subject, Tier
 from bench.texts import strings
 
 WALLTIME = "walltime"
-"""In job.json: the minutes that each trial of a run may take since it was resumed, in place of the plan's."""
+"""The key in job.json with the time limit per trial, in minutes, of a resumed run; it replaces the plan's."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
-    """Return the id of the job that now runs the plan in its folder; `forced` findings are kept beside it.
+    """Submit the plan in its folder and return the job's id; job.json records the `forced` findings.
 
     Raises:
-        SubmitError: Ray refuses it; or its answer is lost.
+        SubmitError: Ray refuses the job, or its answer is lost.
     """
     return _submitted(plan, folder, [folder], note(plan, folder, forced=forced))
 
 
 def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[str, Any]:
-    """Write job.json into a run's folder, and return it; no job has it yet."""
+    """Write job.json, without a job yet, into a run's folder and return its content."""
     job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan)}
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
@@ -42,17 +42,17 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
 
 
 def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
-    """Return the id of one job that runs several runs, one after another on the same nodes."""
+    """Submit one job for several runs, which run one after another on the same nodes, and return its id."""
     plan, names = runs[0][0], [run.name for _, run in runs]
     job = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan), "runs": names}
     masked_json.write(folder / JOB, job)
     number = _submitted(plan, folder, [run for _, run in runs], job)
-    note_shared(folder)
+    record_shared_jobs(folder)
     return number
 
 
-def note_shared(folder: Path) -> None:
-    """Enter the jobs of a shared job's folder into job.json of its runs; each once, whatever was cut short before."""
+def record_shared_jobs(folder: Path) -> None:
+    """Add the jobs of a shared job's folder to job.json of each of its runs. Idempotent."""
     shared = atomic_files.read_object(folder / JOB)
     for run in (folder.parent / name for name in shared.get("runs") or []):
         held = atomic_files.read_object(run / JOB)
@@ -64,15 +64,15 @@ def note_shared(folder: Path) -> None:
 
 
 def resume(folder: Path, *, trials_left: int, walltime_min: int | None, arguments: Sequence[str]) -> str:
-    """Return the id of a job that goes on with a run; `walltime_min` holds for later ones too.
+    """Submit a job that resumes the run and return its id; `walltime_min` also applies to later jobs of the run.
 
     Raises:
-        ConfigError: words for another backend's command.
-        SubmitError: Ray refuses the job; nothing in the folder has changed then.
+        ConfigError: `arguments` holds options for sbatch.
+        SubmitError: Ray refuses the job; the folder is unchanged.
     """
     if arguments:
-        what = f"{' '.join(arguments)} is for sbatch, and a Ray job has no such options"
-        raise ConfigError(what, where="--sbatch", fix="leave it out")
+        what = f"{' '.join(arguments)} is an option of sbatch, but this run uses Ray"
+        raise ConfigError(what, where="--sbatch", fix="remove --sbatch")
     plan, job = plan_kinds.load(folder / PLAN), atomic_files.read_object(folder / JOB)
     if walltime_min is not None:
         job[WALLTIME] = walltime_min
@@ -85,17 +85,17 @@ def submitted(folder: Path) -> list[str]:
     """Return the ids of jobs that are queued or running for a run folder.
 
     Raises:
-        SubmitError: its cluster cannot be asked.
+        SubmitError: its cluster cannot be queried.
     """
     address = atomic_files.read_object(folder / JOB).get("address")
     return client.submitted(str(address), str(folder.absolute())) if address else []
 
 
 def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str, Any]) -> str:
-    """Submit a job, and keep `job` with its id once Ray has taken it.
+    """Submit a job, and write `job` with the new id to job.json once Ray has accepted it.
 
-    Before Ray is asked, a note says that it will be. The note stays where its answer is lost. The job's name is made
-    of the folder and of how many jobs it has had, so that asking again cannot make a second one.
+    A note with the id is written before the request and is kept if the answer is lost. The job's name is derived from
+    the folder and the number of its jobs, so repeating the request cannot create a second job.
     """
     entries = job.get("jobs") or []
     body = request.body(plan, folder, runs, len(entries) + 1, walltime=job.get(WALLTIME))
@@ -105,7 +105,7 @@ def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str,
     note, is_first = folder / SUBMISSION, not (folder / SUBMISSION).exists()
     masked_json.write(note, {"since": time.time(), "job": id})
     try:
-        _take(request.address(plan), body, id)
+        _send(request.address(plan), body)
     except LostError:
         raise
     except BenchError:
@@ -121,38 +121,38 @@ def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str,
 
 
 class LostError(SubmitError):
-    """Ray may have a job that does not stand in job.json."""
+    """Ray's answer is lost: Ray may have a job that is not in job.json."""
 
 
-def _take(address: str, body: Mapping[str, Any], id: str) -> None:
-    """Have Ray take a job.
+def _send(address: str, body: Mapping[str, Any]) -> None:
+    """Send the request for a job.
 
     Raises:
-        LostError: nobody can say whether it has.
-        SubmitError: it has not.
+        LostError: the answer is lost, so the job may exist.
+        SubmitError: Ray refuses the job.
     """
     jobs = client.connect(address)
     try:
         jobs.submit_job(**body)
     except (ValueError, RuntimeError) as error:
-        if "already exists" in str(error):  # asked for before, by somebody who did not get the answer
+        if "already exists" in str(error):  # an earlier request whose answer was lost
             return
         what = f"Ray refuses the job: {' '.join(str(error).split())[: client.MAX_REASON]}"
-        raise SubmitError(what, where=address, fix="read what it says; `ray job list` shows its jobs") from error
+        raise SubmitError(what, where=address, fix="correct what Ray reports; `ray job list` shows its jobs") from error
     except OSError as error:  # requests' errors are OSErrors
-        what = f"Ray's answer is lost: {error}; it may have the job all the same"
-        fix = "`python -m bench runs` shows the job if there is one"
+        what = f"Ray did not answer: {error}; the job may have been created anyway"
+        fix = "run `runstop runs` to see whether the job exists"
         raise LostError(what, where=address, fix=fix, rule="RAY-01") from error
 
 
 class RayBackend:
-    """Jobs are drivers on a Ray cluster; ranks are children of runners, which actors start."""
+    """A job is a driver process on a Ray cluster; its actors start one runner per node, and runners start the ranks."""
 
     tiers: tuple[Tier, ...] = ("laptop", "login", "canary", "nodes")
     files_tier: Tier = "login"
 
-    def is_here(self) -> bool:
-        return client.is_here()
+    def is_available(self) -> bool:
+        return client.is_available()
 
     def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
         return {"laptop": checks.LAPTOP, "login": checks.LOGIN}
@@ -199,8 +199,8 @@ class RayBackend:
     def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
         return submit_shared(runs, folder)
 
-    def note_shared(self, folder: Path) -> None:
-        note_shared(folder)
+    def record_shared_jobs(self, folder: Path) -> None:
+        record_shared_jobs(folder)
 
-    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
-        return f"a Ray cluster without {', '.join(nodes)}: drain them with `ray drain-node`"
+    def exclude_nodes(self, plan: Plan, nodes: Sequence[str]) -> str:
+        return f"remove {', '.join(nodes)} from the Ray cluster with `ray drain-node`"

@@ -1,4 +1,4 @@
-"""Whether a plan fits a Ray cluster: what the plan says, and what the cluster answers."""
+"""Checks of a plan for Ray: LAPTOP checks read the plan alone, LOGIN checks query the cluster."""
 
 import json
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ from bench.errors import BenchError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, Tier, broken
 
 PAGES = {"version": "/api/version", "nodes": "/api/v0/nodes?detail=1&limit=10000"}
-"""What a cluster is asked. Source: Ray's dashboard, version and state modules."""
+"""Pages of the dashboard that are queried. Source: Ray's dashboard, version and state modules."""
 
 
 def block(plan: Plan) -> Ray:
-    """Return what the plan says of its Ray cluster."""
+    """Return the plan's Ray settings, or the defaults if it has none."""
     return plan.config.cluster.ray or Ray()
 
 
-def is_made(plan: Plan) -> bool:
-    """Return whether KubeRay makes the cluster, for this run alone."""
+def uses_kuberay(plan: Plan) -> bool:
+    """Return whether KubeRay creates the Ray cluster for this run."""
     return block(plan).kuberay is not None
 
 
-def is_there(plan: Plan) -> bool:
-    """Return whether the cluster exists without the run."""
-    return not is_made(plan)
+def cluster_exists(plan: Plan) -> bool:
+    """Return whether the Ray cluster exists independently of the run."""
+    return not uses_kuberay(plan)
 
 
 def address(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether somebody has said where the cluster is."""
+    """Yield the cluster's address, or an error if none is configured."""
     try:
         yield request.address(subject.plan)
     except BenchError as error:
@@ -43,65 +43,65 @@ def address(subject: Subject) -> Iterator[Finding | str]:
 
 
 def no_container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether ranks should run in a container: theirs is that of the Ray node, if that has one."""
+    """Yield an error if a container runtime is set: ranks run in the environment of the Ray node."""
     container = subject.plan.config.container
     if container.runtime is not Runtime.none:
-        fix = "choose container=none; the nodes of a Ray cluster bring torch and the engine themselves"
-        yield broken("PYX-04", "actors of Ray start no container", f"container={container.name}", fix=fix)
+        fix = "set container=none, and install torch and the engine on the Ray nodes"
+        yield broken("PYX-04", "the Ray backend cannot start containers", f"container={container.name}", fix=fix)
 
 
-def passed_on(subject: Subject) -> Iterator[Finding | str]:
-    """Yield variables that are named to be passed on, and are not set, or hold secrets that Ray would show."""
+def passed_variables(subject: Subject) -> Iterator[Finding | str]:
+    """Yield variables of `cluster.ray.environment` that are not set, or whose secret values Ray would show."""
     import os
 
     where = "cluster.ray.environment"
     for name in block(subject.plan).environment:
         value = os.environ.get(name)
         if value is None:
-            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or leave it out")
-        elif found := known_secrets.named(name, value) or known_secrets.first(value):
-            fix = "set it where Ray is started on the nodes, as a Secret where they are pods"
-            yield broken("CFG-07", f"{found} would stand on Ray's dashboard", where, fix=fix)
+            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove it from the list")
+        elif secret := known_secrets.named(name, value) or known_secrets.first(value):
+            fix = "set it where Ray is started on the nodes; if the nodes are pods, use a Secret"
+            yield broken("CFG-07", f"Ray's dashboard would show the secret {secret}", where, fix=fix)
         else:
             yield name
 
 
-def one_job(subject: Subject) -> Iterator[Finding]:
-    """Yield whether trials are asked to run as elements of an array, which Ray does not have."""
+def no_array(subject: Subject) -> Iterator[Finding]:
+    """Yield an error if trials should run as tasks of a job array, which Ray does not have."""
     if subject.plan.config.launch.array:
-        fix = "leave it out: trials follow each other on the same nodes"
-        yield broken("CFG-09", "a Ray job is no array of trials", "launch.array", fix=fix)
+        fix = "set launch.array=false: the trials run one after another on the same nodes"
+        yield broken("CFG-09", "the Ray backend does not support job arrays", "launch.array", fix=fix)
 
 
-def by_hand(subject: Subject) -> Iterator[Finding | str]:
-    """Yield that nothing here starts this run."""
-    fix = "`python -m bench render …` with the same words writes it; `kubectl apply -f FILE` starts the run"
-    yield broken("RAY-10", "bench.launch has no cluster to send this run to", "cluster.ray.kuberay", fix=fix)
+def needs_kubectl(subject: Subject) -> Iterator[Finding | str]:
+    """Yield that the user must start a KubeRay run with kubectl."""
+    fix = "write the manifest with `runstop render …` and the same arguments, then start it: kubectl apply -f FILE"
+    yield broken("RAY-10", "runstop launch cannot submit a run to KubeRay", "cluster.ray.kuberay", fix=fix)
 
 
 def version(subject: Subject) -> Iterator[Finding | str]:
-    """Yield how the cluster's Ray differs from the client's."""
+    """Yield the cluster's Ray version, and a warning if the client's differs."""
     import ray
 
-    found = str(_answer(subject, "version")["ray_version"])
-    yield f"Ray {found}"
-    if found.split(".")[:2] != ray.__version__.split(".")[:2]:
-        what = f"the cluster has Ray {found}, and here is {ray.__version__}"
-        fix = f"pip install 'ray[default]=={found}', if jobs are refused"
+    server = str(_answer(subject, "version")["ray_version"])
+    yield f"Ray {server}"
+    if server.split(".")[:2] != ray.__version__.split(".")[:2]:
+        what = f"the cluster has Ray {server}, but this machine has Ray {ray.__version__}"
+        fix = f"if jobs are refused: pip install 'ray[default]=={server}'"
         yield broken("RAY-02", what, request.address(subject.plan), fix=fix, severity="warning")
 
 
 def nodes(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the cluster has as many nodes of that size as the run takes, free or not."""
-    plan, wanted = subject.plan, placement_group.bundle(subject.plan)
+    """Yield an error if too few nodes of the cluster, free or busy, are large enough for the run."""
+    plan, required = subject.plan, placement_group.bundle(subject.plan)
     listed = _answer(subject, "nodes")["data"]["result"]["result"]
     alive = [node["resources_total"] for node in listed if node["state"] == "ALIVE"]
-    large, size = placement_group.num_large(alive, wanted), placement_group.shown(wanted)
+    large, size = placement_group.num_large(alive, required), placement_group.shown(required)
     yield f"{len(alive)} nodes, {large} of them with {size}"
     if large < plan.world.num_nodes:
-        what = f"{large} of {len(alive)} nodes have {size}, and the run takes {plan.world.num_nodes}"
-        fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; where an autoscaler adds "
-        yield broken("RAY-03", what, request.address(plan), fix=f"{fix}them, launch.force=true starts the run")
+        what = f"{large} of {len(alive)} nodes have {size}, but the run needs {plan.world.num_nodes}"
+        fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds "
+        yield broken("RAY-03", what, request.address(plan), fix=f"{fix}nodes on demand, set launch.force=true")
 
 
 def _answer(subject: Subject, name: str) -> Any:
@@ -112,7 +112,7 @@ def _answer(subject: Subject, name: str) -> Any:
 
 
 def reachable(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the cluster answers."""
+    """Yield an error if the cluster does not answer."""
     answer = subject.answers["version"].result()
     if block(subject.plan).address is None:
         raise CannotTellError(answer.err)
@@ -123,20 +123,20 @@ def reachable(subject: Subject) -> Iterator[Finding | str]:
 
 
 def subject(plan: Plan, tier: Tier) -> Subject:
-    """Return what the checks of a tier look at; from login on, with what the cluster answers."""
+    """Return the subject of a tier's checks; from tier login on, with the cluster's answers."""
     try:
-        text = manifest.text(plan) if is_made(plan) else ""
+        text = manifest.text(plan) if uses_kuberay(plan) else ""
     except BenchError:
-        text = ""  # a check of its own says what is wrong
-    if tier == "laptop" or is_made(plan) or block(plan).address is None:
+        text = ""  # another check reports this error
+    if tier == "laptop" or uses_kuberay(plan) or block(plan).address is None:
         return Subject(plan, text, answers={} if tier == "laptop" else dict.fromkeys(PAGES, _done(_NO_ADDRESS)))
-    return Subject(plan, text, answers={name: _done(_asked(plan, page)) for name, page in PAGES.items()})
+    return Subject(plan, text, answers={name: _done(_query(plan, page)) for name, page in PAGES.items()})
 
 
-_NO_ADDRESS = Answer(1, "", "no address to ask")
+_NO_ADDRESS = Answer(1, "", "no address of a Ray cluster is set")
 
 
-def _asked(plan: Plan, page: str) -> Answer:
+def _query(plan: Plan, page: str) -> Answer:
     try:
         return Answer(0, json.dumps(client.get(request.address(plan), page)), "")
     except BenchError as error:
@@ -150,15 +150,15 @@ def _done(answer: Answer) -> "Future[Answer]":
 
 
 LAPTOP = (
-    Check("address of the cluster", ("RAY-01",), address, is_there),
-    Check("no container", ("PYX-04",), no_container, is_there),
-    Check("variables that are passed on", ("CFG-06", "CFG-07"), passed_on),
-    Check("one job", ("CFG-09",), one_job),
-    *(replace(check, applies=is_made) for check in checks.CONFIG_CHECKS),
-    Check("manifest", ("RAY-10",), by_hand, is_made),
+    Check("cluster address", ("RAY-01",), address, cluster_exists),
+    Check("no container", ("PYX-04",), no_container, cluster_exists),
+    Check("passed environment variables", ("CFG-06", "CFG-07"), passed_variables),
+    Check("no job array", ("CFG-09",), no_array),
+    *(replace(check, applies=uses_kuberay) for check in checks.CONFIG_CHECKS),
+    Check("manifest", ("RAY-10",), needs_kubectl, uses_kuberay),
 )
 LOGIN = (
-    Check("cluster", ("RAY-01",), reachable, is_there),
-    Check("version", ("RAY-02",), version, is_there),
-    Check("nodes", ("RAY-03",), nodes, is_there),
+    Check("cluster", ("RAY-01",), reachable, cluster_exists),
+    Check("version", ("RAY-02",), version, cluster_exists),
+    Check("nodes", ("RAY-03",), nodes, cluster_exists),
 )

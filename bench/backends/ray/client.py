@@ -1,4 +1,4 @@
-"""Ask a Ray cluster, through its dashboard, by Ray's own client: its jobs, its version, its nodes."""
+"""Query and control a Ray cluster through its dashboard with Ray's own client: jobs, version, nodes."""
 
 import importlib.util
 import logging
@@ -16,7 +16,7 @@ from bench.rules.registry import RULES
 
 TIMEOUT_S = 10.0
 MAX_REASON = 400
-"""Characters of what Ray says of a job; after a failure it repeats the end of the job's log."""
+"""Characters of Ray's message about a job; after a failure the message repeats the end of the job's log."""
 STATES = {
     "PENDING": JobState.queued,
     "RUNNING": JobState.running,
@@ -26,15 +26,15 @@ STATES = {
 }
 """Source: ray.job_submission.JobStatus."""
 CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
-"""Loggers that tell of each package that is sent."""
+"""Loggers with a line for each package that is uploaded."""
 _log = logging.getLogger(__name__)
 
 
 class UnreachableError(SubmitError):
-    """Nobody answers at an address."""
+    """No Ray cluster answers at an address."""
 
 
-def is_here() -> bool:
+def is_available() -> bool:
     """Return whether Ray's client is installed on this machine."""
     with suppress(ModuleNotFoundError):
         return importlib.util.find_spec("ray.job_submission") is not None
@@ -42,14 +42,15 @@ def is_here() -> bool:
 
 
 def connect(address: str) -> Any:
-    """Return Ray's client of a cluster.
+    """Return Ray's client for a cluster.
 
     Raises:
-        ConfigError: Ray is not installed here.
-        SubmitError: nobody answers at the address, or something that takes no jobs.
+        ConfigError: Ray is not installed on this machine.
+        SubmitError: nothing answers at the address, or it is not a Ray cluster that accepts jobs.
     """
-    if not is_here():
-        raise ConfigError("Ray is not installed here", where="cluster.backend=ray", fix="pip install 'runstop[ray]'")
+    if not is_available():
+        what = "Ray is not installed on this machine"
+        raise ConfigError(what, where="cluster.backend=ray", fix="pip install 'runstop[ray]'")
     from ray.job_submission import JobSubmissionClient
 
     for name in CHATTY:
@@ -60,7 +61,7 @@ def connect(address: str) -> Any:
 
 
 def require_listening(address: str) -> None:
-    """Raise UnreachableError unless somebody listens there; Ray's own client would wait for minutes."""
+    """Raise UnreachableError if nothing listens at the address; Ray's own client would wait for minutes."""
     parts = urlsplit(address)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -70,16 +71,16 @@ def require_listening(address: str) -> None:
 
 
 def unreachable(address: str, why: str) -> UnreachableError:
-    """Return the error of an address at which no Ray cluster takes jobs."""
-    what = f"no Ray cluster takes jobs at {address}: {' '.join(why.split())[:MAX_REASON]}"
+    """Return the error for an address at which no Ray cluster accepts jobs."""
+    what = f"no Ray cluster accepts jobs at {address}: {' '.join(why.split())[:MAX_REASON]}"
     return UnreachableError(what, where=address, fix=RULES["RAY-01"].fix, rule="RAY-01")
 
 
 @contextmanager
 def _answering(address: str) -> Iterator[None]:
-    """Raise UnreachableError where Ray's client gets no answer in the block, an error, or an answer that is not Ray's.
+    """Raise UnreachableError if Ray's client gets no answer in the block, an error, or an answer in another format.
 
-    For a status that is not 200 the client raises RuntimeError; errors of requests are OSErrors.
+    The client raises RuntimeError for any HTTP status except 200; errors of requests are OSErrors.
     """
     try:
         yield
@@ -88,13 +89,13 @@ def _answering(address: str) -> Iterator[None]:
 
 
 def get(address: str, path: str) -> Any:
-    """Return what a page of the dashboard answers, as JSON holds it.
+    """Return the parsed JSON answer of a dashboard page.
 
     Raises:
-        UnreachableError: it does not.
+        UnreachableError: there is no such answer.
     """
     with _answering(address):
-        answer = connect(address)._do_request("GET", path)  # with the tokens and certificates of Ray's own client
+        answer = connect(address)._do_request("GET", path)  # uses the tokens and certificates of Ray's client
         answer.raise_for_status()
         return answer.json()
 
@@ -103,45 +104,45 @@ def _jobs(client: Any, address: str) -> Sequence[Any]:
     """Return all jobs that a cluster knows (ray.job_submission.JobDetails).
 
     Raises:
-        UnreachableError: it does not say.
+        UnreachableError: the cluster does not list them.
     """
     with _answering(address):
         return list(client.list_jobs())
 
 
 def states(jobs: Sequence[str]) -> dict[str, Job]:
-    """Return where jobs stand, by id, with one question to each cluster; what none of them knows is left out.
+    """Return jobs by id, with one request per cluster; unknown jobs are left out.
 
-    A cluster that does not answer may have been shut down, and its jobs with it: it is told, and no error.
+    A cluster that does not answer may have been shut down together with its jobs, so this only logs a warning.
 
     Raises:
-        SubmitError: a cluster is there, and does not list its jobs: they may well run.
+        SubmitError: a cluster answers but does not list its jobs, which may be running.
     """
-    found: dict[str, Job] = {}
-    wanted = {job: request.split(job) for job in jobs}
-    for address in sorted({address for _, address in wanted.values() if address}):
+    known: dict[str, Job] = {}
+    names = {job: request.split(job) for job in jobs}
+    for address in sorted({address for _, address in names.values() if address}):
         try:
             client = connect(address)
         except SubmitError as error:
             _log.warning("%s", error.what)
             continue
         listed = {details.submission_id: details for details in _jobs(client, address)}
-        mine = {job: submission for job, (submission, place) in wanted.items() if place == address}
-        found |= {job: as_job(job, listed[name]) for job, name in mine.items() if name in listed}
-    return found
+        mine = {job: submission for job, (submission, place) in names.items() if place == address}
+        known |= {job: as_job(job, listed[name]) for job, name in mine.items() if name in listed}
+    return known
 
 
 def as_job(id: str, details: Any) -> Job:
-    """Return a job as its cluster describes it (ray.job_submission.JobDetails)."""
-    word = str(getattr(details.status, "value", details.status))
+    """Convert Ray's description of a job (ray.job_submission.JobDetails)."""
+    native_state = str(getattr(details.status, "value", details.status))
     start_ms, end_ms = details.start_time, details.end_time
     elapsed_s = int((end_ms or time.time() * 1000) - start_ms) // 1000 if start_ms else None
     code = details.driver_exit_code
     return Job(
         id=id,
-        state=STATES.get(word, JobState.running),
-        word=word,
-        reason="" if word == "RUNNING" else reason(details.error_type, details.message),
+        state=STATES.get(native_state, JobState.running),
+        native_state=native_state,
+        reason="" if native_state == "RUNNING" else reason(details.error_type, details.message),
         exit_code="" if code is None else (f"0:{-code}" if code < 0 else f"{code}:0"),
         elapsed_s=elapsed_s,
         start=time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start_ms / 1000)) if start_ms else "",
@@ -149,7 +150,7 @@ def as_job(id: str, details: Any) -> Job:
 
 
 def reason(error_type: str | None, message: str | None) -> str:
-    """Return what Ray says of a job on one line: the kind of its error, and the first and last words about it."""
+    """Return Ray's message about a job on one line: the error type, and the beginning and end of the message."""
     kind = str(getattr(error_type, "value", error_type or "")).rpartition(".")[2]
     text, _, rest = " ".join((message or "").split()).partition(", last available logs")
     text, rest = text[:MAX_REASON], text[MAX_REASON:] + rest
@@ -161,20 +162,20 @@ def submitted(address: str, folder: str) -> list[str]:
     """Return the ids of the jobs of a run folder that are queued or running.
 
     Raises:
-        SubmitError: the cluster cannot be asked.
+        SubmitError: the cluster cannot be queried.
     """
-    mine = _of(_jobs(connect(address), address), address, folder)
+    mine = _jobs_of(_jobs(connect(address), address), address, folder)
     return [id for id, details in mine if as_job(id, details).state.is_active]
 
 
-def _of(listed: Iterable[Any], address: str, folder: str) -> Iterable[tuple[str, Any]]:
+def _jobs_of(listed: Iterable[Any], address: str, folder: str) -> Iterable[tuple[str, Any]]:
     for details in listed:
         if (details.metadata or {}).get(request.FOLDER) == folder:
             yield request.job_id(details.submission_id, address), details
 
 
 def stop(job: str) -> None:
-    """Tell a job to end.
+    """Stop a job.
 
     Raises:
         SubmitError: its cluster refuses, or cannot be reached.
@@ -182,11 +183,11 @@ def stop(job: str) -> None:
     submission, address = request.split(job)
     with _answering(address):
         try:
-            is_told = connect(address).stop_job(submission)
+            was_running = connect(address).stop_job(submission)
         except RuntimeError as error:
             raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
-    if not is_told:
-        what, fix = "Ray has nothing to stop: the job has ended", "python -m bench runs shows how"
+    if not was_running:
+        what, fix = "the job has already ended", "run `runstop runs` to see how it ended"
         raise SubmitError(what, where=f"job {job}", fix=fix)
 
 

@@ -1,8 +1,8 @@
-"""The driver of a Ray job: `python -m bench.backends.ray.driver RUN…`, run by Ray on its head.
+"""The driver of a Ray job: `python -m bench.backends.ray.driver RUN…`, started by Ray on the head node.
 
-It takes the nodes of a run, starts `bench.driver` on each of them, and ends with the exit code of the run. Where a node
-is lost it takes nodes anew and starts the run's next attempt there, as Slurm does. Several runs follow each other on
-the same nodes.
+It reserves the nodes of a run, starts `bench.driver` on each of them, and exits with the exit code of the run. If a
+node is lost, it reserves new nodes and starts the run's next attempt there, as Slurm does. Several runs run one after
+another on the same nodes.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.backends.nodes.channel import TOKEN
-from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import placement_group as groups
-from bench.backends.ray.placement_group import Ended, Group, LostError, explained
+from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
 from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
@@ -33,12 +33,12 @@ from bench.rules.registry import RULES
 POLL_S = 1.0
 ANSWER_S = 60.0
 OTHERS_S = 120.0
-"""How long the lead may take to notice that another node is lost and to write it down, and the others to end too."""
+"""How long the lead node may take to detect and record the loss of another node, and the other nodes to end."""
 
 
 @dataclass(slots=True)
 class Runners:
-    """The runners of all nodes, by their calls that have not returned."""
+    """The runners of all nodes; `calls` are the actor calls that have not returned."""
 
     group: Group
     calls: dict[Any, int]
@@ -46,7 +46,7 @@ class Runners:
     lost: dict[int, LostError] = field(default_factory=dict)
 
     def look(self, wait_s: float = POLL_S) -> None:
-        """Take in which of them have ended, and how, after at most so long."""
+        """Wait at most `wait_s`, and record the runners that have ended."""
         import ray
 
         done, _ = ray.wait(list(self.calls), timeout=wait_s) if self.calls else ([], [])
@@ -55,23 +55,23 @@ class Runners:
             try:
                 self.ended[number] = ray.get(call)
             except ray.exceptions.RayError as error:
-                self.lost[number] = explained(error, f"node {number} ({self.group.names[number]}) is lost")
+                self.lost[number] = lost_error(error, f"node {number} ({self.group.names[number]}) is lost")
 
     def wait(self, within_s: float, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the end of all of them, or for something else."""
+        """Wait until all runners have ended or `until` returns True."""
         until_s = time.monotonic() + within_s
         while self.calls and not until() and time.monotonic() < until_s:
             self.look()
 
     def stop(self) -> None:
-        """Tell all that run to end, and wait until they have."""
+        """Stop all running runners and wait until they have ended."""
         for number in self.calls.values():
             self.group.actors[number].stop.remote()
         self.wait(OTHERS_S)
 
 
 class Driver(Protocol):
-    """Who runs attempts: the job."""
+    """The job, as `run_attempt` needs it."""
 
     run: Path
 
@@ -80,11 +80,11 @@ class Driver(Protocol):
 
 
 def run_attempt(group: Group, words: Sequence[str], driver: Driver) -> int:
-    """Return the exit code of the lead's runner; START_AGAIN is one.
+    """Run one attempt and return the exit code of the lead node's runner, which may be RESTART_EXIT_CODE.
 
     Raises:
-        LostError: the run cannot go on on these nodes.
-        Stopped: the job was told to end, and all runners have ended.
+        LostError: the run cannot continue on these nodes.
+        Stopped: the job was stopped, and all runners have ended.
     """
     folder, say = driver.run, driver.say
     runners = start_runners(group, words, folder)
@@ -99,14 +99,14 @@ def run_attempt(group: Group, words: Sequence[str], driver: Driver) -> int:
     if runners.lost and not (0 in runners.ended and runners.ended[0].exit_code == 0):
         raise next(iter(runners.lost.values()))
     if 0 not in runners.ended:
-        raise LostError("RAY-04", f"node 0 ({group.names[0]}) does not end, though others have")
-    if not (folder / STATUS).exists() and runners.ended[0].exit_code != START_AGAIN:
+        raise LostError("RAY-04", f"node 0 ({group.names[0]}) does not end, although other nodes have ended")
+    if not (folder / STATUS).exists() and runners.ended[0].exit_code != RESTART_EXIT_CODE:
         announce_runners(runners, say)
     return runners.ended[0].exit_code
 
 
 def announce_runners(runners: Runners, say: Callable[[str], None]) -> None:
-    """Say what runners printed last, where they could not write how the run ended."""
+    """Print the last lines of all runners, if they could not write the run's status."""
     for number, ended in sorted(runners.ended.items()):
         say(f"node {number} ({runners.group.names[number]}): exit code {ended.exit_code}")
         for line in ended.last_lines:
@@ -117,17 +117,17 @@ def start_runners(group: Group, words: Sequence[str], folder: Path) -> Runners:
     """Start a runner on every node.
 
     Raises:
-        LostError: the first node does not see the run folder, or does not answer.
+        LostError: the first node cannot read the run folder, or does not answer.
     """
     import ray
 
     lead = group.actors[0]
     try:
-        port, sees = ray.get([lead.free_port.remote(), lead.sees.remote(str(folder / PLAN))], timeout=ANSWER_S)
+        port, exists = ray.get([lead.free_port.remote(), lead.exists.remote(str(folder / PLAN))], timeout=ANSWER_S)
     except ray.exceptions.RayError as error:
-        raise explained(error, f"node 0 ({group.names[0]}) is lost") from error
-    if not sees and "--plan" not in words:
-        raise LostError("RAY-09", f"node 0 ({group.names[0]}) does not see {folder / PLAN}")
+        raise lost_error(error, f"node 0 ({group.names[0]}) is lost") from error
+    if not exists and "--plan" not in words:
+        raise LostError("RAY-09", f"node 0 ({group.names[0]}) cannot read {folder / PLAN}")
     token, address = secrets.token_hex(32), f"{group.places[0].address}:{port}"
     calls = {}
     for number, (actor, name) in enumerate(zip(group.actors, group.names, strict=True)):
@@ -137,14 +137,17 @@ def start_runners(group: Group, words: Sequence[str], folder: Path) -> Runners:
 
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray for a driver: its runtime_env and metadata. Source: ray/_private/runtime_env/constants.py."""
+"""A variable that Ray sets for a driver: its runtime_env and metadata.
+
+Source: ray/_private/runtime_env/constants.py.
+"""
 FINAL = ("RAY-02", "RAY-03", "RAY-07", "RAY-09")
-"""Rules that other nodes would break as well, or that say that there are none."""
+"""Rules after which another attempt is useless: other nodes would break them too, or there are no other nodes."""
 
 
 @dataclass(slots=True)
 class DriverJob:
-    """This job; what it says goes to Ray's log, and into the folder of the run under way."""
+    """This job. `say` prints to Ray's log and appends to the output file of the current run."""
 
     id: str
     plan_file: Path | None
@@ -153,20 +156,20 @@ class DriverJob:
     run: Path
     group: Group | None = None
     signum: int | None = None
-    """Of the signal that has told this process to end. Ray's calls swallow what a signal's handler raises."""
+    """The signal that this process has received. Handlers only record it: Ray's calls swallow their exceptions."""
 
     def listen(self) -> None:
-        """Take note of signals; Ray's own handlers are set before."""
+        """Install signal handlers; must run after `ray.init`, which installs its own."""
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._told)
+            signal.signal(signum, self._record)
 
-    def _told(self, signum: int, frame: object) -> None:
+    def _record(self, signum: int, frame: object) -> None:
         self.signum = signum
 
     def check(self) -> None:
-        """Raise Stopped if this process has been told to end."""
+        """Raise Stopped if this process has received a signal."""
         if self.signum is not None:
-            signum, self.signum = self.signum, None  # what ends the run must not be ended itself
+            signum, self.signum = self.signum, None  # the shutdown itself must not be interrupted
             raise Stopped(signum)
 
     def say(self, text: str) -> None:
@@ -200,7 +203,7 @@ def _drive(job: DriverJob, runs: list[Path]) -> int:
         try:
             codes.append(_run(job, plan))
         except Stopped:
-            job.say(f"{time.strftime('%F %T')} the job was told to end")
+            job.say(f"{time.strftime('%F %T')} the job was cancelled")
             if not (job.run / STATUS).exists():
                 _close(job, plan, with_rule("SLU-08", "the job was cancelled"))
             raise
@@ -211,37 +214,37 @@ def _plan(job: DriverJob, run: Path) -> Plan:
     """Return the plan of a run.
 
     Raises:
-        BenchError: this host does not see its folder.
+        BenchError: this host cannot read the run folder.
     """
     if job.plan_file is None and not run.is_dir():
-        what, fix = "the head does not see the run folder", RULES["RAY-09"].fix
+        what, fix = "the Ray head node cannot read the run folder", RULES["RAY-09"].fix
         raise BenchError(what, where=str(run), fix=fix, rule="RAY-09")
     return plan_kinds.load(job.plan_file or run / PLAN)
 
 
 def _run(job: DriverJob, plan: Plan) -> int:
-    """Return the exit code of a run, after as many attempts as lost nodes make necessary."""
+    """Run attempts until one ends without a lost node, and return the exit code of the run."""
     for number in range(plan.config.launch.attempts):
         is_last = number + 1 == plan.config.launch.attempts
         try:
             if job.group is None:
-                job.group = groups.take(plan, job.say, check=job.check)
+                job.group = groups.reserve(plan, job.say, check=job.check)
             job.say(f"job {job.id}, attempt {number}, on {', '.join(job.group.names)}")
-            code = run_attempt(job.group, _words(job, number, is_last=is_last), job)
+            code = run_attempt(job.group, _arguments(job, number, is_last=is_last), job)
         except LostError as lost:
             job.say(f"{time.strftime('%F %T')} {lost}")
             if job.group is not None:
                 groups.release(job.group)
-            job.group, code = None, START_AGAIN
+            job.group, code = None, RESTART_EXIT_CODE
             if is_last or lost.rule in FINAL:
                 return _close(job, plan, str(lost))
-        if code != START_AGAIN:
+        if code != RESTART_EXIT_CODE:
             return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
-    raise AssertionError("the last attempt's runner does not ask for another one")
+    raise AssertionError("the last attempt's runner must not request a restart")
 
 
-def _words(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
-    """Return what the runner of every node gets besides the run folder, its number and the lead's address."""
+def _arguments(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
+    """Return the arguments of every runner, except the run folder, its node number and the lead's address."""
     return [
         *("--job", job.id, "--attempt", str(number)),
         *([] if is_last else ["--restarts"]),
@@ -252,7 +255,7 @@ def _words(job: DriverJob, number: int, *, is_last: bool) -> list[str]:
 
 
 def _close(job: DriverJob, plan: Plan, what: str) -> int:
-    """Write the last word of a run that no runner can write; return its exit code."""
+    """Write the final status of a run whose runner could not write it; return the exit code."""
     if not job.run.is_dir():
         return 1
     trials = " ".join(str(trial.index) for trial in plan.trials)
@@ -267,7 +270,7 @@ def _environment() -> dict[str, str]:
 
 
 def _own_id() -> str:
-    """Return how Ray calls this job where its entrypoint does not say it, as in a manifest."""
+    """Return Ray's id of this job, if the entrypoint does not contain it, as in a manifest."""
     with suppress(ValueError, TypeError, AttributeError):
         return str(json.loads(os.environ.get(JOB_CONFIG, "")).get("metadata", {}).get("job_submission_id") or "ray")
     return "ray"
@@ -276,10 +279,10 @@ def _own_id() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.backends.ray.driver", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, as every node sees them")
-    parser.add_argument("--job", help="the id of this job (default: as Ray calls it)")
-    parser.add_argument("--plan", type=Path, help="the plan of a run folder that is still to be made")
-    parser.add_argument("--limit-min", type=float, metavar="MIN", help="end each run in order after so long")
-    parser.add_argument("--walltime", type=int, metavar="MIN", help="of each trial (default: the plan's)")
+    parser.add_argument("--job", help="the id of this job (default: Ray's submission id)")
+    parser.add_argument("--plan", type=Path, help="the plan file, if the run folder does not exist yet")
+    parser.add_argument("--limit-min", type=float, metavar="MIN", help="shut each run down after this time")
+    parser.add_argument("--walltime", type=int, metavar="MIN", help="time limit per trial (default: the plan's)")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Write KubeRay's objects for a plan: a RayJob with a Ray cluster of its own, or a RayCluster that stays. Pure.
+"""Render a plan as KubeRay objects: a RayJob with its own Ray cluster, or a permanent RayCluster. Pure.
 
-The pods are those of the Kubernetes backend, less what starts them, which KubeRay writes itself. A RayJob's manifest
-holds its plan, so that `kubectl apply -f` of it alone is the whole run.
+The pods are those of the Kubernetes backend without their command, which KubeRay sets. A RayJob's manifest contains
+the plan, so `kubectl apply -f` of this one file starts the whole run.
 """
 
 import shlex
@@ -22,40 +22,40 @@ from bench.errors import ConfigError
 
 VERSION = "ray.io/v1"
 WORKERS = "nodes"
-"""The name of the group of pods that are nodes of the run."""
+"""The name of the worker group whose pods are the nodes of the run."""
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
-"""Of the head. Source: KubeRay's samples."""
+"""Ports of the head. Source: KubeRay's samples."""
 
 
 def block(plan: Plan) -> KubeRay:
-    """Return what the plan says of KubeRay.
+    """Return the plan's KubeRay settings.
 
     Raises:
-        ConfigError: nothing: the cluster is there without a manifest.
+        ConfigError: it has none: the Ray cluster exists and needs no manifest.
     """
     ray = request.settings(plan)
     if ray.kuberay is None:
         raise ConfigError(
-            "a run on a Ray cluster that is there has no manifest: bench.launch sends its driver",
+            "a run on an existing Ray cluster has no manifest: runstop launch submits it directly",
             where=f"cluster={plan.config.cluster.name}",
-            fix="choose cluster=kuberay for a manifest; `python -m bench plan --json` prints the plan",
+            fix="set cluster=kuberay to get a manifest; `runstop plan --json` prints the plan",
         )
     return ray.kuberay
 
 
 def text(plan: Plan) -> str:
-    """Return the manifest that somebody applies by hand."""
-    return kubernetes.written(plan, objects(plan))
+    """Return the manifest for `kubectl apply`."""
+    return kubernetes.dump(plan, objects(plan))
 
 
 def differences(rendered: str, plan_json: str) -> Iterator[str]:
-    """Yield whether a plan.json is not the plan in a manifest."""
+    """Yield a difference if the plan in a manifest is not the one in plan.json."""
     if kubernetes.held_plan(rendered) != plan_json:
-        yield "the manifest holds another plan"
+        yield "the manifest contains a different plan"
 
 
 def objects(plan: Plan) -> list[Object]:
-    """Return the plan and the RayJob, or the RayCluster alone."""
+    """Return a ConfigMap with the plan and a RayJob, or only a RayCluster."""
     name = names.of_plan(plan)
     if block(plan).object is RayObject.raycluster:
         return [_object(plan, "RayCluster", VERSION, name) | {"spec": _cluster(plan, name)}]
@@ -64,7 +64,7 @@ def objects(plan: Plan) -> list[Object]:
 
 
 def folder(plan: Plan, name: str) -> str:
-    """Return the run folder in the pods."""
+    """Return the path of the run folder in pods."""
     return f"{plan.config.cluster.paths.logs or ''}/{name}"
 
 
@@ -78,14 +78,14 @@ def _object(plan: Plan, kind: str, version: str, name: str) -> Object:
 
 def _job(plan: Plan, name: str) -> Object:
     kuberay, ray = block(plan), request.settings(plan)
-    assert plan.walltime_min is not None  # validate wants it where there is a queue
+    assert plan.walltime_min is not None  # plan validation requires it for backends with a queue
     return {
         "entrypoint": _entrypoint(plan, name),
         "submissionMode": kuberay.submission.value,
         "runtimeEnvYAML": kubernetes.dump_all([{"env_vars": request.SETTINGS}]).removeprefix("---\n"),
         "metadata": {request.FOLDER: folder(plan, name)},
         "activeDeadlineSeconds": 60 * (plan.walltime_min + ray.placement_timeout_min),
-        "backoffLimit": 0,  # the driver itself starts a run's next attempt
+        "backoffLimit": 0,  # the driver itself starts the run's next attempt
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": kuberay.keep_s,
         "rayClusterSpec": _cluster(plan, name),
@@ -104,32 +104,32 @@ def _cluster(plan: Plan, name: str) -> Object:
     if count:
         group = {"groupName": WORKERS, "replicas": count, "minReplicas": count, "maxReplicas": count}
         spec["workerGroupSpecs"] = [
-            group | {"rayStartParams": _starts(plan), "template": _pod(plan, name, "ray-worker")}
+            group | {"rayStartParams": _start_params(plan), "template": _pod(plan, name, "ray-worker")}
         ]
     return spec
 
 
-def _starts(plan: Plan) -> dict[str, str]:
-    """Return what `ray start` is told of a node's size: what a run reserves, whatever Ray finds there."""
+def _start_params(plan: Plan) -> dict[str, str]:
+    """Return the CPU and GPU counts for `ray start`: those that a run reserves, instead of what Ray detects."""
     gpus = plans.gpus_per_node(plan) if plan.config.cluster.device is Device.cuda else 0
     return {"num-cpus": str(request.settings(plan).cpus_per_node), "num-gpus": str(gpus)}
 
 
 def _head(plan: Plan, name: str) -> Object:
-    """Return the head; where it does not work it has no CPUs for Ray, so that nothing but drivers runs there."""
-    kuberay, made = block(plan), _pod(plan, name, "ray-head")
-    container = made["spec"]["containers"][0]
+    """Return the head group; if the head runs no ranks it offers Ray no CPUs, so only drivers run there."""
+    kuberay, template = block(plan), _pod(plan, name, "ray-head")
+    container = template["spec"]["containers"][0]
     container["ports"] = [{"containerPort": port, "name": port_name} for port_name, port in PORTS.items()]
-    sizes = _starts(plan)
+    sizes = _start_params(plan)
     if not kuberay.head_works:
         sizes = {"num-cpus": "0", "num-gpus": "0"}
         container["resources"] = {"requests": kuberay.head_resources, "limits": kuberay.head_resources}
-        _set_apart(made)
-    return {"rayStartParams": {"dashboard-host": "0.0.0.0"} | sizes, "template": made}
+        _remove_anti_affinity(template)
+    return {"rayStartParams": {"dashboard-host": "0.0.0.0"} | sizes, "template": template}
 
 
-def _set_apart(head: Object) -> None:
-    """Let the head run beside a node's pod: only those keep away from each other."""
+def _remove_anti_affinity(head: Object) -> None:
+    """Allow the head on the same Kubernetes node as a worker pod; the anti-affinity is only for worker pods."""
     head["metadata"]["labels"].pop(names.RUN)
     affinity = head["spec"].get("affinity", {})
     affinity.pop("podAntiAffinity", None)
@@ -138,21 +138,21 @@ def _set_apart(head: Object) -> None:
 
 
 def _pod(plan: Plan, name: str, container_name: str) -> Object:
-    """Return a pod template whose container KubeRay starts, by `ray start`."""
+    """Return a pod template without a command; KubeRay runs `ray start` in its container."""
     place = Place(name=name, folder=folder(plan, name), node="", lead="", container=container_name)
-    made = pod_template.template(plan, place)
-    pod = made["spec"]
-    pod.pop("activeDeadlineSeconds")  # the RayJob's own counts
+    template = pod_template.template(plan, place)
+    pod = template["spec"]
+    pod.pop("activeDeadlineSeconds")  # the RayJob has its own
     container = pod["containers"][0]
     for key in ("command", "args"):
         container.pop(key)
     container["env"] = [one for one in container["env"] if not one["name"].startswith("RUNSTOP_")]
     if block(plan).object is RayObject.raycluster:
-        pod["volumes"] = _less_plan(pod["volumes"])
-        container["volumeMounts"] = _less_plan(container["volumeMounts"])
+        pod["volumes"] = _without_plan(pod["volumes"])
+        container["volumeMounts"] = _without_plan(container["volumeMounts"])
         pod.pop("restartPolicy")
-    return made
+    return template
 
 
-def _less_plan(items: list[Any]) -> list[Any]:
+def _without_plan(items: list[Any]) -> list[Any]:
     return [item for item in items if item["name"] != "plan"]

@@ -1,4 +1,4 @@
-"""The nodes of a run as one placement group, all of them at once and each another one, with one actor on each."""
+"""Reserve the nodes of a run as one Ray placement group (STRICT_SPREAD), and start one actor on each node."""
 
 import contextlib
 import os
@@ -26,12 +26,12 @@ PACKAGES = Path(__file__).parents[3]
 LAST_LINES = 20
 OUTPUT_POLL_S = 0.2
 SET_BY_RAY = ("OMP_NUM_THREADS",)
-"""What Ray sets for a worker where nobody has: as many threads as the actor has CPUs, and one without."""
+"""Variables that Ray sets for a worker by default: one thread per CPU of the actor, or one if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node, as Ray knows it."""
+    """A Ray node."""
 
     host: str
     address: str
@@ -47,38 +47,38 @@ class Ended:
 
 
 class Node:
-    """An actor with some threads: `run` occupies one until its command has ended."""
+    """The actor on a node. It has several threads; `run` occupies one until its command has ended."""
 
     def __init__(self, kept: Sequence[str]) -> None:
-        """`kept` names variables that the user passes on, whatever else sets them."""
+        """`kept` names the variables that the user passes to ranks, even if Ray sets them."""
         self._kept = frozenset(kept)
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     def where(self) -> Place:
-        """Return where this actor is."""
+        """Return the node of this actor."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         return Place(socket.gethostname(), ray.util.get_node_ip_address(), str(node))
 
     def free_port(self) -> int:
-        """Return a port of this host that nobody listens on."""
+        """Return a free port of this host."""
         for port in random.sample(PORTS, len(PORTS)):
             with contextlib.suppress(OSError), socket.socket() as free:
                 free.bind(("", port))
                 return port
         raise OSError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free")
 
-    def sees(self, path: str) -> bool:
-        """Return whether a file or folder is there."""
+    def exists(self, path: str) -> bool:
+        """Return whether a path exists on this node."""
         return Path(path).exists()
 
     def run(self, words: Sequence[str], environment: Mapping[str, str]) -> Ended:
-        """Run a command under a keeper. What it prints goes on to Ray's logs."""
+        """Run a command below a supervisor process and forward its output to Ray's logs."""
         last = deque[str](maxlen=LAST_LINES)
-        with tempfile.NamedTemporaryFile(buffering=0) as output:  # a pipe would break with this actor
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, *words],
+        with tempfile.NamedTemporaryFile(buffering=0) as output:  # a pipe would break when this actor ends
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "bench.backends.ray.supervisor", sys.executable, *words],
                 env=inherited(os.environ, self._kept) | {"PYTHONPATH": _python_path()} | dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -86,21 +86,21 @@ class Node:
                 start_new_session=True,
             )
             with Path(output.name).open(errors="replace") as printed:
-                for line in _lines(printed, self._keeper):
+                for line in _lines(printed, self._supervisor):
                     last.append(line.rstrip("\n"))
                     print(line, end="", flush=True)
-        return Ended(self._keeper.wait(), tuple(last))
+        return Ended(self._supervisor.wait(), tuple(last))
 
     def stop(self) -> None:
-        """Tell the command to end: `run` returns once it has."""
-        if self._keeper is not None and self._keeper.poll() is None:
-            self._keeper.send_signal(signal.SIGTERM)
+        """Terminate the command; `run` returns once it has ended."""
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            self._supervisor.send_signal(signal.SIGTERM)
 
 
 def _lines(printed: TextIO, process: "subprocess.Popen[bytes]") -> Iterator[str]:
-    """Yield what a process writes into a file, until it has ended and all of that is read."""
+    """Yield the lines that a process writes into a file, until it has ended and all lines are read."""
     while True:
-        has_ended = process.poll() is not None  # asked first: what was written last is then read too
+        has_ended = process.poll() is not None  # before reading, so that the last lines are read too
         yield from printed
         if has_ended:
             return
@@ -108,7 +108,7 @@ def _lines(printed: TextIO, process: "subprocess.Popen[bytes]") -> Iterator[str]
 
 
 def inherited(environment: Mapping[str, str], kept: frozenset[str]) -> dict[str, str]:
-    """Return what a runner gets of a Ray worker's environment: nothing that is Ray's own."""
+    """Return a Ray worker's environment without Ray's own variables, except those in `kept`."""
     return {
         name: value
         for name, value in environment.items()
@@ -124,14 +124,14 @@ def _python_path() -> str:
 STARTS_S = 600.0
 """How long an actor may take to start: its runtime_env is unpacked first."""
 READY_POLL_S = 1.0
-SAYS_S = 10.0
-"""After so long a job that waits for its nodes says what it waits for."""
+REPORT_AFTER_S = 10.0
+"""A job that waits for its nodes for this long prints what it waits for."""
 THREADS = 4
-"""Of an actor: one runs the runner, another one tells it to end."""
+"""Threads of an actor: one runs the runner, another one can stop it."""
 
 
 class LostError(Exception):
-    """A node is gone, or cannot be had: rule and reason, as `why` reads them."""
+    """A node is lost or not available; the message has the rule and the reason, as `runstop why` reads them."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(with_rule(rule, what))
@@ -140,7 +140,7 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes that are taken."""
+    """Reserved nodes."""
 
     placement: Any
     actors: list[Any]
@@ -148,21 +148,21 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """Host names; those of nodes on one host are told apart by Ray's ids."""
+        """Host names; nodes on the same host are distinguished by Ray's node ids."""
         counts = Counter(place.host for place in self.places)
         return [p.host if counts[p.host] == 1 else f"{p.host}-{p.id[:6]}" for p in self.places]
 
 
 def bundle(plan: Plan) -> dict[str, float]:
-    """Return what each node must have free."""
+    """Return the resources that each node must have free."""
     cluster = plan.config.cluster
     ray = cluster.ray or Ray()
     gpus = {"GPU": float(plans.gpus_per_node(plan))} if cluster.device is Device.cuda else {}
     return {"CPU": float(ray.cpus_per_node)} | gpus | {name: float(count) for name, count in ray.resources.items()}
 
 
-def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -> Group:
-    """Return the nodes of a run, once all of them are free; `check` may raise while they are not.
+def reserve(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -> Group:
+    """Wait until all nodes of a run are free and reserve them; `check` is called while waiting and may raise.
 
     Raises:
         LostError: they are not free in time, or an actor does not start on one of them.
@@ -170,18 +170,17 @@ def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -
     import ray
     from ray.util.placement_group import placement_group
 
-    wanted = bundle(plan)
-    placement = placement_group([wanted] * plan.world.num_nodes, strategy="STRICT_SPREAD")
+    placement = placement_group([bundle(plan)] * plan.world.num_nodes, strategy="STRICT_SPREAD")
     try:
         _wait(placement, plan, say, check)
         actors = [_actor(placement, number, plan) for number in range(plan.world.num_nodes)]
-        asked, until_s = [actor.where.remote() for actor in actors], time.monotonic() + STARTS_S
-        while ray.wait(asked, num_returns=len(asked), timeout=READY_POLL_S)[1] and time.monotonic() < until_s:
+        calls, until_s = [actor.where.remote() for actor in actors], time.monotonic() + STARTS_S
+        while ray.wait(calls, num_returns=len(calls), timeout=READY_POLL_S)[1] and time.monotonic() < until_s:
             check()
         try:
-            places = ray.get(asked, timeout=READY_POLL_S)
+            places = ray.get(calls, timeout=READY_POLL_S)
         except ray.exceptions.RayError as error:
-            raise explained(error, "a node's actor does not start") from error
+            raise lost_error(error, "an actor does not start on its node") from error
     except BaseException:
         ray.util.remove_placement_group(placement)
         raise
@@ -189,7 +188,7 @@ def take(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -
 
 
 def release(group: Group) -> None:
-    """Give the nodes back; what still runs on them ends."""
+    """Release the nodes and kill their actors."""
     import ray
 
     for actor in group.actors:
@@ -201,12 +200,12 @@ def _actor(placement: Any, number: int, plan: Plan) -> Any:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    wanted = bundle(plan)
+    required = bundle(plan)
     place = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=number)
     options = {
-        "num_cpus": wanted.pop("CPU"),
-        "num_gpus": wanted.pop("GPU", 0),
-        "resources": wanted,
+        "num_cpus": required.pop("CPU"),
+        "num_gpus": required.pop("GPU", 0),
+        "resources": required,
         "max_concurrency": THREADS,
         "max_restarts": 0,
         "scheduling_strategy": place,
@@ -217,38 +216,38 @@ def _actor(placement: Any, number: int, plan: Plan) -> Any:
 
 def _wait(placement: Any, plan: Plan, say: Callable[[str], None], check: Callable[[], None]) -> None:
     limit_s = 60.0 * (plan.config.cluster.ray or Ray()).placement_timeout_min
-    started_s, is_said = time.monotonic(), False
+    started_s, is_reported = time.monotonic(), False
     while not placement.wait(READY_POLL_S):
         check()
         waited_s = time.monotonic() - started_s
-        words = f"{plan.world.num_nodes} nodes with {shown(bundle(plan))} each; {_there(plan)}"
+        nodes = f"{plan.world.num_nodes} nodes with {shown(bundle(plan))} each; {_cluster_size(plan)}"
         if waited_s > limit_s:
-            raise LostError("RAY-03", f"waited {waited_s:.0f} s for {words}")
-        if waited_s > SAYS_S and not is_said:
-            is_said = True
-            say(f"waits for {words}")
+            raise LostError("RAY-03", f"waited {waited_s:.0f} s for {nodes}")
+        if waited_s > REPORT_AFTER_S and not is_reported:
+            is_reported = True
+            say(f"waiting for {nodes}")
 
 
-def _there(plan: Plan) -> str:
-    """Return how many nodes the cluster has, and how many are large enough when they are free."""
+def _cluster_size(plan: Plan) -> str:
+    """Return how many nodes the cluster has, and how many of them are large enough, free or busy."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return f"{len(alive)} are there, {num_large(alive, bundle(plan))} of them so large"
+    return f"the cluster has {len(alive)} nodes, {num_large(alive, bundle(plan))} of them large enough"
 
 
-def num_large(nodes: Sequence[dict[str, float]], wanted: dict[str, float]) -> int:
-    """Return how many nodes have what a node of the run must have, whether or not it is free."""
-    return sum(all(node.get(name, 0.0) >= count for name, count in wanted.items()) for node in nodes)
+def num_large(nodes: Sequence[dict[str, float]], required: dict[str, float]) -> int:
+    """Return how many nodes are large enough for the run, free or busy."""
+    return sum(all(node.get(name, 0.0) >= count for name, count in required.items()) for node in nodes)
 
 
 def shown(resources: dict[str, float]) -> str:
-    """Return resources as one reads them: CPU: 2, GPU: 8."""
+    """Return resources as text: CPU: 2, GPU: 8."""
     return ", ".join(f"{name}: {count:g}" for name, count in resources.items())
 
 
-def explained(error: Exception, what: str) -> LostError:
-    """Return what an error of Ray's says, by the rule that it shows."""
+def lost_error(error: Exception, what: str) -> LostError:
+    """Return a LostError for an error of Ray's, with the rule that its text matches."""
     text = " ".join(str(error).split())
     raw, default = f"{type(error).__name__}: {text}".encode(), "RAY-04"
     signs = (sign for rule in ("RAY-05", "RAY-07", "RAY-04", "RAY-06") for sign in RULES[rule].signs)

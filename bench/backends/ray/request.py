@@ -1,4 +1,4 @@
-"""What is asked of a Ray cluster for a run: the body of POST /api/jobs/. Pure, but for values of named variables."""
+"""Build the request for a Ray job: the body of POST /api/jobs/. Pure, except for the values of passed variables."""
 
 import hashlib
 import os
@@ -15,59 +15,59 @@ from bench.errors import ConfigError
 PACKAGES = Path(__file__).parents[3]
 DRIVER = ("python", "-m", "bench.backends.ray.driver")
 FOLDER = "runstop_folder"
-"""Metadata of a job: the folder that it was submitted for."""
+"""The metadata key of a job with the run folder that it was submitted for."""
 STOP_WAIT_S = 180
-"""How long Ray waits for a driver that it has told to end, before it kills it."""
+"""How long Ray waits for a stopped driver to end before it kills it."""
 LIMIT_MARGIN_MIN = 2.0
-"""So long before the limit of a job its runner is told, as Slurm's scripts are."""
+"""The runner is warned this long before the job's time limit, as with Slurm."""
 SETTINGS = {
-    "RAY_DEDUP_LOGS": "0",  # ranks print the same lines, and none of them may be left out
+    "RAY_DEDUP_LOGS": "0",  # ranks print equal lines, and none of them may be dropped
     "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S),
 }
 
 
 def settings(plan: Plan) -> Ray:
-    """Return the block of the plan's cluster.
+    """Return the Ray settings of the plan's cluster.
 
     Raises:
         ConfigError: it has none.
     """
     if plan.config.cluster.ray is None:
-        what, fix = "nothing says where the Ray cluster is", "choose cluster=ray, or set cluster.ray.address"
+        what, fix = "no Ray cluster is configured", "set cluster=ray, or set cluster.ray.address"
         raise ConfigError(what, where="cluster.ray", fix=fix, rule="RAY-01")
     return plan.config.cluster.ray
 
 
 def submission_id(folder: Path, number: int) -> str:
-    """Return the name of a run's job, from 1: the same each time, so that Ray refuses to have it twice."""
+    """Return Ray's name for the run's job `number`, from 1. It is deterministic, so Ray refuses a duplicate."""
     place = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', folder.name)[:80]}-{place}-{number}"
 
 
 def job_id(submission: str, address: str) -> str:
-    """Return by what runstop knows a job: Ray's name for it, and where that is asked."""
+    """Return runstop's id of a job: Ray's name and the address of the cluster."""
     return f"{submission}@{address.rstrip('/')}"
 
 
 def split(job: str) -> tuple[str, str]:
-    """Return Ray's name for a job, and the address of its cluster."""
+    """Split runstop's id into Ray's name for the job and the address of its cluster."""
     submission, _, address = job.partition("@")
     return submission, address
 
 
 def page(job: str) -> str:
-    """Return where Ray's dashboard shows a job."""
+    """Return the URL of a job on Ray's dashboard."""
     submission, address = split(job)
     return f"{address}/#/jobs/{submission}"
 
 
 def body(plan: Plan, folder: Path, runs: Sequence[Path], number: int, *, walltime: int | None = None) -> dict[str, Any]:
-    """Return the request for a job of a folder, its number from 1, that runs the plans in the folders of `runs`.
+    """Return the request for job `number` (from 1) of a folder, which runs the plans in the folders `runs`.
 
-    `walltime` is what each trial may take, where that is not the plan's; `plan` has the limit of the job then.
+    `walltime` is the time limit per trial in minutes, if it is not the plan's; `plan` has the limit of the whole job.
 
     Raises:
-        ConfigError: the cluster has no address, or a variable that it names is not set.
+        ConfigError: the cluster has no address, or a variable of `cluster.ray.environment` is not set.
     """
     submission = submission_id(folder.absolute(), number)
     own = [] if walltime is None else ["--walltime", str(walltime)]
@@ -81,36 +81,36 @@ def body(plan: Plan, folder: Path, runs: Sequence[Path], number: int, *, walltim
 
 
 def limit(plan: Plan) -> list[str]:
-    """Return the words that tell a driver how long a run may take, all of its trials together."""
+    """Return the driver's arguments for the time limit of the whole run."""
     if plan.walltime_min is None:
         return []
     return ["--limit-min", f"{max(1.0, plan.walltime_min - LIMIT_MARGIN_MIN):g}"]
 
 
 def address(plan: Plan) -> str:
-    """Return where the cluster takes jobs.
+    """Return the address of the Ray dashboard.
 
     Raises:
-        ConfigError: nobody says it.
+        ConfigError: it is not set, or not valid.
     """
     ray = settings(plan)
     if ray.address is None:
         raise ConfigError(
-            "no address of a Ray cluster",
+            "no address of a Ray cluster is set",
             where="cluster.ray.address",
             fix="set cluster.ray.address=http://HEAD:8265, or export RAY_API_SERVER_ADDRESS",
             rule="RAY-01",
         )
     if not re.match(r"https?://[^/]", ray.address):
-        what, fix = f"{ray.address!r:.80} is not the address of a dashboard", "write it as http://HEAD:8265"
+        what, fix = f"{ray.address!r:.80} is not a valid dashboard address", "write it as http://HEAD:8265"
         raise ConfigError(what, where="cluster.ray.address", fix=fix, rule="RAY-01")
     return ray.address.rstrip("/")
 
 
 def _runtime_env(ray: Ray) -> dict[str, Any]:
-    """Return what Ray sets up for the job on every node."""
+    """Return the job's runtime_env, which Ray sets up on every node."""
     if missing := [name for name in ray.environment if name not in os.environ]:
-        what, fix = f"{', '.join(missing)} is not set", "export it, or leave it out of cluster.ray.environment"
+        what, fix = f"{', '.join(missing)} is not set", "export it, or remove it from cluster.ray.environment"
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS
     if ray.code is RayCode.installed:

@@ -1,4 +1,4 @@
-"""Whether what the user adds to sbatch and to the container fits the script that we write."""
+"""Check the user's sbatch arguments and container settings against the script that runstop renders."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from bench.contract.schema import Runtime
 from bench.rules.check import Finding, Severity, Subject, broken
 
 WHERE = "cluster.slurm.arguments"
-SHORT = {
+LONG_NAMES = {
     "N": "nodes",
     "n": "ntasks",
     "a": "array",
@@ -27,28 +27,28 @@ SHORT = {
     "h": "help",
     "V": "version",
 }
-_SIZES = "the script's header says how many: set cluster.num_nodes and cluster.ranks_per_node"
+_SIZES = "leave it out: set cluster.num_nodes and cluster.ranks_per_node, which the script's #SBATCH lines use"
 _GPUS = "set cluster.slurm.gpu_request and cluster.slurm.gpu_type"
-_OUTPUT = "leave it out: the job's output belongs into its run folder"
-_NO_JOB = "leave it out: with it no job is made, or another one"
+_OUTPUT = "leave it out: the job's output goes to its run folder"
+_NO_JOB = "leave it out: with it sbatch submits no job, or another one"
 OURS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-core"), _SIZES),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "ntasks-per-gpu"), _GPUS),
     **dict.fromkeys(("output", "error", "input"), _OUTPUT),
     **dict.fromkeys(("wrap", "test-only", "help", "usage", "version"), _NO_JOB),
-    "array": "set launch.array=true for one element per trial",
-    "cpus-per-task": "set cluster.slurm.cpus_per_rank, which srun is told too",
+    "array": "set launch.array=true for one array task per trial",
+    "cpus-per-task": "set cluster.slurm.cpus_per_rank, which srun uses too",
     "wait": "set launch.wait=true",
     "chdir": "leave it out: the job starts in its run folder",
 }
-"""Options of sbatch that the script or bench.backends.slurm.jobs has set, and what to do instead."""
+"""Options of sbatch that the script or bench.backends.slurm.jobs already sets, and what to do instead."""
 NO_VALUE = frozenset(
     (
         *("contiguous", "hold", "requeue", "no-requeue", "overcommit", "oversubscribe", "spread-job", "use-min-nodes"),
         *("exclusive", "nice", "verbose", "quiet", "reboot", "ignore-pbs", "H", "s", "O", "v", "Q", "k", "no-kill"),
     )
 )
-"""Options that take no value, or only one behind an equals sign."""
+"""Options without a value, or with a value only after an equals sign."""
 FLAGS_WITHOUT_VALUE = frozenset(
     (
         *("container-mount-home", "container-remap-root", "container-entrypoint", "container-entrypoint-log"),
@@ -56,94 +56,96 @@ FLAGS_WITHOUT_VALUE = frozenset(
         "no-container-entrypoint",
     )
 )
-"""Of Pyxis. Source: its args.c, version 0.24."""
+"""Flags of Pyxis. Source: its args.c, version 0.24."""
 _SHELL_SYNTAX = re.compile(r"[;|&<>$`()*?\n]")
 
 
 def contradictions(subject: Subject) -> Iterator[Finding]:
-    """Yield the arguments for sbatch that take back what the script says."""
+    """Yield the sbatch arguments that contradict the script."""
     slurm_config = subject.plan.config.cluster.slurm
-    words = slurm_config.arguments if slurm_config else []
     previous = ""
-    for word in words:
-        name, has_value, value = option(word)
+    for argument in slurm_config.arguments if slurm_config else []:
+        name, has_value, value = option(argument)
         if not name:
             if not previous or previous in NO_VALUE:
-                what, fix = f"sbatch would take {word} for the script", "write options as --name=value, one an entry"
+                what, fix = (
+                    f"sbatch would read {argument} as the script's name",
+                    "write one --name=value per list entry",
+                )
                 yield broken("CFG-09", what, WHERE, fix=fix)
         elif re.search(r"\s", name):
-            fix = f"write {'='.join(word.split(maxsplit=1))}, or two entries"
-            yield broken("CFG-09", f"{word!r} is one word to sbatch, and no option", WHERE, fix=fix)
+            fix = f"write {'='.join(argument.split(maxsplit=1))}, or two entries"
+            yield broken("CFG-09", f"{argument!r} is not a valid option: sbatch reads it as one word", WHERE, fix=fix)
         elif "container" in name and name != "container":
             yield from _container_flag(name, has_value)
-        elif ours := _ours(word, name):
-            yield broken("CFG-09", f"--{ours} contradicts the script", WHERE, fix=OURS[ours])
+        elif ours := _ours(argument, name):
+            yield broken("CFG-09", f"--{ours} conflicts with the script", WHERE, fix=OURS[ours])
         elif name == "export" and value.split(",")[0] != "ALL":
-            what = f"with --export={value} the job does not get this environment: no PATH, DATADIR or LOGDIR"
+            what = f"with --export={value} the job does not get this environment (PATH, DATADIR, LOGDIR)"
             yield broken("CFG-09", what, WHERE, fix="leave it out, or write --export=ALL,NAME=value")
         elif name == "open-mode" and value.startswith("t"):
-            what = "with --open-mode=truncate a requeued job loses its output so far"
+            what = "--open-mode=truncate deletes the output of a job when it is requeued"
             yield broken("CFG-09", what, WHERE, fix="leave it out: the script appends")
         previous = "" if has_value or not name else name
 
 
-def _ours(word: str, name: str) -> str:
-    """Return which option of OURS a word sets, or nothing; sbatch takes the beginning of a long name for all of it."""
-    if name in OURS or not word.startswith("--"):
+def _ours(argument: str, name: str) -> str:
+    """Return the option of OURS that an argument sets, or an empty text; sbatch accepts abbreviated long names."""
+    if name in OURS or not argument.startswith("--"):
         return name if name in OURS else ""
     return next((key for key in OURS if key.startswith(name)), "")
 
 
 def run_folder(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the name of the run folder holds what Slurm or the job would misread; the job refuses it, too."""
+    """Yield whether the run folder's name contains a character that Slurm or the job would misread."""
     folder = subject.plan.config.launch.folder or ""
     if bad := re.search(r"[\"\\]", folder):
         fix = "choose another name, or leave launch.folder out"
-        yield broken("CFG-06", f"the run folder's name holds {bad[0]!r}", "launch.folder", fix=fix)
+        yield broken("CFG-06", f"the run folder's name contains {bad[0]!r}", "launch.folder", fix=fix)
 
 
-def option(word: str) -> tuple[str, bool, str]:
-    """Return an option's long name (nothing for what is none), whether its value is in the same word, and the value."""
-    if word.startswith("--") and len(word) > 2:
-        name, has_value, value = word[2:].partition("=")
+def option(argument: str) -> tuple[str, bool, str]:
+    """Return an option's long name (empty if it is not an option), whether the argument has a value, and the value."""
+    if argument.startswith("--") and len(argument) > 2:
+        name, has_value, value = argument[2:].partition("=")
         return name, bool(has_value), value
-    if word.startswith("-") and len(word) > 1:
-        return SHORT.get(word[1], word[1]), len(word) > 2, word[2:].removeprefix("=")
-    return "", False, word
+    if argument.startswith("-") and len(argument) > 1:
+        return LONG_NAMES.get(argument[1], argument[1]), len(argument) > 2, argument[2:].removeprefix("=")
+    return "", False, argument
 
 
 def walltime(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the time that is asked for is above the cluster's."""
+    """Yield whether the requested time exceeds the cluster's limit."""
     slurm_config = subject.plan.config.cluster.slurm
     if slurm_config is None or slurm_config.max_walltime_min is None:
         return
-    asked = asked_minutes(subject.plan)
-    if asked is not None and asked > slurm_config.max_walltime_min:
-        what = f"{asked:g} min are asked for, and this cluster allows {slurm_config.max_walltime_min}"
-        yield broken("SLU-02", what, "walltime, trials, cluster.slurm.arguments", fix="ask for less")
+    requested = time_limit_min(subject.plan)
+    if requested is not None and requested > slurm_config.max_walltime_min:
+        what = f"the job requests {requested:g} min; this cluster allows at most {slurm_config.max_walltime_min} min"
+        yield broken("SLU-02", what, "walltime, trials, cluster.slurm.arguments", fix="request less time")
 
 
-def asked_minutes(plan: Plan) -> float | None:
-    """Return the job's time limit: what the user adds to sbatch, else the plan's."""
+def time_limit_min(plan: Plan) -> float | None:
+    """Return the job's time limit: the one in the user's sbatch arguments, else the plan's."""
     words = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
-    asked: float | None = plan.walltime_min
-    for number, word in enumerate(words):
-        name, has_value, value = option(word)
+    limit: float | None = plan.walltime_min
+    for number, argument in enumerate(words):
+        name, has_value, value = option(argument)
         if name == "time":
-            asked = client.minutes(value if has_value else "".join(words[number + 1 : number + 2]))
-    return asked
+            limit = client.minutes(value if has_value else "".join(words[number + 1 : number + 2]))
+    return limit
 
 
 def gpu_type(subject: Subject) -> Iterator[Finding]:
-    """Yield whether a typed request for GPUs lacks its type."""
+    """Yield whether a typed GPU request has no type."""
     slurm_config = subject.plan.config.cluster.slurm
     if slurm_config and slurm_config.gpu_request is GpuRequest.gres_typed and not slurm_config.gpu_type:
         fix = "set cluster.slurm.gpu_type to what `scontrol show node | grep Gres` shows"
-        yield broken("SLU-01", "the type of GPU is not said", "cluster.slurm.gpu_type", fix=fix)
+        yield broken("SLU-01", "gpu_request=gres_typed needs a GPU type", "cluster.slurm.gpu_type", fix=fix)
 
 
 def drop_caches(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the command that drops caches is more than one program and its arguments: no shell reads it."""
+    """Yield whether drop_caches is more than one program with arguments; it does not run in a shell."""
     command = subject.plan.config.cluster.drop_caches
     if command is None:
         return
@@ -152,31 +154,31 @@ def drop_caches(subject: Subject) -> Iterator[Finding]:
     except ValueError:  # a quotation mark without its other half
         is_plain = False
     if not is_plain:
-        what, fix = f"{command!r} is not one program and its arguments, and no shell reads it", "put it into a script"
+        what, fix = f"{command!r} is not one program with arguments; it does not run in a shell", "put it into a script"
         yield broken("CFG-09", what, "cluster.drop_caches", fix=f"{fix} on the nodes, or set cluster.drop_caches=null")
 
 
 def container(subject: Subject) -> Iterator[Finding]:
-    """Yield whether the image is missing or misspelt."""
+    """Yield whether the image is missing or its name is invalid."""
     from bench.images import reference
 
     c = subject.plan.config.container
     if c.runtime is Runtime.none:
         return
     if c.runtime is not Runtime.pyxis:
-        what = f"backend slurm starts no container with {c.runtime.name}"
+        what = f"backend slurm does not support the container runtime {c.runtime.name}"
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis or none")
     elif not c.image:
         fix = "set container.image, or export CONT=…"
-        yield broken("PYX-04", "no image is named", "container.image", fix=fix)
+        yield broken("PYX-04", "no image is configured", "container.image", fix=fix)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):
-        word = shlex.quote(spelling.corrected)
-        fix = f"export CONT={word}" if c.image == "$CONT" else f"set container.image to {word}, in quotes"
+        image = shlex.quote(spelling.corrected)
+        fix = f"export CONT={image}" if c.image == "$CONT" else f"set container.image to {image}, in quotes"
         yield broken("PYX-06", spelling.what, "container.image", fix=fix)
 
 
 def mounts(subject: Subject) -> Iterator[Finding]:
-    """Yield the mounts that Pyxis would refuse or read otherwise. Source: its args.c, version 0.24."""
+    """Yield the mounts that Pyxis would refuse or misread. Source: its args.c, version 0.24."""
     config = subject.plan.config
     if config.container.runtime is Runtime.none:
         return
@@ -185,25 +187,27 @@ def mounts(subject: Subject) -> Iterator[Finding]:
         if mount.startswith("-"):
             yield _flag_as_mount(mount, where)
         elif (full := expanded(mount)) is None:
-            yield broken("CFG-06", "a variable in it is not set", where, fix="export it, or write the path itself")
+            yield broken(
+                "CFG-06", "it contains a variable that is not set", where, fix="export the variable, or write the path"
+            )
         elif why := misformed(full):
             yield broken("PYX-12", why, where)
     for name, text in named_paths(config).items():
         full = expanded(text)
         if full and name != "CONT" and (bad := re.search(r"[,:\s]", full)):
             severity: Severity = "warning" if bad[0].isspace() else "error"
-            what = f"{name} holds {bad[0]!r}, and such a path cannot be mounted"
+            what = f"{name} contains {bad[0]!r}; Pyxis cannot mount such a path"
             what += " before Pyxis 0.24" if severity == "warning" else ""
-            yield broken("PYX-12", what, full, fix="move or link it to a path without", severity=severity)
+            yield broken("PYX-12", what, full, fix="move or link it to a path without it", severity=severity)
 
 
 def misformed(mount: str) -> str:
-    """Return what is wrong with SRC[:DST[:FLAG+FLAG]], or nothing."""
+    """Return what is wrong with SRC[:DST[:FLAG+FLAG]], or an empty text."""
     if "," in mount:
-        return "a comma begins another mount: join flags with +, and write one mount an entry"
+        return "a comma starts another mount: join flags with +, and write one mount per list entry"
     parts = mount.split(":")
     if len(parts) > 3 or "" in parts:
-        return f"{'too many colons' if len(parts) > 3 else 'an empty part'}: SRC[:DST[:FLAG+FLAG]]"
+        return f"it has {'too many colons' if len(parts) > 3 else 'an empty part'}; write SRC[:DST[:FLAG+FLAG]]"
     if not parts[0].startswith(("/", "./", "../")) and parts[0] not in (".", "tmpfs", "umount"):
         return f"the source {parts[0]} does not begin with / or ./"
     if parts[1:] and not parts[1].startswith(("/", "./", "../")):
@@ -214,12 +218,12 @@ def misformed(mount: str) -> str:
 def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
     if has_value and name in FLAGS_WITHOUT_VALUE:
         yield broken("PYX-05", f"--{name} takes no value", WHERE)
-    what = f"with --{name} the batch script itself would run in the container, where there is no srun"
-    yield broken("PYX-10", what, WHERE, fix="leave it out: container.image and container.mounts are srun's")
+    what = f"with --{name} the batch script itself would run in the container, which has no srun"
+    yield broken("PYX-10", what, WHERE, fix="leave it out: container.image and container.mounts set srun's container")
 
 
-def _flag_as_mount(word: str, where: str) -> Finding:
-    name = option(word)[0].split(" ")[0]
+def _flag_as_mount(mount: str, where: str) -> Finding:
+    name = option(mount)[0].split(" ")[0]
     if name in FLAGS_WITHOUT_VALUE:
-        return broken("PYX-05", f"--{name} is no mount, and takes no value", where, fix="leave it out of the mounts")
-    return broken("PYX-12", f"{word} is no mount", where)
+        return broken("PYX-05", f"--{name} is not a mount, and takes no value", where, fix="leave it out of the mounts")
+    return broken("PYX-12", f"{mount} is not a mount", where)

@@ -1,4 +1,4 @@
-"""Slurm as a backend: its checks, its script, its jobs."""
+"""The Slurm backend: its checks, its script, its jobs."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,28 +18,28 @@ _SITE_NAMES = re.compile(r'^site_names="([\w ]*)"$', re.MULTILINE)
 
 
 def differences(script: str, plan: str) -> Iterator[str]:
-    """Yield where a plan.json is not the plan that a script holds, line by line of the JSON."""
+    """Yield the lines in which a plan.json differs from the plan in a script."""
     held, names = _PLAN.search(script), _SITE_NAMES.search(script)
     if held is None or names is None:
-        yield "the script holds no plan"
+        yield "the script contains no plan"
         return
-    wanted, found = held[1].splitlines(), plan.splitlines()
-    if len(wanted) != len(found):
-        yield f"{len(found)} lines, and {len(wanted)} in the script"
+    expected, actual = held[1].splitlines(), plan.splitlines()
+    if len(expected) != len(actual):
+        yield f"it has {len(actual)} lines; the plan in the script has {len(expected)}"
         return
     values: dict[str, str] = {}
     variable = re.compile("|".join(rf"\${name}" for name in names[1].split()) or r"(?!)")
-    for number, (ours, theirs) in enumerate(zip(wanted, found, strict=True), 1):
+    for number, (ours, theirs) in enumerate(zip(expected, actual, strict=True), 1):
         if not _fits(ours, theirs, variable, values):
-            yield f"line {number} is {theirs.strip()!r:.80}, in the script {ours.strip()!r:.80}"
+            yield f"line {number} is {theirs.strip()!r:.80}; in the script it is {ours.strip()!r:.80}"
 
 
 def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str]) -> bool:
-    """Return whether a line is the script's with values in place of the variables; each has one value in all lines."""
+    """Return whether a line is the script's with its variables replaced, each by the same value in all lines."""
     pattern, at, new = "", 0, []
-    for found in variable.finditer(held):
-        pattern += re.escape(held[at : found.start()])
-        name = found[0][1:]
+    for match in variable.finditer(held):
+        pattern += re.escape(held[at : match.start()])
+        name = match[0][1:]
         if name in values:
             pattern += re.escape(values[name])
         elif name in new:
@@ -47,11 +47,11 @@ def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str
         else:
             new.append(name)
             pattern += f"(?P<{name}>.*?)"
-        at = found.end()
-    match = re.fullmatch(pattern + re.escape(held[at:]), line)
-    if match:
-        values.update(match.groupdict())
-    return match is not None
+        at = match.end()
+    whole = re.fullmatch(pattern + re.escape(held[at:]), line)
+    if whole:
+        values.update(whole.groupdict())
+    return whole is not None
 
 
 LAPTOP = (
@@ -78,13 +78,13 @@ LOGIN = (
 
 
 class SlurmBackend:
-    """Jobs are sbatch scripts; ranks are started by srun, in Pyxis' containers where the plan says so."""
+    """Jobs are sbatch scripts; srun starts the ranks, in Pyxis containers if the plan has an image."""
 
     tiers: tuple[Tier, ...] = TIERS
     files_tier: Tier = "login"
 
-    def is_here(self) -> bool:
-        return client.is_here()
+    def is_available(self) -> bool:
+        return client.is_available()
 
     def checks(self, plan: Plan) -> Mapping[Tier, tuple[Check, ...]]:
         return {"laptop": LAPTOP, "login": LOGIN}
@@ -95,7 +95,7 @@ class SlurmBackend:
         if tier == "laptop":
             return Subject(plan, text, tuple(words))
         probe = slurm_checks.probe(plan, text)
-        return slurm_checks.ask_all(plan, text, words, probes=[probe] if probe else [])
+        return slurm_checks.run_queries(plan, text, words, probes=[probe] if probe else [])
 
     def render(self, plan: Plan) -> str:
         return script.script(plan)
@@ -110,10 +110,10 @@ class SlurmBackend:
         return client.states(ids)
 
     def submitted(self, folder: Path) -> list[str]:
-        return client.submitted(folder)
+        return jobs.submitted(folder)
 
     def cancel(self, job: str) -> None:
-        answer = client.ask(["scancel", job])
+        answer = client.run(["scancel", job])
         if answer.exit_code:
             raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
 
@@ -129,13 +129,19 @@ class SlurmBackend:
         return all(script.resources(plan) == script.resources(plans[0]) for plan in plans)
 
     def prepare_shared(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> None:
-        jobs.note(plan, folder, forced=forced)
+        jobs.prepare(plan, folder, forced=forced)
 
     def submit_shared(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
         return jobs.submit_shared(runs, folder, name=name)
 
-    def note_shared(self, folder: Path) -> None:
-        jobs.note_shared(folder)
+    def arrays(self, plans: Sequence[Plan]) -> list[list[int]]:
+        return script.arrays(plans)
 
-    def without(self, plan: Plan, nodes: Sequence[str]) -> str:
+    def submit_array(self, runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) -> str:
+        return jobs.submit_array(runs, folder, name=name)
+
+    def record_shared_jobs(self, folder: Path) -> None:
+        jobs.record_shared_jobs(folder)
+
+    def exclude_nodes(self, plan: Plan, nodes: Sequence[str]) -> str:
         return excluding(plan, nodes)

@@ -1,4 +1,4 @@
-"""What this site's Slurm says of the request: partition, GPUs, account, and whether it takes the script."""
+"""Check a plan against this site's Slurm: partition, GPUs, account, and sbatch --test-only of the script."""
 
 import getpass
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.backends.slurm import client
-from bench.backends.slurm.argument_checks import FLAGS_WITHOUT_VALUE, asked_minutes
+from bench.backends.slurm.argument_checks import FLAGS_WITHOUT_VALUE, time_limit_min
 from bench.contract import plan as plans
 from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
@@ -21,16 +21,18 @@ from bench.rules.check import Answer, CannotTellError, Finding, Severity, Subjec
 
 TIMEOUT_S = 15.0
 GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%m|%t|%s"
-"""Of sinfo: partition, up or not, time limit, nodes, GRES, CPUs, memory (MiB), state, how many nodes a job may have."""
+"""sinfo's format: partition, up or not, time limit, nodes, GRES, CPUs, memory (MiB), state, nodes per job."""
 IS_OUT = re.compile(r"down|drain|drng|fail|inval|unk|.*\*$")
-"""States of nodes that take no job; * is one that does not respond."""
+"""States of nodes that accept no job; * marks a node that does not respond."""
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
-_NOBODY = re.compile(r"[Uu]nable to contact|Communication|[Tt]imed out|[Zz]ero [Bb]ytes|[Uu]nable to process config")
+_UNREACHABLE = re.compile(
+    r"[Uu]nable to contact|Communication|[Tt]imed out|[Zz]ero [Bb]ytes|[Uu]nable to process config"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes of a partition that are alike."""
+    """Identical nodes of a partition."""
 
     partition: str
     is_default: bool
@@ -38,7 +40,7 @@ class Group:
     limit_min: float | None
     num_nodes: int
     gpus: tuple[tuple[str, int], ...]
-    """Type, empty where the site names none, and how many of it a node has."""
+    """GPU type, empty if the site names none, and how many of it a node has."""
     cpus: int
     memory_gib: float
     is_out: bool
@@ -47,11 +49,11 @@ class Group:
 
 REFUSALS: tuple[tuple[str, str, str | None], ...] = (
     (r"[Ii]nvalid account|[Ii]nvalid qos|accounting/QOS", "cluster.slurm.account, cluster.slurm.qos", None),
-    (r"[Pp]artition", "cluster.slurm.partition", "`sinfo` lists the partitions that take jobs"),
-    (r"time limit", "walltime, trials", "ask for less time, or a partition that allows more"),
+    (r"[Pp]artition", "cluster.slurm.partition", "`sinfo` lists the partitions that accept jobs"),
+    (r"time limit", "walltime, trials", "request less time, or choose a partition with a higher limit"),
     (r"Node count", "cluster.num_nodes", None),
     (r"GRES|generic resource", "cluster.slurm.gpu_request, cluster.slurm.gpu_type", None),
-    (r"reservation", "cluster.slurm.reservation", "`scontrol show reservation` lists those that there are"),
+    (r"reservation", "cluster.slurm.reservation", "`scontrol show reservation` lists the reservations"),
     (
         r"unrecognized option|[Ii]nvalid option",
         "cluster.slurm.arguments",
@@ -64,55 +66,55 @@ REFUSALS: tuple[tuple[str, str, str | None], ...] = (
         "compare nodes, ranks and cluster.slurm (gpu_type, cpus_per_rank, arguments) with `scontrol show node`",
     ),
 )
-"""What sbatch says when it refuses, and where that was asked for. Source: Slurm 22.05, src/common/slurm_errno.c."""
+"""Messages of a refusing sbatch: pattern, config keys that cause it, fix. Source: Slurm 22.05, slurm_errno.c."""
 GPU_REFUSAL = r"GRES|generic resource"
 WAITS = r"nodes? (?:are |is )?(?:busy|not available)|Required node not available|Nodes required for job are"
-"""Said of a job that could be queued."""
+"""sbatch --test-only prints these for jobs that it would queue."""
 
 
-def question(subject: Subject, name: str) -> Answer:
-    """Return what Slurm said.
+def answer_to(subject: Subject, name: str) -> Answer:
+    """Return the answer of a Slurm command.
 
     Raises:
-        CannotTellError: it said nothing.
+        CannotTellError: there was no answer.
     """
     try:
         answer = subject.answers[name].result()
     except SubmitError as error:
         raise CannotTellError(error.what) from error
-    if answer.exit_code and _NOBODY.search(answer.err):
+    if answer.exit_code and _UNREACHABLE.search(answer.err):
         raise CannotTellError(f"{name}: {last_line(answer.err)}")
     return answer
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something, without who says it."""
+    """Return the last line of a message, without the program's name and "error:"."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
     return re.sub(r"^(?:\w+: )?(?:(?:error|fatal): |allocation failure: )*", "", lines[-1]) if lines else "no answer"
 
 
-def ask_all(plan: Plan, script: str, arguments: Sequence[str], *, probes: Sequence[Sequence[str]]) -> Subject:
-    """Return the subject with every answer of this site; all questions are asked at the same time, each once."""
+def run_queries(plan: Plan, script: str, arguments: Sequence[str], *, probes: Sequence[Sequence[str]]) -> Subject:
+    """Run all of Slurm's query commands at the same time, each once; return the subject with their answers."""
     user = getpass.getuser()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, ThreadPoolExecutor() as pool:
         file = Path(scratch, "job.sbatch")
         file.write_text(script)
-        questions = {
+        queries = {
             "sinfo": ["sinfo", "--noheader", "--all", f"--format={GROUP_FIELDS}"],
             "sacctmgr": ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}"],
             "sbatch": ["sbatch", "--test-only", *arguments, str(file)],
             "srun": ["srun", "--help"],
             "sacct": ["sacct", "--allocations", "--noheader", "--jobs=1", "--format=JobID"],
         }
-        questions["sacctmgr"].append("format=Account,QOS")
-        questions |= {" ".join(probe): list(probe) for probe in probes}
-        answers = {name: pool.submit(client.ask, argv, timeout_s=TIMEOUT_S) for name, argv in questions.items()}
+        queries["sacctmgr"].append("format=Account,QOS")
+        queries |= {" ".join(probe): list(probe) for probe in probes}
+        answers = {name: pool.submit(client.run, argv, timeout_s=TIMEOUT_S) for name, argv in queries.items()}
     return Subject(plan, script, tuple(arguments), answers)
 
 
 def groups(subject: Subject) -> list[Group]:
-    """Return the nodes of the partition that the job goes to, or of all where Slurm knows no such partition."""
-    everything = [_group(line) for line in question(subject, "sinfo").out.splitlines() if line.count("|") >= 8]
+    """Return the nodes of the job's partition, or of all partitions if Slurm does not know it."""
+    everything = [_group(line) for line in answer_to(subject, "sinfo").out.splitlines() if line.count("|") >= 8]
     if not everything:
         raise CannotTellError("sinfo shows no nodes")
     wanted = (_slurm(subject).partition or "").split(",")
@@ -120,99 +122,104 @@ def groups(subject: Subject) -> list[Group]:
 
 
 def partition(subject: Subject) -> Iterator[Finding | str]:
-    """Yield why the partition cannot take the job."""
-    found, asked = groups(subject), _slurm(subject).partition
-    names = sorted({group.partition for group in found})
-    if asked is not None and not set(names) <= set(asked.split(",")):
-        what, fix = f"there is no partition {asked}", f"choose from {', '.join(names)}"
+    """Yield why the partition cannot run the job."""
+    available, requested = groups(subject), _slurm(subject).partition
+    names = sorted({group.partition for group in available})
+    if requested is not None and not set(names) <= set(requested.split(",")):
+        what, fix = f"partition {requested} does not exist", f"choose from {', '.join(names)}"
         yield broken("SLU-02", what, "cluster.slurm.partition", fix=fix)
         return
-    if asked is None and not any(group.is_default for group in found):
+    if requested is None and not any(group.is_default for group in available):
         fix = f"set cluster.slurm.partition to one of {', '.join(names)}"
         yield broken("SLU-02", "Slurm has no default partition", "cluster.slurm.partition", fix=fix)
         return
-    yield from _size(subject, found, ",".join(names))
-    limits = [group.limit_min for group in found]
-    minutes, most = asked_minutes(subject.plan), None if None in limits else max(filter(None, limits), default=None)
+    yield from _size(subject, available, ",".join(names))
+    limits = [group.limit_min for group in available]
+    minutes, most = time_limit_min(subject.plan), None if None in limits else max(filter(None, limits), default=None)
     if minutes is not None and most is not None and minutes > most:
-        what = f"{minutes:g} min are asked for, and {','.join(names)} allows {most:g}"
-        fix = "lower walltime or trials (5 + trials x (walltime + 5)), or launch.array=true for a job per trial"
+        what = f"the job requests {minutes:g} min; partition {','.join(names)} allows at most {most:g} min"
+        fix = "lower walltime or trials (5 + trials x (walltime + 5) min), or set launch.array=true"
         yield broken("SLU-02", what, "walltime, trials", fix=fix)
-    if not any(group.is_up == "up" for group in found):
-        what = f"partition {','.join(names)} is {found[0].is_up}: jobs do not start there"
-        severity: Severity = "warning" if found[0].is_up == "down" else "error"  # it still queues them
-        yield broken("SLU-02", what, "cluster.slurm.partition", fix="wait, or choose another", severity=severity)
+    if not any(group.is_up == "up" for group in available):
+        what = f"partition {','.join(names)} is {available[0].is_up}: jobs do not start"
+        severity: Severity = (
+            "warning" if available[0].is_up == "down" else "error"
+        )  # a partition that is down still queues jobs
+        yield broken(
+            "SLU-02", what, "cluster.slurm.partition", fix="wait, or choose another partition", severity=severity
+        )
 
 
-def _size(subject: Subject, found: Sequence[Group], name: str) -> Iterator[Finding | str]:
-    want, there = subject.plan.world.num_nodes, sum(group.num_nodes for group in found)
-    up = sum(group.num_nodes for group in found if not group.is_out)
-    yield f"{name}: {up} of {there} nodes up"
-    if want > there:
-        fix = f"set cluster.num_nodes to {there} or less"
-        yield broken("SLU-02", f"{want} nodes are asked for, and {name} has {there}", "cluster.num_nodes", fix=fix)
-    elif want > up:
-        what = f"{want} nodes are asked for, and {up} of the {there} of {name} are up: the job would wait"
-        fix = "`sinfo -R` says why they are down"
+def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[Finding | str]:
+    requested, total = subject.plan.world.num_nodes, sum(group.num_nodes for group in available)
+    up = sum(group.num_nodes for group in available if not group.is_out)
+    yield f"{name}: {up} of {total} nodes up"
+    if requested > total:
+        fix = f"set cluster.num_nodes to {total} or less"
+        what = f"the job requests {requested} nodes; partition {name} has {total}"
+        yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
+    elif requested > up:
+        what = f"the job requests {requested} nodes; {up} of {total} in partition {name} are up: the job would wait"
+        fix = "`sinfo -R` shows why nodes are down"
         yield broken("SLU-09", what, "cluster.num_nodes", fix=fix, severity="warning")
-    if want < (least := min(group.min_nodes for group in found)):
+    if requested < (least := min(group.min_nodes for group in available)):
         fix = "choose a partition for smaller jobs"
-        what = f"{name} takes jobs from {least} nodes up, and {want} is asked for"
+        what = f"the job requests {requested} nodes; partition {name} requires at least {least}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
 
 
 def gpus(subject: Subject) -> Iterator[Finding | str]:
-    """Yield how the GPUs should be asked for, where the nodes have them otherwise than the plan asks."""
-    config, found = _slurm(subject), groups(subject)
+    """Yield how to request GPUs if the plan's request does not match the nodes."""
+    config, available = _slurm(subject), groups(subject)
     plan = subject.plan
     need = plans.gpus_per_node(plan)
     cuda = plan.config.cluster.device is Device.cuda
-    where, types = "cluster.slurm.gpu_request", sorted({kind for group in found for kind, _ in group.gpus})
-    most = max((count for group in found for _, count in group.gpus), default=0)
+    where, types = "cluster.slurm.gpu_request", sorted({kind for group in available for kind, _ in group.gpus})
+    most = max((count for group in available for _, count in group.gpus), default=0)
     kinds = [kind for kind in types if kind]
     has = ", ".join(f"gpu:{kind}:{most}" if kind else f"gpu:{most}" for kind in types) or "no GPUs"
     yield f"nodes have {has}"
     if config.gpu_request is GpuRequest.none:
         if cuda and types:
-            what = f"no GPU is asked for, and nodes have {has}: where Slurm confines jobs, the ranks see none"
+            what = f"the job requests no GPUs and nodes have {has}: if Slurm confines devices, the ranks see no GPU"
             yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
         return
     if not types:
-        what = "GPUs are asked for, and Slurm knows of none on these nodes"
-        yield broken("SLU-01", what, where, fix=f"set {where}=none if the nodes have GPUs all the same")
+        what = "the job requests GPUs; Slurm lists none on these nodes"
+        yield broken("SLU-01", what, where, fix=f"if the nodes have GPUs anyway, set {where}=none")
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
-        what = f"GPUs of type {config.gpu_type} are asked for, and nodes have {has}"
+        what = f"the job requests GPUs of type {config.gpu_type}; nodes have {has}"
         fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"
         yield broken("SLU-01", what, "cluster.slurm.gpu_type", fix=fix)
     elif need > most:
         fix = f"set cluster.ranks_per_node={most}"
-        what = f"{need} GPUs of each node are asked for, and nodes have {has}"
+        what = f"the job requests {need} GPUs per node; nodes have {has}"
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
     elif len(kinds) > 1 and config.gpu_request is not GpuRequest.gres_typed:
-        what = f"nodes have different GPUs ({has}), and any of them may be given"
+        what = f"nodes have different GPUs ({has}), and the job may get any of them"
         fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
 
 
 def cpus(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether the ranks of a node want more CPUs than it has."""
+    """Yield whether the ranks of a node need more CPUs than it has."""
     each, ranks = _slurm(subject).cpus_per_rank or 1, subject.plan.world.ranks_per_node
     biggest = max(groups(subject), key=lambda group: group.cpus)
     most = biggest.cpus
-    yield f"{most} CPUs and {biggest.memory_gib:,.0f} GiB a node"
+    yield f"{most} CPUs and {biggest.memory_gib:,.0f} GiB per node"
     if each * ranks > most:
-        what = f"{ranks} ranks of {each} CPUs are {each * ranks}, and nodes have {most}"
+        what = f"{ranks} ranks with {each} CPUs each need {each * ranks} CPUs; nodes have {most}"
         fix = f"set cluster.slurm.cpus_per_rank to {most // ranks} or less" if most >= ranks else None
         yield broken("SLU-02", what, "cluster.slurm.cpus_per_rank", fix=fix)
 
 
 def accounts(subject: Subject) -> Iterator[Finding | str]:
-    """Yield which account or QOS is not one of this user's; Slurm itself decides whether that matters."""
-    config, answer = _slurm(subject), question(subject, "sacctmgr")
+    """Yield whether account or QOS is not one of this user's; an error only if sbatch refuses it."""
+    config, answer = _slurm(subject), answer_to(subject, "sacctmgr")
     rows = [line.split("|") for line in answer.out.splitlines() if line.count("|") == 1]
     if answer.exit_code or not rows:
         raise CannotTellError(
-            f"sacctmgr: {last_line(answer.err) if answer.exit_code else 'it knows no account of yours'}"
+            f"sacctmgr: {last_line(answer.err) if answer.exit_code else 'it lists no account of this user'}"
         )
     known = {"account": {row[0] for row in rows}, "qos": {qos for row in rows for qos in row[1].split(",") if qos}}
     yield f"accounts {', '.join(sorted(known['account']))}"
@@ -220,30 +227,36 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
     for key, names in known.items():
         value = getattr(config, key)
         if value is not None and value not in names and names:
-            what = f"{key} {value} is not one of yours"
+            what = f"{key} {value} is not one of this user's"
             fix = f"choose from {', '.join(sorted(names))}"
             yield broken("SLU-02", what, f"cluster.slurm.{key}", fix=fix, severity="error" if refused else "warning")
 
 
 def accepted(subject: Subject) -> Iterator[Finding | str]:
-    """Yield why sbatch would refuse the script: the other checks' findings if they explain it, else sbatch's words."""
-    said = refusal(subject)
-    if not said:
-        yield last_line(question(subject, "sbatch").err).removeprefix("Job ").partition(" ")[2] or "accepted"
-    elif re.search(WAITS, said):
-        yield broken("SLU-09", said, "sbatch --test-only", fix="it would wait in the queue", severity="warning")
-    elif known := _explained(subject, said):
-        yield said
+    """Yield why sbatch would refuse the script: the findings that explain it, else sbatch's message."""
+    message = refusal(subject)
+    if not message:
+        yield last_line(answer_to(subject, "sbatch").err).removeprefix("Job ").partition(" ")[2] or "accepted"
+    elif re.search(WAITS, message):
+        yield broken(
+            "SLU-09",
+            message,
+            "sbatch --test-only",
+            fix="nothing to do: the job would wait in the queue",
+            severity="warning",
+        )
+    elif known := _explained(subject, message):
+        yield message
         yield from known
     else:
-        rows = ((where, fix) for sign, where, fix in REFUSALS if re.search(sign, said))
+        rows = ((where, fix) for sign, where, fix in REFUSALS if re.search(sign, message))
         where, fix = next(rows, ("sbatch --test-only", None))
-        yield broken("SLU-01" if re.search(GPU_REFUSAL, said) else "SLU-02", f"sbatch: {said}", where, fix=fix)
+        yield broken("SLU-01" if re.search(GPU_REFUSAL, message) else "SLU-02", f"sbatch: {message}", where, fix=fix)
 
 
 def refusal(subject: Subject) -> str:
-    """Return what sbatch has against the script, all of it, or nothing."""
-    answer = question(subject, "sbatch")
+    """Return all messages of sbatch --test-only if it refuses the script, else an empty text."""
+    answer = answer_to(subject, "sbatch")
     if answer.exit_code == 0:
         return ""
     lines = [last_line(line) for line in answer.err.splitlines() if line.strip() and not line.startswith("Try ")]
@@ -251,24 +264,24 @@ def refusal(subject: Subject) -> str:
 
 
 def accounting(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether nobody can be asked how a job ended."""
+    """Yield whether Slurm has no accounting, which keeps how jobs ended."""
     if shutil.which("sacct") is None:
-        yield broken("SLU-04", "there is no sacct", "PATH", severity="warning")
-    elif (answer := question(subject, "sacct")).exit_code:
+        yield broken("SLU-04", "sacct is not installed", "PATH", severity="warning")
+    elif (answer := answer_to(subject, "sacct")).exit_code:
         yield broken("SLU-04", last_line(answer.err), "sacct", severity="warning")
 
 
-def _explained(subject: Subject, said: str) -> list[Finding]:
-    """Return what the other checks have found that sbatch complains of."""
-    found: list[Finding | str] = []
+def _explained(subject: Subject, message: str) -> list[Finding]:
+    """Return the findings of the other checks that explain sbatch's message."""
+    results: list[Finding | str] = []
     for check in (partition, gpus, cpus, accounts):
         try:
-            found += check(subject)
+            results += check(subject)
         except CannotTellError:
             continue
-    known = [item for item in found if isinstance(item, Finding)]
-    drained = [item for item in known if item.rule == "SLU-09"] if "node configuration" in said else []
-    return [item for item in known if item.severity == "error"] or drained  # to sbatch, drained nodes are not there
+    known = [item for item in results if isinstance(item, Finding)]
+    drained = [item for item in known if item.rule == "SLU-09"] if "node configuration" in message else []
+    return [item for item in known if item.severity == "error"] or drained  # sbatch ignores drained nodes
 
 
 def _group(line: str) -> Group:
@@ -297,21 +310,21 @@ def _usual(kinds: Sequence[str]) -> str:
 
 
 _ABORTED = (-6, 134)
-"""How a program ends that its own assertion stops."""
+"""Exit codes of a program that abort() ended."""
 _FLAG = re.compile(r"--((?:no-)?container-[a-z-]+)(?![a-z=-])")
 
 
 def probe(plan: Plan, script: str) -> list[str]:
-    """Return the srun command that shows whether this Slurm takes the script's flags without a value, if there are any.
+    """Return an srun command that tests whether this Slurm accepts the script's flags without a value, if it has any.
 
-    It stands with the job's own options and starts nothing.
+    It has the job's own options and starts nothing.
     """
     if not has_bare_flags(plan):
         return []
     flags = [f"--{name}" for name in dict.fromkeys(_FLAG.findall(script)) if name in FLAGS_WITHOUT_VALUE]
     s = plan.config.cluster.slurm or Slurm()
-    own = {"partition": s.partition, "account": s.account, "qos": s.qos, "reservation": s.reservation}
-    options = [f"--{key}={value}" for key, value in own.items() if value]
+    request = {"partition": s.partition, "account": s.account, "qos": s.qos, "reservation": s.reservation}
+    options = [f"--{key}={value}" for key, value in request.items() if value]
     return ["srun", "--test-only", "--nodes=1", "--ntasks=1", "--time=1", *options, *flags, "true"]
 
 
@@ -321,7 +334,7 @@ def in_container(plan: Plan) -> bool:
 
 
 def has_bare_flags(plan: Plan) -> bool:
-    """Return whether srun is told container flags that take no value."""
+    """Return whether srun gets container flags that take no value."""
     return in_container(plan) and plan.config.container.flags is ContainerFlags.arguments
 
 
@@ -336,15 +349,15 @@ def is_in_registry(plan: Plan) -> bool:
 
 
 def plugin(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether srun does not know the container flags."""
-    if "--container-image" not in question(subject, "srun").out:
-        yield broken("PYX-02", "srun of this machine does not know --container-image", "srun --help")
+    """Yield whether srun lacks the container flags of Pyxis."""
+    if "--container-image" not in answer_to(subject, "srun").out:
+        yield broken("PYX-02", "srun on this machine has no option --container-image", "srun --help")
 
 
 def flags(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether this Slurm aborts on flags without a value. This depends on its build, not on its version."""
     words = probe(subject.plan, subject.script)
-    answer = question(subject, " ".join(words))
+    answer = answer_to(subject, " ".join(words))
     if answer.exit_code in _ABORTED or "Assertion" in answer.err:
         fix = "set container.flags=environment (Pyxis 0.21 or later)"
         yield broken("PYX-01", f"srun: {last_line(answer.err)}", " ".join(words), fix=fix)
@@ -353,29 +366,29 @@ def flags(subject: Subject) -> Iterator[Finding | str]:
 
 
 def file(subject: Subject) -> Iterator[Finding | str]:
-    """Yield what is wrong with the image's file; all of it is read if it has changed since it last was."""
+    """Yield what is wrong with the image file; the whole file is read if it has changed since the last check."""
     from bench.images import store
 
     image = expanded(subject.plan.config.container.image)
     assert image is not None
     if not Path(image).is_file():
-        fix = "`python -m bench image import` makes one; or correct CONT"
-        yield broken("ENR-07", "there is no such image here", image, fix=fix)
+        fix = "create it with `runstop image import`, or correct CONT"
+        yield broken("ENR-07", "the image file does not exist", image, fix=fix)
         return
     try:
-        yield from (replace(found, where=image) for found in store.faults_since_change(Path(image)))
+        yield from (replace(fault, where=image) for fault in store.faults_since_change(Path(image)))
     except OSError as error:
-        yield broken("ENR-07", f"the image cannot be read: {error.strerror}", image)
+        yield broken("ENR-07", f"cannot read the image: {error.strerror}", image)
 
 
 def credentials(subject: Subject) -> Iterator[Finding | str]:
-    """Yield which machine Enroot's credentials do not name, for an image that comes from a registry."""
+    """Yield whether Enroot has no credentials for the registry of the image."""
     from bench.images import import_checks, reference
 
     image = expanded(subject.plan.config.container.image)
     assert image is not None
     try:
-        found = import_checks.warnings(reference.read(image), Path("/"))
-    except ConfigError as error:  # a name that nobody can read is another check's
+        warnings = import_checks.warnings(reference.read(image), Path("/"))
+    except ConfigError as error:  # another check reports invalid names
         raise CannotTellError(error.what) from error
-    yield from (replace(warning, where=image) for warning in found if warning.rule == "ENR-01")
+    yield from (replace(warning, where=image) for warning in warnings if warning.rule == "ENR-01")

@@ -1,4 +1,4 @@
-"""Ask this site's Slurm: one command, what it answered, and where jobs stand."""
+"""Run Slurm's commands and read the states of jobs from squeue and sacct."""
 
 import os
 import re
@@ -12,22 +12,22 @@ from bench.errors import SubmitError
 from bench.rules.check import Answer
 
 TIMEOUT_S = 20.0
-IDS_OF_A_QUESTION = 2000
-"""What one command line asks for, far below the system's limit for its length."""
+IDS_PER_QUERY = 2000
+"""Job ids on one command line, far below the system's limit for its length."""
 QUEUE_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "exit_code", "TimeUsed", "TimeLimit", "StartTime")
 ACCOUNTING_FIELDS = ("JobID", "State", "Reason", "NodeList", "ExitCode", "ElapsedRaw", "TimelimitRaw", "Start")
 NOTHING = ("", "N/A", "n/a", "None", "None assigned", "Unknown", "(null)")
-"""Slurm's ways to say that there is no value."""
+"""How Slurm prints that there is no value."""
 _OPTIONS = re.compile(r"(?:SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SINFO|SCONTROL)_")
 _OF_A_JOB = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
-"""Times in one format, and lists of array elements in full."""
+"""Times in one format, and lists of array tasks in full."""
 _AGAIN = "try again; `scontrol ping` shows whether Slurm's controller is up"
 _RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
 
 
 class NoAnswerError(SubmitError):
-    """A command did not end in time: what it was to do may have been done, or may still be."""
+    """A command timed out: its work may have been done, or may still be done."""
 
 
 STARTED = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
@@ -38,58 +38,58 @@ ENDED: dict[str, JobState] = {
     **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"), JobState.failed),
     "TIMEOUT": JobState.failed,
 }
-"""Slurm's states of jobs that use nothing any more; a requeued one comes back as PENDING."""
+"""Slurm's states of jobs that have ended; a requeued job is PENDING again."""
 
 
-def is_here() -> bool:
+def is_available() -> bool:
     """Return whether jobs can be submitted from this machine."""
     return shutil.which("sbatch") is not None
 
 
-def ask(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, more: Mapping[str, str] | None = None) -> Answer:
-    """Return what one Slurm command says. Options that the environment would add to it are left out; `more` is added.
+def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S, more: Mapping[str, str] | None = None) -> Answer:
+    """Run one Slurm command without options from environment variables; `more` is added to its environment.
 
     Raises:
-        SubmitError: the command is not there, or does not answer in time.
+        SubmitError: the command is missing, or times out.
     """
-    return _ask(argv, timeout_s, environment(argv[0]) | dict(more or {}))
+    return _run(argv, timeout_s, environment(argv[0]) | dict(more or {}))
 
 
 def environment(command: str) -> dict[str, str]:
-    """Return this process's environment, without what would be further options of a Slurm command."""
+    """Return this process's environment without the variables that set options of a Slurm command."""
     kept = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
-    if command in ("sbatch", "srun"):  # inside an allocation: its sizes, and a step instead of a job
+    if command in ("sbatch", "srun"):  # inside an allocation, these would set sizes and start a step instead of a job
         kept = {name: value for name, value in kept.items() if not _OF_A_JOB.match(name)}
     return kept
 
 
 def states(jobs: Sequence[str]) -> dict[str, Job]:
-    """Return where jobs stand, by id; those that Slurm does not know are left out.
+    """Return the states of jobs by id; jobs that Slurm does not know are left out.
 
-    An id is a job's or an array element's (12_3); that of a whole array gives all its elements, each under its own id.
-    The controller knows best; accounting, which lags, is asked for what it has forgotten.
+    An id is a job's or an array task's (12_3); the id of a whole array gives all its tasks, each under its own id.
+    Accounting lags behind the controller, so it is queried only for jobs that the controller has forgotten.
 
     Raises:
-        SubmitError: the controller cannot be asked.
+        SubmitError: the controller cannot be queried.
     """
-    asked = sorted(set(jobs))
-    found: dict[str, Job] = {}
-    for first in range(0, len(asked), IDS_OF_A_QUESTION):
-        some = asked[first : first + IDS_OF_A_QUESTION]
+    ids = sorted(set(jobs))
+    known: dict[str, Job] = {}
+    for first in range(0, len(ids), IDS_PER_QUERY):
+        some = ids[first : first + IDS_PER_QUERY]
         queued = _queued(some)
         gone = [job for job in some if job not in queued]
-        found |= (_accounted(gone) if gone else {}) | queued
-    wanted = set(asked)
-    return {job: state for job, state in found.items() if job in wanted or job.split("_")[0] in wanted}
+        known |= (_accounted(gone) if gone else {}) | queued
+    requested = set(ids)
+    return {job: state for job, state in known.items() if job in requested or job.split("_")[0] in requested}
 
 
 def submitted(folder: Path) -> list[str]:
     """Return the ids of this user's queued and running jobs whose script got a run folder as its argument.
 
     Raises:
-        SubmitError: the controller cannot be asked.
+        SubmitError: the controller cannot be queried.
     """
-    answer = ask(["squeue", "--noheader", "--me", "--Format=ArrayJobID:|,Command:|"])
+    answer = run(["squeue", "--noheader", "--me", "--Format=ArrayJobID:|,Command:|"])
     if answer.exit_code:
         raise SubmitError(_last_line(answer), where="squeue", fix=_AGAIN)
     rows = (line.rstrip().removesuffix("|").partition("|") for line in answer.out.splitlines())
@@ -97,7 +97,7 @@ def submitted(folder: Path) -> list[str]:
 
 
 def seconds(text: str) -> int | None:
-    """Return the seconds of Slurm's [days-]hours:minutes:seconds, or None where it says UNLIMITED or nothing."""
+    """Return the seconds of Slurm's [days-]hours:minutes:seconds, or None for UNLIMITED and no value."""
     parts = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if parts is None:
         return None
@@ -118,16 +118,16 @@ def minutes(text: str) -> float | None:
     return (int(days or 0) * 24 + hours) * 60 + min + s / 60
 
 
-def _ask(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> Answer:
+def _run(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> Answer:
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except OSError as error:
         raise SubmitError(
-            f"{argv[0]} cannot be started: {error.strerror}",
+            f"cannot start {argv[0]}: {error.strerror}",
             where="PATH",
-            fix="work on the cluster's login node, with Slurm's commands on PATH",
+            fix="run runstop on the cluster's login node, with Slurm's commands on PATH",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(
@@ -141,7 +141,7 @@ def _ask(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> 
 def _queued(jobs: Sequence[str]) -> dict[str, Job]:
     fields = ",".join(f"{field}:|" for field in QUEUE_FIELDS)
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={fields}"]
-    answer = _ask(argv, TIMEOUT_S, environment("squeue") | _PLAIN)
+    answer = _run(argv, TIMEOUT_S, environment("squeue") | _PLAIN)
     if answer.exit_code and "Invalid job id" not in answer.err:
         raise SubmitError(_last_line(answer), where="squeue", fix=_AGAIN)
     return _states(line.split("|")[: len(QUEUE_FIELDS)] for line in answer.out.splitlines())
@@ -152,27 +152,27 @@ def _last_line(answer: Answer) -> str:
 
 
 def _accounted(jobs: Sequence[str]) -> dict[str, Job]:
-    """Return what accounting knows; nothing where there is none."""
+    """Return the states that sacct reports; none if it fails."""
     fields = f"--format={','.join(ACCOUNTING_FIELDS)}"
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(jobs)}", fields]
     try:
-        answer = _ask(argv, TIMEOUT_S, environment("sacct") | _PLAIN)
+        answer = _run(argv, TIMEOUT_S, environment("sacct") | _PLAIN)
     except SubmitError:
         return {}
     return _states(line.split("|") for line in answer.out.splitlines()) if answer.exit_code == 0 else {}
 
 
 def _states(rows: Iterable[Sequence[str]]) -> dict[str, Job]:
-    """Return one state for each job of the rows; what is said of one element holds, whatever is said of its array."""
-    found: dict[str, Job] = {}
+    """Return one state for each job of the rows; a row of one array task overrides the row of its array."""
+    jobs: dict[str, Job] = {}
     for row in sorted((row for row in rows if len(row) == len(QUEUE_FIELDS)), key=lambda row: "[" not in row[0]):
         job, state, reason, nodes, code, elapsed, limit, start = ("" if cell in NOTHING else cell for cell in row)
-        for one in _elements(job):
-            word = state.split(" ")[0].rstrip("+")  # accounting says CANCELLED by 1000
-            found[one] = Job(
+        for one in _array_tasks(job):
+            native_state = state.split(" ")[0].rstrip("+")  # sacct prints CANCELLED by 1000
+            jobs[one] = Job(
                 id=one,
-                state=ENDED.get(word) or (JobState.running if word in STARTED else JobState.queued),
-                word=word,
+                state=ENDED.get(native_state) or (JobState.running if native_state in STARTED else JobState.queued),
+                native_state=native_state,
                 reason=reason,
                 nodes=nodes,
                 exit_code=_exit_code(code),
@@ -180,19 +180,19 @@ def _states(rows: Iterable[Sequence[str]]) -> dict[str, Job]:
                 limit_s=int(limit) * 60 if limit.isdecimal() else seconds(limit),
                 start=start,
             )
-    return found
+    return jobs
 
 
-def _elements(job: str) -> list[str]:
+def _array_tasks(job: str) -> list[str]:
     """Return the ids of 12_[0-3,8-16:4], or the one id."""
     if (array := _RANGE.fullmatch(job)) is None:
         return [job]
-    found = []
+    tasks = []
     for part in array[2].split(","):
         first, _, last = part.partition("-")
         last, _, step = last.partition(":")
-        found += [f"{array[1]}_{k}" for k in range(int(first), int(last or first) + 1, int(step or 1))]
-    return found
+        tasks += [f"{array[1]}_{k}" for k in range(int(first), int(last or first) + 1, int(step or 1))]
+    return tasks
 
 
 def _exit_code(code: str) -> str:

@@ -1,10 +1,11 @@
-"""Write the sbatch script of a plan: a header in the site's dialect, this run's settings, and what `job.sh` does. Pure.
+"""Render the sbatch script of a plan: #SBATCH lines for this site, the settings of this run, and job.sh.
 
-Every value of the config reaches the script through one function for its place: `_comment`, `_directive`, `_word` (as
-it stands), `_quoted` (with the site's variables) and `_name` (part of a variable's name); the plan is JSON in ASCII.
+Every config value is escaped by one function for its place in the script: `_comment`, `_directive`, `_shell_word`
+(literal), `_quoted` ($NAME is expanded) and `_name` (part of a variable's name). The plan is JSON in ASCII.
 
-The script holds its plan, so that it alone is the whole run. What differs between users (paths, image) stands in it as
-$DATADIR, $MODEL, $LOGDIR and $CONT; account, QOS and reservation only ever stand on sbatch's command line.
+The script is self-contained: it includes the plan. Paths and images that differ between users are variables: $DATADIR,
+$MODEL, $LOGDIR and $CONT. Account, QOS and reservation are never in the script, only on sbatch's command line.
+Rendering has no side effects.
 """
 
 import json
@@ -19,28 +20,29 @@ from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
 from bench.contract.schema import ContainerFlags, Runtime
-from bench.texts import steering
+from bench.texts import control_character
 
 BODY = Path(__file__).with_name("job.sh")
-TOGETHER = Path(__file__).with_name("together.sh")
+ARRAY_JOB = Path(__file__).with_name("array_job.sh")
+SHARED_JOB = Path(__file__).with_name("shared_job.sh")
 SIGNAL_S = 120
-"""How long before the time limit the script is told; Slurm may tell it up to a minute earlier."""
+"""How long before the time limit the script gets SIGUSR1; Slurm may send it up to a minute earlier."""
 FILES = {
     "plan": run_files.PLAN,
     "script": run_files.SCRIPT,
     "status": run_files.STATUS,
     "owner": run_files.OWNER,
-    "reserve": run_files.RESERVE,
+    "reserve": run_files.DISK_RESERVE,
     "interrupted": run_files.interrupted("*"),
     "rank_logs": run_files.RANK_LOGS,
     "output": run_files.output("*"),
     "caches": run_files.caches("*"),
     "job_output": run_files.JOB_OUTPUTS,
 }
-"""The files that the script itself writes into the run folder, by its variables, less _file; * stands for whose."""
+"""The files that the script itself writes into the run folder, by their shell variables without _file."""
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
-"""Pyxis' flags without an argument: the flag, and its value in the environment."""
+"""Pyxis flags without an argument: the flag, and the value of its environment variable."""
 
 
 def script(plan: Plan) -> str:
@@ -49,7 +51,7 @@ def script(plan: Plan) -> str:
 
 
 def resources(plan: Plan) -> list[str]:
-    """Return the lines of the header that say which nodes a run needs; runs with the same ones can share them."""
+    """Return the #SBATCH lines of the nodes that a run needs; runs with the same lines can share one job."""
     slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
     return [
         *_directive("partition", slurm.partition),
@@ -62,8 +64,8 @@ def resources(plan: Plan) -> list[str]:
     ]
 
 
-def together(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
-    """Return the script of one job that runs several scripts, one after another; `runs` are folders beside its own."""
+def shared_job(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
+    """Return the script of one job that runs several runs one after another; `runs` are folders next to its own."""
     limit = sum(plan.walltime_min or 0 for plan in plans)
     return "\n".join(
         [
@@ -73,37 +75,95 @@ def together(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
             *_directive("job-name", name),
             *resources(plans[0]),
             *_directive("time", limit),
-            *_at_the_end(),
-            f"runs=({' '.join(map(_word, runs))})",
-            f"status_file={_word(run_files.STATUS)}",
-            f"script_file={_word(run_files.SCRIPT)}",
+            *_requeue_and_signal(),
+            f"runs=({' '.join(map(_shell_word, runs))})",
+            f"status_file={_shell_word(run_files.STATUS)}",
+            f"script_file={_shell_word(run_files.SCRIPT)}",
             "",
-            TOGETHER.read_text(),
+            SHARED_JOB.read_text(),
         ]
     )
 
 
+MAX_ARRAY_TASKS = 1000
+"""Slurm's MaxArraySize is 1001 unless a site changes it."""
+MAX_SCRIPT_BYTES = 3 * 2**20
+"""Slurm's max_script_size is 4 MiB unless a site changes it."""
+
+
+def arrays(plans: Sequence[Plan]) -> list[list[int]]:
+    """Return the positions of the plans, grouped into arrays: each needs one header for all of its tasks.
+
+    A plan whose trials are an array already (`launch.array`) is a group of its own, and no array of runs.
+    """
+    groups: dict[object, list[list[int]]] = {}
+    sizes: dict[object, int] = {}
+    for position, plan in enumerate(plans):
+        own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
+        key = position if plan.config.launch.array else (*resources(plan), plan.walltime_min, *_accounting(plan), *own)
+        size = len(script(plan)) - len(BODY.read_text())
+        mine = groups.setdefault(key, [])
+        sizes[key] = sizes.get(key, 0) + size
+        if not mine or len(mine[-1]) == MAX_ARRAY_TASKS or sizes[key] > MAX_SCRIPT_BYTES:
+            mine.append([])
+            sizes[key] = size
+        mine[-1].append(position)
+    return sorted(array for of_key in groups.values() for array in of_key)
+
+
+def array_job(plans: Sequence[Plan], runs: Sequence[str], *, name: str) -> str:
+    """Return the script of an array with one task for each plan; `runs` are folders next to the array's own.
+
+    It holds every plan's own script: what comes before and after the part that all scripts have in common, and that
+    part once. A task puts its own together, byte for byte as `script` returns it, and runs it.
+    """
+    common = f"{BODY.read_text()}\n"
+    lines = [
+        "#!/usr/bin/env bash",
+        "# shellcheck disable=SC2317  # functions are called by names that are put together",
+        _comment(f"{name}: an array of {len(runs)} runs, one for each task"),
+        *_directive("job-name", name),
+        *resources(plans[0]),
+        *_directive("time", plans[0].walltime_min),
+        *_directive("array", f"0-{len(runs) - 1}"),
+        *_requeue_and_signal(),
+        f"runs=({' '.join(map(_shell_word, runs))})",
+        f"script_file={_shell_word(run_files.SCRIPT)}",
+        *_function("common", common),
+    ]
+    for task, plan in enumerate(plans):
+        before, part, after = script(plan).partition(common)
+        assert part, "the common part begins each script's second half"
+        lines += [*_function(f"before_{task}", before), *_function(f"after_{task}", after)]
+    return "\n".join([*lines, "", ARRAY_JOB.read_text()])
+
+
+def _function(name: str, text: str) -> list[str]:
+    """Return a shell function that prints a text, which ends with a line break."""
+    assert text.endswith("\n") and "\nEND_OF_PART\n" not in text
+    return [f"{name}() {{", "  cat <<'END_OF_PART'", f"{text}END_OF_PART", "}"]
+
+
 def header(plan: Plan) -> list[str]:
-    """Return the lines that sbatch reads: each resource, once."""
+    """Return the top of the script, which sbatch reads: each resource once."""
     names = " ".join(f"{name}=…" for name in variables(plan))
     return [
         "#!/usr/bin/env bash",
         "# shellcheck disable=SC2016,SC2034,SC2317  # other shells expand it; arrays and functions are used by name",
         _comment(f"{plan.name}: {plan.config.task.summary}"),
         _comment(
-            "Written by `python -m bench render`. "
-            f"Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]"
+            f"Written by `runstop render`. Start it: {names} sbatch [--account=…] FILE [FOLDER OF AN EARLIER RUN]"
         ),
         *_directive("job-name", plan.name),
         *resources(plan),
         *_directive("time", plan.walltime_min),
         *_directive("array", f"0-{len(plan.trials) - 1}" if plan.config.launch.array else None),
-        *_at_the_end(),
+        *_requeue_and_signal(),
     ]
 
 
-def _at_the_end() -> list[str]:
-    """Return how Slurm starts a job again, and tells it that its time is nearly up."""
+def _requeue_and_signal() -> list[str]:
+    """Return the #SBATCH lines for requeueing and for the signal before the time limit."""
     return [
         *_directive("requeue", True),
         *_directive("open-mode", "append"),
@@ -112,36 +172,36 @@ def _at_the_end() -> list[str]:
 
 
 def settings(plan: Plan) -> list[str]:
-    """Return what differs between scripts, as variables of the shell."""
+    """Return the settings of this run as shell variables."""
     c, w = plan.config, plan.world
     launch, container = c.launch, c.container
     trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(f"{trial.index:d}" for trial in plan.trials)
     in_container = container.runtime is Runtime.pyxis
     before = [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
     return [
-        *(f': "${{{name}:?is not set: export it, and submit again}}"' for name in variables(plan)),
+        *(f': "${{{name}:?is not set: export it and submit again}}"' for name in variables(plan)),
         "",
-        f"name={_word(plan.name)}",
+        f"name={_shell_word(plan.name)}",
         f"nodes={w.num_nodes:d}",
         f"ranks_per_node={w.ranks_per_node:d}",
         f'trials="{trials}"',
-        f"trial_min=${{BENCH_WALLTIME:-{c.walltime or 0:d}}}",
+        f"trial_min=${{RUNSTOP_WALLTIME:-${{BENCH_WALLTIME:-{c.walltime or 0:d}}}}}",
         f"before_trials=({' '.join(map(_name, before))})",
-        f"drop_command=({' '.join(map(_word, _words(c.cluster.drop_caches)))})",
+        f"drop_command=({' '.join(map(_shell_word, _words(c.cluster.drop_caches)))})",
         f"to_prepare=({' '.join(map(_quoted, _to_prepare(plan)))})",
         f"logs={_quoted(c.cluster.paths.logs or '.')}",
-        f"python={'python' if in_container else '${BENCH_PYTHON:-python}'}",
+        f"python={'python' if in_container else '${RUNSTOP_PYTHON:-${BENCH_PYTHON:-python}}'}",
         f"srun_options=({_srun_options(plan)})",
         f"rank_environment=({' '.join(_variables(rank_environment(plan)))})",
         f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
         *_container(plan),
         *_commands(plan),
-        *(f"{_name(name)}_file={_word(file)}" for name, file in FILES.items()),
+        *(f"{_name(name)}_file={_shell_word(file)}" for name, file in FILES.items()),
     ]
 
 
 def _words(command: str | None) -> list[str]:
-    """Return a command's words; what is no command is one word, which preflight refuses (see argument_checks)."""
+    """Split a command; a text that shlex cannot split stays one word, which preflight refuses (see argument_checks)."""
     try:
         return shlex.split(command or "")
     except ValueError:
@@ -149,7 +209,7 @@ def _words(command: str | None) -> list[str]:
 
 
 def variables(plan: Plan) -> list[str]:
-    """Return the names of the environment variables that the plan leaves to the job's shell."""
+    """Return the environment variables that the script expands: those of paths, image and mounts."""
     c, paths = plan.config.container, plan.config.cluster.paths
     inputs = plan.inputs
     texts = [paths.data if inputs.rows else None, paths.model if inputs.checkpoint else None, paths.logs]
@@ -158,33 +218,34 @@ def variables(plan: Plan) -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """Return one line that is a comment, whatever the text holds."""
-    return "# " + "".join(" " if steering(letter) else letter for letter in text)
+    """Return a comment of one line; control characters become spaces."""
+    return "# " + "".join(" " if control_character(letter) else letter for letter in text)
 
 
 def _directive(key: str, value: str | int | bool | None) -> list[str]:
-    """Return the #SBATCH line of one option, or no line for None and False."""
+    """Return the #SBATCH line of an option; no line for None and False."""
     if value is None or value is False:
         return []
-    return [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_word(str(value))}"]
+    return [f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_shell_word(str(value))}"]
 
 
-def _word(text: str) -> str:
-    """Return one word of bash that is just the text."""
-    assert not steering(text), "bench.planning.checks.texts refuses these"
-    return f"'{text}'" if "," in text and shlex.quote(text) == text else shlex.quote(text)  # shellcheck wants these so
+def _shell_word(text: str) -> str:
+    """Quote a text as one literal bash word."""
+    assert not control_character(text), "bench.planning.checks.texts refuses these"
+    is_plain = shlex.quote(text) == text
+    return f"'{text}'" if is_plain and "," in text else shlex.quote(text)  # shellcheck requires quotes around commas
 
 
 def _name(text: str) -> str:
-    """Return a command's label, or a key, as a part of a variable's name."""
+    """Return a command name or key as part of a shell variable's name."""
     name = run_files.label(text)
     assert name.isascii() and name.isidentifier(), name
     return name
 
 
 def _variables(environment: Mapping[str, str]) -> Iterable[str]:
-    """Yield NAME=value for each variable, as words of bash."""
-    return (f"{_name(name)}={_word(value)}" for name, value in environment.items())
+    """Yield NAME=value for each variable, as bash words."""
+    return (f"{_name(name)}={_shell_word(value)}" for name, value in environment.items())
 
 
 def _gpus(slurm: Slurm, count: int) -> list[str]:
@@ -200,7 +261,7 @@ def _gpus(slurm: Slurm, count: int) -> list[str]:
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
-    """Return what is exported for every rank."""
+    """Return the environment variables that are exported for every rank."""
     port, container = plan.config.cluster.master_port, plan.config.container
     flags = {f"PYXIS_CONTAINER_{name.replace('-', '_').upper()}": value for name, (_, value) in _BARE_FLAGS.items()}
     by_environment = container.runtime is Runtime.pyxis and container.flags is ContainerFlags.environment
@@ -208,36 +269,36 @@ def rank_environment(plan: Plan) -> dict[str, str]:
 
 
 def _to_prepare(plan: Plan) -> Iterable[str]:
-    """Yield what the prepare command makes."""
+    """Yield the files that the prepare command creates."""
     inputs = plan.inputs
-    if inputs.rows_are_made and plan.trials:
+    if inputs.rows_are_prepared and plan.trials:
         yield inputs.rows or ""
-    if inputs.checkpoint_is_made and plan.trials:
+    if inputs.checkpoint_is_created and plan.trials:
         yield inputs.checkpoint or ""
 
 
 def _commands(plan: Plan) -> Iterable[str]:
-    """Yield the plan's commands: what every rank runs, by the label of each."""
+    """Yield one argv array per command of the plan."""
     for command in plan.commands:
-        words = ['"$python"' if n == 0 and w == "python" else _word(w) for n, w in enumerate(command.argv)]
+        words = ['"$python"' if n == 0 and w == "python" else _shell_word(w) for n, w in enumerate(command.argv)]
         yield f"argv_{_name(command.name)}=({' '.join(words)})"
 
 
 def _srun_options(plan: Plan) -> str:
-    """Return what every srun repeats: none of it is srun's default, or comes from the header."""
+    """Return the options of every srun: they are not defaults, and srun does not take them from the #SBATCH lines."""
     slurm = plan.config.cluster.slurm
     cpus = [f"--cpus-per-task={slurm.cpus_per_rank:d}"] if slurm and slurm.cpus_per_rank else []
     return " ".join(["--export=ALL", "--mpi=none", *cpus])
 
 
 def _container(plan: Plan) -> list[str]:
-    """Return srun's container flags as an array that every srun repeats: Pyxis remembers no mounts."""
+    """Return the function that sets srun's container flags; every srun repeats them, since Pyxis keeps no mounts."""
     c = plan.config.container
     if c.runtime is not Runtime.pyxis:
         return ["container_flags() { container=() container_name=; }"]
     flags = [flag for flag, _ in _BARE_FLAGS.values()] if c.flags is ContainerFlags.arguments else []
     return [
-        "container_flags() { # the name is this job's alone",
+        "container_flags() { # the container name is unique to this start of this job",
         '  container_name="runstop-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
         "  container=(",
         f"    --container-image={_quoted(c.image or '')}",
@@ -252,43 +313,48 @@ def _container(plan: Plan) -> list[str]:
 
 
 def _mounts(plan: Plan) -> Iterable[str]:
-    """Yield what ranks see of the file system, at the paths it has outside."""
+    """Yield the container mounts; paths are the same inside and outside."""
     yield from containers.of_files(plan)
     yield "$run:$run"
     yield from plan.config.container.mounts
 
 
 def _plan(plan: Plan) -> list[str]:
-    """Return the end of the script: the plan, then the call of its first function, so that bash has read all of it."""
-    return ["the_plan() {", "  cat <<'PLAN'", plan_kinds.dumps(plan).rstrip(), "PLAN", "}", "", 'main "$@"']
+    """Return the end of the script: the plan, then the call of main, so that bash has read the whole file by then."""
+    return ["print_plan() {", "  cat <<'PLAN'", plan_kinds.dumps(plan).rstrip(), "PLAN", "}", "", 'main "$@"']
 
 
 def _quoted(text: str) -> str:
-    """Return a word in double quotes in which only $NAME is the shell's."""
-    assert not steering(text), "bench.planning.checks.texts refuses these"
+    """Quote a text so that bash expands only its $NAME."""
+    assert not control_character(text), "bench.planning.checks.texts refuses these"
     safe = re.sub(r'(["\\`]|\$(?![A-Za-z_]))', r"\\\1", text)
     return f'"{safe}"'
 
 
 if __name__ == "__main__":
-    raise SystemExit("a verb: python -m bench render")
+    raise SystemExit("use: runstop render")
 
 
-def sbatch_arguments(plan: Plan, folder: Path) -> list[str]:
-    """Return what only stands on sbatch's command line: whose job it is, where its output goes, and the user's own."""
-    s = plan.config.cluster.slurm or Slurm()
-    own = {"account": s.account, "qos": s.qos, "reservation": s.reservation}
-    out = run_files.ELEMENT_OUTPUT if plan.config.launch.array else run_files.JOB_OUTPUT
+def sbatch_arguments(plan: Plan, folder: Path, *, is_array: bool = False) -> list[str]:
+    """Return sbatch's command-line options: account, QOS, reservation, output file and the user's arguments."""
+    out = run_files.ARRAY_OUTPUT if is_array or plan.config.launch.array else run_files.JOB_OUTPUT
     return [
-        *(f"--{key}={value}" for key, value in own.items() if value),
+        *_accounting(plan),
         f"--output={str(folder).replace('%', '%%')}/{out}",
-        *s.arguments,
+        *(plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []),
     ]
 
 
+def _accounting(plan: Plan) -> list[str]:
+    s = plan.config.cluster.slurm or Slurm()
+    accounting = {"account": s.account, "qos": s.qos, "reservation": s.reservation}
+    return [f"--{key}={value}" for key, value in accounting.items() if value]
+
+
 def excluding(plan: Plan, nodes: Sequence[str]) -> str:
-    """Return the override, as one would paste it, that leaves nodes out beside those that are left out already."""
+    """Return the override, quoted for a shell, that excludes these nodes in addition to those excluded already."""
     own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
-    excluded = [word.partition("=")[2] for word in own if word.startswith("--exclude=")]
-    words = [*(word for word in own if not word.startswith("--exclude=")), f"--exclude={','.join([*excluded, *nodes])}"]
+    excluded = [argument.partition("=")[2] for argument in own if argument.startswith("--exclude=")]
+    kept = [argument for argument in own if not argument.startswith("--exclude=")]
+    words = [*kept, f"--exclude={','.join([*excluded, *nodes])}"]
     return shlex.quote(f"cluster.slurm.arguments={json.dumps(words)}")

@@ -1,12 +1,12 @@
-"""When a run will reach its target: the probability of each coming evaluation, from published runs and its own losses.
+"""Forecast when a run reaches its target: a probability for each evaluation, from published runs and its own losses.
 
-Given the losses so far, `bench.mlperf.forecast.curve` says how likely each lag behind the reference curve is, and
-for each lag where the target is likely reached. These are exact sums; no random numbers are drawn. The result is then
-weighted so that it is the published distribution before the first evaluation.
+`bench.mlperf.forecast.curve` computes, from the losses so far, the probability of each lag behind the reference curve,
+and for each lag the probability of reaching the target at each evaluation. These are exact sums without random numbers.
+The result is weighted so that before the first evaluation it equals the published distribution.
 
-A run whose losses lie outside the reference band is forecast as a mixture of three ways to go on: as published runs do,
-along a curve of its own, or as if nothing were known of it. Where no curve is known, the forecast is the distribution
-of those published runs that had not converged by now either.
+If the losses of a run are outside the reference band, the forecast is a mixture of three models: the published runs, a
+curve of its own, and an uninformed distribution. If no curve is known, the forecast is the distribution of the
+published runs that had not converged at this number of samples.
 """
 
 import math
@@ -33,28 +33,28 @@ from bench.mlperf.published import Convergence
 __all__ = ["BandPoint", "Chance", "Forecast", "band", "forecast", "latest_outside", "outside_band", "predict"]
 
 RANGE_SHARE = 0.90
-"""The range from samples_low to samples_high holds at least this probability."""
+"""The range from samples_low to samples_high has at least this probability."""
 FARTHEST_LOSS = 0.30
-"""A run outside the band whose last loss lies farther from the curve than this, in nats, is of another model. In rounds
-v4.0 to v5.1 the farthest such run that converged lay 0.279 above it (1.2184 at 1,536 samples; target at 3,456)."""
+"""A run outside the band whose last loss is farther from the curve than this, in nats, is of another model. In rounds
+v4.0 to v5.1 the farthest such run that converged was 0.279 above it (1.2184 at 1,536 samples; target at 3,456)."""
 STRETCHES = (1.0, 0.75, 0.5)
-"""How fast a run outside the band may fall, over the reference: the slow published ones fall more slowly than it
-does."""
+"""How fast the loss of a run outside the band may fall, relative to the reference: slow published runs fall more
+slowly."""
 UNKNOWN_EVALUATIONS = 2
-"""A run of which nothing is known needs, after n evaluations, n + 2 more with a probability of one half."""
+"""In the uninformed distribution a run needs, after n evaluations, n + 2 more with a probability of one half."""
 _ROUNDING = 1e-9
 """A sum that should be 0.9 may fall short by this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """One coming evaluation."""
+    """One future evaluation."""
 
     samples: float
     probability: float
-    """Of reaching the target there, and not before."""
+    """Probability of reaching the target there, and not earlier."""
     cumulative: float
-    """Of having reached the target by then."""
+    """Probability of reaching the target there or earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class Forecast:
 
     global_batch_size: int
     chances: tuple[Chance, ...]
-    """One for each coming evaluation; for a run that has converged, only the one that reached the target."""
+    """One for each future evaluation; for a converged run, only the one that reached the target."""
     later: float
     """Probability that no evaluation of the grid reaches the target; with the chances it adds up to 1."""
     samples_low: float | None
-    """With samples_high the shortest range of evaluations that holds 90 %; None is beyond the grid."""
+    """With samples_high, the shortest range of evaluations with 90 %; None is beyond the grid."""
     samples_median: float | None
     samples_high: float | None
     num_evaluations: int
@@ -75,7 +75,7 @@ class Forecast:
     num_runs: int
     """Published runs that the forecast is based on; 0 once the run has converged."""
     source: str
-    """What the forecast is based on, in words."""
+    """What the forecast is based on, as text."""
 
 
 def forecast(
@@ -86,11 +86,11 @@ def forecast(
     target: float | None,
     grid: Sequence[int] | None = None,
 ) -> Forecast | None:
-    """Return when a run with these (samples, loss) evaluations reaches its target; None where nothing can be said.
+    """Forecast when a run with these (samples, loss) evaluations reaches its target; None if there is no forecast.
 
-    `grid` holds the samples at each evaluation; without it the rules' grid applies. The result is None for a benchmark
-    or batch size without published runs, for a target other than the official one, and for a run of another model,
-    whose last loss lies farther from the curve than FARTHEST_LOSS.
+    `grid` is the samples at each evaluation; the default is the rules' grid. The result is None for a benchmark or
+    batch size without published runs, for a target other than the official one, and for a run of another model, whose
+    last loss is farther from the curve than FARTHEST_LOSS.
     """
     known = reference(benchmark, global_batch_size)
     if known is None or target is None or BENCHMARKS[known.convergence.benchmark].goals != (Goal(target),):
@@ -105,7 +105,7 @@ def predict(
     goal: Goal,
     grid: Sequence[int] | None = None,
 ) -> Forecast | None:
-    """Return the forecast from what is known; None for another model."""
+    """Return the forecast from the reference; None for another model."""
     for samples, loss in evaluations:
         if goal.is_reached_by(loss):
             certain = _forecast([samples], [1.0, 0.0], known, len(evaluations))
@@ -127,34 +127,34 @@ def predict(
     total = sum(weights)
     if not total:
         return None
-    made = _forecast(coming, [weight / total for weight in weights], known, len(past))
+    result = _forecast(coming, [weight / total for weight in weights], known, len(past))
     if not unlike:
-        return made
-    return replace(made, source=f"{made.source}; its losses lie outside their band, so the forecast is wider")
+        return result
+    return replace(result, source=f"{result.source}; losses outside the reference band, so the forecast is wider")
 
 
 def _mixed(published: Sequence[float], given: Sequence[float], *, num_evaluations: int) -> list[float]:
-    """Return a mixture of three ways to go on: as published runs do, along a curve of its own, or nobody knows.
+    """Return a mixture of three models: the published runs, a curve of its own, and an uninformed distribution.
 
-    Recipes that switch to a higher precision near the end do the first, slow recipes the second. With each evaluation
-    the second weighs more. The third allows for recipes unlike all published ones.
+    Recipes that switch to a higher precision near the end follow the first, slow recipes the second. The weight of the
+    second grows with each evaluation. The third covers recipes that differ from all published ones.
     """
     by_then = [place / (place + num_evaluations + UNKNOWN_EVALUATIONS) for place in range(len(published))]
     unknown = [*(now - before for before, now in pairwise(by_then)), 1 - by_then[-1]]
-    ways = ((1, published), (num_evaluations, given), (1, unknown))
-    scaled = [[weight * share / (sum(shares) or 1.0) for share in shares] for weight, shares in ways]
+    models = ((1, published), (num_evaluations, given), (1, unknown))
+    scaled = [[weight * share / (sum(shares) or 1.0) for share in shares] for weight, shares in models]
     return [sum(column) for column in zip(*scaled, strict=True)]
 
 
 def _is_another_model(past: Sequence[tuple[float, float]], known: Reference) -> bool:
-    """Return whether the last loss lies farther from the curve than that of any published run that converged."""
+    """Return whether the last loss is farther from the curve than that of any published run that converged."""
     assert known.curve is not None
     samples, loss = past[-1]
     return abs(loss - known.curve.loss(known.progress(samples))) > FARTHEST_LOSS
 
 
 def _published(convergence: Convergence, coming: Sequence[int], *, since: float) -> list[float]:
-    """Return the share of published runs that converge at each coming evaluation, and at none of them."""
+    """Return the share of published runs that converge at each future evaluation, and at none of them."""
     reached = [convergence.reached_by(since), *map(convergence.reached_by, coming)]
     return [*(now - before for before, now in pairwise(reached)), max(0.0, 1 - reached[-1])]
 
@@ -164,7 +164,7 @@ def _weigh(
 ) -> list[float]:
     """Return the model's weights given the losses, scaled so that without losses they are the published distribution.
 
-    The model itself counts as one published run more.
+    The model itself counts as one more published run.
     """
     return [
         weight * (num_runs * share / before + 1) if before else 0.0
@@ -180,7 +180,7 @@ def _model(
     target: float,
     stretches: Sequence[float] = (1.0,),
 ) -> tuple[list[float], list[float]]:
-    """Return the weight of converging at each coming evaluation and, last, at none: without and given the past
+    """Return the weight of converging at each future evaluation and, last, at none: without and given the past
     losses."""
     curve = known.curve
     assert curve is not None
@@ -198,7 +198,8 @@ def _model(
 
 
 def _first_reached(chances: Array) -> Array:
-    """Return how likely each of independent evaluations is the first to reach the target, and, last, that none does."""
+    """Return the probability that each of independent evaluations is the first to reach the target and, last, that none
+    does."""
     missed = np.vstack([np.ones((1, chances.shape[1])), (1 - chances).cumprod(axis=0)])
     return np.vstack([missed[:-1] * chances, missed[-1:]])
 
@@ -222,7 +223,7 @@ def _forecast(points: Sequence[float], weights: Sequence[float], known: Referenc
 
 
 def _shortest_range(cumulative: Sequence[float]) -> tuple[int, int]:
-    """Return the first and last place of the shortest, then earliest, range that holds RANGE_SHARE."""
+    """Return the first and last index of the shortest, then earliest, range with at least RANGE_SHARE."""
     before = [0.0, *cumulative]
     places = range(len(cumulative))
     wide = (
@@ -239,6 +240,8 @@ def _source(known: Reference, num_evaluations: int) -> str:
     convergence, plural = known.convergence, "" if num_evaluations == 1 else "s"
     runs = f"{convergence.num_runs:,} published runs of {convergence.benchmark} at GBS {convergence.global_batch_size}"
     own = (
-        f"{num_evaluations} evaluation{plural} of this run" if known.curve else "no loss of this run: no curve is known"
+        f"{num_evaluations} evaluation{plural} of this run"
+        if known.curve
+        else "no loss of this run (no reference curve)"
     )
     return f"{runs} ({convergence.kind}), {own}"

@@ -1,14 +1,14 @@
-"""The reference curve: how the evaluation loss of published runs falls, and how far single runs differ from it.
+"""The reference curve: the evaluation loss of published runs, and how far single runs differ from it.
 
-Progress counts samples on a scale of its own: 0 is the first evaluation by the rules, 1 is the published mean of
-samples to target. On this scale runs of all batch sizes look alike. Every run follows the same curve, later or earlier
-by a lag of its own, and each evaluation adds noise:
+Progress is a scale for samples: 0 is the first evaluation by the rules, 1 is the published mean of
+samples to target. On this scale runs of all batch sizes are similar. Every run follows the same curve, later or earlier
+by its own lag, and each evaluation adds noise:
 
     loss = limit_loss + drop_loss * exp(-rate * (progress - lag)) + noise
 
 The lag has a Student t distribution with 3 degrees of freedom, because a few recipes are far slower than the rest. The
-noise has a logistic distribution, because single evaluations can lie far off. For a given lag the evaluations are
-independent of each other, so every probability is a sum over lags.
+noise has a logistic distribution, because single evaluations can be far from the curve. For a given lag the evaluations
+are independent of each other, so every probability is a sum over lags.
 """
 
 import json
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from bench.mlperf.published import DATA, Convergence, samples_to_target, schedule
 
 BAND_SHARE = 0.99
-"""Share of the evaluations of runs like the published ones that lie inside the reference band."""
+"""Share of the evaluations of runs like the published ones that are inside the reference band."""
 Array = NDArray[np.float64]
 LAGS: Array = np.arange(-40, 161) / 40
-"""The lags that are summed over, in progress. The slowest published recipe is 2.3 behind the reference."""
+"""The lags in the sums, in progress. The slowest published recipe is 2.3 behind the reference."""
 _FARTHEST_PROGRESS = (-2.0, 20.0)
-"""Where the curve is cut off; only a damaged log lies beyond."""
+"""The limits of the curve; only a damaged log is beyond."""
 _GRID_MEANS = 3
-"""The grid of the rules is followed up to this multiple of the published mean of samples to target."""
+"""The grid of the rules ends at this multiple of the published mean of samples to target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,14 @@ class Curve:
         return losses
 
     def below(self, noise: Array) -> Array:
-        """Return the probability that the noise of an evaluation lies below."""
+        """Return the probability that the noise of an evaluation is lower."""
         from scipy.special import expit
 
         probability: Array = expit(noise / self.noise_scale)
         return probability
 
     def log_density(self, noise: Array) -> Array:
-        """Return the logarithm of the density of the noise of an evaluation, less a constant."""
+        """Return the logarithm of the density of the noise of an evaluation, minus a constant."""
         from scipy.special import log_expit
 
         scaled = noise / self.noise_scale
@@ -75,7 +75,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What published runs say of a benchmark at one global batch size, before a run starts."""
+    """Published data of a benchmark at one global batch size."""
 
     convergence: Convergence
     curve: Curve | None
@@ -97,7 +97,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class BandPoint:
-    """Between which losses 99 % of the evaluations of runs like the published ones lie after so many samples."""
+    """The losses that enclose 99 % of the evaluations of runs like the published ones, at a number of samples."""
 
     samples: int
     low: float
@@ -106,7 +106,7 @@ class BandPoint:
 
 @cache
 def reference(benchmark: str | None, global_batch_size: int | None) -> Reference | None:
-    """Return what is known of a benchmark at this batch size; None where nothing published says."""
+    """Return the published data of a benchmark at this batch size; None without any."""
     if benchmark is None or global_batch_size is None:
         return None
     convergence = samples_to_target(benchmark, global_batch_size)
@@ -127,7 +127,7 @@ def lag_weights(lag_scale: float) -> Array:
 
 @cache
 def band(benchmark: str | None, global_batch_size: int | None) -> tuple[BandPoint, ...]:
-    """Return the band at each evaluation by the rules, up to the last published one; empty where none is known."""
+    """Return the band at each evaluation by the rules, up to the last published one; empty if none is known."""
     known = reference(benchmark, global_batch_size)
     if known is None or known.curve is None:
         return ()
@@ -138,33 +138,32 @@ def band(benchmark: str | None, global_batch_size: int | None) -> tuple[BandPoin
 def outside_band(
     evaluations: Sequence[tuple[float, float]], *, benchmark: str | None, global_batch_size: int | None
 ) -> bool:
-    """Return whether most evaluations lie outside the band; single spikes happen. False where no band is known."""
+    """Return whether most evaluations are outside the band, not only single spikes. False if no band is known."""
     known = reference(benchmark, global_batch_size)
     return known is not None and is_outside(evaluations, known)
 
 
 def is_outside(evaluations: Sequence[tuple[float, float]], known: Reference) -> bool:
-    """Return whether most evaluations lie outside the reference band; False where no band is known."""
+    """Return whether most evaluations are outside the reference band; False if no band is known."""
     curve = known.curve
     if curve is None:
         return False
-    return 2 * sum(_lies_outside(samples, loss, known, curve) for samples, loss in evaluations) > len(evaluations)
+    return 2 * sum(_is_point_outside(samples, loss, known, curve) for samples, loss in evaluations) > len(evaluations)
 
 
 def latest_outside(
     evaluations: Sequence[tuple[float, float]], *, benchmark: str | None, global_batch_size: int | None
 ) -> tuple[float, BandPoint] | None:
-    """Return the latest loss that lies outside the band, and the band there; None unless most evaluations lie
-    outside."""
+    """Return the latest loss outside the band, and the band there; None unless most evaluations are outside."""
     known = reference(benchmark, global_batch_size)
     if known is None or known.curve is None or not is_outside(evaluations, known):
         return None
-    outside = (at for at in reversed(evaluations) if _lies_outside(*at, known, known.curve))
+    outside = (at for at in reversed(evaluations) if _is_point_outside(*at, known, known.curve))
     samples, loss = next(outside)
     return loss, _band_point(int(samples), known, known.curve)
 
 
-def _lies_outside(samples: float, loss: float, known: Reference, curve: Curve) -> bool:
+def _is_point_outside(samples: float, loss: float, known: Reference, curve: Curve) -> bool:
     tail = (1 - BAND_SHARE) / 2
     return not tail <= _share_below(loss, samples, known, curve) <= 1 - tail
 
@@ -176,13 +175,13 @@ def _band_point(samples: int, known: Reference, curve: Curve) -> BandPoint:
 
 
 def _share_below(loss: float, samples: float, known: Reference, curve: Curve) -> float:
-    """Return the share of runs whose loss lies below this one after as many samples."""
+    """Return the share of runs whose loss is lower at this number of samples."""
     losses = curve.losses(np.array([known.progress(samples)]))[0]
     return float(curve.below(loss - losses) @ lag_weights(curve.lag_scale))
 
 
 def _loss_above(share: float, samples: int, known: Reference, curve: Curve) -> float:
-    """Return the loss below which this share of runs lies, by bisection to 1e-6."""
+    """Return the loss below which this share of runs is, by bisection to 1e-6."""
     low, high = 0.0, 2 * float(curve.losses(np.array([known.progress(samples)])).max())
     while high - low > 1e-6:
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""Pack finished runs as an MLPerf Training submission, and have MLPerf's own checkers look at it.
+"""Pack finished runs as an MLPerf Training submission, and check it with MLPerf's own checkers.
 
-Files are copied byte for byte. What nobody recorded stays empty and is listed for a person to fill in. The folder
-appears when it is complete, or not at all.
+Files are copied byte for byte. Values that were not recorded stay empty and are listed in TODO.md. The folder is
+created atomically: it is complete, or it does not exist.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from bench import masking as known_secrets
 from bench.contract import run_files
-from bench.contract.atomic_files import appearing
+from bench.contract.atomic_files import atomic_folder
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
 from bench.mlperf.package import checkers, manual, system
@@ -37,44 +37,44 @@ from bench.rules.finding import Finding, errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to pack, and as whose submission."""
+    """The runs to pack, and the options of the submission."""
 
     runs: tuple[Path, ...]
     folder: Path
     org: str
     system: str | None = None
-    """None: as the logs name their platform."""
+    """None: the platform in the logs."""
     ruleset: str | None = None
-    """None: the one that was in force when the last of the runs was made."""
+    """None: the ruleset in force at the latest run."""
     division: str | None = None
-    """None: as the logs say."""
+    """None: the division in the logs."""
     descriptions: tuple[Path, ...] = ()
-    """Each named <system>.json and filled in by a person; what they say comes before what the runs recorded."""
+    """Files <system>.json, completed by the user; their values take precedence over recorded ones."""
     force: bool = False
-    """Pack even what could not be submitted; the package then says so."""
+    """Pack runs that cannot be submitted; the package is then marked as not for submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What was written, what was found, and what is left to do."""
+    """The written package, its problems, and the values that are still missing."""
 
     request: Request
     ruleset: str
     division: str
     entries: tuple[Entry, ...]
     findings: tuple[Finding, ...]
-    """The errors among them were overridden by force."""
+    """Errors among them were overridden by --force."""
     checked: Checked
     todo: Mapping[str, Sequence[str]]
-    """What a person must fill in, by file of the submission."""
+    """The values that the user must fill in, by file of the submission."""
 
     @property
     def passed(self) -> bool:
-        """Whether every official checker passes, and nothing had to be forced."""
+        """Whether every official checker passes without --force."""
         return all(check.passed for check in self.checked.checks.values()) and not errors(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what strict JSON holds of it."""
+        """Return the package as strict JSON values."""
         folder = self.request.folder
         checks = self.checked.checks.items()
         return {
@@ -95,23 +95,23 @@ class Package:
 
 
 def pack(request: Request) -> Package:
-    """Write a package and return what became of it.
+    """Write a package and check it.
 
     Raises:
-        ConfigError: it cannot be made, or could not be submitted and nobody forced it; nothing was written.
+        ConfigError: the runs cannot be packed, or cannot be submitted and `force` is not set; nothing was written.
         LogError: a log cannot be read; nothing was written.
-        BenchError: the disk is full, or the like; nothing is left.
+        BenchError: writing failed, for example because the disk is full; partial files were removed.
     """
     _require_free(request)
-    require_name(request.org, what="--org", fix="choose one as MLPerf's result repositories have it")
+    require_name(request.org, what="--org", fix="use the spelling of MLPerf's result repositories")
     runs = [read_run(run) for run in request.runs]
     ruleset = request.ruleset or official.ruleset_of_runs(r.run_start_ms for run in runs for r in run.results)
-    entries, findings = _examined(runs, request, ruleset)
-    division = division_of(entries, wanted=request.division)
+    entries, findings = _checked_entries(runs, request, ruleset)
+    division = division_of(entries, requested=request.division)
     descriptions = _descriptions(entries, request, division)
     for run in runs:
         _require_no_secret(run)
-    with _appearing(request.folder) as part:
+    with _package_folder(request.folder) as part:
         submission = part / request.org
         _write_submission(submission, entries, descriptions, forced=errors(findings))
         checked = checkers.check(submission, ruleset=ruleset)
@@ -132,25 +132,25 @@ def pack(request: Request) -> Package:
 
 
 def _require_free(request: Request) -> None:
-    """Refuse a folder that holds something, or that lies in one of the runs, which are never changed."""
-    folder, fix = request.folder, "name a new folder with -o"
+    """Refuse a folder that is not empty, or that is inside a run folder: run folders are never changed."""
+    folder, fix = request.folder, "choose a new folder with -o"
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
-        raise ConfigError("this exists, and a package is never added to what is there", where=str(folder), fix=fix)
+        raise ConfigError("the folder exists and is not empty", where=str(folder), fix=fix)
     if any(folder.resolve().is_relative_to(run.resolve()) for run in request.runs):
-        raise ConfigError("a package cannot lie in a run's folder", where=str(folder), fix=fix)
+        raise ConfigError("the package folder is inside a run folder", where=str(folder), fix=fix)
     if len({run.resolve() for run in request.runs}) < len(request.runs):
-        raise ConfigError("a run is named twice", where=", ".join(map(str, request.runs)), fix="name each run once")
+        raise ConfigError("a run is listed twice", where=", ".join(map(str, request.runs)), fix="list each run once")
 
 
 def _is_empty(folder: Path) -> bool:
     try:
         return not any(folder.iterdir())
-    except OSError:  # no folder, or not ours to look into
+    except OSError:  # not a folder, or not readable
         return False
 
 
-def _examined(runs: Sequence[Run], request: Request, ruleset: str) -> tuple[list[Entry], list[Finding]]:
-    """Return the entries that the runs make, and the findings; errors among them stop here unless they are forced."""
+def _checked_entries(runs: Sequence[Run], request: Request, ruleset: str) -> tuple[list[Entry], list[Finding]]:
+    """Return the entries of the runs and the findings; raise ConfigError for errors unless `force` is set."""
     findings = list(run_findings(runs))
     _require_submittable(findings, request)
     required = {run.benchmark: checkers.runs_required(run.benchmark, ruleset) for run in runs}
@@ -164,12 +164,12 @@ def _examined(runs: Sequence[Run], request: Request, ruleset: str) -> tuple[list
 
 
 def _require_submittable(findings: Sequence[Finding], request: Request) -> None:
-    """Raise ConfigError if findings speak against submitting the runs, and nobody forced it."""
-    if (found := errors(findings)) and not request.force:
+    """Raise ConfigError for findings that are errors, unless `force` is set."""
+    if (problems := errors(findings)) and not request.force:
         raise ConfigError(
-            "\n  ".join(printable(f.titled) for f in found),
+            "\n  ".join(printable(f.titled) for f in problems),
             where=", ".join(map(str, request.runs)),
-            fix="choose other runs, or --force a package that is marked as not for submission",
+            fix="choose other runs, or use --force: the package is then marked as not for submission",
         )
 
 
@@ -178,25 +178,25 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     by_hand = {path.stem: system.read(path) for path in request.descriptions}
     names = {entry.system for entry in entries}
     if strange := by_hand.keys() - names:
-        what = f"descriptions of {', '.join(sorted(strange))}, and the systems are {', '.join(sorted(names))}"
+        what = f"descriptions of {', '.join(sorted(strange))}, but the systems are {', '.join(sorted(names))}"
         raise ConfigError(what, where="--describe", fix="name each file <system>.json")
-    found = {}
+    descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
         recorded = (system.describe(run.results[0], run.plan) for run in runs)
         fixed = {"submitter": request.org, "division": division}
-        found[name] = system.merged(fixed, by_hand.get(name, {}), *recorded, {"system_name": name})
-    return found
+        descriptions[name] = system.merged(fixed, by_hand.get(name, {}), *recorded, {"system_name": name})
+    return descriptions
 
 
 def _require_no_secret(run: Run) -> None:
-    """Refuse to publish what looks like a key."""
+    """Refuse to publish a line that looks like a secret."""
     for path in (*(Path(result.file) for result in run.results), *_settings(run)):
         text = path.read_text(errors="replace")
-        for secret in known_secrets.found(text):
+        for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
-            what = f"this line holds what looks like a secret: {secret.what} ({secret.hint(text)})"
-            fix = "revoke it if it is one; what is packed is published, so make the run again without it"
+            what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"
+            fix = "if it is a secret, revoke it; packages are published, so run again without the secret"
             raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 
@@ -205,15 +205,15 @@ def _settings(run: Run) -> list[Path]:
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """Yield a folder that takes the name only when the block is done, and is removed if it fails."""
+def _package_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that gets its final name at the end of the block, and is removed on an error."""
     folder = folder.absolute()
     part = folder.with_name(f"{folder.name}.part-{secrets.token_hex(4)}")
     try:
-        with appearing(folder, part=part):
+        with atomic_folder(folder, part=part):
             yield part
     except OSError as error:
-        fix = "make room, or name another folder with -o"
+        fix = "free disk space, or choose another folder with -o"
         raise BenchError(f"cannot write the package: {error.strerror or error}", where=str(folder), fix=fix) from error
 
 
@@ -240,7 +240,7 @@ def _write_submission(
 
 
 def _todo(entries: Sequence[Entry], descriptions: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return what a person must fill in, by file."""
+    """Return the values that the user must fill in, by file."""
     todo = {f"systems/{name}.json": system.missing(description) for name, description in descriptions.items()}
     for entry in entries:
         todo |= manual.missing(entry)

@@ -1,13 +1,13 @@
-"""What MLPerf's checkers say of a whole submission: they are run as they are, on a copy, and never rewritten.
+"""Run MLPerf's own checkers, unchanged, on a copy of a whole submission.
 
-Known defects of mlperf-logging 4.1.68, and what is done about each:
+Known defects of mlperf-logging 4.1.68, and the workarounds:
 
-- The package checker exits with 0 and the repository checker reports failure, whatever they found. Both are judged by
+- The package checker always exits with 0 and the repository checker always reports failure. Their verdict is read from
   the last line that they print.
 - Both log through the root logger and print. Their output is captured.
-- They write and delete scaling.json in the tree. They are given a copy.
+- They write and delete scaling.json in the tree. They run on a copy.
 - One unreadable record stops them. That is a failure, with its reason.
-- Values of a log become paths of rule files, whose code they run. `require_safe` checks the values first.
+- They build paths of rule files from values in a log and run their code. `require_safe` checks the values first.
 """
 
 import io
@@ -31,17 +31,17 @@ DIVISIONS = ("closed", "open")
 
 @dataclass(frozen=True, slots=True)
 class CheckerResult:
-    """What one checker found; its messages are its warnings and errors."""
+    """The verdict of one checker; its messages are its warnings and errors."""
 
     passed: bool
     messages: tuple[str, ...]
     transcript: tuple[str, ...]
-    """All that it said."""
+    """Its complete output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What all of them found."""
+    """The verdicts of all checkers."""
 
     checks: Mapping[str, CheckerResult]
     scaling: Mapping[str, float]
@@ -49,10 +49,10 @@ class Checked:
 
 
 def runs_required(benchmark: str | None, ruleset: str) -> int:
-    """Return how many logs a submission of a benchmark holds.
+    """Return how many logs a submission of a benchmark needs.
 
     Raises:
-        ConfigError: there is no such ruleset, or the benchmark is none of its own.
+        ConfigError: the ruleset does not exist, or does not have the benchmark.
     """
     from mlperf_logging import benchmark_meta
 
@@ -60,7 +60,7 @@ def runs_required(benchmark: str | None, ruleset: str) -> int:
     allowed = benchmark_meta.get_allowed_benchmarks("training", ruleset)
     if benchmark not in allowed:
         raise ConfigError(
-            f"submission_benchmark is {benchmark!r:.80}, which ruleset {ruleset} does not have",
+            f"submission_benchmark is {benchmark!r:.80}, which is not in ruleset {ruleset}",
             where="the logs",
             fix=f"pack one of {', '.join(sorted(allowed))}, or choose another --ruleset",
         )
@@ -68,31 +68,31 @@ def runs_required(benchmark: str | None, ruleset: str) -> int:
 
 
 def require_safe(log: Path, benchmark: str, ruleset: str) -> None:
-    """Refuse a log in which the official parser finds another benchmark or division than those that have rule files.
+    """Refuse a log in which the official parser reads a benchmark or division without a rule file.
 
     Raises:
-        ConfigError: it does, or the official parser cannot read it, or not in any time.
+        ConfigError: it does, the official parser cannot read the log, or would take too long.
     """
     from mlperf_logging.compliance_checker import mlp_parser
 
     if refusal := official.too_slow(log):
-        raise ConfigError(refusal, where=str(log), fix="leave this run out")
+        raise ConfigError(refusal, where=str(log), fix="exclude this run")
     try:
         records = [(line.key, line.value["value"]) for line in mlp_parser.parse_file(str(log), ruleset=ruleset)[0]]
-    except Exception as error:  # noqa: BLE001 - a record that is no object, or lacks a field, ends the official parser
-        fix = "leave this run out: the official checkers would stop at it"
+    except Exception as error:  # noqa: BLE001 - a record that is not an object, or has no such field, stops the official parser
+        fix = "exclude this run: the official checkers would stop at it"
         raise ConfigError(
             f"the official parser cannot read this log: {error!r:.200}", where=str(log), fix=fix
         ) from error
     for key, names in ((mllog.SUBMISSION_BENCHMARK, (benchmark,)), (mllog.SUBMISSION_DIVISION, DIVISIONS)):
-        for value in (value for said, value in records if said == key):
+        for value in (value for logged, value in records if logged == key):
             if value not in names:
-                fix = f"leave this run out: a log says {' or '.join(names)} here"
+                fix = f"exclude this run: a log must have {' or '.join(names)} here"
                 raise ConfigError(f"{key} is {value!r:.80}", where=str(log), fix=fix)
 
 
 def check(submission: Path, *, ruleset: str) -> Checked:
-    """Return what the official checkers find in a submission, the folder that is named after its organization."""
+    """Run the official checkers on a submission: a folder with the name of its organization."""
     from mlperf_logging.package_checker import package_checker
     from mlperf_logging.repo_checker import repo_checker
     from mlperf_logging.system_desc_checker import system_desc_checker
@@ -104,19 +104,19 @@ def check(submission: Path, *, ruleset: str) -> Checked:
         checks = {
             "system_description": _run(
                 lambda: [system_desc_checker.check_system_desc(str(path), "training", ruleset) for path in systems],
-                passes=lambda said: not any("checker failed" in line for line in said),
+                passes=lambda lines: not any("checker failed" in line for line in lines),
                 root=scratch,
             ),
             "package": _run(
                 lambda: package_checker.check_training_package(
                     str(copy), "training", ruleset, False, False, False, False, False, None
                 ),
-                passes=lambda said: any("FOUND NO ERRORS" in line for line in said),
+                passes=lambda lines: any("FOUND NO ERRORS" in line for line in lines),
                 root=scratch,
             ),
             "repository": _run(
                 lambda: repo_checker.run_checks(str(copy)),
-                passes=lambda said: any("ALL CHECKS PASSED" in line for line in said),
+                passes=lambda lines: any("ALL CHECKS PASSED" in line for line in lines),
                 root=scratch,
             ),
         }
@@ -127,39 +127,39 @@ def check(submission: Path, *, ruleset: str) -> Checked:
 
 
 def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], root: str) -> CheckerResult:
-    """Run a checker; `root` is the copy's folder, which no message needs to name."""
+    """Run a checker; `root` is the folder of the copy, which is removed from its messages."""
     with _captured() as records:
         try:
             checker()
             stopped = False
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a value of an unforeseen type ends a checker
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a value of an unexpected type stops a checker
             records.append((logging.ERROR, f"the official checker stopped: {error!r}"))
             stopped = True
-    said = [(level, text.replace(f"{root}/", "").strip()) for level, text in records]
-    said = [(level, text) for level, text in said if text.strip("-")]
-    transcript = [text for _, text in said]
-    messages = tuple(dict.fromkeys(text for level, text in said if level >= logging.WARNING))
+    output = [(level, text.replace(f"{root}/", "").strip()) for level, text in records]
+    output = [(level, text) for level, text in output if text.strip("-")]
+    transcript = [text for _, text in output]
+    messages = tuple(dict.fromkeys(text for level, text in output if level >= logging.WARNING))
     return CheckerResult(not stopped and passes(transcript), messages, tuple(transcript))
 
 
 @contextmanager
 def _captured() -> Iterator[list[tuple[int, str]]]:
-    """Yield the list of what the checkers log, warn of and print; nothing of it reaches the root logger or stdout."""
+    """Capture the log records, warnings and prints of the checkers, away from the root logger and stdout."""
     records: list[tuple[int, str]] = []
-    logger = logging.Logger("official checkers")  # no part of the logging tree, and gone afterwards
+    logger = logging.Logger("official checkers")  # not in the logging tree
     logger.addHandler(_Handler(records))
     modules = _modules()
-    compliance, kept = modules[0], [module.logging for module in modules]
+    compliance, originals = modules[0], [module.logging for module in modules]
     for module in modules:
         module.logging = logger
-    compliance.enqueued_configs.clear()  # what a log that ended the checker left behind
+    compliance.enqueued_configs.clear()  # state from a log that stopped the checker
     try:
         with warnings.catch_warnings(record=True) as warned, redirect_stdout(io.StringIO()):
             warnings.simplefilter("always")
             yield records
     finally:
         compliance.enqueued_configs.clear()
-        for module, original in zip(modules, kept, strict=True):
+        for module, original in zip(modules, originals, strict=True):
             module.logging = original
     records += [(logging.WARNING, str(warning.message)) for warning in warned]
 

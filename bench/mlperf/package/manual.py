@@ -1,4 +1,4 @@
-"""The texts of a submission: how its runs were made, what is left to do, what its checkers said."""
+"""The texts of a submission: how to repeat its runs, missing values, and the output of the checkers."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from bench.rules.finding import Finding
 
 IMPLEMENTATION = "runstop"
 UNKNOWN_IMPLEMENTATION = "implementation"
-"""Of runs that this tool did not make."""
+"""For runs of other tools."""
 
 
 def folder(entry: Entry) -> str:
-    """Return where a submission says how an entry's runs were made.
+    """Return the folder with the description of an entry's runs.
 
     Source: MLCommons' submission rules, section "Directory structure", Training.
     """
@@ -33,7 +33,7 @@ def metadata_name(entry: Entry) -> str:
 
 
 def metadata(entry: Entry) -> dict[str, str]:
-    """Return what the submission rules ask about an implementation on a system; empty where nobody recorded it."""
+    """Return the metadata that the submission rules require of an implementation; empty if not recorded."""
     plan = entry.runs[0].plan
     return {
         "starting_weights_filename": "",
@@ -45,12 +45,12 @@ def metadata(entry: Entry) -> dict[str, str]:
 
 
 def missing(entry: Entry) -> dict[str, list[str]]:
-    """Return what a person must add for an entry, by file."""
+    """Return what the user must add for an entry, by file."""
     here = folder(entry)
     unplanned = any(run.plan is None for run in entry.runs)
     return {
         f"{here}/{metadata_name(entry)}": [field for field, value in metadata(entry).items() if not value],
-        f"{here}/README.md": ["how the runs were made"] if unplanned else [],
+        f"{here}/README.md": ["how to repeat the runs"] if unplanned else [],
         f"{here}/": ["setup.sh", "init_datasets.sh", "run_and_time.sh"],
         f"benchmarks/{entry.benchmark}/implementations/{implementation(entry)}/": ["the source code, or where it is"],
     }
@@ -81,15 +81,14 @@ def _warning(forced: Sequence[Finding]) -> list[str]:
 def _how(run: Run, name: str) -> list[str]:
     versions = _versions(run)
     if run.plan is None:
-        return [*versions, "How these runs were made was not recorded."]
+        return [*versions, "The commands of these runs were not recorded."]
     plan, world = run.plan, run.plan.world
     environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(plan.environment.items()))
     image = plan.config.container.image
     return [
         *versions,
         *([f"Container image: {image}", ""] if image else []),
-        f"`{name}/config.yaml` is what was asked for; "
-        f"`{name}/plan.json`, which every rank reads, what was worked out of it.",
+        f"`{name}/config.yaml` is the requested config; `{name}/plan.json` is the plan that every rank reads.",
         f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: "
         f"dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
         f"On each rank, in a folder with that plan.json, with `{environment}`:",
@@ -99,35 +98,35 @@ def _how(run: Run, name: str) -> list[str]:
 
 
 def _versions(run: Run) -> list[str]:
-    """Return the line that names the software which a log names."""
-    said: Any = logs.read(run.results[0].file).value("software")
-    if not isinstance(said, dict):
+    """Return the line with the software versions of a log."""
+    software: Any = logs.read(run.results[0].file).value("software")
+    if not isinstance(software, dict):
         return []
-    return ["Software: " + ", ".join(printable(f"{name} {version}") for name, version in said.items()), ""]
+    return ["Software: " + ", ".join(printable(f"{name} {version}") for name, version in software.items()), ""]
 
 
 def todo(items: Mapping[str, Sequence[str]], checked: Checked, *, forced: Sequence[Finding]) -> str:
-    """Return TODO.md, which lies beside the submission and is no part of it."""
+    """Return TODO.md, which is next to the submission and not part of it."""
     failed = [name for name, check in checked.checks.items() if not check.passed]
     verdict = f"Fails the official checkers: {', '.join(failed)}." if failed else "Passes the official checkers."
     lines = [
-        *("# Before this is submitted", "", verdict, "What they said is in checkers.txt.", *_warning(forced), ""),
-        *("What nobody recorded, for a person to fill in:", ""),
+        *("# Before submission", "", verdict, "Their output is in checkers.txt.", *_warning(forced), ""),
+        *("Fill in these values, which were not recorded:", ""),
         *(f"- [ ] {file}: {', '.join(fields)}" for file, fields in items.items()),
         "",
-        "To pack again with what was filled in: `python -m bench pack … --describe` with the files of `systems/`.",
+        "To pack again with the new values, run `runstop pack … --describe` with the files of `systems/`.",
         "",
-        "When the official tools are run by hand: "
-        "the package checker exits with 0 even if it finds errors; it rewrites",
-        "scaling.json; the result summarizer reads scaling.json before its own check writes it, "
-        "so it is right only because",
-        "that file is here already.",
+        "If you run the official tools by hand: the package checker exits with 0 even if it finds errors, and it "
+        "rewrites",
+        "scaling.json. The result summarizer reads scaling.json before its own check writes it, so it needs the "
+        "existing",
+        "file.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def transcript(checked: Checked, *, ruleset: str) -> str:
-    """Return all that the checkers said."""
+    """Return the complete output of the checkers."""
     lines = [f"The official checkers of mlperf-logging, ruleset {ruleset}, on a copy of this submission"]
     for name, check in checked.checks.items():
         lines += ["", f"== {name}: {'passed' if check.passed else 'failed'}", *check.transcript]

@@ -1,4 +1,4 @@
-"""Describe a system as a submission must: what its runs recorded, and empty texts for a person to fill in."""
+"""Write the system description of a submission: recorded values, and empty texts for the user to fill in."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ _OPTIONAL = (
     *("hw_notes", "sw_notes"),
 )
 FIELDS = (*_NEEDED, *_OPTIONAL)
-"""What a description holds, all of it text: the official checker adds it up as such.
+"""The fields of a description. All are text: the official checker concatenates them.
 
 Sources: the system description checker of mlperf-logging 4.1.68, which is the same for all rulesets. Which fields need
 a meaningful answer is from MLCommons' submission rules, section "<system_desc_id>.json metadata" (cores may be given as
@@ -49,14 +49,14 @@ _PLACEHOLDERS = ("UNKNOWN_", NO_DEVICES)
 
 
 def describe(result: Result, plan: Plan | None) -> dict[str, str]:
-    """Return what a run says of its system; the log, which was measured, comes before the plan."""
+    """Return the system description of a run; values in the log take precedence over the plan."""
     log = logs.read(result.file)
     known: dict[str, Any] = {
         field: value for field, value in result.system.items() if field in FIELDS and field not in _NOT_THE_SYSTEMS
     }
     if not _counts_agree(result):
         known.pop("number_of_nodes", None)
-    if result.gpus_in_doubt:
+    if result.gpu_count_conflict:
         known.pop("accelerators_per_node", None)
     status = log.text(mllog.SUBMISSION_STATUS)
     if status in STATUSES:
@@ -69,7 +69,7 @@ def describe(result: Result, plan: Plan | None) -> dict[str, str]:
 
 
 def _counts_agree(result: Result) -> bool:
-    """Return whether the run script described all nodes: some describe one of many."""
+    """Return whether the run script described all nodes; some scripts describe only one."""
     counts = (result.system.get("number_of_nodes"), result.system.get("accelerators_per_node"))
     if not all(isinstance(count, str) and count.isdecimal() for count in counts):
         return False
@@ -90,7 +90,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 
 def text_of(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields that say something, each as text: {"cuda": "12.6"} becomes "cuda 12.6"."""
+    """Return the fields with a value, each as text: {"cuda": "12.6"} becomes "cuda 12.6"."""
     texts = {}
     for field, value in fields.items():
         if isinstance(value, Mapping):
@@ -101,12 +101,12 @@ def text_of(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def merged(*descriptions: Mapping[str, str]) -> dict[str, str]:
-    """Return all fields of a description; of several answers, the first that is not empty."""
+    """Return all fields of a description; the first value that is not empty wins."""
     return {field: next((d[field] for d in descriptions if d.get(field)), "") for field in FIELDS}
 
 
 def missing(description: Mapping[str, str]) -> list[str]:
-    """Return the fields that need a meaningful answer and have none."""
+    """Return the required fields without a value."""
     needed: Iterable[str] = _NEEDED
     if description["accelerators_per_node"] == "0":
         needed = (field for field in needed if field not in _OF_ACCELERATORS)
@@ -115,7 +115,7 @@ def missing(description: Mapping[str, str]) -> list[str]:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return a description that a person filled in.
+    """Read a description that the user completed.
 
     Raises:
         ConfigError: it is not a JSON object with fields of a description.
@@ -123,10 +123,12 @@ def read(path: Path) -> dict[str, str]:
     try:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path), fix="name a <system>.json") from error
+        raise ConfigError(
+            f"the system description cannot be read: {error}", where=str(path), fix="give a <system>.json"
+        ) from error
     if not isinstance(fields, dict) or (strange := fields.keys() - set(FIELDS)):
         named = f"unknown fields {sorted(strange)}"[:200] if isinstance(fields, dict) else "not a JSON object"
         raise ConfigError(
-            f"no system description: {named}", where=str(path), fix="start from the <system>.json of a package"
+            f"not a system description: {named}", where=str(path), fix="start from the <system>.json of a package"
         )
     return text_of(fields)

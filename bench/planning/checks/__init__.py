@@ -1,4 +1,4 @@
-"""Refuse a config that cannot run, whatever the kind of its task; each message says what, where and the fix."""
+"""Checks of a config that apply to tasks of every kind."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from bench.planning.commands import walltime_min
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError when the config contradicts itself in every layout, whatever the kind of its task."""
+    """Raise ConfigError if the config is invalid in every layout, for tasks of every kind."""
     texts.check(config)
     _check_kind(config)
     ranges.check(config)
@@ -26,24 +26,24 @@ def check(config: Config) -> None:
 
 
 def _check_kind(config: Config) -> None:
-    """Refuse a task without the block of its kind, or with another one; only a training task has rows and a recipe."""
+    """Refuse a task without the block of its kind, or with the block of another kind, and rows without training."""
     task = config.task
     for kind in Kind:
         is_given = getattr(task, kind.value) is not None
         if is_given != (kind is task.kind):
             raise ConfigError(
-                f"task {task.name} is of kind {task.kind.name}, and task.{kind.value} is "
+                f"task {task.name} is of kind {task.kind.name}, but task.{kind.value} is "
                 f"{'given' if is_given else 'missing'}",
                 where=f"task.kind, task.{kind.value}",
                 fix=f"set task.{kind.value}=null, or task.kind={kind.name}" if is_given else f"give task.{kind.value}",
             )
     for key, block in (("data", config.data), ("recipe", config.recipe)):
         if (block is None) == (task.kind is Kind.train):
-            trains = "trains" if block is None else "trains nothing"
+            trains = "trains" if block is None else "does not train"
             raise ConfigError(
-                f"task {task.name} {trains}, and {key} is {'missing' if block is None else 'given'}",
+                f"task {task.name} {trains}, but {key} is {'missing' if block is None else 'given'}",
                 where=key,
-                fix=f"give {key}" if block is None else f"leave {key} out: set {key}=null in the task's file",
+                fix=f"give {key}" if block is None else f"set {key}=null in the task's file",
             )
 
 
@@ -51,9 +51,10 @@ def _check_heads(config: Config) -> None:
     m = config.model
     if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
         raise ConfigError(
-            f"{m.num_attention_heads} heads of hidden size {m.hidden_size} with {m.num_query_groups} query groups",
+            f"{m.num_attention_heads} attention heads do not fit hidden size {m.hidden_size} and "
+            f"{m.num_query_groups} query groups",
             where="model",
-            fix="make the heads divide hidden_size, and the query groups divide the heads",
+            fix="use heads that divide hidden_size, and query groups that divide the heads",
         )
 
 
@@ -61,7 +62,7 @@ def _check_positions(config: Config) -> None:
     s, m = config.data.seq_length if config.data else 0, config.model
     if s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
-            f"rows of {s} tokens, and {m.name} has learned positions for {m.max_seq_length}",
+            f"rows have {s} tokens, but {m.name} has learned positions for only {m.max_seq_length}",
             where="data.seq_length, model.max_seq_length",
             fix=f"set data.seq_length to {m.max_seq_length} or less",
         )
@@ -72,42 +73,42 @@ def _check_cluster(config: Config) -> None:
     if c.backend is BackendName.ssh:
         require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
     elif c.hosts:
-        what, fix = "hosts are for backend ssh", "choose cluster=hosts, or leave them out"
-        raise ConfigError(f"{what}, and this one is {c.backend.name}", where="cluster.hosts", fix=fix)
+        what, fix = "cluster.hosts needs backend ssh", "choose cluster=hosts, or remove cluster.hosts"
+        raise ConfigError(f"{what}, but the backend is {c.backend.name}", where="cluster.hosts", fix=fix)
     if not c.backend.is_elsewhere and c.num_nodes != 1:
         raise ConfigError(
-            f"{c.num_nodes} nodes, and backend {c.backend.name} starts ranks on this machine only",
+            f"backend {c.backend.name} runs on this machine only, but cluster.num_nodes is {c.num_nodes}",
             where="cluster.num_nodes",
-            fix="set cluster.num_nodes=1, or choose a cluster with a queue",
+            fix="set cluster.num_nodes=1, or choose another cluster",
         )
     if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
-        raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="name it, its memory and peak rates")
+        raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="set its name, memory and peak rates")
 
 
 def _check_gpu_precision(config: Config) -> None:
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     if config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None:
         raise ConfigError(
-            f"precision is fp8, and {gpu.name} has no FP8",
+            f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; for a GPU that has FP8, give its dense peak in cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; for a GPU with FP8, set its dense peak in cluster.gpu.peak_fp8_tflops",
         )
 
 
 def _check_walltime(config: Config) -> None:
     if config.walltime is not None and config.walltime < 1:
-        raise ConfigError(f"{config.walltime} minutes", where="walltime", fix="set walltime to 1 or more, or null")
+        raise ConfigError(f"walltime is {config.walltime} minutes", where="walltime", fix="set 1 or more, or null")
     if config.cluster.backend.has_queue and config.walltime is None:
         raise ConfigError(
-            "a job in a queue needs a time limit, and walltime (minutes per trial) is null",
+            "a queued job needs a time limit, but walltime (minutes per trial) is null",
             where="walltime",
-            fix="set walltime to the minutes one trial may take",
+            fix="set walltime to the time limit of one trial in minutes",
         )
     limit = config.cluster.slurm.max_walltime_min if config.cluster.slurm else None
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job would take {job} min, and this cluster allows {limit}",
+            f"the job needs {job} min, but this cluster allows {limit}",
             where="walltime, trials",
             fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, "
             "or set launch.array=true",

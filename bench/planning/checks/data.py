@@ -1,11 +1,11 @@
-"""Refuse data settings that contradict each other or their source."""
+"""Checks of the data settings."""
 
 from bench.contract.data import Data, DataSource
 from bench.errors import ConfigError
 
 
 def check(data: Data) -> None:
-    """Raise ConfigError when rows cannot be made as the settings say."""
+    """Raise ConfigError if rows cannot be prepared with these settings."""
     if data.source.reads_files:
         _check_files(data)
     _check_lengths(data)
@@ -14,29 +14,33 @@ def check(data: Data) -> None:
 def _check_files(data: Data) -> None:
     if data.files is None and data.sample is None:
         raise ConfigError(
-            f"{data.name} is read from files, and none are named",
+            f"{data.name} is read from files, but data.files is not set",
             where="data.files",
-            fix="name a file, a folder or a glob below DATADIR; or set data.sample=1000 to try it with made-up records",
+            fix="set a file, a folder or a glob below DATADIR; or set data.sample=1000 for generated records",
         )
     if data.source.has_answers != (data.prompt_type is not None):
-        has, fix = ("answers", "plain, headings or inst") if data.source.has_answers else ("text alone", "null")
+        has, fix = ("answers", "plain, headings or inst") if data.source.has_answers else ("text only", "null")
         given = data.prompt_type.name if data.prompt_type else None
         raise ConfigError(
-            f"records of {data.source.name} hold {has}, and prompt_type is {given}",
+            f"records of {data.source.name} have {has}, but prompt_type is {given}",
             where="data.prompt_type",
             fix=f"set data.prompt_type={fix}",
         )
     if data.answer_only and not data.source.has_answers:
         raise ConfigError(
-            f"records of {data.source.name} hold text alone, so there is no answer to count alone",
+            f"answer_only is true, but records of {data.source.name} have no answers",
             where="data.answer_only",
             fix="set data.answer_only=false",
         )
     if data.test_split is not None and not 0 < data.test_split < 1:
-        what = f"{data.test_split:g} is no share of the records"
+        what = f"test_split is {data.test_split:g}, not a share of the records"
         raise ConfigError(what, where="data.test_split", fix="set it between 0 and 1, such as 0.2, or null")
     if data.seq_length < 2:
-        raise ConfigError("a row of one token predicts nothing", where="data.seq_length", fix="set it to 2 or more")
+        raise ConfigError(
+            f"seq_length is {data.seq_length}: a row needs at least 2 tokens",
+            where="data.seq_length",
+            fix="set it to 2 or more",
+        )
 
 
 def _check_lengths(data: Data) -> None:

@@ -1,10 +1,10 @@
-"""Refuse a generation task that cannot run; each message says what is wrong, where, and the fix."""
+"""Checks of a generation task."""
 
 import math
 from collections.abc import Iterator
 
 from bench.contract.engine import HuggingFace, Strategy
-from bench.contract.generation import Asked, Batching, Generation, GenerationMemory, Order
+from bench.contract.generation import Batching, Generation, GenerationMemory, GenerationRequest, Order
 from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind
 from bench.contract.task import Kind
@@ -12,16 +12,16 @@ from bench.errors import ConfigError
 from bench.planning.parallelism import NF4_BLOCK
 
 Refusal = tuple[bool, str, str, str]
-"""Whether it holds, what is refused, the key, and what helps."""
+"""Whether it is refused, the problem, the config keys, the fix."""
 BLOCK = "task.generation"
 HF = "engine.huggingface"
 TRAINING_ONLY = ("offload_optimizer", "offload_parameters", "offload_activations")
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError on the first thing that no engine can do, or this one cannot."""
+    """Raise ConfigError for the first setting that is invalid, or that this engine does not support."""
     generation = config.task.generation
-    assert generation is not None  # validate has seen to it
+    assert generation is not None  # a task of this kind has the block
     for is_refused, what, where, fix in (
         *_amounts(generation),
         *_order(generation),
@@ -35,123 +35,123 @@ def check(config: Config) -> None:
 
 
 def check_sharing(config: Config) -> None:
-    """Raise ConfigError when ranks of a task that does not generate are to share GPUs."""
+    """Raise ConfigError if ranks of a task of another kind should share GPUs."""
     if config.parallel.share_gpu and config.task.kind is not Kind.generate:
         raise ConfigError(
-            f"ranks share GPUs in tasks of kind generate, and {config.task.name} is of kind {config.task.kind.name}",
+            f"only tasks of kind generate can share GPUs; {config.task.name} is of kind {config.task.kind.name}",
             where="parallel.share_gpu",
-            fix="leave parallel.share_gpu out",
+            fix="remove parallel.share_gpu",
         )
 
 
-def check_asked(config: Config, asked: list[Asked], num_replicas: int) -> None:
-    """Raise ConfigError when an answer does not go into the model's context, or a replica has none to give."""
-    longest = max(asked, key=lambda one: one.length + (one.prompt_tokens if one.prompt is None else 1))
+def check_requests(config: Config, requests: list[GenerationRequest], num_replicas: int) -> None:
+    """Raise ConfigError if a request exceeds the model's context, or a replica has no request."""
+    longest = max(requests, key=lambda one: one.length + (one.prompt_tokens if one.prompt is None else 1))
     prompt, most = longest.prompt_tokens if longest.prompt is None else 1, config.model.max_seq_length
     if prompt + longest.length > most:
         raise ConfigError(
-            f"an answer of {longest.length} tokens behind a prompt of {prompt} or more, and {config.model.name} takes "
-            f"{most}",
+            f"a prompt of at least {prompt} tokens and an answer of {longest.length} exceed the context of "
+            f"{config.model.name}, {most}",
             where=f"{BLOCK}.lengths, model.max_seq_length",
-            fix=f"ask for {most - prompt} tokens or fewer",
+            fix=f"set lengths of at most {most - prompt}",
         )
-    if len(asked) < num_replicas:
+    if len(requests) < num_replicas:
         raise ConfigError(
-            f"{len(asked)} answers for {num_replicas} replicas: some would have nothing to do",
+            f"{len(requests)} requests for {num_replicas} replicas: some replicas would be idle",
             where=f"{BLOCK}.lengths, parallel.groups",
-            fix=f"ask for {num_replicas} answers or more, or set parallel.groups to {len(asked)} or less",
+            fix=f"set at least {num_replicas} lengths, or set parallel.groups to at most {len(requests)}",
         )
 
 
 def check_memory(config: Config, memory: GenerationMemory) -> None:
-    """Raise ConfigError when the estimate is above what the GPU has."""
+    """Raise ConfigError if the estimate exceeds the GPU's memory."""
     if memory.fits is not False:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
-        f"{memory.weights_gib:.1f}, keys and values {memory.kv_cache_gib:.1f}, workspace {memory.workspace_gib:.1f}",
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"{memory.weights_gib:.1f}, KV cache {memory.kv_cache_gib:.1f}, workspace {memory.workspace_gib:.1f}",
         where=f"parallel.tp, precision, {BLOCK}.max_batch, {BLOCK}.nf4",
-        fix=f"raise parallel.tp (weights), set precision=fp8 or {BLOCK}.nf4=true, or lower {BLOCK}.max_batch (keys and "
-        "values)",
+        fix=f"raise parallel.tp (weights), set precision=fp8 or {BLOCK}.nf4=true, or lower {BLOCK}.max_batch (KV "
+        "cache)",
     )
 
 
 def _amounts(generation: Generation) -> Iterator[Refusal]:
     lengths, where = generation.lengths, f"{BLOCK}.lengths"
-    yield not lengths, "no answer is asked for", where, "give the length of each answer, such as [100, 110]"
+    yield not lengths, "lengths is empty", where, "list the length of each answer, such as [100, 110]"
     wrong = [length for length in lengths if length < 1]
-    yield bool(wrong), f"an answer of {min(lengths, default=0)} tokens", where, "ask for 1 token or more"
-    what = f"{len(lengths)} answers"
-    yield len(lengths) > MOST_ANSWERS, what, where, f"ask for {MOST_ANSWERS:,} or fewer"
+    yield bool(wrong), f"an answer length is {min(lengths, default=0)} tokens", where, "use lengths of 1 or more"
+    what = f"{len(lengths):,} answers exceed the maximum of {MAX_ANSWERS:,}"
+    yield len(lengths) > MAX_ANSWERS, what, where, f"list {MAX_ANSWERS:,} lengths or fewer"
     for name in ("prompt_tokens", "warmup_tokens"):
         amount = getattr(generation, name)
-        yield amount < 1, f"{amount} is not above 0", f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
-    yield not generation.question.strip(), "the question is empty", f"{BLOCK}.question", "ask something"
+        yield amount < 1, f"{name} is {amount}", f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
+    yield not generation.question.strip(), "the question is empty", f"{BLOCK}.question", "set the prompt"
 
 
 def _order(generation: Generation) -> Iterator[Refusal]:
     most, where = generation.max_batch, f"{BLOCK}.max_batch"
-    yield most is not None and most < 1, f"batches of {most}", where, f"set {where} to 1 or more, or null"
+    yield most is not None and most < 1, f"max_batch is {most}", where, f"set {where} to 1 or more, or null"
     is_alone = generation.order is Order.one_by_one
     side_by_side = f"or set {BLOCK}.order=side_by_side"
-    what = f"answers one by one, and batches of {most}"
+    what = f"order is one_by_one, but max_batch is {most}"
     yield is_alone and most not in (None, 1), what, f"{BLOCK}.order, {where}", f"set {where}=null, {side_by_side}"
     is_continuous = generation.batching is Batching.continuous
     where = f"{BLOCK}.order, {BLOCK}.batching"
-    what = "answers one by one, in continuous batches"
+    what = "order is one_by_one, but batching is continuous"
     yield is_alone and is_continuous, what, where, f"set {BLOCK}.batching=static, {side_by_side}"
-    what = "a continuous batch without an upper limit is a static one: no request waits for a place in it"
+    what = "batching=continuous needs max_batch: without it all requests run in one static batch"
     yield is_continuous and most is None, what, f"{BLOCK}.max_batch", f"set {BLOCK}.max_batch, such as 8"
 
 
 def _sampling(generation: Generation) -> Iterator[Refusal]:
     s, where = generation.sampling, f"{BLOCK}.sampling"
     is_wrong = not 0 <= s.temperature < math.inf
-    yield is_wrong, f"temperature {s.temperature:g}", f"{where}.temperature", "set it to 0 (greedy) or more"
-    what = f"top_k {s.top_k}"
+    yield is_wrong, f"temperature is {s.temperature:g}", f"{where}.temperature", "set it to 0 (greedy) or more"
+    what = f"top_k is {s.top_k}"
     yield s.top_k is not None and s.top_k < 1, what, f"{where}.top_k", "set it to 1 or more, or null"
-    what = f"top_p {s.top_p}"
-    yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", "set it above 0, up to 1, or null"
+    what = f"top_p is {s.top_p}"
+    yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", "set it above 0 and at most 1, or null"
     is_cut = s.top_k is not None or s.top_p is not None
-    what = "with temperature 0 the most probable token is taken, and top_k or top_p mean nothing"
-    yield s.temperature == 0 and is_cut, what, where, "set a temperature, or top_k and top_p to null"
+    what = "temperature 0 is greedy decoding, which ignores top_k and top_p"
+    yield s.temperature == 0 and is_cut, what, where, "set a temperature above 0, or top_k and top_p to null"
 
 
 def _layout(config: Config) -> Iterator[Refusal]:
     p = config.parallel
     split = [name for name in ("pp", "cp", "vpp") if (getattr(p, name) or 1) > 1] + (["sp"] if p.sp else [])
     where = ", ".join(f"parallel.{name}" for name in split) or "parallel"
-    what = f"{', '.join(split)}: replicas that generate are split by tensor parallelism alone"
-    yield bool(split), what, where, "leave them at 1 (sp: false), and set parallel.tp and parallel.groups"
+    what = f"{', '.join(split)}: generation supports tensor parallelism only"
+    yield bool(split), what, where, "set them to 1 (sp to false), and use parallel.tp and parallel.groups"
     for name in ("groups", "tp"):
         size = getattr(p, name)
-        yield size is not None and size < 1, f"{size} is not above 0", f"parallel.{name}", "set it to 1 or more"
-    what = "cluster.device is cpu: there is no GPU that replicas could share"
+        yield size is not None and size < 1, f"{name} is {size}", f"parallel.{name}", "set it to 1 or more"
+    what = "share_gpu is true, but cluster.device is cpu"
     is_cpu = config.cluster.device is Device.cpu
     yield bool(p.share_gpu) and is_cpu, what, "parallel.share_gpu", "raise cluster.ranks_per_node instead"
     is_profiled = config.launch.profile is not ProfileKind.none
-    what = f"profile {config.launch.profile.name} is of a training step, and this task makes none"
+    what = f"profile {config.launch.profile.name} needs training steps, but this task does not train"
     yield is_profiled, what, "launch.profile", "set launch.profile=none"
 
 
 def _precision(config: Config, generation: Generation) -> Iterator[Refusal]:
     is_4_bit = bool(generation.nf4) and config.precision is not Precision.bf16
-    what = f"precision is {config.precision.name}: weights in 4 bits are computed with in BF16"
+    what = f"nf4 needs precision bf16, but precision is {config.precision.name}"
     yield is_4_bit, what, f"precision, {BLOCK}.nf4", f"set precision=bf16, or {BLOCK}.nf4=null"
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     has_none = config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None
-    what = f"precision is fp8, and {gpu.name if gpu else ''} has no FP8"
+    what = f"precision is fp8, but {gpu.name if gpu else ''} does not support FP8"
     yield has_none, what, "precision, cluster.gpu.peak_fp8_tflops", "set precision=bf16"
 
 
 def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
     name, block = config.engine.name, config.engine.huggingface
-    what = f"engine.name is {name.name}, and {HF} is {'missing' if block is None else 'given'}"
+    what = f"engine.name is {name.name}, but {HF} is {'missing' if block is None else 'given'}"
     differs = (name is EngineName.huggingface) != (block is not None)
-    yield differs, what, f"engine.name, {HF}", f"choose engine={name.name} as a whole"
-    what = "engine=nemo trains: it does not generate here"
+    yield differs, what, f"engine.name, {HF}", f"set engine={name.name} instead of engine.name"
+    what = "engine=nemo does not support generation"
     yield name is EngineName.nemo, what, "engine", "choose engine=megatron or huggingface"
     if name is EngineName.megatron:
         yield from _ours(config, generation)
@@ -160,65 +160,67 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
 
 
 def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
-    """Yield what our own engine cannot generate with."""
+    """Yield what engine=megatron does not support."""
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
-    what = f"engine=megatron generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
+    what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
     for key in ("hidden_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
-        what = f"a row of a 4-bit weight is cut into blocks of {NF4_BLOCK}, and a rank has {width} of model.{key}"
+        what = f"a 4-bit weight needs rows in multiples of {NF4_BLOCK}, but a rank has {width} of model.{key}"
         is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 
 
 def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Iterator[Refusal]:
-    """Yield what transformers' generate cannot do here."""
+    """Yield what engine=huggingface does not support."""
     unmet = differs_from_llama(config.model)
-    what = f"engine=huggingface generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
+    what = (
+        f"engine=huggingface generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
+    )
     yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
     tp = config.parallel.tp
-    what = f"tp {tp}: engine=huggingface splits no layer"
-    fix = f"set parallel.tp=1; {HF}.strategy=balanced lays the layers of one replica over several GPUs"
+    what = f"tp is {tp}, but engine=huggingface does not support tensor parallelism"
+    fix = f"set parallel.tp=1; {HF}.strategy=balanced places the layers of a replica on several GPUs"
     yield tp is not None and tp > 1, what, "parallel.tp", fix
     is_fp8 = config.precision is Precision.fp8
-    what = "engine=huggingface generates in FP32, BF16 and 4 bits, not in FP8"
+    what = "engine=huggingface generates in FP32, BF16 or 4 bits, not in FP8"
     yield is_fp8, what, "precision", f"set precision=bf16 (with {BLOCK}.nf4=true for 4 bits)"
     is_continuous = generation.batching is Batching.continuous
-    what = "transformers' generate answers in static batches"
+    what = "engine=huggingface supports static batching only"
     yield is_continuous, what, f"{BLOCK}.batching", f"set {BLOCK}.batching=static"
     is_sharded = hf.strategy not in (Strategy.ddp, Strategy.balanced)
-    what = f"strategy {hf.strategy.name} is for training: a replica that generates is one process"
+    what = f"strategy {hf.strategy.name} is for training only; generation uses one process per replica"
     yield (
         is_sharded,
         what,
         f"{HF}.strategy",
-        f"set {HF}.strategy=ddp, or balanced for several GPUs a replica",
+        f"set {HF}.strategy=ddp, or balanced for several GPUs per replica",
     )
     is_balanced = hf.strategy is Strategy.balanced
-    what = f"num_gpus is {hf.num_gpus} with strategy={hf.strategy.name}"
+    what = f"num_gpus is {hf.num_gpus}, but strategy is {hf.strategy.name}"
     wrong = hf.num_gpus < 1 or hf.num_gpus > 1 and not is_balanced
     yield wrong, what, f"{HF}.num_gpus", f"set {HF}.num_gpus=1, or strategy=balanced with 1 or more"
     is_cpu = config.cluster.device is Device.cpu
-    what = f"num_gpus is {hf.num_gpus}, and cluster.device is cpu: there are no GPUs to lay layers over"
+    what = f"num_gpus is {hf.num_gpus}, but cluster.device is cpu"
     fix = f"set {HF}.num_gpus=1, or cluster.device=cuda"
     yield is_cpu and hf.num_gpus > 1, what, f"{HF}.num_gpus, cluster.device", fix
     is_plain = not hf.compile and not generation.nf4
-    what = "strategy=balanced computes in FP32 or BF16, with what is not compiled"
+    what = "strategy=balanced does not support compile or nf4"
     where = f"{HF}.strategy, {HF}.compile, {BLOCK}.nf4"
-    yield is_balanced and not is_plain, what, where, f"set {HF}.strategy=ddp, on one GPU for each replica"
+    yield is_balanced and not is_plain, what, where, f"set {HF}.strategy=ddp, with one GPU per replica"
     num_ranks = config.cluster.num_nodes * config.cluster.ranks_per_node
-    what = f"strategy=balanced is one process for all of its GPUs, and this cluster has {num_ranks} ranks"
+    what = f"strategy=balanced uses one process for all GPUs, but this cluster has {num_ranks} ranks"
     where = "cluster.num_nodes, cluster.ranks_per_node"
     fix = f"set cluster.num_nodes=1, cluster.ranks_per_node=1 and {HF}.num_gpus={max(hf.num_gpus, num_ranks)}"
     yield is_balanced and num_ranks > 1, what, where, fix
     for key in TRAINING_ONLY:
         yield (
             getattr(hf, key),
-            f"{key} is for training",
+            f"{key} is for training only",
             f"{HF}.{key}",
             f"set {HF}.{key}=false",
         )
-    what = "deepspeed_json is for training"
+    what = "deepspeed_json is for training only"
     yield (
         hf.deepspeed_json is not None,
         what,
@@ -227,4 +229,4 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
     )
 
 
-MOST_ANSWERS = 10_000
+MAX_ANSWERS = 10_000

@@ -1,4 +1,4 @@
-"""Refuse a kernels task whose sizes cannot be measured; each message says what is wrong, where, and the fix."""
+"""Checks of a kernels task: refuse sizes that cannot be measured."""
 
 from collections.abc import Iterator
 
@@ -8,20 +8,20 @@ from bench.errors import ConfigError
 from bench.planning.estimates.parameters import linears
 
 FP8_MULTIPLE = 16
-"""N and K of an FP8 product are multiples of this; M is free. Source: torch 2.11, torch._scaled_mm."""
+"""N and K of an FP8 GEMM must be multiples of this; M is free. Source: torch 2.11, torch._scaled_mm."""
 MAX_ELEMENTS = 2**34
-"""A tensor with more numbers is a typing error: in BF16 it takes 32 GiB."""
+"""Maximum elements of a tensor (32 GiB in BF16); more is a typing error."""
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError on the first size that no device can measure, or this one cannot."""
+    """Raise ConfigError for the first size that cannot be measured on this device."""
     kernels = config.task.kernels
-    assert kernels is not None  # validate has seen to it
+    assert kernels is not None  # a task of this kind has the block
     if config.launch.profile is not ProfileKind.none:
         raise ConfigError(
-            f"profile {config.launch.profile.name} is of a training step, and this task makes none",
+            f"profile {config.launch.profile.name} needs training steps, but this task does not train",
             where="launch.profile",
-            fix="set launch.profile=none: every kernel has its own record in the log",
+            fix="set launch.profile=none; the log has a record for every kernel",
         )
     _check_amounts(kernels)
     _check_tp(config)
@@ -42,19 +42,19 @@ def _check_amounts(kernels: Kernels) -> None:
     families = (kernels.gemm, kernels.memcpy, kernels.collectives, kernels.attention)
     if all(family is None for family in families):
         raise ConfigError(
-            "nothing is to be measured",
+            "the task measures nothing",
             where="task.kernels",
-            fix="give one of gemm, memcpy, collectives and attention, or choose task=node",
+            fix="set one of gemm, memcpy, collectives and attention, or choose task=node",
         )
     if kernels.repeats < 3 or kernels.point_s <= 0 or kernels.sustained_s <= 0:
         raise ConfigError(
-            f"{kernels.repeats} runs, {kernels.point_s:g} s a point and {kernels.sustained_s:g} s without a pause",
+            f"repeats is {kernels.repeats}, point_s {kernels.point_s:g}, sustained_s {kernels.sustained_s:g}",
             where="task.kernels.repeats, point_s, sustained_s",
-            fix="use 3 runs or more, and times above 0",
+            fix="use 3 repeats or more, and times above 0",
         )
     if kernels.tolerance is not None and not 0 <= kernels.tolerance < 1:
         raise ConfigError(
-            f"{kernels.tolerance:g} is not a share of a limit",
+            f"tolerance is {kernels.tolerance:g}, not a share of a limit",
             where="task.kernels.tolerance",
             fix="set it between 0 and 1, such as 0.02, or null",
         )
@@ -72,33 +72,35 @@ def _check_tp(config: Config) -> None:
         raise ConfigError(
             f"tp {tp} does not divide the {', '.join(undivided)} of {model.name}",
             where="parallel.tp",
-            fix="use a divisor: the shapes are those of one of so many ranks",
+            fix="use a tp that divides them: the shapes are those of one TP rank",
         )
 
 
 def _check_gemms(gemms: Gemms, config: Config) -> None:
     where = "task.kernels.gemm.shapes"
-    if not gemms.shapes and not gemms.of_model and not gemms.sustained:
-        raise ConfigError("no GEMM is named", where=where, fix="list [M, N, K], or set of_model=true")
+    if not gemms.shapes and not gemms.from_model and not gemms.sustained:
+        raise ConfigError("no GEMM shapes are given", where=where, fix="list [M, N, K], or set from_model=true")
     for shape in [*gemms.shapes, *gemms.sustained]:
         if len(shape) != 3 or min(shape) < 1:
-            raise ConfigError(f"{shape} is not M, N and K", where=where, fix="give three numbers above 0, [M, N, K]")
+            raise ConfigError(f"{shape} is not a shape [M, N, K]", where=where, fix="give three numbers above 0")
         m, n, k = shape
         if max(m * n, m * k, n * k) > MAX_ELEMENTS:
-            raise ConfigError(f"{shape} has a matrix of more than 2^34 numbers", where=where, fix="make it smaller")
+            raise ConfigError(
+                f"{shape} has a matrix with more than 2^34 elements", where=where, fix="use a smaller shape"
+            )
     if gemms.precisions is not None:
         _check_precisions(gemms.precisions, config)
     if GemmPrecision.fp8 in precisions(gemms, config):
         for m, n, k in fp8_refused(gemms, config):
             raise ConfigError(
-                f"[{m}, {n}, {k}] cannot be multiplied in FP8: N and K must be multiples of {FP8_MULTIPLE}",
+                f"[{m}, {n}, {k}] is not possible in FP8: N and K must be multiples of {FP8_MULTIPLE}",
                 where=where,
-                fix="use other numbers, or task.kernels.gemm.precisions=[bf16]",
+                fix="use another shape, or task.kernels.gemm.precisions=[bf16]",
             )
 
 
 def precisions(gemms: Gemms, config: Config) -> list[GemmPrecision]:
-    """Return what is multiplied in; the GPU of a cluster that names none is taken to have FP8."""
+    """Return the precisions of the GEMMs. If the cluster gives no GPU, FP8 is assumed to be supported."""
     gpu = config.cluster.gpu
     if gemms.precisions is not None:
         return gemms.precisions
@@ -114,21 +116,21 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
     if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
         device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
         raise ConfigError(
-            f"GEMMs in {', '.join(one.name for one in chosen) or 'no precision'} on a {device}",
+            f"a {device} does not support GEMMs in {', '.join(one.name for one in chosen) or 'no precision'}",
             where="task.kernels.gemm.precisions",
             fix=f"choose from {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or set it to null",
         )
 
 
 def fp8_refused(gemms: Gemms, config: Config) -> Iterator[list[int]]:
-    """Yield the shapes that FP8 does not take."""
-    for m, n, k in [*gemms.shapes, *gemms.sustained, *(model_shapes(config, gemms) if gemms.of_model else {})]:
+    """Yield the shapes that FP8 does not support."""
+    for m, n, k in [*gemms.shapes, *gemms.sustained, *(model_shapes(config, gemms) if gemms.from_model else {})]:
         if n % FP8_MULTIPLE or k % FP8_MULTIPLE:
             yield [m, n, k]
 
 
 def model_shapes(config: Config, gemm: Gemms) -> dict[tuple[int, int, int], str]:
-    """Return M, N and K of a layer's projections on a rank, as a micro-batch has them, and the projection's name."""
+    """Return (M, N, K) of a layer's projections for one micro-batch on a TP rank, with the projection's name."""
     tp, tokens = config.parallel.tp or 1, gemm.model_tokens
     shapes = {}
     for name, linear in linears(config.model).items():
@@ -143,11 +145,11 @@ def _check_copies(copies: Copies) -> None:
 
 def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str = "") -> None:
     if not sizes:
-        raise ConfigError("no sizes are named", where=where, fix="list bytes, such as [1024, 1048576]")
+        raise ConfigError("no sizes are given", where=where, fix="list bytes, such as [1024, 1048576]")
     for size in sizes:
         if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
             raise ConfigError(
-                f"{size:,} bytes cannot be measured",
+                f"{size:,} is not a valid number of bytes here",
                 where=where,
                 fix=f"use a multiple of {multiple} up to {2 * MAX_ELEMENTS:,}{otherwise}",
             )
@@ -157,25 +159,29 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
     where = "task.kernels.collectives.ranks, cluster.ranks_per_node"
     if num_ranks == 1:
         raise ConfigError(
-            "a collective needs two ranks, and the job has one",
+            "a collective needs at least two ranks, but the job has one",
             where=where,
             fix="set cluster.ranks_per_node=2 or more, or task.kernels.collectives=null",
         )
     if not collectives.operations:
-        raise ConfigError("no collective is named", where="task.kernels.collectives.operations", fix="name all_reduce")
+        raise ConfigError(
+            "no collective is given", where="task.kernels.collectives.operations", fix="list all_reduce or others"
+        )
     for count in group_sizes(collectives, num_ranks):
         if not 2 <= count <= num_ranks:
             raise ConfigError(
-                f"{count} ranks cannot take part in a job of {num_ranks}", where=where, fix=f"use 2 to {num_ranks}"
+                f"a collective of {count} ranks is not possible in a job of {num_ranks}",
+                where=where,
+                fix=f"use 2 to {num_ranks}",
             )
-        other = f", or name other numbers than {count} in task.kernels.collectives.ranks"
+        other = f", or use another number than {count} in task.kernels.collectives.ranks"
         _check_sizes(
             collectives.sizes_bytes, "task.kernels.collectives.sizes_bytes", multiple=4 * count, otherwise=other
         )
 
 
 def group_sizes(collectives: Collectives, num_ranks: int) -> list[int]:
-    """Return how many ranks take part, in rising order; none in a job of one rank."""
+    """Return the group sizes in ascending order; empty in a job of one rank."""
     if collectives.ranks is not None:
         return collectives.ranks
     powers = {2**exponent for exponent in range(1, num_ranks.bit_length())}
@@ -187,7 +193,7 @@ def _check_attention(attention: Attentions, config: Config) -> None:
     for length in attention.seq_lengths or [0]:
         if length < 1 or attention.tokens % length:
             raise ConfigError(
-                f"rows of {length} tokens do not make up {attention.tokens:,}",
+                f"{attention.tokens:,} tokens cannot be divided into rows of {length}",
                 where=where,
                 fix="list divisors of task.kernels.attention.tokens",
             )
@@ -195,12 +201,12 @@ def _check_attention(attention: Attentions, config: Config) -> None:
     for backend in attention.backends or []:
         if backend not in backends(is_gpu=is_gpu):
             raise ConfigError(
-                f"no backend {backend.name} on a {'GPU' if is_gpu else 'CPU'}",
+                f"the attention backend {backend.name} does not exist on a {'GPU' if is_gpu else 'CPU'}",
                 where="task.kernels.attention.backends",
                 fix=f"choose from {', '.join(one.name for one in backends(is_gpu=is_gpu))}, or set it to null",
             )
 
 
 def backends(*, is_gpu: bool) -> list[AttentionBackend]:
-    """Return the backends that torch has for a device."""
+    """Return torch's attention backends for a device."""
     return list(AttentionBackend) if is_gpu else [AttentionBackend.math, AttentionBackend.flash]

@@ -1,4 +1,4 @@
-"""Refuse what does not fit, and what moves to the host where nothing can be moved."""
+"""Checks of memory: refuse layouts that do not fit, and offloading that is not supported."""
 
 from bench.contract.layers import Layer, layer_of
 from bench.contract.plan import Memory
@@ -9,13 +9,13 @@ from bench.planning.checks import huggingface
 
 
 def check(config: Config, memory: Memory) -> None:
-    """Raise ConfigError when the estimate is above what the GPU has."""
+    """Raise ConfigError if the estimate exceeds the GPU's memory."""
     if memory.fits is not False:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"{memory.total_gib:.1f} GiB per GPU needed, and a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g}: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
@@ -24,7 +24,7 @@ def check(config: Config, memory: Memory) -> None:
 
 
 def _smaller(config: Config) -> dict[str, str]:
-    """Return where a config says how much memory it takes, and what makes that less."""
+    """Return the config keys that decide the memory, and how to reduce it."""
     return {
         "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
         "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
@@ -33,7 +33,7 @@ def _smaller(config: Config) -> dict[str, str]:
 
 
 def _smaller_states(config: Config) -> str:
-    """Return what else makes a whole model's training smaller: other moments, or adapters."""
+    """Return further ways to reduce the memory of full training: other moments, or adapters."""
     if config.training.trains is not Trains.all:
         return ""
     choices = ["recipe.moments=bf16"] if config.training_recipe.moments is MomentPrecision.fp32 else []
@@ -42,18 +42,18 @@ def _smaller_states(config: Config) -> str:
 
 
 def check_offload(config: Config) -> None:
-    """Refuse activations on the host where none are stored, or by layers that cannot move them."""
+    """Refuse activation offloading with full recomputation, or in layers that do not support it."""
     if not config.training_recipe.offload_activations:
         return
     if config.training_recipe.recompute is Recompute.full:
         raise ConfigError(
-            "recompute=full stores no activations of layers that could be offloaded",
+            "offload_activations has no effect with recompute=full, which stores no layer activations",
             where="recipe.offload_activations, recipe.recompute",
             fix="set recipe.recompute=fit, or recipe.offload_activations=false",
         )
     if layer_of(config) is Layer.megatron:
         raise ConfigError(
-            "only the hand-written layers offload activations, and this model is computed with megatron-core's",
+            "offload_activations needs our own layers, but this model uses megatron-core's layers",
             where="recipe.offload_activations, precision",
             fix="set precision=bf16 for adapters of a Llama, or recipe.offload_activations=false",
         )

@@ -1,4 +1,4 @@
-"""Refuse numbers in the config that no run can have."""
+"""Checks of numeric ranges in the config."""
 
 import dataclasses
 import itertools
@@ -9,26 +9,26 @@ from bench.contract.schema import Config
 from bench.errors import ConfigError
 
 MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
-"""A larger number is a typing error: a score takes 10 trials."""
+"""Larger numbers are typing errors: a score needs 10 trials."""
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError on a number that is outside its range."""
+    """Raise ConfigError for a number out of range."""
     _check_signs(config)
     _check_upper_limits(config)
     _check_rates(config)
 
 
 def _check_signs(config: Config) -> None:
-    """Refuse counts and sizes that are not above 0, and optional amounts that are below 0."""
+    """Refuse counts and sizes that are not positive, and optional amounts that are negative."""
     for key, value in _positive(config).items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{value} is not above 0 and finite", where=key, fix=f"set {key} to a positive number")
+            raise ConfigError(f"{value} is not a positive number", where=key, fix=f"set {key} to a positive number")
     for key, amount in _not_negative(config).items():
         if amount is not None and not 0 <= amount < math.inf:
-            raise ConfigError(f"{amount} is below 0 or not finite", where=key, fix=f"set {key} to 0 or more")
+            raise ConfigError(f"{amount} is negative or not finite", where=key, fix=f"set {key} to 0 or more")
     for key, number in _floats(config, ""):
-        if not math.isfinite(number):  # JSON, which a plan is written as, has no such number
+        if not math.isfinite(number):  # JSON, the format of a plan, has no such number
             raise ConfigError(f"{number} is not finite", where=key, fix=f"set {key} to a number")
 
 
@@ -46,7 +46,7 @@ def _check_upper_limits(config: Config) -> None:
             raise ConfigError(f"{count} is above {limit}", where=key, fix=f"set {key} to {limit} or less")
     stall = config.launch.stall
     if stall is not None and stall.factor <= 1:
-        what = f"{stall.factor:g} times the usual time ends healthy trials"
+        what = f"a stall factor of {stall.factor:g} would end healthy trials"
         raise ConfigError(what, where="launch.stall.factor", fix="set it above 1, or launch.stall=null")
     port = config.cluster.master_port
     if port is not None and not 1 <= port <= 65535:
@@ -54,7 +54,7 @@ def _check_upper_limits(config: Config) -> None:
 
 
 def _positive(config: Config) -> dict[str, float | None]:
-    """Return the numbers that must be above 0, by key; None is allowed where the schema allows it."""
+    """Return the numbers that must be positive, by key; None is allowed where the schema allows it."""
     model = (
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
         *("vocab_size", "max_seq_length", "rope_scaling_factor"),
@@ -79,7 +79,7 @@ def _positive(config: Config) -> dict[str, float | None]:
 
 
 def _not_negative(config: Config) -> dict[str, float | None]:
-    """Return the numbers that must not be below 0, by key."""
+    """Return the numbers that must not be negative, by key."""
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
     return {**(_values("recipe", config.recipe, recipe) if config.recipe else {}), "seed_base": config.seed_base}
 
@@ -101,7 +101,7 @@ def _values(group: str, node: object, names: Iterable[str]) -> dict[str, float |
 
 
 def _check_rates(config: Config) -> None:
-    """Refuse measured rates that are not positive, or tables whose sizes do not rise."""
+    """Refuse measured rates that are not positive, and tables whose sizes are not ascending."""
     rates = config.cluster.gpu.rates if config.cluster.gpu else None
     if rates is None:
         return
@@ -113,9 +113,9 @@ def _check_rates(config: Config) -> None:
         is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
         if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
             raise ConfigError(
-                f"{names} do not form a table: {sizes} with {', '.join(map(str, columns))}",
+                f"{names} must have the same length and ascending sizes: {sizes} with {', '.join(map(str, columns))}",
                 where="cluster.gpu.rates",
-                fix="list sizes in rising order, and one rate for each size",
+                fix="list sizes in ascending order, and one rate per size",
             )
     single = (rate for rate in dataclasses.asdict(rates).values() if isinstance(rate, int | float))
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]

@@ -1,7 +1,7 @@
-"""Refuse text in the config that a script, a file name or a command line could take for something else (rule CFG-09).
+"""Checks of texts in the config that could inject options, paths or shell syntax (rule CFG-09).
 
-A config may come from somebody else. Its names become names of folders, files and jobs; its other texts stand in
-scripts, in JSON and on screens. What no text may hold is refused here, once, for every backend.
+A config may come from another person. Its names become names of folders, files and jobs; its other texts appear in
+scripts, in JSON and on screens. This module refuses unsafe texts for all backends.
 """
 
 import re
@@ -12,15 +12,15 @@ from bench.contract.schema import Config
 from bench.errors import ConfigError
 
 MAX_NAME, MAX_TEXT = 100, 4096
-"""Characters. The name of a run folder has up to two names, and a file system takes 255 bytes; a path has PATH_MAX."""
+"""Characters. A run folder's name contains up to two names, and file systems allow 255 bytes; for paths PATH_MAX."""
 NAMES = {"task.name", "task.benchmark", "cluster.name", "container.name", "model.name", "data.name"}
-"""Texts that become names of folders, files and jobs. What the rest is for, only its key says."""
+"""Texts that become names of folders, files and jobs."""
 WORDS = {f"cluster.slurm.{key}" for key in ("partition", "gpu_type", "account", "qos", "reservation")}
 PATHS = {*(f"cluster.paths.{key}" for key in ("data", "model", "logs")), "launch.folder", "container.image"}
 MOUNTS = "container.mounts["
 ENVIRONMENT = "cluster.environment"
-SET_BY_JOB = (run_files.ELEMENT_VARIABLE, "PYTHONSAFEPATH")
-"""A part of file names, and what keeps modules in the run folder from being imported."""
+SET_BY_JOB = (run_files.ARRAY_TASK_VARIABLE, "PYTHONSAFEPATH")
+"""The first is part of file names; the second prevents imports from the run folder."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _TASK = re.compile(rf"{_NAME.pattern}(/{_NAME.pattern})*")
@@ -32,25 +32,25 @@ _VARIABLE = re.compile(r"\$[A-Z_][A-Z0-9_]*(?![A-Za-z0-9_])")
 _PATTERNS = (
     (NAMES, _NAME, "use letters, digits and _ . + - and begin with a letter or a digit"),
     (WORDS, _WORD, "use letters, digits and _ . , : + @ = / - and begin with a letter or a digit"),
-    ({"task.training.base"}, _TASK, "name a file of conf/task, without .yaml"),
+    ({"task.training.base"}, _TASK, "use the name of a file in conf/task, without .yaml"),
 )
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError on the first text that is not what its key stands for."""
+    """Raise ConfigError for the first text that is not valid for its key."""
     for key in config.cluster.environment:
         if not _KEY.fullmatch(key):
-            raise _refused(ENVIRONMENT, key, "is no name of a variable", "use letters, digits and _")
+            raise _refused(ENVIRONMENT, key, "is not a valid name of a variable", "use letters, digits and _")
         if key in SET_BY_JOB:
-            raise _refused(ENVIRONMENT, key, "is set by the job itself", "leave it out")
+            raise _refused(ENVIRONMENT, key, "is set by the job itself", "remove it")
     for place, _, text in texts.strings(config, ""):
         _check(place.removeprefix("."), text)
 
 
 def _check(place: str, text: str) -> None:
-    """Refuse a text by what its place stands for."""
-    if letter := texts.steering(text):
-        what = f"holds the control or format character U+{ord(letter):04X}"
+    """Refuse a text that is not valid for its key."""
+    if letter := texts.control_character(text):
+        what = f"contains the control or format character U+{ord(letter):04X}"
         raise _refused(place, text, what, "write it as plain text on one line")
     if len(text) > MAX_TEXT:
         raise _refused(place, text, f"has more than {MAX_TEXT:,} characters", "shorten it")
@@ -65,16 +65,16 @@ def _check_name(place: str, text: str, pattern: re.Pattern[str], fix: str) -> No
     if len(text) > MAX_NAME:
         raise _refused(place, text, f"has more than {MAX_NAME} characters", "shorten it")
     if not pattern.fullmatch(text):
-        raise _refused(place, text, "is not a name that a folder, a job or an option can have", fix)
+        raise _refused(place, text, "is not a valid name of a folder, a job or an option", fix)
 
 
 def _check_path(place: str, text: str) -> None:
-    """Refuse what the job's shell, which fills in $DATADIR and its like, would read otherwise than this program."""
+    """Refuse paths that the job's shell, which expands $DATADIR, would read differently from this program."""
     if "$" in _VARIABLE.sub("", text):
-        fix = "write a variable as $NAME, in upper case, and nothing else with a dollar sign"
-        raise _refused(place, text, "holds a dollar sign that begins no variable's name", fix)
+        fix = "use a dollar sign only for variables in upper case, such as $NAME"
+        raise _refused(place, text, "contains a dollar sign without a variable's name", fix)
     if place in PATHS and text.startswith("-"):
-        raise _refused(place, text, "begins like an option", "begin it with / or ./")
+        raise _refused(place, text, "starts with a dash, like an option", "start it with / or ./")
 
 
 def _refused(place: str, text: str, what: str, fix: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Refuse a training task that cannot run in any layout; each message says what is wrong, where, and the fix."""
+"""Checks of a training task that apply to every layout."""
 
 from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Precision, ProfileKind
@@ -9,7 +9,7 @@ from bench.planning.checks import _check_gpu_precision, _listed, data, huggingfa
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError when a training task contradicts itself in every layout."""
+    """Raise ConfigError if a training task is invalid in every layout."""
     data.check(config.training_data)
     _check_profile(config)
     _check_training(config)
@@ -21,18 +21,18 @@ def check(config: Config) -> None:
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
-    """Raise ConfigError when the schedule can never evaluate (rules CFG-02 and CFG-03)."""
+    """Raise ConfigError if the run would never evaluate (rules CFG-02 and CFG-03)."""
     r, rows = config.training_recipe, config.training_data.train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
-            f"an evaluation every {every_steps} steps is {every_steps * r.global_batch_size} samples, "
-            f"longer than the data's {rows} rows",
+            f"the evaluation interval of {every_steps} steps is {every_steps * r.global_batch_size} samples, "
+            f"more than the {rows} training rows",
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
         )
     if config.training.has_target and first_step > max_steps:
         raise ConfigError(
-            f"the first evaluation is at step {first_step}, after the last, {max_steps}: the target cannot be reached",
+            f"the first evaluation (step {first_step}) is after the last step ({max_steps}): the target is unreachable",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
             fix=f"set task.training.max_steps to at least {first_step}, or evaluate earlier",
         )
@@ -41,44 +41,44 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
 def _check_profile(config: Config) -> None:
     if config.launch.profile is not ProfileKind.none and not config.training_recipe.warmup_iterations:
         raise ConfigError(
-            "the profile shows the last warm-up step, and this recipe has no warm-up steps",
+            "the profiler records the last warm-up step, but warmup_iterations is 0",
             where="launch.profile, recipe.warmup_iterations",
-            fix="set recipe.warmup_iterations to 2 or more: kernels are compiled in the first",
+            fix="set recipe.warmup_iterations to 2 or more; the first one compiles kernels",
         )
 
 
 def check_steps(config: Config, max_steps: int) -> None:
-    """Raise ConfigError when no step is left after the learning rate's warm-up."""
+    """Raise ConfigError if no step follows the warm-up of the learning rate, or there are too many steps."""
     warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.train_rows
     if max_steps < 1:
         raise ConfigError(
-            f"an epoch of {rows} rows holds no batch of {config.training_recipe.global_batch_size}",
+            f"an epoch of {rows} rows is smaller than one batch of {config.training_recipe.global_batch_size}",
             where="task.training.epochs, recipe.global_batch_size, data.train_rows",
             fix=f"set recipe.global_batch_size to {rows} or less",
         )
     if max_steps > ranges.MAX_STEPS:
         raise ConfigError(
-            f"{config.training.epochs} epochs are {max_steps} steps, above {ranges.MAX_STEPS}",
+            f"{config.training.epochs} epochs are {max_steps} steps, more than {ranges.MAX_STEPS}",
             where="task.training.epochs",
-            fix="set task.training.epochs to fewer",
+            fix="lower task.training.epochs",
         )
     if warmup >= max_steps:
         raise ConfigError(
-            f"{warmup} warm-up steps leave nothing of the run's {max_steps} steps",
+            f"lr_warmup_steps ({warmup}) must be less than max_steps ({max_steps})",
             where="recipe.lr_warmup_steps",
-            fix=f"warm up for fewer than {max_steps} steps",
+            fix=f"set recipe.lr_warmup_steps to at most {max_steps - 1}",
         )
 
 
 def _check_precision(config: Config) -> None:
-    """Refuse what the GPU or no layer of the engine computes; a whole model is trained in every precision."""
+    """Refuse a precision that the GPU or the engine's layers do not support; full training supports all of them."""
     trains, precision = config.training.trains, config.precision
     _check_gpu_precision(config)
     if trains is Trains.all:
         return
     if trains is Trains.qlora and precision is not Precision.bf16:
         raise ConfigError(
-            f"trains is qlora and precision is {precision.name}: a 4-bit base is computed with in BF16",
+            f"trains=qlora needs precision bf16, but precision is {precision.name}",
             where="precision, task.training.trains",
             fix="set precision=bf16, or task.training.trains=lora",
         )
@@ -86,42 +86,41 @@ def _check_precision(config: Config) -> None:
     unmet = differs_from_llama(config.model)
     if unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
-            f"{what} needs the frozen linears of a Llama model, and "
-            + _listed(f"{k} is {v}" for k, v in unmet.items()),
+            f"{what} needs a Llama model, but " + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16 and task.training.trains=lora, or use RMSNorm, swiglu, rope and no bias",
         )
 
 
 def _check_training(config: Config) -> None:
-    """Refuse a training task whose trained weights, start or end are missing or contradict each other."""
+    """Refuse a task whose trained weights, start or end are missing or contradictory."""
     training = config.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
-            f"max_steps is {training.max_steps or 'null'} and epochs is {training.epochs or 'null'}: exactly one of "
-            "them must say when the run ends",
+            f"max_steps is {training.max_steps or 'null'}, epochs is {training.epochs or 'null'}: exactly one "
+            "must be set",
             where="task.training.max_steps, task.training.epochs",
-            fix="set one of them, and the other one to null",
+            fix="set one of them, and set the other one to null",
         )
     if (training.starts_from is StartsFrom.task) != (training.base is not None):
         raise ConfigError(
-            f"training starts from {training.starts_from.name}, and the task for its checkpoint is "
-            f"{training.base or 'null'}",
+            f"starts_from is {training.starts_from.name}, but base is {training.base or 'null'}",
             where="task.training.starts_from, task.training.base",
-            fix="name a task in task.training.base with starts_from=task, or set base to null",
+            fix="set task.training.base to a task for starts_from=task, otherwise to null",
         )
     if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(
-            f"checkpoints every {training.checkpoint_every_steps} steps, and {config.task.benchmark} knows no resuming",
+            f"the rules of {config.task.benchmark} do not allow resuming, but checkpoint_every_steps is "
+            f"{training.checkpoint_every_steps}",
             where="task.training.checkpoint_every_steps, task.benchmark",
-            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null where nothing is submitted",
+            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null if you do not submit",
         )
     if (training.trains is Trains.all) != (training.lora is None):
         raise ConfigError(
-            f"trains is {training.trains.name}, and "
+            f"trains is {training.trains.name}, but "
             f"task.training.lora is {'null' if training.lora is None else 'given'}",
             where="task.training.trains, task.training.lora",
-            fix="give adapters for trains=lora or qlora, or set task.training.lora=null with trains=all",
+            fix="set adapters for trains=lora or qlora, or set task.training.lora=null with trains=all",
         )
 
 
@@ -131,13 +130,13 @@ def _check_lora(config: Config) -> None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
         raise ConfigError(
-            f"no adapter can be put on {_listed(unknown)}",
+            f"adapters are not possible on {_listed(unknown)}",
             where="task.training.lora.target_modules",
             fix=f"choose from {_listed(LORA_TARGETS)}",
         )
     if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
         raise ConfigError(
-            f"LoRA of rank {lora.rank}, dropout {lora.dropout}, on {lora.target_modules} trains nothing",
+            f"invalid LoRA: rank {lora.rank}, dropout {lora.dropout}, target_modules {lora.target_modules}",
             where="task.training.lora",
             fix="use rank 1 or more, dropout in [0, 1) and at least one target module",
         )

@@ -1,1 +1,1 @@
-"""What the plan estimates: parameters, FLOPs, activations, memory, network and the time of a step."""
+"""Estimates of the plan: parameters, FLOPs, activations, memory, network and the time of a step."""

@@ -1,4 +1,4 @@
-"""How many bytes of activations one layer stores per token for its backward pass, on one rank."""
+"""Estimate the activations that one layer stores per token for its backward pass, on one rank."""
 
 from bench.contract.layers import Layer, layer_of
 from bench.contract.model import Activation, Norm, Position
@@ -9,9 +9,9 @@ from bench.planning.estimates.parameters import kv_size, linears
 from bench.planning.parallelism import tokens
 
 SCALE_BYTES = 4
-"""Of the scale of one FP8 row; each statistic of a norm's row takes as much."""
+"""Of the scale of one FP8 row, and of each statistic of a norm's row."""
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
-"""Per number outside the FP8 GEMMs."""
+"""Per element outside of FP8 GEMMs."""
 
 
 def layer_bytes(config: Config, world: World) -> float:
@@ -37,7 +37,7 @@ def _frozen_layer_bytes(config: Config, world: World) -> float:
     | gate and up; their scales                  | 2 f; 8         | 4 f; 0      | tp; not split    |
     | LoRA: A dropout(x)                         | 2 rank         | 2 rank      | not split        |
 
-    A 4-bit base is computed with in BF16. The residual stream is not stored, because a norm's backward pass uses the
+    A 4-bit base computes in BF16. The residual stream is not stored, because a norm's backward pass uses the
     norm's output. Dropout masks are not stored either: the backward pass generates them again from their seeds.
     """
     model, lora, tp = config.model, config.training.lora, world.tp
@@ -49,7 +49,7 @@ def _frozen_layer_bytes(config: Config, world: World) -> float:
 
 
 def _trained_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that a layer whose weights are trained stores per token: p bytes a number, q a quantized one.
+    """Return the bytes that a trained layer stores per token: p bytes per element, q per quantized element.
 
     | stored tensor                              | bytes          | split over    |
     | ------------------------------------------ | -------------- | ------------- |
@@ -61,8 +61,8 @@ def _trained_layer_bytes(config: Config, world: World) -> float:
     | output of fc1 (swiglu: gate and up)        | q f; 2 q f     | tp            |
     | in FP8, its scales per row                 | 4; 8           | not split     |
 
-    The backward pass computes the outputs of the norms and of the activation again: they are the inputs of linears, and
-    needed for the weights' gradients.
+    The backward pass recomputes the outputs of the norms and of the activation: they are the inputs of linears, which
+    the weights' gradients need.
     """
     model, size = config.model, BYTES[config.precision]
     stats = SCALE_BYTES * (2 if model.norm is Norm.LayerNorm else 1)
@@ -77,12 +77,12 @@ def hidden_bytes(config: Config, world: World) -> float:
 
 
 def stores_inputs(config: Config, recomputed: Recomputed) -> bool:
-    """Return whether a layer stores its own input; the hand-written frozen one stores the norm's output instead."""
+    """Return whether a layer stores its own input; our frozen layer stores the norm's output instead."""
     return recomputed.full or layer_of(config) is not Layer.frozen
 
 
 def quantized_bytes(config: Config) -> int:
-    """Return the bytes of one number of a GEMM's operand."""
+    """Return the bytes per element of a GEMM's operand."""
     return 1 if config.precision is Precision.fp8 else BYTES[config.precision]
 
 

@@ -1,4 +1,4 @@
-"""Decide whether one CUDA graph launches the kernels of a micro-batch, or the host one after the other."""
+"""Decide whether a CUDA graph or the host launches the kernels of a micro-batch."""
 
 import dataclasses
 
@@ -11,8 +11,8 @@ from bench.planning.layouts import Layout, with_micro_batch
 def is_chosen(config: Config, layout: Layout) -> bool:
     """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
 
-    It captures no collective, no layer that is recomputed as a whole, which restores the generators' states, and no
-    copies of activations to the host's memory and back. For megatron-core's layers no wait is estimated.
+    It cannot capture collectives, full recomputation (which restores the generators' states) or activation offloading.
+    No wait is estimated for megatron-core's layers.
     """
     w, cost = layout.world, layout.cost
     can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
@@ -26,6 +26,6 @@ def without_waiting(cost: Cost) -> Cost:
 
 
 def memory_of(config: Config, layout: Layout) -> Memory:
-    """Return the memory of a layout whose passes a graph launches."""
+    """Return the memory of a layout whose passes a CUDA graph launches."""
     sized = with_micro_batch(config, layout.micro_batch_size)
     return memory.estimate(sized, layout.world, layout.recompute, has_graph=True)

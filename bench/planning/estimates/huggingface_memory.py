@@ -1,7 +1,7 @@
 """Estimate the GPU memory of a step of engine=huggingface, by strategy.
 
-A step has two full moments: the backward pass begins, with all activations, and the optimizer steps, with all
-gradients. The parts of the estimate are those of the fuller one, so that they add up.
+Memory has two peaks in a step: at the start of the backward pass, with all activations, and in the optimizer step, with
+all gradients. The parts of the estimate are those of the higher peak, so that they add up.
 """
 
 import math
@@ -25,18 +25,18 @@ from bench.planning.estimates.parameters import (
 from bench.planning.parallelism import num_microbatches, tokens
 
 QKV_ADAPTERS = {"linear_qkv": 3, "linear_proj": 1}
-"""PEFT's adapters in the place of one of megatron-core's linears: q, k and v have one each, with a common A."""
+"""PEFT's adapters per linear of megatron-core: q, k and v have one each."""
 LOSS_BYTES = 12
 """Per logit while the loss is differentiated: log-softmax in FP32 and two gradients of that size."""
 
 
 def compute_bytes(config: Config) -> int:
-    """Return the bytes of a number in products."""
+    """Return the bytes per element in GEMMs."""
     return 4 if config.precision is Precision.fp32 else 2
 
 
 def is_autocast(config: Config, hf: HuggingFace) -> bool:
-    """Return whether products are computed in BF16 from trained weights in FP32, under autocast."""
+    """Return whether GEMMs compute in BF16 from trained weights in FP32, under autocast."""
     is_fsdp = hf.strategy in (
         Strategy.fsdp2,
         Strategy.fsdp2_hybrid,
@@ -45,7 +45,7 @@ def is_autocast(config: Config, hf: HuggingFace) -> bool:
 
 
 def residual_bytes(config: Config, hf: HuggingFace) -> int:
-    """Return the bytes of a number of the residual stream: FP32 below trained embeddings in FP32."""
+    """Return the bytes per element of the residual stream: FP32 after trained embeddings in FP32."""
     is_wide = is_autocast(config, hf) and config.training.trains is Trains.all
     return 4 if is_wide else compute_bytes(config)
 
@@ -59,7 +59,7 @@ def layer_bytes(config: Config, hf: HuggingFace) -> float:
 
 
 def _llama_bytes(config: Config, hf: HuggingFace) -> float:
-    """Return the bytes of a Llama layer whose weights are trained: p bytes a number of products, hidden h, MLP f.
+    """Return the bytes of a Llama layer whose weights are trained: p bytes per GEMM element, hidden h, MLP f.
 
     | stored tensor                                          | bytes            | under autocast |
     | ------------------------------------------------------ | ---------------- | -------------- |
@@ -94,12 +94,12 @@ def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
     if has_copies:
         inputs = count * (p + (1 if lora.dropout else 0)) * h
     if hf.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
-        inputs -= p * h  # eager attention does not need its output, which nobody else stores then
+        inputs -= p * h  # eager attention does not store its output, and no other operation does
     return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + count * p * lora.rank
 
 
 def _gpt2_bytes(config: Config, hf: HuggingFace) -> float:
-    """Return the bytes of a GPT-2 layer whose weights are trained; r bytes a number of the residual stream.
+    """Return the bytes of a GPT-2 layer whose weights are trained; r bytes per element of the residual stream.
 
     | stored tensor                                  | bytes          |
     | ---------------------------------------------- | -------------- |
@@ -114,10 +114,10 @@ def _gpt2_bytes(config: Config, hf: HuggingFace) -> float:
 
 
 def _attention_bytes(config: Config, hf: HuggingFace) -> float:
-    """Return the bytes of q, k, v, the output, and what the kind of attention stores beside them.
+    """Return the bytes of q, k, v, the output, and further tensors by attention implementation.
 
-    sdpa and flash_attention_2 store one FP32 number a head. eager stores the probabilities, heads x row length numbers
-    a token: in the type of products, and a Llama's, or any under autocast, in FP32 too; and k, v for every head.
+    sdpa and flash_attention_2 store one FP32 number per head. eager stores the probabilities, heads x row length
+    elements per token, in the GEMM precision (with Llama or autocast in FP32 as well), and k, v for every head.
     """
     model, p, a = config.model, compute_bytes(config), config.model.num_attention_heads
     stored = p * (linears(model)["linear_qkv"].num_out + model.hidden_size)
@@ -129,10 +129,10 @@ def _attention_bytes(config: Config, hf: HuggingFace) -> float:
 
 
 def transient_bytes(config: Config, hf: HuggingFace) -> float:
-    """Return the peak bytes per token of temporary tensors in the layer at work, beside what is stored; an estimate.
+    """Return the estimated peak of temporary bytes per token in the running layer, without stored activations.
 
-    Backward of the MLP has gradients of the product, of SiLU and of both projections; that of eager attention, of the
-    probabilities in both types.
+    The backward pass of the MLP has gradients of the product, of SiLU and of both projections; that of eager attention
+    has gradients of the probabilities in both precisions.
     """
     model, p = config.model, compute_bytes(config)
     mlp = 4 * p * model.ffn_hidden_size
@@ -141,31 +141,31 @@ def transient_bytes(config: Config, hf: HuggingFace) -> float:
 
 
 GATHERED_LAYERS = 3
-"""Of FSDP2: a layer at work, the next one's weights in the buffer that they arrive in, and as unpacked. Assumed."""
+"""FSDP2: the weights of the running layer, and of the next one in the all-gather buffer and unpacked. Assumed."""
 HOST_LAYERS = 2
-"""With offloaded activations: those of a layer at work, and of the one whose copies are under way. Assumed."""
+"""With offloaded activations: the running layer, and the layer that is being copied. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of one rank between two steps, and of what comes and goes."""
+    """Bytes of one rank: persistent states, and temporary buffers."""
 
     base: float
     adapters: float
     optimizer: float
     """Master weights and moments."""
     gradients: float
-    """When the optimizer steps."""
+    """In the optimizer step."""
     early_gradients: float
-    """What exists of them, on all ranks or whole, when the last backward pass begins."""
+    """Gradients that exist when the last backward pass begins."""
     copies: float = 0.0
-    """Of weights in BF16, from the forward to the backward pass."""
+    """BF16 copies of weights, from the forward to the backward pass."""
     buffers: float
-    """What is always there: FSDP2's gathered weights, DDP's buckets, stage 3's bucket of gradients."""
+    """Persistent buffers: FSDP2's gathered weights, DDP's buckets, ZeRO-3's gradient bucket."""
     reduction: float = 0.0
-    """During the backward pass: DeepSpeed's buckets of gradients, their copies, and what stage 3 has gathered."""
+    """During the backward pass: DeepSpeed's gradient buckets, their copies, and ZeRO-3's gathered weights."""
     step: float = 0.0
-    """What the optimizer's step needs beside all that."""
+    """Additional memory of the optimizer step."""
 
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
@@ -206,7 +206,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Memory:
 
 
 def recompute(config: Config, world: World) -> Recomputed:
-    """Return whether every layer is computed again: as the engine's block says, or the recipe; `fit`: if it must be."""
+    """Return whether all layers are recomputed: by engine.huggingface, else by the recipe; `fit`: only if necessary."""
     hf = config.huggingface
     assert hf is not None
     if hf.activation_checkpointing is not None:
@@ -226,7 +226,7 @@ def counts(config: Config) -> tuple[int, int]:
 
 
 def weight_shards(hf: HuggingFace, world: World) -> int:
-    """Return over how many ranks, or GPUs of the one process, the weights lie."""
+    """Return over how many ranks, or GPUs of one process, the weights are split."""
     if hf.strategy is Strategy.balanced:
         return hf.num_gpus
     if not hf.is_sharded:
@@ -243,12 +243,12 @@ def _states(config: Config, hf: HuggingFace, world: World) -> States:
 
 
 def _trained_bytes(config: Config, hf: HuggingFace) -> int:
-    """Return the bytes of a trained weight, as of its gradient and of each of its moments where torch updates it."""
+    """Return the bytes of a trained weight; its gradient and moments have the same size if torch updates it."""
     return 4 if config.precision is Precision.fp32 or hf.bf16_mode is Bf16.autocast else 2
 
 
 def _base_bytes(config: Config, size: int) -> float:
-    """Return the bytes of the base: trained in numbers of this size, or frozen, in 4 bits all but what is no linear."""
+    """Return the bytes of the base: trained with `size` bytes per weight, or frozen (with qlora, linears in 4 bits)."""
     base, training = parameters(config.model), config.training
     if training.trains is Trains.all:
         return float(size * base)
@@ -266,7 +266,8 @@ def _is_accumulating(config: Config, world: World) -> bool:
 
 
 def _replicated(config: Config, hf: HuggingFace, world: World) -> States:
-    """Weights, gradients and both moments of one size, p; DDP sums gradients in buckets, copies of all of them.
+    """Return the states of DDP and balanced: weights, gradients and moments have one size; DDP's buckets are copies of
+    all gradients.
 
     Under autocast the BF16 copies of all linears' weights are kept from the forward to the backward pass.
     """
@@ -284,9 +285,11 @@ def _replicated(config: Config, hf: HuggingFace, world: World) -> States:
 
 
 def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
-    """Shards of weights, gradients and moments; gathered are layers, and what belongs to none, in the products' type.
+    """Return the states of FSDP2: sharded weights, gradients and moments.
 
-    Gradients of micro-batches before the last one are not summed over ranks, and lie whole on each rank.
+    Some layers, and all weights outside of layers, are gathered in the GEMM precision.
+
+    Gradients of micro-batches before the last one are not reduced, so each rank keeps them whole.
     """
     size, trained, over = _trained_bytes(config, hf), counts(config)[1], weight_shards(hf, world)
     on_gpu = 0 if hf.offload_parameters else 1
@@ -308,7 +311,7 @@ def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
 
 
 def _zero(config: Config, hf: HuggingFace, world: World) -> States:
-    """ZeRO: s the bytes of a weight and of a gradient, t trained weights, N ranks, o 1 or with offload 0.
+    """Return the states of ZeRO. s: bytes of a weight or gradient; t: trained weights; N: ranks; o: 1, with offload 0.
 
     | bytes                    | stage 0     | 1               | 2               | 3                          |
     | ------------------------ | ----------- | --------------- | --------------- | -------------------------- |
@@ -347,7 +350,7 @@ def _zero(config: Config, hf: HuggingFace, world: World) -> States:
 
 
 def _zero_buffers(config: Config, hf: HuggingFace, sizes: deepspeed.Sizes) -> int:
-    """Return the numbers of stage 3's bucket; below it, of what gradients pass through on their way to the host.
+    """Return the elements of ZeRO-3's bucket; below stage 3, of the buffer that copies gradients to the host.
 
     Source: DeepSpeed 0.19.8, stage3.py, ipg_buckets; stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
     """
@@ -357,9 +360,9 @@ def _zero_buffers(config: Config, hf: HuggingFace, sizes: deepspeed.Sizes) -> in
 
 
 def _zero_reduction(config: Config, hf: HuggingFace, world: World, sizes: deepspeed.Sizes) -> int:
-    """Return the numbers that the backward pass needs: buckets, a copy of one, and what stage 3 has gathered.
+    """Return the elements of the buffers in the backward pass: buckets, a copy of one, and ZeRO-3's gathered weights.
 
-    A bucket is summed over ranks from a copy, which has its parts in the order of ranks.
+    A bucket is reduced from a copy, whose parts are in the order of ranks.
 
     Source: DeepSpeed 0.19.8, stage_1_and_2.py, allreduce_bucket (flatten); runtime/comm/coalesced_collectives.py,
     reduce_scatter_coalesced (tensor_partition_flat_buffer).
@@ -372,19 +375,19 @@ def _zero_reduction(config: Config, hf: HuggingFace, world: World, sizes: deepsp
 
 
 def _head_bytes(config: Config, hf: HuggingFace, world: World) -> float:
-    """Return the bytes of the head at work: those of the loss, or later the gradients of its weights and logits."""
+    """Return the temporary bytes of the head: of the loss, or of the gradients of weights and logits."""
     logits, size = tokens(config, world) * config.model.vocab_size, _gradient_bytes(config, hf)
     weights = config.model.hidden_size * config.model.vocab_size if config.training.trains is Trains.all else 0
     return max(logits * LOSS_BYTES, 2 * compute_bytes(config) * logits + size * weights)
 
 
 def _gradient_bytes(config: Config, hf: HuggingFace) -> int:
-    """Return the bytes of a number of a weight's gradient as the backward pass makes it."""
+    """Return the bytes per element of a weight's gradient in the backward pass."""
     return _trained_bytes(config, hf) if hf.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
 
 
 def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
-    """Return the bytes of gradients in FP32, and of the flat copy that they are converted from."""
+    """Return the bytes of FP32 gradients, and of the flat copy that they are converted from."""
     converted = size if size < 4 else 0
     if stage == MOST_ZERO_STAGE:
         return (4 + converted) * min(own, sizes.sub_group)
@@ -396,8 +399,8 @@ def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> 
 def _activation_bytes(config: Config, hf: HuggingFace, world: World, recomputed: Recomputed) -> float:
     """Return the bytes that layers store for the backward pass on the GPU when it begins.
 
-    If layers are computed again, these are the inputs of all of them, and all of the one at work. What lies in host
-    memory is on the GPU for a layer or two.
+    With recomputation these are the inputs of all layers, and all activations of the running one. Offloaded activations
+    are on the GPU for one or two layers.
     """
     count, num_layers = tokens(config, world), config.model.num_layers
     over = hf.num_gpus if hf.strategy is Strategy.balanced else 1
@@ -410,7 +413,7 @@ def _activation_bytes(config: Config, hf: HuggingFace, world: World, recomputed:
 
 
 def _dequantized_bytes(config: Config) -> float:
-    """Return the bytes of the one linear of a 4-bit base that is at work in BF16; gate and up are two of them."""
+    """Return the bytes of the linear of a 4-bit base that is currently dequantized to BF16; gate and up are two."""
     if config.training.trains is not Trains.qlora:
         return 0.0
     return 2.0 * config.model.hidden_size * max(config.model.hidden_size, config.model.ffn_hidden_size)

@@ -21,7 +21,7 @@ GIB = 2**30
 OFFLOADED_PIECE = 2**25
 """Weights whose moments are in one of two buffers. Source: jobs/engines/megatron/adam/offload.py."""
 OFFLOADED_AT_A_TIME = 2
-"""Offloaded layers whose activations are on the GPU: one is at work while another's are copied. Source:
+"""Offloaded layers whose activations are on the GPU: one is running while another one is copied. Source:
 jobs/engines/megatron/offload.py."""
 MAIN_GRADIENT_BYTES = 4
 MASTER_WEIGHT_BYTES = 4
@@ -31,7 +31,7 @@ NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 Source: Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3.
 """
 CUDA_ALLOWANCE_GIB = 2.5
-"""GPU memory beyond torch's peak allocation: CUDA context, kernels, NCCL, and what the allocator cannot give back.
+"""GPU memory beyond torch's peak allocation: CUDA context, kernels, NCCL, and allocator fragmentation.
 
 Source: docs/results/2026-11-21-fp8.md: nvidia-smi showed 3.7 GiB more than the peak on a GPU with free memory, and 1.7
 GiB of them were outside torch.
@@ -56,10 +56,10 @@ def estimate(config: Config, world: World, recomputed: Recomputed, *, has_graph:
 def recompute(config: Config, world: World) -> Recomputed:
     """Return what every rank recomputes, as the recipe says.
 
-    `fit` recomputes as little as leaves FIT_MARGIN_GIB free, and nothing if the GPU is not known. In hand-written
-    layers it first recomputes the output of qkv, which frees most memory for its time, then that of fc1, each in as few
-    layers as suffice; or it offloads the activations of as few layers as suffice, where the recipe says so. If that is
-    not enough, and in megatron-core's layers, it recomputes whole layers.
+    `fit` recomputes as little as leaves FIT_MARGIN_GIB free, and nothing if the GPU is unknown. In our own layers it
+    first recomputes the output of qkv, which frees most memory for its time, then that of fc1, each in as few layers as
+    necessary; with offload_activations it offloads as few layers as necessary instead. If that is not enough, and in
+    megatron-core's layers, it recomputes whole layers.
     """
     requested, device, offloads = (
         config.training_recipe.recompute,
@@ -91,33 +91,33 @@ def recompute(config: Config, world: World) -> Recomputed:
 
 
 def _fewest(choice: Callable[[int], Recomputed], fits: Callable[[Recomputed], bool], num_layers: int) -> Recomputed:
-    """Return the choice of as few layers as fit; each further one needs less memory, and all of them fit."""
+    """Return the choice with the fewest layers that fits. More layers need less memory; all layers must fit."""
     too_few = bisect_left(range(1, num_layers), True, key=lambda num: fits(choice(num)))
     return choice(too_few + 1)
 
 
 def offloaded(num_layers: int) -> Recomputed:
-    """Return that a rank offloads the activations of so many layers, and recomputes nothing."""
+    """Return the choice that offloads the activations of so many layers and recomputes nothing."""
     return Recomputed(full=False, qkv_layers=0, fc1_layers=0, offloaded_layers=num_layers)
 
 
 def gpu(config: Config) -> Gpu | None:
-    """Return the GPU that a rank has; None on a CPU, and where the cluster does not say which it is."""
+    """Return the GPU of a rank; None on CPUs, and if the cluster does not give it."""
     return config.cluster.gpu if config.cluster.device is Device.cuda else None
 
 
 def _fullest_stage(config: Config, world: World, recomputed: Recomputed) -> tuple[int, dict[str, float]]:
-    """Return the pipeline stage that needs most, and the GiB of each part of what it needs.
+    """Return the pipeline stage that needs most memory, and the GiB of its parts.
 
-    The first stage, the last one and the second one: those behind it need no more, since fewer micro-batches are in
-    flight there.
+    Only the first, second and last stages are compared: the stages after the second need no more, because fewer
+    micro-batches are in flight there.
     """
     stages = {k: _parts(config, world, recomputed, k) for k in sorted({0, min(1, world.pp - 1), world.pp - 1})}
     return max(stages.items(), key=lambda stage: sum(stage[1].values()))
 
 
 def _parts(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> dict[str, float]:
-    """Return the GiB of each part of what a rank of one pipeline stage needs."""
+    """Return the memory of a rank of one pipeline stage by part, in GiB."""
     lora, size = config.training.lora, BYTES[config.precision]
     base, adapters = rank_parameters(config.model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     trainable = adapters if lora else base
@@ -133,7 +133,7 @@ def _parts(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
 
 
 def _stage(config: Config, world: World, pp_rank: int, parts: dict[str, float]) -> Memory:
-    """Return the memory of a rank of one pipeline stage, of which the parts are known."""
+    """Return the memory of a rank of one pipeline stage, given its parts."""
     model, lora, device, total_gib = config.model, config.training.lora, gpu(config), sum(parts.values())
     base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
     whole, adapters_total = parameters(model), lora_parameters(model, lora) if lora else 0
@@ -152,7 +152,7 @@ def _stage(config: Config, world: World, pp_rank: int, parts: dict[str, float]) 
 def _with_evaluation(config: Config, world: World, stage: Memory) -> Memory:
     """Return the memory where a CUDA graph launches the passes of training.
 
-    What these need stays the graph's, so that the temporary tensors of an evaluation lie beside it.
+    The graph keeps its own memory pool, so the temporary tensors of an evaluation need additional memory.
     """
     evaluation_gib = max(workspace.forward_bytes(config, world), workspace.logits_bytes(config, world)) / GIB
     total_gib = stage.total_gib + evaluation_gib
@@ -175,9 +175,9 @@ def _optimizer_bytes(config: Config, updated: float) -> float:
 
 
 def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> float:
-    """Return how many bytes more, or less, a stage needs than for weights in BF16.
+    """Return the difference in bytes to weights in BF16.
 
-    Frozen linears are stored in FP8 or in 4 bits only. Trained ones have FP8 copies, which the GEMMs read, beside them.
+    Frozen linears are stored in FP8 or in 4 bits only. Trained ones have additional FP8 copies for the GEMMs.
     A head in FP8 has two, one of them transposed; an evaluation reads the head in BF16.
     """
     weights = config.model.num_layers // world.pp * linear_weights(config.model) // world.tp
@@ -192,7 +192,7 @@ def _quantized_weights_bytes(config: Config, world: World, pp_rank: int) -> floa
 
 
 def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:
-    """Return the bytes that a stage stores for the backward pass: its layers, and what lies between it and others.
+    """Return the bytes that a stage stores for the backward pass: of its layers, and the tensors between stages.
 
     If whole layers are recomputed, these are the inputs of all layers and all activations of one. Of offloaded layers,
     those of two are on the GPU at a time. A head that is trained stores the final norm's input and its own; those of a
@@ -200,15 +200,15 @@ def _activation_bytes(config: Config, world: World, recomputed: Recomputed, pp_r
     """
     layer, in_flight = layer_bytes(config, world), _layers_in_flight(config, world, pp_rank)
     hidden, count = hidden_bytes(config, world), tokens(config, world)
-    beside = _between_stages_bytes(config, world, recomputed, pp_rank)
+    other = _between_stages_bytes(config, world, recomputed, pp_rank)
     if _has_trained_head(config, world, pp_rank):
-        beside += 2 * hidden
+        other += 2 * hidden
     if recomputed.full:
-        return beside + in_flight * hidden + count * layer - hidden
+        return other + in_flight * hidden + count * layer - hidden
     freed = recomputed.qkv_layers * qkv_bytes(config, world) + recomputed.fc1_layers * fc1_bytes(config, world)
     stored = in_flight * (layer - freed * world.pp / config.model.num_layers)
     in_host = in_flight * layer * recomputed.offloaded_layers * world.pp / config.model.num_layers
-    return beside + count * (stored - in_host + min(OFFLOADED_AT_A_TIME * layer, in_host))
+    return other + count * (stored - in_host + min(OFFLOADED_AT_A_TIME * layer, in_host))
 
 
 def _between_stages_bytes(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> float:

@@ -1,4 +1,4 @@
-"""Device memory traffic of the element-wise kernels in one layer, counted by hand in jobs/engines/megatron."""
+"""Device memory traffic of the element-wise kernels in one layer, counted by hand from jobs/engines/megatron."""
 
 from dataclasses import dataclass, replace
 
@@ -13,13 +13,13 @@ class Traffic:
     """Bytes per token that the kernels of one layer read and write, without GEMMs and attention."""
 
     residual: int
-    """Per number of the hidden state, in kernels that tp splits only under sp: norms, residual, adapters of qkv."""
+    """Per element of the hidden state, in kernels that tp splits only under sp: norms, residual, adapters of qkv."""
     attention: int
-    """Per number of the hidden state, in kernels that tp always splits: the adapter of proj."""
+    """Per element of the hidden state, in kernels that tp always splits: the adapter of proj."""
     qkv: float
-    """Per number of the qkv output."""
+    """Per element of the qkv output."""
     fc1: float
-    """Per number of the fc1 output."""
+    """Per element of the fc1 output."""
 
 
 _FORWARD = {
@@ -49,14 +49,14 @@ _BACKWARD = {
     # residual: norms again 8, norms 16; qkv: RoPE 4; fc1: SwiGLU with its output again 6
     (Layer.trained, Precision.bf16): Traffic(residual=24, attention=0, qkv=4, fc1=6),
 }
-"""With LoRA on qkv and proj, where it is not trained. The kernels are fused; megatron-core's are plain torch, except
+"""Frozen and megatron layers have LoRA on qkv and proj. The kernels are fused; megatron-core's are plain torch, except
 SwiGLU.
 
 SwiGLU in FP8 reads each row twice, the second time mostly from the cache: 3.9 follows from its time in a step.
 """
 _GELU_FORWARD = {Precision.fp8: 4.0, Precision.bf16: 4.0}
 _GELU_BACKWARD = {Precision.fp8: 9.0, Precision.bf16: 8.0}
-"""Of the trained layer, in the place of SwiGLU: fc1's output is as wide as the activation. In FP8, with transposing."""
+"""For the trained layer instead of SwiGLU: fc1's output is as wide as the activation. FP8 includes transposing."""
 
 
 def forward_traffic(config: Config) -> Traffic:
@@ -65,7 +65,7 @@ def forward_traffic(config: Config) -> Traffic:
 
 
 def backward_traffic(config: Config) -> Traffic:
-    """Return the traffic of a layer's backward pass; a gradient of a bias is a sum that reads the linear's."""
+    """Return the traffic of a layer's backward pass; the gradient of a bias reads that of the linear's output."""
     counted = _traffic(config, _BACKWARD, _GELU_BACKWARD)
     if layer_of(config) is not Layer.trained or not config.model.bias:
         return counted

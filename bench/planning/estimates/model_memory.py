@@ -1,7 +1,7 @@
-"""How much memory Llama 2's sizes take to train: published figures, plain arithmetic, and what the engine needs.
+"""Memory for training the Llama 2 models: published figures, simple arithmetic, and the estimates of this project.
 
 Published: Run:ai, "Throughput Performance Benchmarking: Pre-Training Foundational Large Language Models on Kubernetes",
-2024, "LLMs don't fit into a single GPU". It says neither what it counts nor for which batch.
+2024, "LLMs don't fit into a single GPU". It states neither what is counted nor the batch size.
 """
 
 import itertools
@@ -18,14 +18,14 @@ from bench.planning.parallelism import check, divisors, split
 
 MODELS = ("llama2_7b", "llama2_13b", "llama2_70b")
 CAPACITIES = {40: 39.4, 80: 79.6, 141: 139.8}
-"""GB in a GPU's name, and the GiB that CUDA gives: of an A100 40 GB, of conf/gpu/h100.yaml and of h200.yaml."""
+"""GB in a GPU's name, and the GiB that CUDA reports: of an A100 40 GB, of conf/gpu/h100.yaml and of h200.yaml."""
 MOST_GPUS = 64
 PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What the document says of a model in a precision, in GB; its GPUs have 40 GB."""
+    """The published figures for a model in a precision, in GB; for GPUs of 40 GB."""
 
     weights_gb: float
     training_gb: float
@@ -45,21 +45,21 @@ PUBLISHED = {
     ("llama2_70b", "INT8"): Published(weights_gb=70, training_gb=256, num_gpus=8),
 }
 STATES = 4
-"""Numbers that training holds for each weight: the weight, its gradient, and Adam's two moments."""
+"""Elements per weight in training: the weight, its gradient, and Adam's two moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The same by plain arithmetic: every state of a weight is one number of this precision."""
+    """The same by simple arithmetic: every state of a weight has this precision."""
 
     weights_gb: float
     training_gb: float
     num_gpus: dict[int, int]
-    """By the GB of a GPU."""
+    """By GPU size in GB."""
 
 
 def counted(parameters: int, precision: str) -> Counted:
-    """Return what so many parameters take; the GPUs share it evenly, and their number is a power of two."""
+    """Return the memory of so many parameters, divided evenly over a power of two of GPUs."""
     weights_gb = parameters * NUMBER_BYTES[precision] / 1e9
     gpus = {capacity: _power_of_two(STATES * weights_gb / capacity) for capacity in CAPACITIES}
     return Counted(weights_gb=weights_gb, training_gb=STATES * weights_gb, num_gpus=gpus)
@@ -90,21 +90,21 @@ WAYS = (
     Way(name="LoRA, 4-bit base", precision=Precision.bf16, trains=Trains.qlora),
 )
 LORA = Lora(rank=64, alpha=16, dropout=0.1, target_modules=["linear_qkv", "linear_proj"])
-"""As conf/task/lora_7b.yaml has it."""
+"""As in conf/task/lora_7b.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What the engine needs for rows of 4096 tokens, one a micro-batch, with all layers recomputed."""
+    """Estimate for rows of 4096 tokens, one per micro-batch, with full recomputation."""
 
     one_gpu_gib: float
-    """Of one GPU, were it large enough."""
+    """Memory on a single GPU, if it were large enough."""
     num_gpus: dict[int, int | None]
-    """The fewest, a power of two, by the GB of a GPU, in the split that needs least; None: more than MOST_GPUS."""
+    """Fewest GPUs (a power of two) by GPU size in GB, with the smallest split; None: more than MOST_GPUS."""
 
 
 def planned(config: Config, way: Way) -> Planned:
-    """Return what the plan of such a config estimates."""
+    """Return the estimates of the plan for this config."""
     needed_gib = {num_gpus: _least_gib(_config(config, way, num_gpus)) for num_gpus in _gpu_counts()}
     gpus = {
         capacity: next((count for count, gib in needed_gib.items() if gib <= usable_gib), None)
@@ -150,6 +150,6 @@ def _split_gib(config: Config) -> Iterator[float]:
 def states_gb(config: Config, way: Way) -> float:
     """Return the GB of weights, gradients and optimizer states on one GPU, without activations."""
     alone = _config(config, way, 1)
-    found = memory.estimate(alone, split(alone, tp=1, pp=1, cp=1, sp=False), EVERYTHING)
-    weights_gib = found.base_weights_gib + found.adapter_weights_gib
-    return (weights_gib + found.gradients_gib + found.optimizer_gib) * GIB / 1e9
+    estimated = memory.estimate(alone, split(alone, tp=1, pp=1, cp=1, sp=False), EVERYTHING)
+    weights_gib = estimated.base_weights_gib + estimated.adapter_weights_gib
+    return (weights_gib + estimated.gradients_gib + estimated.optimizer_gib) * GIB / 1e9

@@ -12,7 +12,7 @@ from bench.planning.parallelism import tokens
 def rate_at(size: float, sizes: list[float], rates: list[float]) -> float:
     """Return the rate at a size, interpolated linearly on two logarithmic axes.
 
-    Below the smallest size the first segment is extrapolated; above the largest size its rate stays.
+    Below the smallest size the first segment is extrapolated; above the largest size the last rate is used.
     """
     if size >= sizes[-1] or len(sizes) == 1:
         return rates[-1]
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def hidden_bytes(config: Config, world: World, size: int) -> float:
-    """Return the bytes of a micro-batch's hidden states on one rank, at `size` bytes per number."""
+    """Return the bytes of a micro-batch's hidden states on one rank, at `size` bytes per element."""
     return size * config.model.hidden_size * tokens(config, world)
 
 
@@ -46,26 +46,26 @@ class Collectives:
         return self.gather_s(gathered if self.world.sp else 2) + self.gather_s(2)
 
     def gather_s(self, size: int) -> float:
-        """Return the seconds in which the ranks of tp all-gather hidden states of `size` bytes per number."""
-        return self.exchange_s(hidden_bytes(self.config, self.world, size), ranks=self.world.tp, apart=1)
+        """Return the seconds in which the ranks of tp all-gather hidden states of `size` bytes per element."""
+        return self.exchange_s(hidden_bytes(self.config, self.world, size), ranks=self.world.tp, stride=1)
 
     def keys_and_values_s(self) -> float:
         """Return the seconds in which the ranks of cp all-gather keys and values, or reduce-scatter their gradients."""
         size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
-        return self.exchange_s(size, ranks=self.world.cp, apart=self.world.tp)
+        return self.exchange_s(size, ranks=self.world.cp, stride=self.world.tp)
 
-    def exchange_s(self, size: float, *, ranks: int, apart: int) -> float:
+    def exchange_s(self, size: float, *, ranks: int, stride: int) -> float:
         """Return the seconds of an all-gather or reduce-scatter of a tensor of `size` bytes; an all-reduce is both."""
-        return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, apart=apart) if ranks > 1 else 0.0
+        return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, stride=stride) if ranks > 1 else 0.0
 
-    def bandwidth(self, size: float, *, ranks: int, apart: int) -> float:
-        """Return the bus bandwidth, in bytes/s, of a group whose rank numbers are `apart` from each other.
+    def bandwidth(self, size: float, *, ranks: int, stride: int) -> float:
+        """Return the bus bandwidth, in bytes/s, of a group whose rank numbers differ by `stride`.
 
-        Rank numbers run over tp first, then cp, dp and pp. A group that spans nodes has the bandwidth of all network
-        cards that its ranks on one node have together, one card per rank.
+        Rank numbers run over tp first, then cp, dp and pp. A group that spans nodes has the total bandwidth of the
+        network cards of its ranks on one node, one card per rank.
         """
         bandwidth_gbs = rate_at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs)
-        in_node = max(1, self.world.ranks_per_node // apart)
+        in_node = max(1, self.world.ranks_per_node // stride)
         if ranks > in_node:
             assert self.config.cluster.network_gbs is not None
             bandwidth_gbs = min(bandwidth_gbs, self.config.cluster.network_gbs * in_node)

@@ -26,7 +26,7 @@ class Linear:
 
 
 def kv_size(model: Model) -> int:
-    """Return the width of a token's keys, and of its values."""
+    """Return the width of a token's keys; its values have the same width."""
     return model.hidden_size // model.num_attention_heads * model.num_query_groups
 
 
@@ -38,7 +38,7 @@ def linears(model: Model) -> Mapping[str, Linear]:
 
 @lru_cache(maxsize=64)
 def _linears(hidden: int, ffn: int, kv: int, gates: int) -> Mapping[str, Linear]:
-    """Return the projections of these widths; the search for a layout asks ten thousand times."""
+    """Return the projections of these widths; cached, because the search for a layout calls this ten thousand times."""
     return {
         "linear_qkv": Linear(hidden, hidden + 2 * kv, True),
         "linear_proj": Linear(hidden, hidden, False),
@@ -111,7 +111,7 @@ def _adapted_linears(model: Model, lora: Lora) -> Iterable[Linear]:
 
 
 def largest_trained(model: Model, lora: Lora | None) -> int:
-    """Return the numbers of the largest weight that is trained."""
+    """Return the elements of the largest trained weight."""
     if lora is None:
         return model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
     return lora.rank * max(max(one.num_in, one.num_out) for one in linears(model).values())

@@ -60,7 +60,7 @@ class Work:
 
 
 FROZEN_FP8 = 80
-"""Of a layer with adapters, forward and backward together. Source: profiles of docs/results/2026-11-22-fp8.md."""
+"""Kernels of a layer with adapters, forward plus backward. Source: profiles of docs/results/2026-11-22-fp8.md."""
 FROZEN_BF16 = 72
 """The same, without quantizing the rows of two gradients and two activations and transposing four weights."""
 DEQUANTIZE = 8
@@ -69,16 +69,16 @@ TRAINED_BF16 = 36
 """Counted by hand from jobs/engines/megatron/trained/ops.py, not measured: 12 forward, of them 4 GEMMs and attention's;
 24 backward, of them 8 GEMMs and 3 of attention."""
 TRAINED_FP8 = 54
-"""In FP8 three quantize, four weights are transposed, and the operands of four weight gradients, with their scales."""
+"""FP8 adds 3 quantizations, 4 transposed weights, and the transposed operands of 4 weight gradients with scales."""
 BIASES = 4
-"""The gradients of a layer's four biases are sums of their own."""
+"""The gradients of a layer's four biases are separate sums."""
 TP, SP, CP = 6, 10, 46
-"""How many more there are with tp, sp and cp. Source: that report; collectives of tp and sp counted by hand in
+"""Additional kernels with tp, sp and cp. Source: that report; collectives of tp and sp counted by hand in
 jobs/engines/megatron/frozen/layer.py."""
 
 
-def of_layer(config: Config, world: World) -> int:
-    """Return how many kernels a layer launches, forward and backward; 0 for megatron-core's, which nobody counted."""
+def layer_kernels(config: Config, world: World) -> int:
+    """Return how many kernels a layer launches, forward and backward; 0 for megatron-core's, which were not counted."""
     layer, is_fp8 = layer_of(config), config.precision is Precision.fp8
     if layer is Layer.megatron:
         return 0
@@ -91,15 +91,15 @@ def of_layer(config: Config, world: World) -> int:
 
 
 WAIT_SHARE = 0.06
-"""How long ranks that communicate in every layer or micro-batch wait for the slowest, over the layer's compute time.
+"""Wait for the slowest rank as a share of the layer's compute time, if ranks communicate in every layer or micro-batch.
 
 At the power limit each GPU runs at its own clock rate. Source: docs/results/2026-11-21-fp8-two-gpus.md, measured in
 steps of Llama-2-70B on two GPUs with tp, cp or pp.
 """
 RATE_TOKENS = 8192
-"""Tokens of a micro-batch on one rank in the steps that the GEMM rates were measured in."""
+"""Tokens of a micro-batch on one rank in the steps in which the GEMM rates were measured."""
 DIGITS = 9
-"""Decimal places of the seconds in a plan: rounded, they do not depend on the C library that computes logarithms."""
+"""Decimal places of the seconds in a plan: rounding removes differences between C libraries' logarithms."""
 HEAD_BYTES = 6
 """Per logit, in BF16: it is read once for the loss, then read again and overwritten by its gradient."""
 FP8_HEAD_BYTES = 5
@@ -110,7 +110,7 @@ FP32 one, of which the embedding's is first set to zero."""
 
 
 _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
-"""Per number that tensor-parallel ranks all-gather under sp; what they sum is always BF16."""
+"""Per element that tensor-parallel ranks all-gather under sp; reductions are always in BF16."""
 
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
@@ -136,7 +136,7 @@ class _Step:
     collectives: Collectives
 
     def cost(self, recomputed: Recomputed) -> Cost:
-        """Return the seconds of the step. They hold for one pipeline stage, and every micro-batch costs the same."""
+        """Return the seconds of the step for one pipeline stage; every micro-batch costs the same."""
         count, layers = num_microbatches(self.config, self.world), self.config.model.num_layers // self.world.pp
         forward, backward = self.layer_forward(), self.layer_backward()
         recompute_s = self.recompute_s(recomputed, layers)
@@ -194,7 +194,7 @@ class _Step:
 
     def launch_s(self, layers: int) -> float:
         """Return the seconds in which the host launches the kernels of these layers, without those of recomputation."""
-        return layers * of_layer(self.config, self.world) * self.rates.launch_us / 1e6
+        return layers * layer_kernels(self.config, self.world) * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""
@@ -212,9 +212,9 @@ class _Step:
         return recomputed.qkv_layers * qkv_s + recomputed.fc1_layers * fc1_s
 
     def offload_s(self, recomputed: Recomputed, layers: int, forward: Work, backward: Work) -> float:
-        """Return the seconds in which a micro-batch waits for activations on their way to the host and back.
+        """Return the seconds in which a micro-batch waits for activations that are copied to the host and back.
 
-        They are copied while the layers are computed; what takes longer is waited for.
+        Copies overlap with computation; only the excess is a wait.
         """
         if not recomputed.offloaded_layers:
             return 0.0
@@ -262,11 +262,11 @@ class _Step:
         if w.pp == 1:
             return Work()
         size = hidden_bytes(self.config, self.world, BYTES[self.config.precision]) / w.sequence_tp
-        apart = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
-        return Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, apart=apart))
+        stride = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
+        return Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, stride=stride))
 
     def update(self) -> Work:
-        """Return the work that comes once a step: the reduction of gradients over the replicas, and Adam."""
+        """Return the work once per step: the reduction of gradients over the replicas, and Adam."""
         config, w = self.config, self.world
         base, adapters = rank_parameters(config.model, config.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
         trained, replicas = adapters if config.training.lora else base, w.dp * w.cp
@@ -274,7 +274,7 @@ class _Step:
         size = trained * MAIN_GRADIENT_BYTES
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
         collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * self.collectives.exchange_s(
-            size, ranks=replicas, apart=w.tp
+            size, ranks=replicas, stride=w.tp
         )
         updated = trained / replicas if sharded else trained
         return Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
@@ -283,8 +283,8 @@ class _Step:
         """Return the seconds of an update: per trained parameter, its gradient is set to zero at the step's start.
 
         Per updated one, the norm reads the gradient; Adam reads it again, reads and writes the main weight and the
-        moments, and writes the weight. Moments in the host's memory come and go meanwhile. Trained linears in FP8 are
-        then quantized: read for the largest number, read again, and written.
+        moments, and writes the weight. Moments in the host's memory are copied meanwhile. Trained linears in FP8 are
+        then quantized: read for the maximum, read again, and written.
         """
         config = self.config
         per_updated = 2 * MAIN_GRADIENT_BYTES + 2 * (MASTER_WEIGHT_BYTES + moment_bytes(config))

@@ -1,4 +1,4 @@
-"""How many bytes of temporary tensors a pass needs at its peak, beside what is stored for the backward pass."""
+"""Estimate the peak of temporary tensors in a pass, without activations stored for the backward pass."""
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Recomputed, World
@@ -9,24 +9,24 @@ from bench.planning.estimates.parameters import kv_size, linears
 from bench.planning.parallelism import tokens
 
 HIDDEN_BYTES = 8
-"""Per number of a hidden state in the layer at work: gradients of the residual and of a norm, BF16 and FP8. Assumed."""
+"""Per element of a hidden state in the running layer: gradients of residual and norm, BF16 and FP8. Assumed."""
 
 
 def head_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
     """Return the peak bytes of temporary tensors from the final norm to the loss and back.
 
-    Hidden states H, p bytes per number:
+    Hidden states H, p bytes per element:
 
     | pass     | base    | held at its peak                                                                            |
     | -------- | ------- | ------------------------------------------------------------------------------------------- |
     | forward  | frozen  | logits; the final norm's input and output, 2 H; the embedding's output, H, which            |
     |          |         | megatron-core's model refers to until it returns, unless the first layer stores it          |
-    | backward | frozen  | logits, which their gradient overwrites, and in FP8 that gradient beside them; the norm's   |
+    | backward | frozen  | logits, which their gradient overwrites; in FP8 that gradient is separate; the norm's       |
     |          |         | input, H; in the GEMM, without an FP8 head, the gradient of its input, H                    |
     | backward | trained | logits; the gradient of the weight in p bytes, before it is added to the FP32 one; the      |
     |          |         | gradient of the GEMM's input, H                                                             |
 
-    In a pipeline the stage's input takes the place of the embedding's output (`memory`).
+    In a pipeline the stage's input replaces the embedding's output (`memory`).
     """
     size, hidden, logits = BYTES[config.precision], hidden_bytes(config, world), logits_bytes(config, world)
     if layer_of(config) is Layer.trained:
@@ -54,9 +54,9 @@ def weight_buffers_bytes(config: Config, world: World) -> float:
 
 
 def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
-    """Return the peak bytes of temporary tensors in one layer, beside the stored activations; an estimate.
+    """Return the estimated peak of temporary tensors in one layer, without the stored activations.
 
-    p bytes per number, q bytes per quantized number (1 in FP8, else p), o width of the fc1 output, w width of the qkv
+    p bytes per element, q bytes per quantized element (1 in FP8, else p), o width of the fc1 output, w width of the qkv
     output; all are split over tp:
 
     | phase                 | bytes per token                                                                        |
@@ -84,7 +84,7 @@ def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
 
 
 def forward_bytes(config: Config, world: World) -> float:
-    """Return the bytes of temporary tensors in the forward pass of one layer: `layer_bytes` has the parts."""
+    """Return the bytes of temporary tensors in the forward pass of one layer; see `layer_bytes` for the parts."""
     model, count = config.model, tokens(config, world)
     fc1 = linears(model)["linear_fc1"]
     split = BYTES[config.precision] * fc1.num_out + quantized_bytes(config) * model.ffn_hidden_size

@@ -1,4 +1,4 @@
-"""Judge what the ranks found on their nodes before the first trial: facts/ and health.json in, findings out.
+"""Judge the facts that ranks collected on their nodes before the first trial: facts/ and health.json in, findings out.
 
 `jobs.node_checks` writes the files and `load` reads them, by the types of `bench.contract.node_facts`. `ranks` judges
 the ranks, `hardware` the GPUs and networks, and `clocks` the clocks.
@@ -21,11 +21,10 @@ CHECKS = (
 
 
 def judge(plan: Plan, facts: Facts) -> list[Finding]:
-    """Return everything that is wrong. Without the facts of any rank, that is the only finding."""
-    found = (finding for check in CHECKS for finding in check(plan, facts))
-    return [replace(finding, tier="nodes") for finding in found]
+    """Return all problems. If the facts of all ranks are missing, this is the only one."""
+    return [replace(finding, tier="nodes") for check in CHECKS for finding in check(plan, facts)]
 
 
 def slow_nodes(facts: Facts) -> list[str]:
-    """Return the nodes that were measured to be slow, for --exclude; none where the slow ones cannot be told apart."""
+    """Return the nodes that were measured to be slow, for --exclude; empty if slow nodes cannot be identified."""
     return list(facts.health.slow_nodes) if facts.health else []

@@ -34,19 +34,20 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"CUDA_VISIBLE_DEVICES lets rank {rank.rank} see {count} GPUs; its local rank is {rank.local_rank}"
-            yield broken("HW-03", what, rank.node, fix="ask for GPUs per node, not per task: cluster.slurm.gpu_request")
+            what = f"CUDA_VISIBLE_DEVICES has {count} GPUs for rank {rank.rank} with local rank {rank.local_rank}"
+            fix = "request GPUs per node, not per task: cluster.slurm.gpu_request"
+            yield broken("HW-03", what, rank.node, fix=fix)
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
         if machine.gpus is None:
-            what = f"the GPUs cannot be inspected: {machine.gpus_refused}"
+            what = f"the GPUs cannot be queried: {machine.gpus_refused}"
             has_no_smi = (machine.gpus_refused or "").startswith("there is no")  # an image may lack nvidia-smi
             yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
         elif len(machine.gpus) < ranks:
             yield broken("HW-03", f"{len(machine.gpus)} GPUs for {ranks} ranks", node)
-        elif plan.config.cluster.gpu and (other := _others(plan.config.cluster.gpu, machine.gpus)):
-            what = f"{other}, and the plan is for {plan.config.cluster.gpu.name}"
-            yield broken("HW-03", what, node, fix="choose the cluster= that describes these nodes, or other nodes")
+        elif plan.config.cluster.gpu and (other := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
+            what = f"{other}, but the plan is for {plan.config.cluster.gpu.name}"
+            yield broken("HW-03", what, node, fix="set cluster= to the config of these nodes, or use other nodes")
 
 
 def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -59,100 +60,100 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if gpu.ecc_uncorrected:
                 yield broken("HW-01", f"{gpu.ecc_uncorrected} uncorrected ECC errors", where)
             if _is_set(gpu.rows_failed):
-                yield broken("HW-01", "remapping a row of its memory failed", where)
+                yield broken("HW-01", "row remapping of the GPU memory failed", where)
             if _is_set(gpu.rows_pending):
-                fix = "have the GPU reset: the row is remapped then"
-                yield broken("HW-01", "a row of its memory waits to be remapped", where, fix=fix)
+                fix = "have the GPU reset, which remaps the row"
+                yield broken("HW-01", "row remapping of the GPU memory is pending", where, fix=fix)
             if slowed := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
-                yield broken("HW-01", f"its clocks are throttled: {', '.join(slowed)}", where, severity="warning")
+                yield broken("HW-01", f"the GPU's clocks are throttled: {', '.join(slowed)}", where, severity="warning")
 
 
 def drivers(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield whether nodes have different drivers."""
+    """Yield a warning if nodes have different GPU drivers."""
     seen = grouped(
         (gpu.driver, node) for node, machine in facts.machines.items() for gpu in machine.gpus or () if gpu.driver
     )
     if len(seen) > 1:
         what = ", ".join(f"{driver} on {listed(nodes)}" for driver, nodes in seen.items())
         odd = [node for nodes in list(seen.values())[1:] for node in nodes]
-        yield broken("HW-03", f"the nodes have different drivers: {what}", listed(odd), severity="warning")
+        yield broken("HW-03", f"the nodes have different GPU drivers: {what}", listed(odd), severity="warning")
 
 
 def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes without the network interface that NCCL or Gloo is told to use."""
+    """Yield the nodes without the network interface that is configured for NCCL or Gloo."""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        wanted = plan.environment.get(name)
-        if not wanted:
+        configured = plan.environment.get(name)
+        if not configured:
             continue
         for node, machine in facts.machines.items():
             up = [link.name for link in machine.interfaces if link.state != "down"]
-            exact = name.startswith("GLOO")  # which takes whole names only
-            chosen = set(wanted.split(",")) & set(up) if exact else transport.selected(wanted, up)
+            exact = name.startswith("GLOO")  # Gloo accepts full names only
+            chosen = set(configured.split(",")) & set(up) if exact else transport.selected(configured, up)
             if not chosen:
-                yield broken("NCC-01", f"{name}={wanted}, and only {', '.join(up)} are up", node)
+                yield broken(
+                    "NCC-01", f"{name}={configured} is not up; the active interfaces are {', '.join(up)}", node
+                )
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
-                what = f"{name}={wanted} is the loopback, which no other node can reach"
+                what = f"{name}={configured} is the loopback interface, which other nodes cannot reach"
                 yield broken("NCC-01", what, node, severity="warning")
 
 
 def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes that lack InfiniBand ports which others have, and whether no node has any.
+    """Yield the nodes with fewer active InfiniBand ports than others, and an error or warning if no node has any.
 
-    Nobody needs them where the run asks for sockets; where it asks for them, NCCL ends a run on a node without any.
+    A run with the socket transport needs none. If NCCL_NET requests InfiniBand, NCCL fails on a node without it.
     """
-    wanted = transport.asked(plan.environment).net
-    is_needed = len(facts.machines) > 1 or wanted == transport.IB
-    if plan.config.cluster.device is not Device.cuda or not is_needed or wanted == transport.SOCKET:
+    requested = transport.requested(plan.environment).net
+    is_needed = len(facts.machines) > 1 or requested == transport.IB
+    if plan.config.cluster.device is not Device.cuda or not is_needed or requested == transport.SOCKET:
         return
     active = {node: _active(plan, machine) for node, machine in facts.machines.items()}
     anywhere = set().union(*active.values())
-    if not anywhere and wanted == transport.IB:
-        what = f"{transport.NET}={wanted}, and no InfiniBand or RoCE port is up on any node"
-        yield broken(
-            "NCC-02", what, listed(active), fix=f"leave {transport.NET} out, or use nodes that have such ports"
-        )
+    if not anywhere and requested == transport.IB:
+        what = f"{transport.NET}={requested} is set, but no InfiniBand or RoCE port is up on any node"
+        fix = f"remove {transport.NET}, or use nodes with InfiniBand or RoCE"
+        yield broken("NCC-02", what, listed(active), fix=fix)
     elif not anywhere:
         yield broken("NCC-02", "no InfiniBand port is up on any node", listed(active), severity="warning")
     for node, ports in active.items():
         if anywhere and not ports:
-            what = f"no InfiniBand port is up here, and {len(anywhere)} are up on other nodes"
+            what = f"no InfiniBand port is up on this node, but {len(anywhere)} are up on other nodes"
             yield broken("NCC-03", what, node)
         elif lacking := sorted(anywhere - ports):
-            yield broken(
-                "NCC-03", f"{', '.join(lacking)}: not up here, but up on other nodes", node, severity="warning"
-            )
+            what = f"{', '.join(lacking)}: not up on this node, but up on other nodes"
+            yield broken("NCC-03", what, node, severity="warning")
         if ports and not facts.machines[node].infiniband_devices:
-            what = "InfiniBand is up, and its devices (/dev/infiniband) cannot be used by the ranks"
+            what = "InfiniBand ports are up, but the ranks cannot access the devices in /dev/infiniband"
             yield broken("NCC-02", what, node, severity="warning")
 
 
 def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes with InfiniBand whose ranks may lock too little memory for its buffers."""
+    """Yield the nodes with InfiniBand whose ranks have a limit on locked memory."""
     for node, machine in facts.machines.items():
         limits = [rank.memlock_bytes for rank in ranks_of(facts, node) if rank.memlock_bytes != -1]
         if limits and _active(plan, machine):
-            what = f"ranks may lock only {min(limits) // 1024} KiB of memory, and InfiniBand locks its buffers"
-            fix = "have `ulimit -l` set to unlimited for what starts them: slurmd, or the nodes' containerd"
+            what = f"ranks may lock only {min(limits) // 1024} KiB of memory, but InfiniBand needs locked buffers"
+            fix = "have `ulimit -l` set to unlimited for the daemon that starts the ranks (slurmd or containerd)"
             yield broken("NCC-03", what, node, fix=fix, severity="warning")
 
 
 def _active(plan: Plan, machine: Machine) -> set[str]:
-    """Return the ports that are up and that NCCL may use."""
+    """Return the active ports that NCCL may use."""
     up = [port.port for port in machine.infiniband if "ACTIVE" in (port.state or "")]
-    wanted = plan.environment.get("NCCL_IB_HCA")
-    return transport.selected(wanted, up) if wanted else set(up)
+    configured = plan.environment.get("NCCL_IB_HCA")
+    return transport.selected(configured, up) if configured else set(up)
 
 
 def _count(visible: str) -> int:
     return len([name for name in visible.split(",") if name and name not in ("-1", "NoDevFiles")])
 
 
-def _others(want: Gpu, seen: Collection[GpuFacts]) -> str | None:
-    """Return the first GPU of another kind: the model in its name differs, or its memory does (by MEMORY_TOLERANCE)."""
-    for gpu in seen:
-        models = set(_MODEL.findall(want.name)) <= set(_MODEL.findall(gpu.name or ""))
-        memory_gib = want.memory_gib if gpu.memory_mib is None else gpu.memory_mib / 1024
-        if not models or abs(memory_gib - want.memory_gib) > MEMORY_TOLERANCE * want.memory_gib:
+def _different_gpu(planned: Gpu, installed: Collection[GpuFacts]) -> str | None:
+    """Return the first GPU of another type: its model differs, or its memory by more than MEMORY_TOLERANCE."""
+    for gpu in installed:
+        models = set(_MODEL.findall(planned.name)) <= set(_MODEL.findall(gpu.name or ""))
+        memory_gib = planned.memory_gib if gpu.memory_mib is None else gpu.memory_mib / 1024
+        if not models or abs(memory_gib - planned.memory_gib) > MEMORY_TOLERANCE * planned.memory_gib:
             return f"GPU {gpu.index} is {gpu.name} with {memory_gib:.1f} GiB"
     return None
 

@@ -23,7 +23,7 @@ class Facts:
     ranks: tuple[RankFacts, ...]
     health: Health | None
     read_ms: int
-    """When they were read, by the clock of this host."""
+    """The time of reading by the clock of this host."""
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -31,23 +31,23 @@ class Facts:
         return {rank.node: rank.machine for rank in self.ranks if rank.machine is not None}
 
 
-def load(folder: Path, *, element: str = "") -> Facts:
-    """Return the facts of a run folder; of a requeued job only those of its last attempt.
+def load(folder: Path, *, array_task: str = "") -> Facts:
+    """Return the facts of a run folder; for a requeued job only those of its last attempt.
 
-    element: which element of a job array they are of, such as _3.
+    array_task: the suffix of the job array task, such as _3.
 
     Raises:
         LogError: a file is damaged.
     """
-    paths = sorted((folder / run_files.facts(element)).glob("rank_*.json"))
+    paths = sorted((folder / run_files.facts(array_task)).glob("rank_*.json"))
     everyone = sorted((_read(path, RankFacts) for path in paths), key=lambda rank: rank.rank)
     last = max(everyone, key=lambda rank: rank.time_ms).attempt if everyone else None
-    path = folder / run_files.health(element)
+    path = folder / run_files.health(array_task)
     health = _read(path, Health) if path.exists() else None
     if health is not None and everyone and _start(health.attempt) != _start(last):
         health = None
     return Facts(
-        str(folder / run_files.facts(element)),
+        str(folder / run_files.facts(array_task)),
         tuple(rank for rank in everyone if rank.attempt == last),
         health,
         read_ms=time.time_ns() // 1_000_000,
@@ -55,7 +55,7 @@ def load(folder: Path, *, element: str = "") -> Facts:
 
 
 def listed(nodes: Iterable[str]) -> str:
-    """Return the names of nodes, once each, the first few of them."""
+    """Return the first MOST_NAMES distinct names of nodes, and the number of the others."""
     names = list(dict.fromkeys(nodes))
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -70,7 +70,7 @@ def grouped(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
 
 
 def _start(attempt: str | None) -> str | None:
-    """Return job and restart count: facts and health are written by two commands of the same."""
+    """Return job id and restart count, which facts and health of the same attempt share."""
     return attempt and attempt.rpartition(".")[0]
 
 
@@ -79,5 +79,5 @@ def _read(path: Path, kind: type[T]) -> T:
         return node_facts.loads(path.read_text(), kind)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LogError(
-            f"cannot be read: {error}", where=str(path), fix="start the job again: the file is written anew"
+            f"cannot be read: {error}", where=str(path), fix="restart the job, which writes the file again"
         ) from error

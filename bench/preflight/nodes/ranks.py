@@ -1,4 +1,4 @@
-"""Judge the ranks: how many there are, what they run in, and which paths they reach."""
+"""Judge the ranks: their number, their software environment, and the paths that they can access."""
 
 import json
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from bench.rules.check import Finding, broken
 
 
 def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield whether the ranks are not one world of the planned size, with each rank once."""
-    want, found = plan.world.num_ranks, {rank.rank for rank in facts.ranks}
+    """Yield an error if the world size differs from the plan, or ranks are missing."""
+    planned, present = plan.world.num_ranks, {rank.rank for rank in facts.ranks}
     for size, nodes in grouped((rank.world_size, rank.node) for rank in facts.ranks).items():
-        if size != want:
-            what = f"ranks were started as a world of {size}, and the plan is for {want}"
-            what += ": each considers itself rank 0" if size == 1 else ""
+        if size != planned:
+            what = f"ranks were started with world size {size}, but the plan has {planned}"
+            what += ": each rank is rank 0" if size == 1 else ""
             yield broken("NCC-05", what, listed(nodes))
-    if missing := sorted(set(range(want)) - found):
-        what = f"no facts of {len(missing)} of {want} ranks: {_ranges(missing)}"
-        fix = "read their output in the job's log; if there is none, put LOGDIR on a file system that every node shares"
+    if missing := sorted(set(range(planned)) - present):
+        what = f"{len(missing)} of {planned} ranks have reported no facts: {_ranges(missing)}"
+        fix = "read their output in the job's log; if there is none, put LOGDIR on a file system that all nodes share"
         yield broken("NCC-05", what, facts.folder, fix=fix)
 
 
 def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes whose ranks are not in the container, or in another image than was asked for."""
+    """Yield the nodes whose ranks run outside the container or in another image than requested."""
     container = plan.config.container
     if container.runtime is not Runtime.pyxis:
         return
@@ -44,45 +44,45 @@ def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
     images = grouped((rank.software.image, rank.node) for rank in facts.ranks if rank.software.in_enroot)
     for image_json, nodes in images.items():
         if _marker(image_json) != record.marker:
-            what = f"ranks run in {_name(image_json)}, and the plan is for {_name(json.dumps(record.marker))}"
-            yield broken("PYX-03", what, listed(nodes), fix="give --container-name the job id, and remove older ones")
+            what = f"ranks run in {_name(image_json)}, but the plan is for {_name(json.dumps(record.marker))}"
+            fix = "put the job id into --container-name, and remove older containers"
+            yield broken("PYX-03", what, listed(nodes), fix=fix)
 
 
 def versions(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Yield the differences between the software of the ranks."""
     in_container = plan.config.container.runtime is Runtime.pyxis
     names = sorted({name for rank in facts.ranks for name in rank.software.packages})
-    found = {"image": grouped((_name(rank.software.image), rank.node) for rank in facts.ranks)}
-    found["system"] = grouped((str(rank.software.system), rank.node) for rank in facts.ranks)
-    found["python"] = grouped((rank.software.python, rank.node) for rank in facts.ranks)
-    found |= {
+    by_name = {"image": grouped((_name(rank.software.image), rank.node) for rank in facts.ranks)}
+    by_name["system"] = grouped((str(rank.software.system), rank.node) for rank in facts.ranks)
+    by_name["python"] = grouped((rank.software.python, rank.node) for rank in facts.ranks)
+    by_name |= {
         name: grouped((rank.software.packages.get(name, "none"), rank.node) for rank in facts.ranks) for name in names
     }
-    differing = {name: groups for name, groups in found.items() if len(groups) > 1}
+    differing = {name: groups for name, groups in by_name.items() if len(groups) > 1}
     if differing:
         what = "; ".join(
             f"{name} is {', '.join(f'{value} on {listed(nodes)}' for value, nodes in groups.items())}"
             for name, groups in differing.items()
         )
         odd = [node for groups in differing.values() for nodes in list(groups.values())[1:] for node in nodes]
-        fix = None if in_container else "let every node have the same environment: a shared one, or a container"
-        yield broken(
-            "PYX-03" if in_container else "RUN-08", f"not all ranks run the same: {what}", listed(odd), fix=fix
-        )
+        fix = None if in_container else "use the same environment on all nodes: a shared folder, or a container"
+        rule = "PYX-03" if in_container else "RUN-08"
+        yield broken(rule, f"the ranks have different software: {what}", listed(odd), fix=fix)
 
 
 def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the variables that have another value in the container than the plan gives them."""
+    """Yield the variables whose value in the container differs from the plan."""
     if plan.config.container.runtime is not Runtime.pyxis:
         return
     for names, nodes in grouped((rank.not_as_planned, rank.node) for rank in facts.ranks).items():
         if names:
-            what = f"{', '.join(names)}: not what the plan sets"
+            what = f"{', '.join(names)}: the value in the container differs from the plan"
             yield broken("PYX-09", what, listed(nodes), severity="warning")
 
 
 def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the paths that nodes need and do not have, and those that only some nodes have."""
+    """Yield required paths that are missing on all nodes, and paths that only some nodes have."""
     every = [(node, path) for node, machine in facts.machines.items() for path in machine.paths]
     for (what, path), _ in grouped(((path.what, path.path), node) for node, path in every).items():
         seen = [(node, reached) for node, reached in every if (reached.what, reached.path) == (what, path)]
@@ -93,28 +93,28 @@ def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if len(missing) == len(seen):
             yield broken(rule, f"{what} is missing on every node", where)
         else:
-            fix = "put it on a file system that every node sees, at the same path"
-            yield broken(rule, f"{what} is on only {len(seen) - len(missing)} of {len(seen)} nodes", where, fix=fix)
+            fix = "put it on a shared file system that all nodes mount at the same path"
+            yield broken(rule, f"{what} exists on only {len(seen) - len(missing)} of {len(seen)} nodes", where, fix=fix)
 
 
 def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes that cannot write into the run folder, or that have little free space there."""
+    """Yield the nodes that cannot write into the run folder or have too little free space there."""
     for node, machine in facts.machines.items():
         run_folder, where = machine.results, f"{machine.results.path} on {node}"
         if run_folder.refused is not None:
             yield broken("CFG-08", f"results cannot be written: {run_folder.refused}", where)
         elif run_folder.free_mib < MIN_FREE_MIB:
-            yield broken("CFG-08", f"{run_folder.free_mib} MiB free, and a run needs {MIN_FREE_MIB}", where)
+            yield broken("CFG-08", f"{run_folder.free_mib} MiB free, but a run needs {MIN_FREE_MIB} MiB", where)
 
 
 def health(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the rates that were measured to be below a floor."""
-    for found in facts.health.findings if facts.health else ():
-        yield broken(found.rule, found.what, found.where, fix=found.fix)
+    """Yield the measured rates that are below their minimum."""
+    for finding in facts.health.findings if facts.health else ():
+        yield broken(finding.rule, finding.what, finding.where, fix=finding.fix)
 
 
 def _marker(image_json: str | None) -> Any:
-    """Return an image's description of itself, or None where it has none."""
+    """Return the description in an image, or None if it has none."""
     with suppress(ValueError):
         return json.loads(image_json or "")
     return None
@@ -123,7 +123,7 @@ def _marker(image_json: str | None) -> Any:
 def _name(image_json: str | None) -> str:
     marker = _marker(image_json)
     if isinstance(marker, dict) and "name" in marker:
-        return f"{marker['name']} of commit {marker.get('commit', '?')}"
+        return f"{marker['name']} (commit {marker.get('commit', '?')})"
     return image_json or "an image without a description"
 
 
@@ -139,5 +139,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def ranks_of(facts: Facts, node: str) -> list[RankFacts]:
-    """Return the ranks of a node."""
     return [rank for rank in facts.ranks if rank.node == node]

@@ -1,4 +1,4 @@
-"""What the bars of a study show: the means of arms, their intervals, and published figures beside them."""
+"""Bar charts of a study: the means of arms with their intervals, next to published figures."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, pale, save, shortened
-from bench.report.cells import cell_text, meant
+from bench.report.cells import cell_text, in_column_unit
 from bench.report.study.layout import column_heading, heading, letters_of, remark
 from bench.report.tables import number_text
 from bench.report.template import Chart, Trace, axis, chart, text, view
@@ -15,43 +15,43 @@ from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult,
 
 CONFIDENCE = 0.95
 _GROUP_GAP = 0.7
-"""Between groups, in bars."""
+"""Gap between groups, as a multiple of a bar's height."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar. Without a value its text stands in its place."""
+    """One bar; without a value only its text is drawn."""
 
     value: float | None
     text: str
     details: str
-    """What the pointer shows."""
+    """The tooltip."""
     half_width: float = 0.0
-    """Of the interval of the mean; zero where there is none."""
+    """Half-width of the interval of the mean; zero if there is none."""
     values: tuple[float, ...] = ()
-    """Of each run."""
+    """The value of each run."""
     is_measured: bool = True
 
     @property
     def end(self) -> float:
-        """Where the bar, its whisker and its dots end."""
+        """The maximum of the bar, its whisker and its dots."""
         return max([(self.value or 0.0) + self.half_width, *self.values])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Bars of one look, one for each group."""
+    """Bars of one style, one for each group."""
 
     name: str
     color: str
     bars: tuple[Bar | None, ...]
     publication: int | None = None
-    """The place of its publication among those of the study; None for what was measured here."""
+    """The index of its publication in the study; None for our measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Groups of bars side by side."""
+    """Groups of bars."""
 
     title: str
     what: str
@@ -63,16 +63,16 @@ class Bars:
         return any(series.publication is not None for series in self.series)
 
     def places(self) -> Iterator[tuple[int, Series, Bar, float]]:
-        """Yield each bar from top to bottom with the number of its group and its height, counted in bars."""
+        """Yield each bar from top to bottom with its group's number and its y position, in bars."""
         y = 0.0
         for group in range(len(self.groups)):
-            drawn = [(series, bar) for series in self.series if (bar := series.bars[group]) is not None]
-            for place, (series, bar) in enumerate(drawn):
+            present = [(series, bar) for series in self.series if (bar := series.bars[group]) is not None]
+            for place, (series, bar) in enumerate(present):
                 yield group, series, bar, y + place
-            y += max(1, len(drawn)) + _GROUP_GAP
+            y += max(1, len(present)) + _GROUP_GAP
 
     def ticks(self) -> dict[str, float]:
-        """Return the height of each group's middle, by the group's name."""
+        """Return the y position of each group's centre, by the group's name."""
         heights: dict[int, list[float]] = {}
         for group, _, _, y in self.places():
             heights.setdefault(group, []).append(y)
@@ -80,32 +80,32 @@ class Bars:
 
 
 def sentence(text: str) -> str:
-    """Return a text that begins with a capital."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def bars_of(result: StudyResult) -> tuple[Bars, ...]:
-    """Return the bars of each table: groups are its lines. Without tables, those of each measurement by arm.
+    """Return the bars of each table, one group per line; without tables, of each measurement by arm.
 
-    Coefficients have none: the bars of the values that they are of show the same.
+    Coefficients have no bars: those of their values show the same.
     """
     coefficients = {name for row in result.rows for name, cell in row.cells.items() if cell.text}
     if result.tables:
         tables = [table for table in result.tables if table.column.measurement not in coefficients]
-        found = [_of_table(result, table) for table in tables]
+        charts = [_table_bars(result, table) for table in tables]
     else:
         columns = [column for column in result.columns if column.measurement not in coefficients]
-        found = [_of_column(result, column) for column in columns]
-    return tuple(bars for bars in found if any(bar and bar.value is not None for s in bars.series for bar in s.bars))
+        charts = [_column_bars(result, column) for column in columns]
+    return tuple(bars for bars in charts if any(bar and bar.value is not None for s in bars.series for bar in s.bars))
 
 
-def _of_column(result: StudyResult, column: Column) -> Bars:
+def _column_bars(result: StudyResult, column: Column) -> Bars:
     groups = tuple(row.arm for row in result.rows)
     series = _series(result, column, "measured", list(result.rows), COLORS[0])
     return Bars(title=sentence(column.title), what=heading(column), groups=groups, series=tuple(series))
 
 
-def _of_table(result: StudyResult, table: Table) -> Bars:
+def _table_bars(result: StudyResult, table: Table) -> Bars:
     series: list[Series] = []
     for place, labels in enumerate(table.columns):
         rows = [result.row(arm) if (arm := arms[place]) is not None else None for _, arms in table.rows]
@@ -121,7 +121,7 @@ def _of_table(result: StudyResult, table: Table) -> Bars:
 
 
 def _series(result: StudyResult, column: Column, name: str, rows: Sequence[Row | None], color: str) -> Iterator[Series]:
-    """Yield what was measured, and what each publication has for the same arms."""
+    """Yield the series of our measurements, then those of each publication for the same arms."""
     key, unit = column.measurement, column.unit
     cells = [row.cells.get(key) if row else None for row in rows]
     if any(cells):
@@ -155,7 +155,7 @@ def _measured(cell: Cell, unit: str) -> Bar:
 
 
 def _published(figure: Published, unit: str) -> Bar:
-    shown, why = meant(figure), remark(figure)
+    shown, why = in_column_unit(figure), remark(figure)
     details = f"<b>{text(shown)}</b> {text(unit)}, published" + (f"<br>{text(why)}" if why else "")
     return Bar(value=figure.value, text=shown, details=details)
 
@@ -173,14 +173,14 @@ def half_width_of_mean(values: Sequence[float]) -> float:
 
 _BAR_PIXELS, _FRAME_PIXELS, _BAR_INCHES, _FRAME_INCHES = 19, 74, 0.17, 1.45
 _THICKNESS, _ROOM = 0.88, 1.13
-"""Of a bar; of the longest bar, with the number behind it."""
+"""Thickness of a bar; axis length relative to the longest bar, with room for the number."""
 _LEGEND_LETTERS = 105
 
 Placed = Sequence[tuple[Bar, float]]
 
 
 def bars_chart(bars: Bars) -> Chart:
-    """Return the bars as a chart. A bar without a value is its text."""
+    """Return the bars as a chart. A bar without a value shows only its text."""
     placed = [(bar, y) for _, _, bar, y in bars.places()]
     low = placed[-1][1] + 0.7
     names = {
@@ -197,20 +197,20 @@ def bars_chart(bars: Bars) -> Chart:
 
 
 def _bars(series: Series, bars: Bars) -> Trace:
-    drawn = [(bars.groups[group], bar, y) for group, of, bar, y in bars.places() if of is series]
-    shape = [_HATCHES[_hatch(series, bar)][0] for _, bar, _ in drawn]
+    placed = [(bars.groups[group], bar, y) for group, owner, bar, y in bars.places() if owner is series]
+    shape = [_HATCHES[_hatch(series, bar)][0] for _, bar, _ in placed]
     return {
         "type": "bar",
         "orientation": "h",
         "name": text(series.name),
-        "y": [y for *_, y in drawn],
-        "x": [bar.value or 0 for _, bar, _ in drawn],
+        "y": [y for *_, y in placed],
+        "x": [bar.value or 0 for _, bar, _ in placed],
         "width": _THICKNESS,
         "marker": {
             "color": series.color,
             "pattern": {"shape": shape, "fillmode": "overlay", "fgcolor": "#fff", "size": 6, "solidity": 0.3},
         },
-        "customdata": [f"{text(group)}, {text(series.name)}<br>{bar.details}" for group, bar, _ in drawn],
+        "customdata": [f"{text(group)}, {text(series.name)}<br>{bar.details}" for group, bar, _ in placed],
         "hovertemplate": "%{customdata}<extra></extra>",
         "showlegend": len(bars.series) > 1,
     }
@@ -230,13 +230,13 @@ def _dots(placed: Placed) -> Trace:
 
 
 def _numbers(placed: Placed) -> Trace:
-    words = [f" {text(bar.text)}" for bar, _ in placed]
-    more = {"text": words, "textposition": "middle right", "textfont": {"size": 11}}
+    labels = [f" {text(bar.text)}" for bar, _ in placed]
+    more = {"text": labels, "textposition": "middle right", "textfont": {"size": 11}}
     return _silent([bar.end for bar, _ in placed], placed, mode="text", **more)
 
 
 def _silent(x: Sequence[float | None], placed: Placed, **more: Any) -> Trace:
-    """Return a trace that neither the pointer nor the legend knows."""
+    """Return a trace without tooltip and legend entry."""
     return {"x": list(x), "y": [y for _, y in placed], "hoverinfo": "skip", "showlegend": False, **more}
 
 
@@ -255,8 +255,8 @@ def draw_bars(bars: Bars, path: Path, *, note: str) -> None:
             axes.errorbar([bar.value or 0], [y], xerr=bar.half_width, color=INTERVAL_COLOR, capsize=2.5, linewidth=1.1)
         if len(bar.values) > 1:
             axes.plot(bar.values, [y] * len(bar.values), "o", color="w", markeredgecolor=INTERVAL_COLOR, markersize=2.8)
-        words = axes.annotate(bar.text, (bar.end, y), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
-        words.set_parse_math(False)
+        label = axes.annotate(bar.text, (bar.end, y), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+        label.set_parse_math(False)
     ticks = bars.ticks()
     axes.set_yticks([*ticks.values()], [shortened(name) for name in ticks], fontsize=8.5, parse_math=False)
     axes.set_ylim(low, -0.7)
@@ -271,7 +271,7 @@ def draw_bars(bars: Bars, path: Path, *, note: str) -> None:
 
 
 def _columns(bars: Bars) -> int:
-    """Return how many names of the legend stand side by side."""
+    """Return the number of columns of the legend."""
     return max(1, min(3, _LEGEND_LETTERS // (6 + max(len(series.name) for series in bars.series))))
 
 
@@ -281,11 +281,11 @@ def _look(series: Series, bar: Bar) -> dict[str, Any]:
 
 
 _HATCHES = (("", ""), (".", "...."), ("/", "////"), ("\\", r"\\\\"), ("x", "xxxx"), ("-", "----"), ("|", "||||"))
-"""Of plotly and of matplotlib: what was measured, what was calculated or estimated, and publications in turn."""
+"""Hatches of plotly and matplotlib: measured, calculated or estimated, then one for each publication."""
 
 
 def _hatch(series: Series, bar: Bar) -> int:
-    """Return which hatch tells a bar from others of its colour, in grey too."""
+    """Return the hatch that distinguishes a bar from others of its colour, also in greyscale."""
     if series.publication is None:
         return 0 if bar.is_measured else 1
     return 2 + series.publication % (len(_HATCHES) - 2)

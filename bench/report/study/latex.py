@@ -1,4 +1,4 @@
-"""A study's tables as LaTeX with booktabs, to be read by \\input; no other package is needed."""
+"""A study's tables as LaTeX for \\input; requires the booktabs package only."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def latex(result: StudyResult, layout: Layout) -> str:
     """Return one table environment for each table; published figures are in italics."""
     head = [
         f"% {clean(result.title)}",
-        rf"% \usepackage{{booktabs}}, then \input{{table.tex}}. Made by: {clean(result.command)} --table",
+        rf"% \usepackage{{booktabs}}, then \input{{table.tex}}. Written by: {clean(result.command)} --table",
     ]
     return "\n".join([*head, *(line for grid in layout.grids for line in _table(grid, result, layout))]) + "\n"
 
@@ -54,7 +54,7 @@ def _table(grid: Grid, result: StudyResult, layout: Layout) -> Iterator[str]:
 
 
 def _row(cells: list[str]) -> str:
-    """Return a row. In its beginning, a bracket or a star would belong to the end of the row before."""
+    """Return a row. LaTeX would read a bracket or star at its start as an argument of the previous row's end."""
     guard = "{}" if cells[0].startswith(("[", "*")) else ""
     return f"    {guard}{' & '.join(cells)} \\\\"
 
@@ -75,7 +75,7 @@ def _entry(entry: Entry | None) -> str:
 
 
 def _remarks(grid: Grid, result: StudyResult, layout: Layout) -> Iterator[str]:
-    """Yield what stands below a table: only what it refers to."""
+    """Yield the notes below a table that its cells refer to."""
     entries = [entry for line in grid.lines for entry in line.entries if entry]
     yield _text(f"{grid.caption} Measured on {result.hardware or NOT_LOGGED}, {result.date or 'no date'}.")
     for mark, meaning in layout.marks:
@@ -92,5 +92,5 @@ def _remarks(grid: Grid, result: StudyResult, layout: Layout) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return text of which LaTeX takes nothing for a command."""
+    """Return text with LaTeX's special characters escaped."""
     return _QUOTED.sub(r"``\1''", clean(text).translate(_ESCAPES))

@@ -1,4 +1,4 @@
-"""The tables of a study as every format shows them: lines of entries, numbered footnotes, lettered publications."""
+"""Lay out a study's tables for all formats: rows of entries, numbered footnotes, lettered publications."""
 
 import os
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.contract import run_files
-from bench.report.cells import cell_text, meant
+from bench.report.cells import cell_text, in_column_unit
 from bench.results.study import Cell, Column, Mark, Publication, Published, Row, StudyResult, Table
 
 KINDS = {
@@ -18,33 +18,33 @@ KINDS = {
     Mark.not_advisable: "none",
     Mark.no_result: "none",
 }
-COEFFICIENTS = "Coefficients: how many times the reference's value, with the 95 % interval over pairs of runs."
+COEFFICIENTS = "Coefficients: ratio to the reference arm, with 95 % interval over pairs of runs."
 LEGEND = {
     Mark.calculated: "calculated from a shorter run",
-    Mark.estimated: "estimated by the plan, nothing ran",
-    Mark.not_advisable: "not advisable",
+    Mark.estimated: "estimated by the plan, not measured",
+    Mark.not_advisable: "not recommended",
     Mark.no_result: "no result",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What stands in one place of a table."""
+    """One cell of a table."""
 
     kind: str
     """measured, calculated, estimated, published, or none."""
     text: str
     number: float | None = None
-    """What the entry is sorted by."""
+    """The number for sorting."""
     notes: tuple[int, ...] = ()
     """Numbers of footnotes."""
     runs: tuple[str, ...] = ()
-    """Addresses of the logs that the number is taken from, relative to where the tables are written."""
+    """Paths of the logs of the number, relative to the folder of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a table: an arm or a combination of labels, or below it what a publication has for it."""
+    """One row of a table: an arm or a combination of labels, or a publication's figures for it."""
 
     labels: tuple[str, ...]
     entries: tuple[Entry | None, ...]
@@ -61,23 +61,23 @@ class Grid:
     headings: tuple[str, ...]
     lines: tuple[Line, ...]
     caption: str
-    """What its numbers are: means of how many runs."""
+    """Explains the numbers, such as means of how many runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All tables of a study, with what their numbers and letters refer to."""
+    """All tables of a study, with footnotes and publications."""
 
     grids: tuple[Grid, ...]
     footnotes: tuple[str, ...]
     publications: tuple[tuple[str, Publication], ...]
     marks: tuple[tuple[str, str], ...]
-    """Those that occur, and what they mean."""
+    """Marks in the tables, and their meanings."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Lays the tables of one study out, and numbers what they refer to in the order of its occurrence."""
+    """Collects footnotes and marks while tables are laid out; footnotes are numbered in order of use."""
 
     result: StudyResult
     out: Path
@@ -88,8 +88,8 @@ class _Writer:
         return (self.footnotes.setdefault(text, len(self.footnotes) + 1),) if text else ()
 
 
-def laid_out(result: StudyResult, out: Path) -> Layout:
-    """Return the tables of a study; `out` is the folder that they will be written to, which links start from."""
+def layout_of(result: StudyResult, out: Path) -> Layout:
+    """Return the tables of a study; `out` is the folder they are written to, for relative links."""
     writer = _Writer(result, out)
     grids = tuple(_pivot(writer, table) for table in result.tables) or (_arms(writer),)
     letters = letters_of(result)
@@ -111,7 +111,7 @@ def heading(column: Column) -> str:
 
 
 def _arms(writer: _Writer) -> Grid:
-    """Return the table with a line for each arm and a column for each measurement."""
+    """Return the table with a row for each arm and a column for each measurement."""
     result = writer.result
     names = [column.measurement for column in result.columns]
     every = [cell for row in result.rows for cell in row.cells.values()]
@@ -131,7 +131,7 @@ def _arms(writer: _Writer) -> Grid:
 
 
 def _pivot(writer: _Writer, table: Table) -> Grid:
-    """Return a table of one measurement, whose lines and columns are labels."""
+    """Return a table of one measurement with labels as rows and columns."""
     result, name = writer.result, table.column.measurement
     arms = {arm: result.row(arm) for _, of_line in table.rows for arm in of_line if arm is not None}
     every = [row.cells[name] for row in arms.values() if name in row.cells]
@@ -152,7 +152,7 @@ def _pivot(writer: _Writer, table: Table) -> Grid:
 
 
 def _title(table: Table) -> str:
-    """Return the title of a table and what it measures, which for many is the same."""
+    """Return the title of a table, followed by its measurement if that is different."""
     name, of_column = table.title, table.column.title
     return (
         heading(replace(table.column, title=name))
@@ -162,19 +162,19 @@ def _title(table: Table) -> str:
 
 
 def column_heading(name: str, value: str) -> str:
-    """Return a label's value; a bare number is told what it counts."""
+    """Return a label's value; a bare number is shown as `name = number`."""
     return f"{name} = {value}" if value.isdigit() else value
 
 
 def _usual_count(cells: Iterable[Cell]) -> int | None:
-    """Return the number of runs that most numbers stand for; the others say theirs."""
+    """Return the most common number of runs; cells with another number show it."""
     counts = Counter(cell.n for cell in cells if cell.n)
     return max(counts, key=lambda n: (counts[n], n)) if counts else None
 
 
 def _caption(cells: Sequence[Cell], usual: int | None) -> str:
     if usual is None:
-        return "Nothing was measured."
+        return "No measurements."
     coefficients = COEFFICIENTS if any(cell.text for cell in cells) else ""
     if not any(cell.n and not cell.text for cell in cells):
         return f"{coefficients} n = {usual} unless n is given."
@@ -198,30 +198,32 @@ def _entry(writer: _Writer, cell: Cell | None, usual: int | None) -> Entry | Non
 
 
 def _address(writer: _Writer, run: str) -> str:
-    """Return the relative address of a run's log, or of its folder where it left none."""
+    """Return the relative path of a run's log, or of its folder if it has none."""
     folder = Path(writer.result.folder, run)
     log = folder / run_files.result(0)
     return quote(os.path.relpath(log if log.exists() else folder, writer.out))
 
 
 def _published(writer: _Writer, labels: tuple[str, ...], places: Sequence[tuple[Row | None, str]]) -> Iterator[Line]:
-    """Yield a line for each publication that has figures for these places."""
+    """Yield a row for each publication that has figures for these cells."""
     letters = letters_of(writer.result)
-    found = [row.published.get(name, ()) if row else () for row, name in places]
-    for name in dict.fromkeys(one.publication for figures in found for one in figures):
-        entries = [_figure(writer, [one for one in figures if one.publication == name]) for figures in found]
+    published = [row.published.get(name, ()) if row else () for row, name in places]
+    for name in dict.fromkeys(one.publication for figures in published for one in figures):
+        entries = [_figure(writer, [one for one in figures if one.publication == name]) for figures in published]
         yield Line(labels=labels, entries=tuple(entries), publication=letters[name])
 
 
 def _figure(writer: _Writer, figures: Sequence[Published]) -> Entry | None:
-    """Return what a publication has for one place: as printed, or corrected with a footnote."""
+    """Return a publication's figure for one cell: as printed, or corrected with a footnote."""
     if not figures:
         return None
     notes = [note for one in figures for note in writer.note(remark(one))]
-    return Entry(kind="published", text="; ".join(map(meant, figures)), number=figures[0].value, notes=tuple(notes))
+    return Entry(
+        kind="published", text="; ".join(map(in_column_unit, figures)), number=figures[0].value, notes=tuple(notes)
+    )
 
 
 def remark(figure: Published) -> str:
-    """Return what a reader must know of a published figure; empty where it stands as it is printed."""
-    is_changed = figure.reason and meant(figure) != figure.printed
+    """Return the footnote of a published figure; empty if there is none."""
+    is_changed = figure.reason and in_column_unit(figure) != figure.printed
     return f'printed as "{figure.printed}": {figure.reason}' if is_changed else figure.reason

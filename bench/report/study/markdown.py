@@ -18,16 +18,16 @@ def markdown(result: StudyResult, layout: Layout) -> str:
     if layout.footnotes:
         parts.append("\n".join(f"{number}. {_text(note)}" for number, note in enumerate(layout.footnotes, 1)))
     if result.differences:
-        parts += ["## Comparisons", _comparisons(result), "Difference: of the first over the second, by whole runs."]
+        parts += ["## Comparisons", _comparisons(result), "Difference: first / second, from the values of whole runs."]
     if layout.publications:
-        parts += ["## Published", "\n".join(_publications(layout))]
+        parts += ["## Published figures", "\n".join(_publications(layout))]
     parts += ["## How it was measured", "\n".join(_measured(result))]
     return "\n\n".join(parts) + "\n"
 
 
 def _grid(grid: Grid) -> str:
-    aligned = ["---"] * len(grid.label_headings) + ["---:"] * len(grid.headings)
-    return _table([*grid.label_headings, *grid.headings], aligned, [_cells(line) for line in grid.lines])
+    alignment = ["---"] * len(grid.label_headings) + ["---:"] * len(grid.headings)
+    return _table([*grid.label_headings, *grid.headings], alignment, [_cells(line) for line in grid.lines])
 
 
 def _cells(line: Line) -> list[str]:
@@ -51,7 +51,7 @@ def _entry(entry: Entry | None) -> str:
 def _caption(grid: Grid, layout: Layout) -> str:
     marks = "".join(f" {_text(mark)}: {meaning}." for mark, meaning in layout.marks)
     is_linked = any(len(entry.runs) > 1 for line in grid.lines for entry in line.entries if entry)
-    links = " In brackets: the log of each run." if is_linked else ""
+    links = " In brackets: links to the logs." if is_linked else ""
     return f"{grid.caption}{links}{marks}"
 
 
@@ -75,10 +75,10 @@ def _measured(result: StudyResult) -> Iterator[str]:
     yield from (f"- {_text(note)}" for note in result.notes)
 
 
-def _table(headings: Sequence[str], aligned: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, aligned, *rows))
+def _table(headings: Sequence[str], alignment: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, alignment, *rows))
 
 
 def _text(text: str) -> str:
-    """Return text of which Markdown takes nothing for markup."""
+    """Return text with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", clean(text))

@@ -1,4 +1,4 @@
-"""What the page of a study says: its tables, verdicts and figures, for its template."""
+"""Build the template variables of a study's page: tables, verdicts and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from bench.report.canvas import COLORS, canvas, save
 from bench.report.drawings import Shown, shown
 from bench.report.study.bars import bars_chart, bars_of, draw_bars
 from bench.report.study.layout import Layout
-from bench.report.study.pairs import apart, draw_pairs, pairs_chart
+from bench.report.study.pairs import arm_differences, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
 from bench.report.study.statements import NOT_LOGGED, own_facts, provenance, shared_facts, statements
 from bench.report.template import Chart
 from bench.results.study import StudyResult
 
 _MOST_ARMS = 12
-"""Curves of more arms cannot be told apart."""
+"""The number of arms with curves; more could not be distinguished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,15 @@ class ArmRuns:
 
 
 def runs_of(result: StudyResult) -> tuple[ArmRuns, ...]:
-    """Return the runs of the first arms that left logs of training; a log that cannot be read has no curve."""
-    found: list[ArmRuns] = []
+    """Return the runs of the first arms with training logs; a log that cannot be read has no curve."""
+    runs: list[ArmRuns] = []
     for row in result.rows:
         folders = dict.fromkeys(run for cell in row.cells.values() for run in cell.runs)
         read = {folder: _read(Path(result.folder, folder, run_files.result(0))) for folder in folders}
         results = {folder.rpartition(".")[2]: one for folder, one in read.items() if one and one.step_times_ms}
         if results:
-            found.append(ArmRuns(name=row.arm, trial_names=tuple(results), results=tuple(results.values())))
-    return tuple(found[:_MOST_ARMS])
+            runs.append(ArmRuns(name=row.arm, trial_names=tuple(results), results=tuple(results.values())))
+    return tuple(runs[:_MOST_ARMS])
 
 
 def _read(log: Path) -> Result | None:
@@ -53,12 +53,12 @@ def _read(log: Path) -> Result | None:
 
 
 def draw_distributions(runs: Sequence[ArmRuns], path: Path, *, note: str) -> None:
-    """Draw the share of steps within a time, a line for each run, as a PNG."""
+    """Draw the cumulative distribution of step times as a PNG, a line for each run."""
     figure, (axes,) = canvas(3.8, "Distribution of step times", note)
     for place, arm in enumerate(runs):
         for number, result in enumerate(arm.results):
             points = curves.distribution([time_ms for _, time_ms in result.step_times_ms])
-            label = arm.name if number == 0 else "_"  # matplotlib lists no name that begins with _
+            label = arm.name if number == 0 else "_"  # matplotlib omits names that begin with _ from the legend
             color = COLORS[place % len(COLORS)]
             axes.step(*zip(*points, strict=True), where="post", color=color, linewidth=1.2, alpha=0.85, label=label)
     axes.set_ylim(0, 102)
@@ -79,7 +79,7 @@ CURVES = {
 
 
 def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
-    """Return the values that the template needs; this also draws the figures into the folder."""
+    """Return the variables of the template; also draws the figures into the folder."""
     runs = runs_of(result)
     figures, overlaid = draw(result, runs, out), curves.overlaid(runs)
     charts: Mapping[str, Chart] = {name: chart for figure in figures for name, chart in figure.charts.items()}
@@ -110,14 +110,14 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
     """Draw the figures as PNGs; return them with their charts."""
     parts = (result.hardware or NOT_LOGGED, f"n = {num_runs(result)} runs", result.date, result.commit)
     note = ", ".join(filter(None, parts))
-    found: list[Shown] = []
-    if pairs := apart(result):
+    figures: list[Shown] = []
+    if pairs := arm_differences(result):
         draw_pairs(pairs, out / "pairs.png", note=note)
-        found.append(shown(out / "pairs.png", _PAIRS, {"pairs": pairs_chart(pairs)}))
+        figures.append(shown(out / "pairs.png", _PAIRS, {"pairs": pairs_chart(pairs)}))
     for number, bars in enumerate(bars_of(result), 1):
         path = out / f"bars_{number}.png"
         draw_bars(bars, path, note=note)
-        found.append(
+        figures.append(
             shown(
                 path,
                 f"{bars.title}. {_BARS}{_HATCHED if bars.has_published else ''}",
@@ -127,13 +127,13 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
     for number, scaling in enumerate(scalings_of(result), 1):
         path = out / f"scaling_{number}.png"
         draw_scaling(scaling, path, note=note)
-        found.append(shown(path, f"{scaling.title}. {_IDEAL}", {f"scaling_{number}": scaling_chart(scaling)}))
+        figures.append(shown(path, f"{scaling.title}. {_IDEAL}", {f"scaling_{number}": scaling_chart(scaling)}))
     if runs:
         draw_distributions(runs, out / "step_time_distribution.png", note=note)
-    return found
+    return figures
 
 
-_PAIRS = "Circles: pairs of runs; diamond and whisker: their mean and its interval; shaded: what counts as equivalent."
-_BARS = "Bars from zero; circles: runs; whiskers: 95 % interval of their mean."
+_PAIRS = "Circles: pairs of runs; diamond and whisker: mean and its interval; shaded: range that counts as equivalent."
+_BARS = "Circles: runs; whiskers: 95 % interval of the mean."
 _HATCHED = " Hatched and pale: published, on other hardware."
-_IDEAL = "Dashed: the ideal, which keeps the rate of each GPU at the smallest count."
+_IDEAL = "Dashed: ideal scaling from the smallest count."

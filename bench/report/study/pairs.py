@@ -1,4 +1,4 @@
-"""How far arms lie apart: each pair of runs, the interval of their mean, and the margin, on a page and as a PNG."""
+"""Differences between arms: each pair of runs, the interval of the mean and the margin, as a chart and a PNG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,39 +9,40 @@ from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.comparison import Comparison, Pairing
 from bench.results.study import StudyResult
 
-_TITLE, _WHAT = "Differences", "first over second (%)"
+_TITLE, _WHAT = "Differences", "first / second − 1 (%)"
 _ROW_PIXELS, _FRAME_PIXELS, _ROW_INCHES, _FRAME_INCHES = 34, 74, 0.36, 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """How far two arms lie apart in one measurement, in percent of the second."""
+class ArmDifference:
+    """The difference of two arms in one measurement, in percent of the second."""
 
     name: str
     percent: float
     low: float
     high: float
     pairs: tuple[float, ...]
-    """Of each block; none where runs are not paired."""
+    """The difference in each block; empty if runs are not paired."""
     margin: tuple[float, float]
     verdict: str
 
 
-def apart(result: StudyResult) -> tuple[Apart, ...]:
+def arm_differences(result: StudyResult) -> tuple[ArmDifference, ...]:
     """Return the comparisons that have an interval."""
     titles = {column.measurement: column.title for column in result.columns}
     return tuple(
-        found
+        difference
         for one in result.differences
-        if one.comparison and (found := _apart(one.comparison, titles.get(one.measurement, one.measurement)))
+        if one.comparison
+        and (difference := _arm_difference(one.comparison, titles.get(one.measurement, one.measurement)))
     )
 
 
-def _apart(one: Comparison, title: str) -> Apart | None:
+def _arm_difference(one: Comparison, title: str) -> ArmDifference | None:
     if one.ratio is None or one.low is None or one.high is None:
         return None
     pairs = () if one.pairing is Pairing.none else zip(one.first, one.second, strict=True)
-    return Apart(
+    return ArmDifference(
         name=f"{one.names[0]} / {one.names[1]}, {title}",
         percent=_percent(one.ratio),
         low=_percent(one.low),
@@ -56,26 +57,26 @@ def _percent(ratio: float) -> float:
     return 100 * (ratio - 1)
 
 
-def pairs_chart(found: Sequence[Apart]) -> Chart:
-    rows = list(range(len(found)))
+def pairs_chart(differences: Sequence[ArmDifference]) -> Chart:
+    rows = list(range(len(differences)))
     names = {
         "tickvals": rows,
-        "ticktext": [text(one.name, limit=54) for one in found],
-        "range": [len(found) - 0.5, -0.5],
+        "ticktext": [text(one.name, limit=54) for one in differences],
+        "range": [len(differences) - 0.5, -0.5],
         "showgrid": False,
         "ticks": "",
     }
-    low, high = found[0].margin
+    low, high = differences[0].margin
     band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": low, "x1": high, "layer": "below"}
     label = {"text": "equivalent", "textposition": "top center", "font": {"size": 10}}
     shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}, "label": label}]
-    height = _FRAME_PIXELS + _ROW_PIXELS * len(found)
+    height = _FRAME_PIXELS + _ROW_PIXELS * len(differences)
     scale = axis(_WHAT, zeroline=True, zerolinecolor=INTERVAL_COLOR)
-    return chart(view("", _traces(found), height=height, xaxis=scale, yaxis=names, shapes=shapes))
+    return chart(view("", _traces(differences), height=height, xaxis=scale, yaxis=names, shapes=shapes))
 
 
-def _traces(found: Sequence[Apart]) -> list[Trace]:
-    dots = [(percent, row) for row, one in enumerate(found) for percent in one.pairs]
+def _traces(differences: Sequence[ArmDifference]) -> list[Trace]:
+    dots = [(percent, row) for row, one in enumerate(differences) for percent in one.pairs]
     return [
         {
             "mode": "markers",
@@ -87,35 +88,37 @@ def _traces(found: Sequence[Apart]) -> list[Trace]:
         },
         {
             "mode": "markers",
-            "x": [one.percent for one in found],
-            "y": list(range(len(found))),
+            "x": [one.percent for one in differences],
+            "y": list(range(len(differences))),
             "marker": {"size": 9, "color": COLORS[0], "symbol": "diamond"},
             "error_x": {
-                "array": [one.high - one.percent for one in found],
-                "arrayminus": [one.percent - one.low for one in found],
+                "array": [one.high - one.percent for one in differences],
+                "arrayminus": [one.percent - one.low for one in differences],
                 "color": INTERVAL_COLOR,
                 "thickness": 1.6,
                 "width": 6,
             },
-            "customdata": [f"<b>{text(one.verdict)}</b><br>{one.low:+.2f} to {one.high:+.2f} %" for one in found],
+            "customdata": [f"<b>{text(one.verdict)}</b><br>{one.low:+.2f} to {one.high:+.2f} %" for one in differences],
             "hovertemplate": "%{customdata}<extra></extra>",
             "showlegend": False,
         },
     ]
 
 
-def draw_pairs(found: Sequence[Apart], path: Path, *, note: str) -> None:
-    figure, (axes,) = canvas(_FRAME_INCHES + _ROW_INCHES * len(found), _TITLE, note)
-    axes.axvspan(*found[0].margin, color="#e4e8ec", zorder=0)
+def draw_pairs(differences: Sequence[ArmDifference], path: Path, *, note: str) -> None:
+    figure, (axes,) = canvas(_FRAME_INCHES + _ROW_INCHES * len(differences), _TITLE, note)
+    axes.axvspan(*differences[0].margin, color="#e4e8ec", zorder=0)
     axes.axvline(0, color=INTERVAL_COLOR, linewidth=0.9)
-    for row, one in enumerate(found):
+    for row, one in enumerate(differences):
         axes.plot(one.pairs, [row] * len(one.pairs), "o", color="w", markeredgecolor=COLORS[0], markersize=5)
         whisker = [[one.percent - one.low], [one.high - one.percent]]
         axes.errorbar(
             [one.percent], [row], xerr=whisker, fmt="D", color=COLORS[0], ecolor=INTERVAL_COLOR, capsize=4, markersize=5
         )
-    axes.set_yticks(range(len(found)), [shortened(one.name) for one in found], fontsize=8.5, parse_math=False)
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks(
+        range(len(differences)), [shortened(one.name) for one in differences], fontsize=8.5, parse_math=False
+    )
+    axes.set_ylim(len(differences) - 0.5, -0.5)
     axes.set_xlabel(_WHAT)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

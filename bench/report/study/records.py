@@ -14,7 +14,7 @@ _THEN = (
 
 
 def csv(result: StudyResult) -> str:
-    """Return one line for each number of an arm: what was measured, and below it what is published."""
+    """Return one line for each number of an arm: measured ones, then published ones."""
     labels = tuple(dict.fromkeys(name for row in result.rows for name in row.labels))
     records = [record for row in result.rows for record in _records(result, row)]
     lines = [[record.get(name) for name in (*_FIRST, *labels, *_THEN)] for record in records]

@@ -1,4 +1,4 @@
-"""How a study's rates grow with the number of GPUs or nodes, beside the ideal line."""
+"""Scaling charts of a study: rates over the number of GPUs or nodes, compared with ideal scaling."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COUNTS = ("gpus", "num_gpus", "nodes", "num_nodes", "ranks", "num_ranks")
-"""Labels whose values are numbers of what a system consists of."""
+"""Labels whose values are counts of GPUs, nodes or ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The rates of arms that differ in the count alone, or of a publication."""
+    """The rates of arms that differ only in the count, or of a publication."""
 
     name: str
     color: str
@@ -40,7 +40,7 @@ class Line:
     points: tuple[Point, ...]
 
     def ideal(self, count: int, *, is_per_gpu: bool) -> float:
-        """Return the rate at a count if the first point's were kept by each GPU."""
+        """Return the rate at a count if each GPU kept its rate at the first point."""
         first = self.points[0]
         return first.value if is_per_gpu else first.value * count / first.count
 
@@ -61,7 +61,7 @@ class Scaling:
 
 
 def scalings_of(result: StudyResult) -> tuple[Scaling, ...]:
-    """Return the scaling of each rate, if arms differ in the number of GPUs or nodes; else nothing."""
+    """Return the scaling of each rate, if arms differ in the number of GPUs or nodes."""
     names = dict.fromkeys(name for row in result.rows for name in row.labels if name.lower() in COUNTS)
     return tuple(
         scaling
@@ -153,7 +153,7 @@ def _traces(scaling: Scaling, line: Line) -> Iterator[Trace]:
             "y": [line.ideal(count, is_per_gpu=scaling.is_per_gpu) for count in ends],
             "line": {"color": line.color, "width": 1.2, "dash": "dash"},
             "opacity": 0.6,
-            "hovertemplate": "%{y:,.4g} would be ideal<extra></extra>",
+            "hovertemplate": "ideal: %{y:,.4g}<extra></extra>",
         }
 
 
@@ -173,7 +173,9 @@ def draw_scaling(scaling: Scaling, path: "Path", *, note: str) -> None:
         )  # fmt: skip
         if not line.is_published:
             ideal = [line.ideal(count, is_per_gpu=scaling.is_per_gpu) for count in x]
-            label = "ideal" if line is scaling.lines[0] else "_"  # matplotlib lists no name that begins with _
+            label = (
+                "ideal" if line is scaling.lines[0] else "_"
+            )  # matplotlib omits names that begin with _ from the legend
             axes.plot(x, ideal, "--", color=line.color, linewidth=1, alpha=0.6, label=label)
     axes.set_xticks(scaling.counts)
     axes.set_xlim(0, 1.06 * max(scaling.counts))

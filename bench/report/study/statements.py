@@ -1,4 +1,4 @@
-"""What stands beside the tables of a study: how arms compare, when and on what they ran."""
+"""Text next to a study's tables: comparisons of arms, dates, hardware and software."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NOT_LOGGED = "not logged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """How two arms compare in one measurement."""
+    """The comparison of two arms in one measurement."""
 
     pair: str
     measurement: str
@@ -66,27 +66,28 @@ def _count(comparison: Comparison) -> str:
 
 
 def provenance(result: StudyResult) -> Iterator[tuple[str, str]]:
-    """Yield what a reader must know of all numbers: hardware, runs, dates, commit, command."""
+    """Yield the origin of all numbers: hardware, runs, date, commit, command."""
     runs = {run for row in result.rows for cell in row.cells.values() for run in cell.runs}
-    ran = sum(any(cell.runs for cell in row.cells.values()) for row in result.rows)
+    num_arms = sum(any(cell.runs for cell in row.cells.values()) for row in result.rows)
     yield "hardware", result.hardware or NOT_LOGGED
     yield "cluster", result.cluster
-    yield "runs", f"{len(runs)}, of {ran} of {len(result.rows)} arms"
-    yield "date", result.date or "nothing ran yet"
+    yield "runs", f"{len(runs)}, of {num_arms} of {len(result.rows)} arms"
+    yield "date", result.date or "no runs yet"
     yield "commit", result.commit or NOT_LOGGED
-    yield "source of the question", result.source
+    yield "source", result.source
     yield "command", result.command
 
 
 def shared_facts(result: StudyResult) -> dict[str, str]:
-    """Return the facts of hardware and software that all arms which ran have in common."""
-    ran = [row.facts for row in result.rows if row.facts]
-    return {name: value for name, value in (ran[0] if ran else {}).items() if all(f.get(name) == value for f in ran)}
+    """Return the hardware and software facts that all arms with runs share."""
+    facts = [row.facts for row in result.rows if row.facts]
+    first = facts[0] if facts else {}
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in facts)}
 
 
 def own_facts(result: StudyResult) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]:
-    """Return the names of the facts in which arms differ, and their values for each arm that ran."""
-    ran = [row for row in result.rows if row.facts]
+    """Return the names of the facts that differ between arms, and their values for each arm with runs."""
+    rows = [row for row in result.rows if row.facts]
     shared = shared_facts(result)
-    names = tuple(dict.fromkeys(name for row in ran for name in row.facts if name not in shared))
-    return names, tuple((row.arm, tuple(row.facts.get(name, "") for name in names)) for row in ran) if names else ()
+    names = tuple(dict.fromkeys(name for row in rows for name in row.facts if name not in shared))
+    return names, tuple((row.arm, tuple(row.facts.get(name, "") for name in names)) for row in rows) if names else ()

@@ -1,6 +1,7 @@
-"""The engine on Hugging Face's libraries: transformers' models, placed by Accelerate, FSDP2 or DeepSpeed, PEFT's LoRA.
+"""The engine on Hugging Face's libraries: transformers' models, on ranks by Accelerate, FSDP2 or DeepSpeed; PEFT's
+LoRA.
 
-Importing this module imports none of them: what is not installed is refused first, with how to install it.
+Importing this module imports none of these libraries, so that a missing one is reported with how to install it.
 """
 
 from typing import TYPE_CHECKING
@@ -17,14 +18,14 @@ __all__ = ["build", "end_ranks", "generator", "start_ranks", "versions"]
 
 
 def build(plan: TrainingPlan, seed: int) -> "HuggingFaceEngine":
-    """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
+    """Return the engine of a plan with random weights of this seed; `start_ranks` has been called."""
     from jobs.engines.huggingface.engine import HuggingFaceEngine
 
     return HuggingFaceEngine(plan, seed)
 
 
 def generator(plan: GenerationPlan, seed: int) -> "HuggingFaceGenerator":
-    """Return the generator of a plan, with random weights drawn from the seed; the ranks have been started."""
+    """Return the generator of a plan with random weights of this seed; `start_ranks` has been called."""
     from jobs.engines.huggingface.generation import HuggingFaceGenerator
 
     return HuggingFaceGenerator(plan, seed)

@@ -1,7 +1,7 @@
-"""PEFT's adapters on the projections that megatron-core's linear_qkv and linear_proj are: q, k, v and o.
+"""PEFT's adapters on q, k, v and o: the projections that megatron-core calls linear_qkv and linear_proj.
 
-An adapter of linear_qkv has one A, and so q, k and v share theirs. Then both engines train the same numbers from the
-same seed, and adapters of one load in the other; PEFT alone would train three times as many A.
+An adapter of linear_qkv has one A, so q, k and v share one A here too. Thus both engines train the same parameters from
+the same seed, and each loads the other's adapters. PEFT alone would train three A per layer.
 """
 
 import re
@@ -16,33 +16,33 @@ from transformers import PreTrainedModel
 from bench.contract.plan import Plan
 from bench.contract.training import Lora
 from bench.errors import ConfigError
+from jobs.weights.adapter_init import init_adapter
 from jobs.weights.adapters import MODULES
-from jobs.weights.drawn import drawn
 
 _PLACE = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)\.lora_([AB])")
-IN_PEFT = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 
 
 def attach(model: PreTrainedModel, plan: Plan) -> None:
-    """Put adapters without memory into the model, and freeze everything else.
+    """Add adapters on the meta device to the model, and freeze all other parameters.
 
     Raises:
-        ConfigError: the model is no Llama.
+        ConfigError: the model is not a Llama.
     """
     lora = _lora(plan)
     if model.config.model_type != "llama":
         raise ConfigError(
-            f"adapters are for Llamas, and {plan.config.model.name} is a {model.config.model_type}",
+            f"{plan.config.model.name} is a {model.config.model_type}; adapters are implemented for Llama models only",
             where="task.training.trains",
-            fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama",
+            fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )
     targets = [name for module in lora.target_modules for name in MODULES[module]]
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
     inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
-    tie(model)
+    tie_qkv(model)
 
 
-def tie(model: Module) -> None:
+def tie_qkv(model: Module) -> None:
     """Let q, k and v of each layer share one A."""
     for module in model.modules():
         q = getattr(module, "q_proj", None)
@@ -58,27 +58,27 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
-def first(name: str, shape: tuple[int, ...], plan: Plan, seed: int) -> Tensor:
-    """Return an adapter's first weights, the same as this seed's in the other engine."""
+def initial_weight(name: str, shape: tuple[int, ...], plan: Plan, seed: int) -> Tensor:
+    """Return an adapter's initial weight, the same as engine=megatron draws from this seed."""
     place = _PLACE.search(name)
     assert place is not None, name
     layer, module, letter = place.groups()
     linear = next(linear for linear, modules in MODULES.items() if module in modules)
-    return drawn(shape, letter, seed=seed, name=f"layer {int(layer) + 1} self_attention.{linear}")
+    return init_adapter(shape, letter, seed=seed, name=f"layer {int(layer) + 1} self_attention.{linear}")
 
 
-def in_peft(name: str) -> str:
-    """Return a parameter's name as PEFT writes it into a folder."""
-    return IN_PEFT + name.replace(".default.", ".")
+def peft_name(name: str) -> str:
+    """Return a parameter's name in a PEFT folder."""
+    return PEFT_PREFIX + name.replace(".default.", ".")
 
 
-def written(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield adapters by their names in a PEFT folder, q's A for k and v too."""
+def peft_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield adapters with their names in a PEFT folder; the A that q, k and v share is written three times."""
     for name, tensor in tensors.items():
-        yield in_peft(name), tensor
+        yield peft_name(name), tensor
         if ".q_proj.lora_A" in name:
             for other in (".k_proj.lora_A", ".v_proj.lora_A"):
-                yield in_peft(name.replace(".q_proj.lora_A", other)), tensor.clone()
+                yield peft_name(name.replace(".q_proj.lora_A", other)), tensor.clone()
 
 
 def _lora(plan: Plan) -> Lora:
@@ -87,6 +87,6 @@ def _lora(plan: Plan) -> Lora:
     return lora
 
 
-def trained(model: Module) -> dict[str, Parameter]:
-    """Return the parameters that are trained, by name; tied ones once."""
+def trainable(model: Module) -> dict[str, Parameter]:
+    """Return the parameters that require gradients, by name; tied parameters once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}

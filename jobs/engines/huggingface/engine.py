@@ -1,4 +1,4 @@
-"""Implement the protocol of `jobs.engines` with the functions of this package."""
+"""HuggingFaceEngine: implements `jobs.engines.Engine` with the functions of this package."""
 
 from functools import cached_property
 from pathlib import Path
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def of(loop: Loop, times: list[WarmUpTimes]) -> list[Fact]:
-    """Return strategy, attention and BF16 of a loop that has warmed up; all ranks ask together."""
+def warm_up_facts(loop: Loop, times: list[WarmUpTimes]) -> list[Fact]:
+    """Return log entries on strategy, attention, BF16 and compilation after a warm-up; all ranks call this together."""
     plan, chosen = loop.plan, settings(loop.plan)
     held = [0] * plan.world.num_ranks
     torch.distributed.all_gather_object(held, training_state.weight_bytes(loop.placement.model))
     about = plain(chosen) | {"activation_checkpointing": models.is_checkpointed(plan), "rank_bytes": held}
     name = about.pop("strategy")
-    found: list[Fact] = [(mllog.STRATEGY, name, {"engine": plan.config.engine.name.name} | about)]
+    facts: list[Fact] = [(mllog.STRATEGY, name, {"engine": plan.config.engine.name.name} | about)]
     if times:
-        asked = chosen.attention.name
-        found.append((mllog.ATTENTION_BACKEND, loop.observed.attention(asked), {"asked": asked}))
+        requested = chosen.attention.name
+        facts.append((mllog.ATTENTION_BACKEND, loop.observed.attention(requested), {"requested": requested}))
     if plan.config.precision is Precision.bf16:
-        found.append((mllog.BF16_MODE, chosen.bf16_mode.name, _types(loop)))
+        facts.append((mllog.BF16_MODE, chosen.bf16_mode.name, _dtypes(loop)))
     if chosen.compile and times[1:]:
-        found.append((mllog.COMPILE_TIME, times[0].step_s - times[-1].step_s, {}))
-    return found
+        facts.append((mllog.COMPILE_TIME, times[0].step_s - times[-1].step_s, {}))
+    return facts
 
 
-def _types(loop: Loop) -> dict[str, Any]:
-    """Return the types of what is trained; gradients are those that the update takes."""
-    trained = next(iter(adapters.trained(loop.placement.model).values()))
+def _dtypes(loop: Loop) -> dict[str, Any]:
+    """Return the data types of trained weights, of the gradients that the optimizer reads, and of its state."""
+    trained = next(iter(adapters.trainable(loop.placement.model).values()))
     weights, state = _name(trained.dtype), loop.placement.shards()[0].state
     types = {"weights": weights, "gradients": weights}
     types |= {"master": _name(state["master"].dtype), "moments": _name(state["exp_avg"].dtype)}
@@ -63,17 +63,17 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class _Sources:
-    """Weights of the base, and of the adapters, from where they were loaded or else drawn."""
+    """Where the weights of the base and of the adapters come from: a checkpoint, or random numbers."""
 
-    def __init__(self, drawn: weights.Source) -> None:
-        self.base, self.adapters = drawn, drawn
+    def __init__(self, random: weights.Source) -> None:
+        self.base, self.adapters = random, random
 
     def read(self, name: str, shape: weights.Shape) -> Tensor:
         return (self.adapters if adapters.is_adapter(name) else self.base).read(name, shape)
 
 
 class _Strategy(Protocol):
-    """A module of this package that lays a model on the ranks."""
+    """A module of this package that distributes a model over the ranks."""
 
     def place(
         self, plan: TrainingPlan, model: "PreTrainedModel", source: weights.Source, device: torch.device
@@ -83,7 +83,7 @@ class _Strategy(Protocol):
 class HuggingFaceEngine:
     """This rank's part of the model and its optimizer; see `jobs.engines.Engine`.
 
-    Weights that were drawn or loaded take memory when the model is placed on the ranks: with its first use.
+    Weights are allocated when the model is first used: then it is distributed over the ranks.
     """
 
     def __init__(self, plan: TrainingPlan, seed: int) -> None:
@@ -96,12 +96,12 @@ class HuggingFaceEngine:
             self._strategy, self._model = zero, zero.build(plan)
         else:
             self._strategy, self._model = placement, models.build(plan)
-        self._sources = _Sources(weights.Drawn(plan, seed, self._device))
+        self._sources = _Sources(weights.RandomWeights(plan, seed, self._device))
         self._facts: list[Fact] = []
 
     @cached_property
     def placement(self) -> Placement:
-        """The model as its strategy lays it on the ranks."""
+        """The model, distributed over the ranks by its strategy."""
         placed = self._strategy.place(self.plan, self._model, self._sources, self._device)
         if settings(self.plan).compile:
             for layer in models.layers(placed.model):
@@ -117,7 +117,7 @@ class HuggingFaceEngine:
         if adapters:
             self._sources.adapters = weights.Adapters(folder, self.plan)
         else:
-            self._sources.base = weights.of_folder(folder, self.plan)
+            self._sources.base = weights.open_folder(folder, self.plan)
 
     def save(self, folder: Path, *, adapters: bool) -> None:
         (folders.save_adapters if adapters else folders.save_model)(self.plan, self.placement.model, folder)
@@ -126,14 +126,14 @@ class HuggingFaceEngine:
         return training_state.state_bytes(self.placement.shards())
 
     def snapshot(self) -> training_state.Snapshot:
-        return training_state.take(self.plan, self.placement.shards())
+        return training_state.take_snapshot(self.plan, self.placement.shards())
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
         checkpoint_writer.complete(folder, about)
 
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
         reader = Reader(folder)
-        training_state.fill(self.placement.model, weights.Trained(reader), self._device, only_trained=True)
+        training_state.fill(self.placement.model, weights.MasterWeights(reader), self._device, only_trained=True)
         training_state.load(reader, self.placement.shards())
         self.placement.restart(step)
         if same_layout:
@@ -145,7 +145,7 @@ class HuggingFaceEngine:
         times = self.loop.warm_up(iterations, profile)
         self.placement.restart()
         self._seed_all(seed)
-        self._facts = of(self.loop, times)
+        self._facts = warm_up_facts(self.loop, times)
         return times[-1] if times else None
 
     def facts(self) -> list[Fact]:

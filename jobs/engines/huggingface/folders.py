@@ -1,4 +1,4 @@
-"""Save what was trained as Hugging Face folders: a model, or PEFT adapters."""
+"""Save trained weights as Hugging Face folders: a model, or PEFT adapters."""
 
 import json
 import shutil
@@ -23,16 +23,16 @@ from jobs.weights.source import INDEX, SINGLE
 
 def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
     """Write the adapters as PEFT does, in FP32."""
-    whole = {name: whole_of(p).float().cpu() for name, p in adapters.trained(model).items()}
+    tensors = {name: full_tensor(p).float().cpu() for name, p in adapters.trainable(model).items()}
     if torch.distributed.get_rank() == 0:
         lora, base = plan.config.training.lora, plan.base_dir
         assert lora is not None, "the plan trains adapters"
-        peft.write(folder, dict(adapters.written(whole)), lora=lora, base=base)
+        peft.write(folder, dict(adapters.peft_tensors(tensors)), lora=lora, base=base)
     torch.distributed.barrier()
 
 
 def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
-    """Write the weights as transformers does; inside lies their conversion, which the other engine loads."""
+    """Write the weights as transformers does, and inside the folder their conversion for engine=megatron."""
     part, is_writer = folder.with_name(folder.name + ".part"), torch.distributed.get_rank() == 0
     if is_writer:
         shutil.rmtree(part, ignore_errors=True)
@@ -43,8 +43,8 @@ def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
             files[f"part-{number}"] = list(tensors)
             save_file(tensors, part / f"part-{number}", metadata={"format": "pt"})
     if is_writer:
-        _name(part, files)
-        described = families.of(plan.config.model).config(plan.config.model)
+        _rename_shards(part, files)
+        described = families.family_of(plan.config.model).config(plan.config.model)
         (part / "config.json").write_text(json.dumps(described | {"dtype": "float32"}, indent=2) + "\n")
         if described["model_type"] == "llama":
             conversion.convert(conversion.prepare(part, plan.config.model))
@@ -52,11 +52,11 @@ def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
     torch.distributed.barrier()
 
 
-def whole_of(parameter: Parameter) -> Tensor:
-    """Return the whole weight of which ranks may hold parts; all of them ask."""
+def full_tensor(parameter: Parameter) -> Tensor:
+    """Return the full weight, gathered if it is sharded; all ranks call this together."""
     if isinstance(parameter, DTensor):
-        whole: Tensor = cast(DTensor, parameter.detach()).full_tensor()
-        return whole
+        full: Tensor = cast(DTensor, parameter.detach()).full_tensor()
+        return full
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     import deepspeed
@@ -66,12 +66,12 @@ def whole_of(parameter: Parameter) -> Tensor:
 
 
 def _files(model: Module, is_writer: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file, on the rank that writes; the others only take part."""
+    """Yield the tensors of each file on the writing rank; the other ranks take part in the gathers."""
     tensors, size = dict[str, Tensor](), 0
     for name, parameter in model.named_parameters():
         if adapters.is_adapter(name):
             continue
-        weight = whole_of(parameter)
+        weight = full_tensor(parameter)
         size += weight.nbytes
         if tensors and size > SHARD_BYTES:
             yield tensors
@@ -80,8 +80,8 @@ def _files(model: Module, is_writer: bool) -> Iterator[dict[str, Tensor]]:
     yield tensors
 
 
-def _name(folder: Path, files: dict[str, list[str]]) -> None:
-    """Give the files the names that transformers looks for, and write their index where there are several."""
+def _rename_shards(folder: Path, files: dict[str, list[str]]) -> None:
+    """Rename the files to the names that transformers expects; if there are several, write their index."""
     if len(files) == 1:
         (folder / "part-1").rename(folder / SINGLE)
         return

@@ -1,4 +1,4 @@
-"""Join and leave the process group; every rank is one replica of the data, or a shard of one."""
+"""Create and destroy the process group. Each rank is a data-parallel replica, or a shard of one."""
 
 import logging
 import os
@@ -11,19 +11,19 @@ from jobs.engines.huggingface import packages
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 
-THREADS = "OMP_NUM_THREADS"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def start_ranks(plan: Plan, who: Rank) -> None:
-    """Join the process group, and use it once, so that NCCL takes its memory before the model takes the rest.
+    """Join the process group and run one collective, so that NCCL allocates its memory before the model does.
 
     Raises:
         ConfigError: a library that the plan needs is not installed.
-        SubmitError: what `process_group.join` raises.
+        SubmitError: see `process_group.join`.
     """
     packages.require(plan)
     _prepare_environment(plan, who)
-    _quieten()
+    _reduce_library_logging()
     process_group.join(plan, who, also_on_cpu=_computes_on_host(plan))
     import torch
 
@@ -32,12 +32,12 @@ def start_ranks(plan: Plan, who: Rank) -> None:
 
 
 def end_ranks() -> None:
-    """Leave the process group together."""
-    process_group.leave()
+    """Destroy the process group; all ranks call this together."""
+    process_group.shut_down()
 
 
 def _prepare_environment(plan: Plan, who: Rank) -> None:
-    """Say who this rank is, in the words of the launchers that Accelerate and DeepSpeed know."""
+    """Set the environment variables from which Accelerate and DeepSpeed read this rank's identity."""
     os.environ |= {
         "RANK": str(who.rank),
         "LOCAL_RANK": str(who.local_rank),
@@ -48,25 +48,25 @@ def _prepare_environment(plan: Plan, who: Rank) -> None:
     }
     if plan.config.cluster.device is Device.cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
-    if (threads := threads_on_host(plan)) is not None:
-        os.environ[THREADS] = str(threads)  # read when torch is imported
+    if (threads := optimizer_threads(plan)) is not None:
+        os.environ[THREADS_VARIABLE] = str(threads)  # read when torch is imported
 
 
-def threads_on_host(plan: Plan) -> int | None:
-    """Return the threads of a GPU's rank that updates in host memory: its share of the node's cores.
+def optimizer_threads(plan: Plan) -> int | None:
+    """Return the number of threads of a rank with a GPU whose optimizer runs on the CPU: its share of the node's cores.
 
-    None where nothing is updated there, or cluster.environment has the number.
+    None if no optimizer runs on the CPU, or if cluster.environment sets the number.
     """
     chosen = packages.settings(plan)
     updates = chosen.offload_optimizer or _computes_on_host(plan)
-    if not updates or plan.config.cluster.device is Device.cpu or THREADS in plan.config.cluster.environment:
+    if not updates or plan.config.cluster.device is Device.cpu or THREADS_VARIABLE in plan.config.cluster.environment:
         return None
-    share = (os.cpu_count() or 1) // plan.config.cluster.ranks_per_node
-    return max(1, min(share, len(os.sched_getaffinity(0))))
+    cores = (os.cpu_count() or 1) // plan.config.cluster.ranks_per_node
+    return max(1, min(cores, len(os.sched_getaffinity(0))))
 
 
-def _quieten() -> None:
-    """Leave the rank's output to what is wrong: these libraries warn of what they do as they were told."""
+def _reduce_library_logging() -> None:
+    """Show only errors of these libraries: they also warn about settings that the plan chose on purpose."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     for name in ("DeepSpeed", "deepspeed", "bitsandbytes", "accelerate", "transformers", "torch.distributed"):
@@ -76,6 +76,6 @@ def _quieten() -> None:
 
 
 def _computes_on_host(plan: Plan) -> bool:
-    """Return whether collectives have tensors in host memory too: FSDP2's optimizer, where parameters are offloaded."""
+    """Return whether collectives also run on tensors in host memory: in FSDP2 with offloaded parameters."""
     chosen = packages.settings(plan)
     return chosen.offload_parameters and chosen.strategy in (Strategy.fsdp2, Strategy.fsdp2_hybrid)

@@ -1,4 +1,4 @@
-"""Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
+"""Train steps and evaluation: batches in, losses out. Logging, targets and timing are in `jobs.tasks`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -24,32 +24,32 @@ from jobs.engines.huggingface import offload
 from jobs.engines.huggingface.packages import settings
 from jobs.engines.huggingface.placement import Placement
 from jobs.profiles import Profile, recording
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 from jobs.ranks.timing import device_time_s
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The input of one forward pass: tensors [B, S]; see `targets` for the weights."""
+    """The input of one forward pass: tensors [B, S]; for the weights see `targets`."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
     weights_BS: Tensor
 
     def summed_loss(self, model: torch.nn.Module) -> Tensor:
-        """Return the sum of the rows' losses in FP32: transformers' logits, and cross-entropy as transformers has it.
+        """Return the sum of the rows' losses in FP32, with the cross-entropy that transformers uses.
 
-        There is no mask: what is padded lies behind what counts, and attention is causal.
+        No attention mask is needed: padding comes after the tokens, and attention is causal.
         """
         logits_BSV = model(input_ids=self.tokens_BS, use_cache=False).logits
-        with named(Part.loss):
+        with profile_range(Part.loss):
             labels_M = self.labels_BS.flatten().to(logits_BSV.device)
             losses_M = cross_entropy(logits_BSV.flatten(0, 1).float(), labels_M, reduction="none")
             return (losses_M * self.weights_BS.flatten().to(losses_M.device)).sum()
 
 
 def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray, device: torch.device) -> list[MicroBatch]:
-    """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
+    """Return this rank's micro-batches of the rows; index -1 is an empty row."""
     parts = cut(plan, indices, replica=torch.distributed.get_rank() if plan.world.dp > 1 else 0)
     return [MicroBatch(*(x.to(device, non_blocking=True) for x in targets(rows, part))) for part in parts]
 
@@ -61,12 +61,12 @@ FUSED = {
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
 }
-"""By torch's names of the kernels that scaled_dot_product_attention chooses from."""
+"""The kernels that torch's scaled_dot_product_attention chooses from, by operator name."""
 FLASH_ATTENTION_2 = ("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward")
 
 
-class Observed(TorchDispatchMode, AbstractContextManager[Any]):
-    """Notes the operations of a block."""
+class OperatorRecorder(TorchDispatchMode, AbstractContextManager[Any]):
+    """Records the operators that a block calls."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -76,14 +76,14 @@ class Observed(TorchDispatchMode, AbstractContextManager[Any]):
         self.operations.add(func.name().split(".")[0].removeprefix("aten::"))
         return func(*args, **(kwargs or {}))
 
-    def attention(self, asked: str) -> str:
-        """Return the kernel that attention took: a fused one, or for what is made of products and softmax its kind."""
+    def attention(self, requested: str) -> str:
+        """Return the fused kernel that attention used; without one, math (for sdpa) or the requested implementation."""
         fused = [name for operation, name in FUSED.items() if operation in self.operations]
         if self.operations.intersection(FLASH_ATTENTION_2):
             fused.append("flash_attention_2")
         if fused:
             return " and ".join(sorted(set(fused)))
-        return "math" if asked == "sdpa" else asked
+        return "math" if requested == "sdpa" else requested
 
 
 PARTS = {
@@ -115,11 +115,11 @@ PARTS = {
     "lora_B": Part.adapters,
     "lm_head": Part.head,
 }
-"""By the end of a module's name. What a module does outside of those inside it is its own: attention has RoPE too."""
+"""By the last words of a module's name. Kernels outside of all submodules belong to the module: attention has RoPE."""
 
 
 def parts_of(model: Module) -> Iterator[tuple[Module, Part]]:
-    """Yield the modules that are a part of their own; a layer adds residuals outside of those inside it."""
+    """Yield the modules that the profile shows as parts. A layer itself is the part that adds residuals."""
     for name, module in model.named_modules():
         words = name.removesuffix(".default").split(".")
         part = PARTS.get(".".join(words[-2:])) or PARTS.get(words[-1])
@@ -129,52 +129,52 @@ def parts_of(model: Module) -> Iterator[tuple[Module, Part]]:
             yield module, Part.residual
 
 
-NOTHING = nullcontext()
+NO_CONTEXT = nullcontext()
 
 
 class Loop:
-    """Passes batches through a placed model."""
+    """Trains and evaluates a distributed model."""
 
     def __init__(self, plan: TrainingPlan, placement: Placement, device: torch.device) -> None:
         self.plan, self.placement, self.device = plan, placement, device
-        self.observed = Observed()
+        self.observed = OperatorRecorder()
 
     def train_step(self, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
         """Update the weights with one global batch; return this rank's share of the sum of the rows' losses."""
         return self.update(rows, indices, learning_rate(self.plan, step))
 
     def update(
-        self, rows: rows_of.Rows, indices: np.ndarray, lr: float, around: AbstractContextManager[Any] = NOTHING
+        self, rows: rows_of.Rows, indices: np.ndarray, lr: float, around: AbstractContextManager[Any] = NO_CONTEXT
     ) -> Tensor:
-        """Update the weights as `train_step` does, at this learning rate; `around` is entered for forward passes."""
+        """Update the weights at this learning rate; each forward pass runs inside the context `around`."""
         self.placement.module.train()
-        with named(Phase.forward), named(Part.input):
+        with profile_range(Phase.forward), profile_range(Part.input):
             batches = micro_batches(self.plan, rows, indices, self.device)
         share = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, 1):
             with self.placement.accumulating(is_last=number == len(batches)):
-                with named(Phase.forward), self._storing(), around:
+                with profile_range(Phase.forward), self._storing(), around:
                     total = batch.summed_loss(self.placement.module)
-                with named(Phase.backward):
+                with profile_range(Phase.backward):
                     self.placement.pass_backward(total / self.plan.batch.micro_batch_size)
             share += total.detach().to(self.device)
-        with named(Phase.optimizer):
+        with profile_range(Phase.optimizer):
             self.placement.update(lr)
         return share
 
     def _storing(self) -> AbstractContextManager[Any]:
-        """Return the context that decides where activations are stored."""
+        """Return the context that stores activations on the device or in host memory."""
         if not settings(self.plan).offload_activations:
-            return NOTHING
-        return offload.in_host_memory(self.placement.model)
+            return NO_CONTEXT
+        return offload.save_activations_on_cpu(self.placement.model)
 
     def evaluate(self, rows: rows_of.Rows) -> float:
         """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""
-        shares = [self.share_of(rows, indices) for indices in rows_of.eval_order(self.plan)]
+        shares = [self.loss_share(rows, indices) for indices in rows_of.eval_order(self.plan)]
         return mean_loss(torch.stack(shares).sum(), self.plan.config.training_data.eval_rows, self.plan)
 
     @torch.no_grad()
-    def share_of(self, rows: rows_of.Rows, indices: np.ndarray) -> Tensor:
+    def loss_share(self, rows: rows_of.Rows, indices: np.ndarray) -> Tensor:
         """Return this rank's share of the sum of the rows' losses, without training on them."""
         self.placement.module.eval()
         share = torch.zeros((), device=self.device)
@@ -183,7 +183,7 @@ class Loop:
         return share
 
     def warm_up(self, iterations: int, profile: Profile | None) -> list[WarmUpTimes]:
-        """Train and evaluate on synthetic rows at learning rate 0; return what each iteration took."""
+        """Train and evaluate on synthetic rows at learning rate 0; return the times of each iteration."""
         times, rows = [], rows_of.synthetic(self.plan)
         indices = np.arange(self.plan.batch.global_batch_size)
         step = partial(self.update, rows, indices, lr=0.0)
@@ -192,17 +192,17 @@ class Loop:
             self._observe(step)
         for left in reversed(range(iterations)):
             start_s = device_time_s()
-            with recording.kernels_to(None if left else kernels):
+            with recording.profile_kernels(None if left else kernels):
                 step()
             trained_s = device_time_s()
-            self.share_of(rows, indices)
+            self.loss_share(rows, indices)
             times.append(WarmUpTimes(step_s=trained_s - start_s, eval_batch_s=device_time_s() - trained_s))
         if profile and profile.kind is ProfileKind.modules:
             recording.record(step, profile, modules=list(parts_of(self.placement.model)))
         return times
 
     def _observe(self, step: Callable[..., Tensor]) -> None:
-        """Make a step whose operations are noted; what is compiled later is not yet."""
+        """Run one eager step and record its operators."""
         with torch.compiler.set_stance("force_eager"):
             step(around=self.observed)
 

@@ -1,4 +1,4 @@
-"""Build transformers' model of a plan, without memory for its weights: what places it on devices gives it some."""
+"""Build a plan's model with transformers on the meta device; its strategy allocates the weights."""
 
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -21,7 +21,7 @@ from jobs.weights import families
 
 
 def replace_linears(model: PreTrainedModel) -> None:
-    """Put bitsandbytes' linears in the place of all but the head; they have no weights yet.
+    """Replace all linears except the head by bitsandbytes' linears, which have no weights yet.
 
     Source: QLoRA (Dettmers et al., 2023), and transformers' documentation of bitsandbytes.
     """
@@ -34,16 +34,16 @@ def replace_linears(model: PreTrainedModel) -> None:
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
-    model.is_loaded_in_4bit = True  # PEFT then takes its adapters for such linears
+    model.is_loaded_in_4bit = True  # PEFT then uses its adapters for 4-bit linears
 
 
 def is_quantized(parameter: Any) -> bool:
-    """Return whether a parameter is one of bitsandbytes' 4-bit weights, without importing it."""
+    """Return whether a parameter is a 4-bit weight of bitsandbytes, without importing that library."""
     return type(parameter).__name__ == "Params4bit"
 
 
 def quantize(module: Any, weight: Tensor, device: torch.device) -> None:
-    """Give one of bitsandbytes' linears its weight, rounded to BF16 first, in 4 bits on the device."""
+    """Set the weight of a bitsandbytes linear: rounded to BF16, then quantised to 4 bits on the device."""
     old = module.weight
     rounded = weight.to(torch.bfloat16).contiguous()
     module.weight = type(old)(
@@ -60,11 +60,11 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def build(plan: TrainingPlan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
-    """Return the model with its adapters, if it has any; the parameters lie on the meta device, the buffers do not.
+    """Return the model with its adapters, if it has any. Parameters are on the meta device, buffers are not.
 
-    around: a context in which the model is made, and which gives its parameters memory instead (ZeRO stage 3).
+    around: a context in which the model is built and which allocates its parameters instead (ZeRO stage 3).
     """
-    model = bare(plan, around=around)
+    model = build_base(plan, around=around)
     trains = plan.config.training.trains
     cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
     if trains is Trains.qlora:
@@ -77,67 +77,67 @@ def build(plan: TrainingPlan, *, around: AbstractContextManager[Any] | None = No
     return model
 
 
-def bare(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
-    """Return the model in FP32, whose parameters lie on the meta device, or where `around` puts them."""
-    described = families.of(plan.config.model).config(plan.config.model)
+def build_base(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
+    """Return the model in FP32 without adapters; parameters are on the meta device, or where `around` puts them."""
+    described = families.family_of(plan.config.model).config(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())
         stack.enter_context(around or init_empty_weights(include_buffers=False))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
-    model.tie_weights()  # transformers does so with the first weights that it draws, and it draws none
+    model.tie_weights()  # transformers ties weights when it initialises them, which is switched off here
     return model
 
 
 def cast(model: Module, dtype: torch.dtype, *, only_trained: bool = False) -> None:
-    """Cast the parameters; the tables of RoPE stay in FP32."""
+    """Cast the parameters; buffers such as RoPE's tables stay in FP32."""
     for parameter in model.parameters():
         if parameter.requires_grad or not only_trained:
             parameter.data = parameter.data.to(dtype)
 
 
 def trained_dtype(plan: Plan) -> torch.dtype:
-    """Return the type of the weights that are trained."""
+    """Return the data type of trained weights."""
     is_fp32 = plan.config.precision is Precision.fp32 or settings(plan).bf16_mode is Bf16.autocast
     return FP32 if is_fp32 else BF16
 
 
 def frozen_dtype(plan: Plan) -> torch.dtype:
-    """Return the type of the weights below adapters."""
+    """Return the data type of the frozen base weights."""
     return FP32 if plan.config.precision is Precision.fp32 else BF16
 
 
 def is_autocast(plan: Plan) -> bool:
-    """Return whether products are computed in BF16 under autocast, from weights in FP32."""
+    """Return whether weights are in FP32 and GEMMs in BF16 under autocast."""
     return plan.config.precision is Precision.bf16 and settings(plan).bf16_mode is Bf16.autocast
 
 
 def is_checkpointed(plan: TrainingPlan) -> bool:
-    """Return whether each layer is computed again in the backward pass."""
-    asked = settings(plan).activation_checkpointing
-    return plan.recompute.full if asked is None else asked
+    """Return whether each layer is recomputed in the backward pass."""
+    requested = settings(plan).activation_checkpointing
+    return plan.recompute.full if requested is None else requested
 
 
-def give_memory(model: Module, device: torch.device | dict[str, torch.device]) -> None:
-    """Give parameters on the meta device memory on this device, or each module's its own; tied ones stay tied."""
-    given: dict[int, Parameter] = {}
+def allocate(model: Module, device: torch.device | dict[str, torch.device]) -> None:
+    """Allocate meta parameters on a device, or on the device of their module; tied parameters stay tied."""
+    allocated: dict[int, Parameter] = {}
     for name, module in model.named_modules():
         to = device if isinstance(device, torch.device) else _device_of(name, device)
         for key, parameter in module._parameters.items():
             if parameter is None or not parameter.is_meta or is_quantized(parameter):
                 continue
-            if id(parameter) not in given:
+            if id(parameter) not in allocated:
                 memory = torch.empty_like(parameter, device=to)
-                given[id(parameter)] = Parameter(memory, requires_grad=parameter.requires_grad)
-            module._parameters[key] = given[id(parameter)]
+                allocated[id(parameter)] = Parameter(memory, requires_grad=parameter.requires_grad)
+            module._parameters[key] = allocated[id(parameter)]
         for key, buffer in module._buffers.items():
             module._buffers[key] = None if buffer is None else buffer.to(to)
 
 
 def tie(model: PreTrainedModel) -> None:
-    """Let parameters be shared again that have been given memory one by one: q, k and v's A, embeddings and head."""
+    """Tie parameters again after each was allocated: the A of q, k and v; embeddings and head."""
     model.tie_weights()
-    adapters.tie(model)
+    adapters.tie_qkv(model)
 
 
 def layers(model: PreTrainedModel) -> list[Module]:
@@ -147,7 +147,7 @@ def layers(model: PreTrainedModel) -> list[Module]:
 
 
 def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:
-    """Return the device of the longest name that a module's name begins with."""
+    """Return the device of the longest key that is a prefix of a module's name."""
     fitting = [known for known in devices if known == "" or name == known or name.startswith(f"{known}.")]
     inside = [device for known, device in devices.items() if known.startswith(name)]
     return devices[max(fitting, key=len)] if fitting else inside[0]
@@ -156,8 +156,8 @@ def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:
 def _checkpoint_activations(model: PreTrainedModel, plan: TrainingPlan) -> None:
     """Recompute layers as transformers does.
 
-    ZeRO stage 3 releases weights between the passes, which only reentrant checkpoints take; they in turn pass
-    gradients on only if their input requires some, which a frozen embedding's output does not.
+    ZeRO stage 3 releases weights between the forward and the backward pass, which only reentrant checkpointing
+    supports. Reentrant checkpointing needs an input that requires gradients; a frozen embedding's output does not.
     """
     is_zero_3 = plan.deepspeed is not None and settings(plan).is_sharded
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": is_zero_3})

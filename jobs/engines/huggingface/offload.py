@@ -1,4 +1,4 @@
-"""Keep what is stored for the backward pass in host memory, but for weights and what is small."""
+"""Activation offloading: store activations in host memory until the backward pass, except weights and small tensors."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,18 +8,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 
-LEAST_BYTES = 2**20
-"""Smaller tensors stay: copying one costs more than its memory is worth. Source: TRL, OffloadActivations."""
+MIN_OFFLOAD_BYTES = 2**20
+"""Smaller tensors stay on the device: copying them saves little memory. Source: TRL, OffloadActivations."""
 Packed = Tensor | tuple[torch.device, Tensor]
 Holders = dict[tuple[int, ...], list[tuple[Module, str]]]
 
 
-def in_host_memory(model: Module, *, least_bytes: int = LEAST_BYTES) -> AbstractContextManager[Any]:
-    """Return a context in which stored activations go to page-locked host memory until they are needed."""
+def save_activations_on_cpu(model: Module, *, min_bytes: int = MIN_OFFLOAD_BYTES) -> AbstractContextManager[Any]:
+    """Return a context that keeps saved activations in page-locked host memory until the backward pass."""
     holders = _matrices(model)
 
     def pack(tensor: Tensor) -> Packed:
-        if tensor.nbytes < least_bytes or _is_weight(tensor, holders):
+        if tensor.nbytes < min_bytes or _is_weight(tensor, holders):
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return tensor.device, host.copy_(tensor, non_blocking=True)
@@ -34,26 +34,26 @@ def in_host_memory(model: Module, *, least_bytes: int = LEAST_BYTES) -> Abstract
 
 
 def _matrices(model: Module) -> Holders:
-    """Return where the matrices of a model are, by their whole shapes and those of their transposes."""
-    found: Holders = {}
+    """Return the module and key of each weight, by its full shape and by the shape of its transpose."""
+    holders: Holders = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
                 for seen_as in {shape, shape[::-1]}:
-                    found.setdefault(seen_as, []).append((module, key))
-    return found
+                    holders.setdefault(seen_as, []).append((module, key))
+    return holders
 
 
 def _is_weight(tensor: Tensor, holders: Holders) -> bool:
-    """Return whether a tensor is a weight as its module has it now: a sharded one has other memory at every use."""
+    """Return whether a tensor is a current weight. A sharded weight has other memory each time it is gathered."""
     begins = _memory(tensor)
     held = (module._parameters[key] for module, key in holders.get(tuple(tensor.shape), ()))
     return any(weight is not None and _memory(weight) == begins for weight in held)
 
 
 def _memory(tensor: Tensor) -> int:
-    """Return where a tensor's memory begins; 0 for one that has none of its own, as a shard's wrapper."""
+    """Return the address of a tensor's memory; 0 if it has none of its own, such as the wrapper of a shard."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):

@@ -1,4 +1,4 @@
-"""AdamW of a plan's recipe: torch's, or DeepSpeed's for states in host memory."""
+"""AdamW with the settings of a plan: torch's, or DeepSpeed's for optimizer states in host memory."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,13 +14,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adamw(plan: Plan, trained: list[Parameter]) -> AdamW:
-    """Return torch's AdamW; matrices decay, norms' weights and biases do not. The learning rate is set every step."""
+    """Return torch's AdamW with weight decay on matrices only. The learning rate is set in every step."""
     r = plan.config.training_recipe
-    return AdamW(groups(plan, trained), lr=r.lr, betas=(r.adam_beta1, r.adam_beta2), eps=r.adam_eps, fused=True)
+    return AdamW(
+        parameter_groups(plan, trained), lr=r.lr, betas=(r.adam_beta1, r.adam_beta2), eps=r.adam_eps, fused=True
+    )
 
 
-def groups(plan: Plan, trained: list[Parameter]) -> list[dict[str, Any]]:
-    """Return the parameters by whether they decay; there is no empty group."""
+def parameter_groups(plan: Plan, trained: list[Parameter]) -> list[dict[str, Any]]:
+    """Return the parameters in groups with and without weight decay; empty groups are left out."""
     matrices = [p for p in trained if len(getattr(p, "ds_shape", p.shape)) > 1]
     others = [p for p in trained if len(getattr(p, "ds_shape", p.shape)) <= 1]
     both = ((matrices, plan.config.training_recipe.weight_decay), (others, 0.0))
@@ -29,9 +31,9 @@ def groups(plan: Plan, trained: list[Parameter]) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def restart(optimizer: Optimizer, updated: Iterable[Tensor], num_steps: int = 0) -> None:
-    """Set the count of steps; with 0, moments too, which are made where there are none yet.
+    """Set the step count, and create missing moments; with 0 steps, zero all moments.
 
-    updated: what the optimizer updates; between two steps its groups do not always name it.
+    updated: the tensors that the optimizer updates; they are not always in its parameter groups between two steps.
     """
     for parameter in updated:
         state = optimizer.state[parameter]

@@ -1,4 +1,4 @@
-"""Which libraries a plan needs beside torch, and their versions."""
+"""The libraries that a plan needs in addition to torch, and their versions."""
 
 import sys
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ def settings(plan: Plan) -> HuggingFace:
 
 
 def require(plan: Plan) -> None:
-    """Do nothing if everything is installed that the plan needs.
+    """Check that all libraries that the plan needs are installed.
 
     Raises:
-        ConfigError: with what is missing, what needs it, and how to install it.
+        ConfigError: a library is missing.
     """
     for name, needed_by in needed(plan).items():
         if find_spec(name) is None:
             raise ConfigError(
-                f"{needed_by} needs {name}, which is not installed here",
+                f"{needed_by} needs the library {name}, which is not installed",
                 where=sys.executable,
                 fix=FLASH_ATTENTION if name == "flash_attn" else EXTRA,
             )
@@ -37,31 +37,31 @@ def require(plan: Plan) -> None:
 def needed(plan: Plan) -> dict[str, str]:
     """Return the modules that a plan needs, each with the setting that needs it."""
     chosen = settings(plan)
-    found = dict.fromkeys(("transformers", "accelerate"), "engine=huggingface") | _of_task(plan)
+    modules = dict.fromkeys(("transformers", "accelerate"), "engine=huggingface") | _needed_by_task(plan)
     if chosen.strategy is Strategy.deepspeed:
-        found["deepspeed"] = "engine.huggingface.strategy=deepspeed"
+        modules["deepspeed"] = "engine.huggingface.strategy=deepspeed"
     if chosen.attention is Attention.flash_attention_2:
-        found["flash_attn"] = "engine.huggingface.attention=flash_attention_2"
-    return found
+        modules["flash_attn"] = "engine.huggingface.attention=flash_attention_2"
+    return modules
 
 
-def _of_task(plan: Plan) -> dict[str, str]:
+def _needed_by_task(plan: Plan) -> dict[str, str]:
     if generation := plan.config.task.generation:
         return {"bitsandbytes": "task.generation.nf4=true"} if generation.nf4 else {}
-    trains, found = plan.config.training.trains, {}
+    trains, modules = plan.config.training.trains, {}
     if trains is not Trains.all:
-        found["peft"] = f"task.training.trains={trains.name}"
+        modules["peft"] = f"task.training.trains={trains.name}"
     if trains is Trains.qlora:
-        found["bitsandbytes"] = "task.training.trains=qlora"
-    return found
+        modules["bitsandbytes"] = "task.training.trains=qlora"
+    return modules
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what is installed; which of it a run uses follows from its settings."""
-    found = {}
+    """Return the versions of the installed libraries, whether or not this run uses them."""
+    installed = {}
     for name in LOGGED:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -1,4 +1,4 @@
-"""Lay the model on the ranks with torch: replicas (DDP), shards (FSDP2), or layers on a node's GPUs (balanced)."""
+"""Distribute the model with torch: replicas (DDP), shards (FSDP2), or layers over the GPUs of a node (balanced)."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,42 +26,42 @@ from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface import model as models
 from jobs.engines.huggingface import optimizer as optimizers
 from jobs.engines.huggingface.packages import settings
-from jobs.engines.huggingface.training_state import Shard, fill, rows_of
+from jobs.engines.huggingface.training_state import Shard, fill, first_row
 from jobs.engines.huggingface.weights import Source, canonical
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
 
 def free_bytes(num_gpus: int) -> list[int]:
-    """Return the free memory of the first GPUs that this process sees; it may see more than the plan gives it.
+    """Return the free memory of the first `num_gpus` GPUs that are visible to this process.
 
     Raises:
-        ConfigError: it sees fewer.
+        ConfigError: fewer GPUs are visible.
     """
-    found = torch.cuda.device_count()
-    if found < num_gpus:
+    visible = torch.cuda.device_count()
+    if visible < num_gpus:
         raise ConfigError(
-            f"strategy=balanced lays its layers on {num_gpus} GPUs, and this process sees {found}",
+            f"strategy=balanced needs {num_gpus} GPUs for its layers, but only {visible} are visible to this process",
             where="engine.huggingface.num_gpus, CUDA_VISIBLE_DEVICES",
-            fix=f"set engine.huggingface.num_gpus={found}, or let the process see {num_gpus}",
+            fix=f"set engine.huggingface.num_gpus={visible}, or make {num_gpus} GPUs visible",
             rule="HW-03",
         )
     return [torch.cuda.mem_get_info(index)[0] for index in range(num_gpus)]
 
 
 def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
-    """Return the GPU of each module, layers in their order; the model may be without memory.
+    """Return the GPU of each module, with the layers in order; the model may be on the meta device.
 
-    free: of each GPU, in bytes. A layer is never split. Weights alone are counted, as device_map="balanced" does.
+    free: free bytes of each GPU. A layer is never split. Only weights are counted, as device_map="balanced" does.
 
     Raises:
-        ConfigError: the weights do not fit; Accelerate would put the rest onto the host or a disk, and not train it.
+        ConfigError: the weights do not fit. Accelerate would place the rest in host memory or on disk, untrained.
     """
     whole = list(model._no_split_modules)
     room = get_balanced_memory(model, max_memory=dict(enumerate(free)), no_split_module_classes=whole)
     devices: dict[str, Any] = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
     if left := [name for name, device in devices.items() if not isinstance(device, int)]:
         raise ConfigError(
-            f"the weights do not fit {len(free)} GPUs: {left[0]} and {len(left) - 1} other modules are left over",
+            f"the weights do not fit into {len(free)} GPUs: no memory for {left[0]} and {len(left) - 1} other modules",
             where="engine.huggingface.num_gpus",
             fix="use more GPUs, or a smaller model",
             rule="RUN-03",
@@ -70,35 +70,35 @@ def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
 
 
 class Placement(Protocol):
-    """The model on this rank and its optimizer, however they are laid out."""
+    """The model on this rank and its optimizer, for any strategy."""
 
     model: PreTrainedModel
-    """Transformers' own; its parameters may be shards."""
+    """The model of transformers; its parameters may be shards."""
     module: Module
-    """What is called."""
+    """The wrapped model, which is called."""
 
     def accumulating(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch; gradients are summed over ranks after the last one of a step."""
+        """Return the context of a micro-batch. Gradients are reduced over ranks after the last one of a step."""
 
     def pass_backward(self, loss: Tensor) -> None:
-        """Add to the gradients those of the mean loss of a micro-batch's rows."""
+        """Run the backward pass of a micro-batch, for the mean loss of its rows."""
 
     def update(self, lr: float) -> None:
-        """Clip the gradients, update the weights, and forget the gradients."""
+        """Clip the gradients, update the weights, and clear the gradients."""
 
     def shards(self) -> list[Shard]:
-        """Return what this rank updates: master weights and moments, which may be overwritten between two steps."""
+        """Return the master weights and moments that this rank updates. Callers may overwrite them between steps."""
 
     def restart(self, num_steps: int = 0) -> None:
-        """Go on as after so many steps; with 0, from moments that are zero."""
+        """Continue as after `num_steps` steps; with 0, from zero moments."""
 
 
 class TorchPlacement:
-    """Weights that torch's own AdamW updates; they are their own master weights."""
+    """A model that torch's AdamW updates; its weights are the master weights."""
 
     def __init__(self, plan: TrainingPlan, model: PreTrainedModel, module: Module) -> None:
         self.model, self.module, self._plan = model, module, plan
-        self._trained = adapters.trained(model)
+        self._trained = adapters.trainable(model)
         self._optimizer = optimizers.adamw(plan, list(self._trained.values()))
         self.restart()
 
@@ -106,18 +106,18 @@ class TorchPlacement:
     def accumulating(self, *, is_last: bool) -> Iterator[None]:
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(is_last)
-        waits = getattr(self.module, "no_sync", None)
-        with waits() if waits and not is_last else nullcontext():
+        no_sync = getattr(self.module, "no_sync", None)
+        with no_sync() if no_sync and not is_last else nullcontext():
             yield
 
     def pass_backward(self, loss: Tensor) -> None:
         (loss / self._plan.batch.gradient_accumulation_steps).backward()
 
     def update(self, lr: float) -> None:
-        with named(Part.gradient_norm):
+        with profile_range(Part.gradient_norm):
             clip_grad_norm_(self._trained.values(), self._plan.config.training_recipe.clip_grad)
         optimizers.set_rate(self._optimizer, lr)
-        with named(Part.adamw):
+        with profile_range(Part.adamw):
             self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -126,35 +126,37 @@ class TorchPlacement:
 
     def shards(self) -> list[Shard]:
         ranks, rank = self._plan.world.num_ranks, torch.distributed.get_rank()
-        found = []
+        shards = []
         for number, (name, parameter) in enumerate(self._trained.items()):
             state = {"master": parameter} | {key: self._optimizer.state[parameter][key] for key in optimizers.MOMENTS}
             begin, is_saved = 0, number % ranks == rank
             if isinstance(parameter, DTensor):
-                begin, is_saved = rows_of(parameter) * parameter[:1].numel(), _is_first_copy(parameter)
+                begin, is_saved = first_row(parameter) * parameter[:1].numel(), _is_first_copy(parameter)
             flat = {key: _local(tensor).view(-1) for key, tensor in state.items()}
-            found.append(Shard(canonical(name), tuple(parameter.shape), begin, flat, is_saved))
-        return [shard for shard in found if shard.size]
+            shards.append(Shard(canonical(name), tuple(parameter.shape), begin, flat, is_saved))
+        return [shard for shard in shards if shard.size]
 
 
 def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
-    """Give the model memory and weights as the strategy lays them out."""
+    """Allocate and load the model as its strategy distributes it."""
     return {
-        Strategy.ddp: _replicated,
-        Strategy.fsdp2: _sharded,
-        Strategy.fsdp2_hybrid: _sharded,
-        Strategy.balanced: _balanced,
+        Strategy.ddp: _place_replicated,
+        Strategy.fsdp2: _place_sharded,
+        Strategy.fsdp2_hybrid: _place_sharded,
+        Strategy.balanced: _place_balanced,
     }[settings(plan).strategy](plan, model, source, device)
 
 
-def _replicated(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
-    models.give_memory(model, device)
+def _place_replicated(
+    plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device
+) -> TorchPlacement:
+    models.allocate(model, device)
     fill(model, source, device)
-    return TorchPlacement(plan, model, _prepared(plan, model, device))
+    return TorchPlacement(plan, model, _prepare_model(plan, model, device))
 
 
-def _prepared(plan: TrainingPlan, model: PreTrainedModel, device: torch.device) -> Module:
-    """Return the model as Accelerate prepares it: under autocast, and in torch's DDP where there are several ranks."""
+def _prepare_model(plan: TrainingPlan, model: PreTrainedModel, device: torch.device) -> Module:
+    """Return the model as Accelerate prepares it: under autocast, and in torch's DDP if there are several ranks."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import patch_environment
@@ -168,29 +170,29 @@ def _prepared(plan: TrainingPlan, model: PreTrainedModel, device: torch.device) 
         return prepared
 
 
-def _balanced(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
-    """Spread the layers evenly over the GPUs that the plan gives this process; on a CPU there is one device."""
+def _place_balanced(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    """Distribute the layers evenly over the GPUs that the plan gives this process; on CPUs there is one device."""
     if device.type == "cpu":
-        return _replicated(plan, model, source, device)
-    spread(plan, model, source, device)
-    return TorchPlacement(plan, model, _prepared(plan, model, device))
+        return _place_replicated(plan, model, source, device)
+    distribute_layers(plan, model, source, device)
+    return TorchPlacement(plan, model, _prepare_model(plan, model, device))
 
 
-def spread(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> None:
-    """Give the model memory and weights, its layers spread evenly over the GPUs that the plan gives this process."""
+def distribute_layers(plan: Plan, model: PreTrainedModel, source: Source, device: torch.device) -> None:
+    """Allocate and load the model, its layers distributed evenly over the GPUs that the plan gives this process."""
     from accelerate import dispatch_model
 
     devices = device_map(model, free_bytes(plans.gpus_per_rank(plan.config)))
-    models.give_memory(model, {name: torch.device("cuda", index) for name, index in devices.items()})
+    models.allocate(model, {name: torch.device("cuda", index) for name, index in devices.items()})
     fill(model, source, device)
     dispatch_model(model, devices, force_hooks=True)
 
 
-def _sharded(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
-    """Shard the model as Accelerate does for FSDP2, while it has no memory; then each rank fills its shards.
+def _place_sharded(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> TorchPlacement:
+    """Shard the model on the meta device as Accelerate does for FSDP2; then each rank loads its shards.
 
-    Accelerate's own way in never reaches its FSDP2 on CPUs, and leaves plain replicas there. So its function that
-    shards is called here, on every device.
+    Accelerate's public API does not use FSDP2 on CPUs and makes plain replicas there. Therefore its internal sharding
+    function is called here, on every device.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -223,7 +225,7 @@ def _offload(plan: TrainingPlan, device: torch.device) -> OffloadPolicy:
 
 
 def _accelerator(plan: TrainingPlan, plugin: Any, device: torch.device) -> Any:
-    """Return what `fsdp2_prepare_model` reads of an Accelerator."""
+    """Return an object with the attributes of an Accelerator that `fsdp2_prepare_model` reads."""
     mesh = _mesh(plan, device)
     return SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
@@ -236,7 +238,7 @@ def _accelerator(plan: TrainingPlan, plugin: Any, device: torch.device) -> Any:
 
 
 def _mesh(plan: TrainingPlan, device: torch.device) -> DeviceMesh:
-    """Return all ranks in one row; hybrid: a row for each node, whose ranks share the shards."""
+    """Return a 1D mesh of all ranks; for fsdp2_hybrid a 2D mesh that shards in a node and replicates across nodes."""
     world = plan.world
     if settings(plan).strategy is Strategy.fsdp2:
         return init_device_mesh(device.type, (world.num_ranks,), mesh_dim_names=("dp_shard",))
@@ -249,7 +251,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _is_first_copy(parameter: DTensor) -> bool:
-    """Return whether no rank before this one holds the same shard."""
+    """Return whether this rank is the first one that holds this shard."""
     mesh, place = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     assert place is not None and mesh is not None
     return not any(at for at, kind in zip(place, parameter.placements, strict=True) if isinstance(kind, Replicate))

@@ -1,4 +1,4 @@
-"""Lay the model on the ranks with DeepSpeed's ZeRO, of the stage that the plan's settings for DeepSpeed name."""
+"""Distribute the model with DeepSpeed's ZeRO, at the stage of the plan's DeepSpeed settings."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,20 +20,22 @@ from jobs.engines.huggingface import optimizer as optimizers
 from jobs.engines.huggingface.packages import settings
 from jobs.engines.huggingface.training_state import Shard, fill
 from jobs.engines.huggingface.weights import Source, canonical
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
-SHARED_MEMORY = "deepspeed_shm_comm"
-"""What would replace gloo's sums on CPUs; it is compiled with its first use, for a minute."""
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+"""DeepSpeed's replacement of gloo's all-reduce on CPUs. It is disabled: compiling it takes a minute."""
 
 
 class ZeroPlacement:
-    """A DeepSpeed engine, which sums, clips and shards as its settings say."""
+    """A DeepSpeed engine, which reduces gradients, clips and shards by its own settings."""
 
     def __init__(self, plan: TrainingPlan, model: PreTrainedModel) -> None:
         self.model, self._plan = model, plan
-        self._trained = adapters.trained(model)
+        self._trained = adapters.trainable(model)
         optimizer = _optimizer(plan, list(self._trained.values()))
-        self.module, self._wrapped, _, _ = _initialized(plan, model, optimizer)
+        self.module, self._wrapped, _, _ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=dict(plan.deepspeed or {})
+        )
         self._base = getattr(self._wrapped, "optimizer", self._wrapped)
         self.restart()
 
@@ -45,14 +47,14 @@ class ZeroPlacement:
         return nullcontext()
 
     def pass_backward(self, loss: Tensor) -> None:
-        """DeepSpeed divides by the number of micro-batches, and counts them to know the last one."""
+        """Run the backward pass. DeepSpeed divides by the number of micro-batches, and counts them itself."""
         self.module.backward(loss)
         if not self.module.is_gradient_accumulation_boundary():
             self.module.step()
 
     def update(self, lr: float) -> None:
         optimizers.set_rate(self._base, lr)
-        with named(Part.adamw):
+        with profile_range(Part.adamw):
             self.module.step()
 
     def restart(self, num_steps: int = 0) -> None:
@@ -67,11 +69,11 @@ class ZeroPlacement:
         return [parameter for group in self._base.param_groups for parameter in group["params"]]
 
     def shards(self) -> list[Shard]:
-        parts = {0: self._replicated, 1: self._of_flat_groups, 2: self._of_flat_groups, 3: self._of_partitions}
-        found = (parts[self.stage](number, name, p) for number, (name, p) in enumerate(self._trained.items()))
-        return [shard for shard in found if shard is not None and shard.size]
+        parts = {0: self._full_shard, 1: self._flat_group_shard, 2: self._flat_group_shard, 3: self._partition_shard}
+        shards = (parts[self.stage](number, name, p) for number, (name, p) in enumerate(self._trained.items()))
+        return [shard for shard in shards if shard is not None and shard.size]
 
-    def _replicated(self, number: int, name: str, parameter: Parameter) -> Shard:
+    def _full_shard(self, number: int, name: str, parameter: Parameter) -> Shard:
         """Stage 0: every rank updates everything; in BF16 the master weights are copies."""
         master = parameter
         for low, high in zip(*self._master_groups(), strict=True):
@@ -85,8 +87,8 @@ class ZeroPlacement:
     def _master_groups(self) -> tuple[list[Any], list[Any]]:
         return getattr(self._wrapped, "fp16_groups", []), getattr(self._wrapped, "fp32_groups", [])
 
-    def _of_flat_groups(self, number: int, name: str, parameter: Any) -> Shard | None:
-        """Stages 1 and 2: a rank updates one part of all weights in a row, from somewhere in one to within another."""
+    def _flat_group_shard(self, number: int, name: str, parameter: Any) -> Shard | None:
+        """Stages 1 and 2: a rank updates one contiguous part of all weights; it may begin and end inside a weight."""
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
@@ -97,13 +99,13 @@ class ZeroPlacement:
         return Shard(canonical(name), tuple(parameter.shape), own.start, parts, True)
 
     def _flat_groups(self) -> list[Tensor]:
-        found: list[Tensor] | None = getattr(self._wrapped, "single_partition_of_fp32_groups", None)
-        if found is None:
-            found = self._wrapped.fp32_groups_flat_partition
-        return found
+        groups: list[Tensor] | None = getattr(self._wrapped, "single_partition_of_fp32_groups", None)
+        if groups is None:
+            groups = self._wrapped.fp32_groups_flat_partition
+        return groups
 
-    def _of_partitions(self, number: int, name: str, parameter: Any) -> Shard:
-        """Stage 3: a rank updates an equal part of each weight, whose end may be padding."""
+    def _partition_shard(self, number: int, name: str, parameter: Any) -> Shard:
+        """Stage 3: a rank updates an equal part of each weight; the end of a part may be padding."""
         group, offset, size = self._wrapped.grad_position[self._wrapped.get_param_id(parameter)]
         flat = self._wrapped.fp32_partitioned_groups_flat[group]
         begin = parameter.ds_tensor.numel() * torch.distributed.get_rank()
@@ -114,14 +116,16 @@ class ZeroPlacement:
 
 
 def build(plan: TrainingPlan) -> PreTrainedModel:
-    """Return the model; at stage 3 each module's weights are sharded as soon as it is made.
+    """Return the model; at stage 3 the weights of each module are sharded as soon as it is built.
 
     Raises:
-        ConfigError: DeepSpeed does not take its settings.
+        ConfigError: DeepSpeed rejects its settings.
     """
-    if plan.config.cluster.device is Device.cpu:  # elsewhere asking would try every operation that can be compiled
-        deepspeed.ops.__compatible_ops__[SHARED_MEMORY] = False
-    deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the process group that is there
+    if (
+        plan.config.cluster.device is Device.cpu
+    ):  # on GPUs this lookup would probe every operator that DeepSpeed can compile
+        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False)  # uses the existing process group
     require(plan)
     if not settings(plan).is_sharded:
         return models.build(plan)
@@ -129,27 +133,27 @@ def build(plan: TrainingPlan) -> PreTrainedModel:
 
 
 def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> ZeroPlacement:
-    """Give the model memory and weights; DeepSpeed makes its copies of them."""
-    models.give_memory(model, device)
+    """Allocate and load the model; DeepSpeed then makes its own copies of the weights."""
+    models.allocate(model, device)
     fill(model, source, device)
     return ZeroPlacement(plan, model)
 
 
 def require(plan: TrainingPlan) -> None:
-    """Do nothing if DeepSpeed takes its settings.
+    """Check that DeepSpeed accepts its settings.
 
     Raises:
-        ConfigError: with what DeepSpeed says of them.
+        ConfigError: it does not; the message contains DeepSpeed's own.
     """
     if plan.deepspeed is None:
-        what, fix = "the plan has no settings for DeepSpeed", "make the plan again with this version of runstop"
+        what, fix = "the plan has no settings for DeepSpeed", "plan the run again with this version of runstop"
         raise ConfigError(what, where="plan.deepspeed", fix=fix)
     try:
         deepspeed.DeepSpeedConfig(dict(plan.deepspeed))
     except (ValueError, AssertionError, TypeError, deepspeed.runtime.config.DeepSpeedConfigError) as error:
         name = settings(plan).deepspeed_json
         raise ConfigError(
-            f"DeepSpeed does not take its settings: {_reason(error)}",
+            f"DeepSpeed rejects its settings: {_reason(error)}",
             where=name or "engine.huggingface",
             fix="correct the file" if name else "choose another engine.huggingface.zero_stage or offload",
         ) from error
@@ -159,17 +163,13 @@ def _reason(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines()[:3]) or repr(error)
 
 
-def _initialized(plan: TrainingPlan, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> Any:
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=dict(plan.deepspeed or {}))
-
-
 def _optimizer(plan: TrainingPlan, trained: list[Parameter]) -> torch.optim.Optimizer:
-    """Return AdamW: torch's, or DeepSpeed's own where the CPU updates."""
+    """Return AdamW: torch's, or DeepSpeed's if the optimizer runs on the CPU."""
     if not settings(plan).offload_optimizer:
         return optimizers.adamw(plan, trained)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     r = plan.config.training_recipe
-    groups, betas = optimizers.groups(plan, trained), (r.adam_beta1, r.adam_beta2)
-    made: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
-    return made
+    groups, betas = optimizers.parameter_groups(plan, trained), (r.adam_beta1, r.adam_beta2)
+    adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
+    return adam

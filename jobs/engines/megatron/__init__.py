@@ -1,6 +1,6 @@
 """The training engine on megatron-core.
 
-Importing this module does not import torch: on a machine without CUDA megatron-core must be patched first.
+Importing this module does not import torch: on a machine without CUDA, megatron-core must be patched first.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from jobs.local_sgd.engine import LocalSgdTraining
     from jobs.local_sgd.groups import Groups
 
-__all__ = ["apart", "build", "end_ranks", "generator", "start_ranks", "versions"]
+__all__ = ["build", "end_ranks", "generator", "local_sgd", "start_ranks", "versions"]
 
 
 def build(plan: "TrainingPlan", seed: int) -> "MegatronEngine":
-    """Return the engine of a plan, with random weights drawn from the seed; the ranks have been started."""
+    """Return the engine of a plan with random weights of this seed; `start_ranks` has been called."""
     from jobs.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(plan, seed)
 
 
 def generator(plan: "GenerationPlan", seed: int) -> "Generator":
-    """Return the generator of a plan, with random weights drawn from the seed; the ranks have been started.
+    """Return the generator of a plan with random weights of this seed; `start_ranks` has been called.
 
     Raises:
-        ConfigError: the model is not like Llama, or cannot be split over the TP ranks.
+        ConfigError: the model is not of Llama's architecture, or TP cannot split it.
     """
     import torch
     from megatron.core import parallel_state
@@ -44,8 +44,8 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
     return MegatronGenerator(plan, seed, ranks=ranks, device=device)
 
 
-def apart(engine: "MegatronEngine", plan: "TrainingPlan", groups: "Groups") -> "LocalSgdTraining":
-    """Return what merges this rank's group with the others; `plan` is that of all groups."""
+def local_sgd(engine: "MegatronEngine", plan: "TrainingPlan", groups: "Groups") -> "LocalSgdTraining":
+    """Return the local SGD of this rank's group; `plan` is that of all groups."""
     from jobs.local_sgd.engine import LocalSgdTraining
 
     return LocalSgdTraining(engine, plan, groups)

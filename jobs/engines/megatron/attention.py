@@ -1,10 +1,10 @@
-"""Causal attention by fused kernels, with forward and backward pass by hand, and context parallelism (CP).
+"""Causal attention by fused kernels, with explicit forward and backward passes and context parallelism (CP).
 
 Under CP the sequence is cut into 2 * cp chunks and a rank holds two of them, one early and one late (see `positions`).
 The queries of a chunk attend to the chunk's own keys under the causal mask, and to all earlier keys without a mask:
-two kernel calls, merged by the logarithms of their sums of exponentials (lse). Meanwhile keys and values of all ranks
-are gathered, and once more in the backward pass. There each of the two calls takes the merged output and lse, so that
-it returns its exact part of the gradients.
+two kernel calls, merged by their log-sum-exp (lse). The keys and values of all ranks are gathered while the first call
+runs, and again in the backward pass. There each of the two calls gets the merged output and lse, so that it returns its
+exact part of the gradients.
 
 Shape letters: S sequence on this rank, C one chunk of it, T whole sequence, B batch, H heads, G key/value groups,
 D head dimension.
@@ -63,10 +63,10 @@ class _Attend(torch.autograd.Function):
 def attend(
     q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, *, scale: float, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [S, B, H, D] and its lse, which `attend_backward` needs; group is the ranks of CP.
+    """Return the output [S, B, H, D] and its lse, which `attend_backward` needs; group: the CP ranks.
 
-    The lse is FP32 and natural, laid out as the kernel has it: [B, H, S, 1] (cuDNN), [B, H, S padded to 32] (CUDA in
-    FP32) or [B, H, S] (CPU). Under CP there is one such tensor for each of the two chunks, stacked: [2, B, H, C, ...].
+    The lse is in FP32, with the natural logarithm, in the kernel's layout: [B, H, S, 1] (cuDNN), [B, H, S padded to 32]
+    (CUDA in FP32) or [B, H, S] (CPU). Under CP the lse of the two chunks are stacked: [2, B, H, C, ...].
     """
     if group.size() == 1:
         return _forward(q_SBHD, k_SBGD, v_SBGD, scale, causal=True)
@@ -86,12 +86,12 @@ def attend(
 def attend_backward(
     dout_SBHD: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, scale: float, group: ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q [S, B, H, D] and of k and v [S, B, G, D] of this rank; out and lse are `attend`'s.
+    """Return the gradients of q [S, B, H, D] and of k and v [S, B, G, D] of this rank; out and lse: from `attend`.
 
-    The gradients of k and v are summed over the ranks in their own dtype. In BF16 that rounds a sum of at most 2 * cp
-    terms, which the kernels have rounded already, and moves half the bytes of FP32.
+    The gradients of k and v are summed over the ranks in their own dtype. In BF16 this rounds a sum of at most 2 * cp
+    terms, which the kernels have rounded already, and sends half the bytes of FP32.
     """
-    dout_SBHD = dout_SBHD.contiguous()  # torch caches cuDNN's plan by the strides of q, k and v alone
+    dout_SBHD = dout_SBHD.contiguous()  # torch's key for cuDNN's cached plan ignores the strides of dout
     if group.size() == 1:
         return _backward(dout_SBHD, q, k, v, out, lse, scale, causal=True)
     gathering, kv = _start_gather(k, v, group)
@@ -143,7 +143,7 @@ def _start_gather(k_SBGD: Tensor, v_SBGD: Tensor, group: ProcessGroup) -> tuple[
 
 
 def _reduce_scatter(x_TBGD: Tensor, group: ProcessGroup) -> Tensor:
-    """Return this rank's part [S, B, G, D] of the sum over the ranks; each passes the whole sequence, in order."""
+    """Return this rank's part [S, B, G, D] of the sum over the ranks; each rank passes the full sequence in order."""
     chunks, cp = x_TBGD.chunk(2 * group.size()), group.size()
     by_rank = torch.cat([chunks[chunk] for rank in range(cp) for chunk in _held_chunks(cp, rank)])
     own = by_rank.new_empty(len(by_rank) // cp, *by_rank.shape[1:])
@@ -152,7 +152,7 @@ def _reduce_scatter(x_TBGD: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _in_sequence(x_TBGD: Tensor, cp: int) -> Tensor:
-    """Return chunks that are stored rank by rank in the order of the sequence."""
+    """Reorder chunks from rank order to sequence order."""
     chunks = x_TBGD.chunk(2 * cp)
     return torch.cat(chunks[::2] + chunks[::-2])
 
@@ -166,7 +166,7 @@ def _merge(out_CBHD: Tensor, lse: Tensor, other_CBHD: Tensor, other_lse: Tensor)
 
 
 def _forward(q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return output and lse of one kernel; without the causal mask there may be more keys than queries."""
+    """Return output and lse of one kernel call; without the causal mask there may be more keys than queries."""
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHD, k_SBGD, v_SBGD))
     if _is_cudnn(q):
         out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, scale=scale)
@@ -182,7 +182,7 @@ def _forward(q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, causa
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; if out and lse are of more keys than k, the part of these keys."""
+    """Return the gradients of q, k and v; if out and lse cover more keys than k, the contribution of these keys."""
     num_groups = k.shape[2]
     dout, q, k, v, out = (x.permute(1, 2, 0, 3) for x in (dout, q, k, v, out))
     no_seed = torch.empty((), dtype=torch.long, device=q.device)  # for dropout, which is 0
@@ -195,10 +195,10 @@ def _backward(
         return dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     if q.is_cuda:
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the one layout that the kernel takes
-        wanted = (True, True, True, False)
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the only layout that the kernel accepts
+        grad_input_mask = (True, True, True, False)
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-            dout, q, k, v, None, out, lse, no_seed, no_seed, 0.0, wanted, causal, scale=scale
+            dout, q, k, v, None, out, lse, no_seed, no_seed, 0.0, grad_input_mask, causal, scale=scale
         )
     else:
         dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -209,5 +209,5 @@ def _backward(
 
 
 def _is_cudnn(x: Tensor) -> bool:
-    """Return whether cuDNN computes it. cuDNN knows groups; the other kernels get keys and values for each head."""
+    """Return whether cuDNN is used. cuDNN supports GQA; for the other kernels keys and values are repeated per head."""
     return x.is_cuda and x.dtype is not torch.float32

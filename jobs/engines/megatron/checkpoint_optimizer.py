@@ -1,8 +1,8 @@
-"""The optimizer's flat shards as boxes of named tensors, so that any layout can load what another one has saved.
+"""The optimizer's flat shards as boxes (rectangular blocks) of named tensors, so that any layout can load them.
 
-A shard ends anywhere in a weight. But a contiguous part of a matrix is at most three boxes: the end of a row, whole
-rows, and the beginning of a row. So each rank saves what it updates, as it lies, and no rank gathers anything. The
-names, sizes and offsets are those of megatron-core's sharded_state_dict.
+A shard may begin and end inside a weight. But a contiguous part of a matrix is at most three boxes: the end of a row,
+full rows, and the beginning of a row. So each rank saves the elements that it updates, without a gather. Names, sizes
+and offsets are those of megatron-core's sharded_state_dict.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,32 +17,32 @@ from torch.nn import Parameter
 
 from bench.contract.checkpoint import Stored
 from jobs.engines.megatron.adam import Place
-from jobs.engines.megatron.model import Parts
+from jobs.engines.megatron.model import ModelAndOptimizer
 from jobs.weights.boxes import Shape, flat_range
 
 NAMES = {"master": "", "exp_avg": "optimizer.state.exp_avg.", "exp_avg_sq": "optimizer.state.exp_avg_sq."}
-"""What stands before a weight's key, by the tensors of a shard. Source: megatron-core 0.16.1, DistributedOptimizer."""
+"""The prefix of a weight's key, by tensor of a shard. Source: megatron-core 0.16.1, DistributedOptimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements of a shard, from `begin` on, that are a box of a tensor of the checkpoint."""
+    """Elements of a shard, starting at `begin`, that are a box of a tensor of the checkpoint."""
 
     key: str
-    whole: Shape
+    global_shape: Shape
     offset: Shape
     shape: Shape
     begin: int
     is_saved: bool
-    """Whether this rank saves it; of several ranks that hold the same box one does."""
+    """Whether this rank saves the box: one of the ranks that hold it does."""
 
-    def of(self, shard: Tensor) -> Tensor:
+    def view_of(self, shard: Tensor) -> Tensor:
         """Return the box as a view of one of a shard's tensors."""
         return shard[self.begin : self.begin + prod(self.shape)].view(self.shape)
 
 
-def boxes(engine: Parts) -> list[list[Box]]:
-    """Return the boxes of each of the optimizer's states on this rank."""
+def boxes(engine: ModelAndOptimizer) -> list[list[Box]]:
+    """Return the boxes of each optimizer state on this rank."""
     tensors, is_sharded = dict(_sharded_weights(engine)), engine.optimizer.is_sharded
     return [
         [box for place in state.places for box in _boxes(place, tensors[place.weight], is_sharded)]
@@ -50,10 +50,10 @@ def boxes(engine: Parts) -> list[list[Box]]:
     ]
 
 
-def _sharded_weights(engine: Parts) -> Iterator[tuple[Parameter, list[ShardedTensor]]]:
-    """Yield each weight of this rank with the parts of global tensors that it is made of; gates and ups are two."""
+def _sharded_weights(engine: ModelAndOptimizer) -> Iterator[tuple[Parameter, list[ShardedTensor]]]:
+    """Yield each weight of this rank with its parts of global tensors; gate and up are two parts."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    for chunk in engine.bare_chunks():
+    for chunk in engine.unwrapped_chunks():
         state = chunk.sharded_state_dict(metadata={"dp_cp_group": group, "stored": Stored.plain})
         for name, weight in chunk.named_parameters():
             if name in state and weight.requires_grad:
@@ -64,7 +64,7 @@ def _sharded_weights(engine: Parts) -> Iterator[tuple[Parameter, list[ShardedTen
 def _boxes(place: Place, tensors: Sequence[ShardedTensor], is_sharded: bool) -> Iterator[Box]:
     """Yield the boxes of the part of a weight that a shard holds.
 
-    is_sharded: the replicas hold different parts; otherwise only the first of them saves.
+    is_sharded: the replicas hold different parts; otherwise only the first replica saves.
     """
     first, last = place.offset, place.offset + place.end - place.start
     for tensor in tensors:
@@ -76,9 +76,9 @@ def _boxes(place: Place, tensors: Sequence[ShardedTensor], is_sharded: bool) -> 
         layers = (1,) * tensor.prepend_axis_num
         at = begin
         for offset, shape in flat_range(tensor.local_shape, begin - start, end - start) if begin < end else ():
-            place_in_whole = tuple(
+            global_offset = tuple(
                 a + b for a, b in zip(tensor.global_offset, (*(0 for _ in layers), *offset), strict=True)
             )
-            here = place.start + at - first
-            yield Box(tensor.key, tensor.global_shape, place_in_whole, (*layers, *shape), here, is_saved)
+            begin_in_shard = place.start + at - first
+            yield Box(tensor.key, tensor.global_shape, global_offset, (*layers, *shape), begin_in_shard, is_saved)
             at += prod(shape)

@@ -1,7 +1,7 @@
-"""Let megatron-core train on a machine without CUDA, over gloo; where CUDA exists, nothing changes.
+"""Patch megatron-core to train on a machine without CUDA, over gloo. With CUDA nothing is patched.
 
-megatron-core 0.16.1 writes `device="cuda"` and asks torch.cuda for devices, synchronization and random states in some
-fifty places. On a machine without CUDA all of them get the CPU.
+megatron-core 0.16.1 uses `device="cuda"` and torch.cuda (devices, synchronization, random states) in some fifty places.
+On a machine without CUDA all of them use the CPU instead.
 """
 
 import logging
@@ -14,11 +14,11 @@ import torch
 
 _FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 _TRACKERS = ("torch.utils.tensorboard", "wandb")
-"""megatron-core imports these where they are installed; ranks write no trackers, and their start is a tenth shorter."""
+"""megatron-core imports these if they are installed. Ranks do not use them; without them a rank starts 10% faster."""
 
 
 def install() -> None:
-    """Patch torch and megatron-core in this process. Call it before any process group, model or megatron import."""
+    """Patch torch and megatron-core in this process. Call this before any process group, model or megatron import."""
     if torch.cuda.is_available():
         return
     torch.compile = _uncompiled
@@ -34,7 +34,7 @@ def install() -> None:
 
 def _install_megatron() -> None:
     """Point megatron-core's own random-state functions at the CPU generator."""
-    with _absent(_TRACKERS):
+    with _hide_modules(_TRACKERS):
         from megatron.core.tensor_parallel import random
 
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
@@ -43,8 +43,8 @@ def _install_megatron() -> None:
 
 
 @contextmanager
-def _absent(names: tuple[str, ...]) -> Iterator[None]:
-    """Have modules that are not loaded yet look as if they were not installed."""
+def _hide_modules(names: tuple[str, ...]) -> Iterator[None]:
+    """Make modules that are not loaded yet look as if they were not installed."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -55,12 +55,12 @@ def _absent(names: tuple[str, ...]) -> Iterator[None]:
 
 
 def _uncompiled(model: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function itself: megatron-core compiles some at import, which takes half of a rank's start."""
+    """Return the function uncompiled: megatron-core compiles some at import, which takes half of a rank's start-up."""
     return model if model is not None else _uncompiled
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tensor factory; it reads a CUDA device as the CPU, and ignores pinned memory."""
+    """Return the tensor factory, with CUDA devices replaced by the CPU and without pinned memory."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         if "cuda" in str(kwargs.get("device", "")):

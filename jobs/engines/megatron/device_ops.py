@@ -1,6 +1,6 @@
-"""Which implementation of the layers' operations a device gets: Triton on a GPU, plain torch on a CPU.
+"""Select the implementation of the layers' operations by device: Triton on a GPU, plain torch on a CPU.
 
-Triton need not be installed where there is no GPU: what uses it is imported here, once the device is known.
+Triton need not be installed without a GPU: modules that use it are imported here, once the device is known.
 """
 
 import torch
@@ -25,7 +25,7 @@ def frozen_ops(device: torch.device, precision: Precision, trains: Trains) -> Fp
 
 
 def trained_ops(device: torch.device, precision: Precision) -> TrainedOps:
-    """Return the operations of layers whose weights are all trained. FP32 is computed by torch on any device."""
+    """Return the operations of layers that train all weights. FP32 uses torch on any device."""
     is_fp8 = precision is Precision.fp8
     if device.type == "cuda" and precision is not Precision.fp32:
         from jobs.engines.megatron.trained.gpu_ops import Bf16GpuOps, Fp8GpuOps

@@ -1,4 +1,4 @@
-"""Implement the protocol of `jobs.engines` with the functions of this package."""
+"""MegatronEngine: implements `jobs.engines.Engine` with the functions of this package."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from jobs.profiles import Profile
 from jobs.weights import checkpoint_writer
 
 if TYPE_CHECKING:
-    from jobs.local_sgd.outer import Outer
+    from jobs.local_sgd.outer_optimizer import OuterOptimizer
 
 
 class MegatronEngine:
@@ -23,10 +23,10 @@ class MegatronEngine:
 
     def __init__(self, plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> None:
         self.parts = model.build(plan, seed, ops=ops)
-        self._snapshots: training_state.Snapshots | None = None
+        self._snapshots: training_state.SnapshotBuffers | None = None
         self._num_rows = plan.batch.global_batch_size
-        self.outer: Outer | None = None
-        """The outer weights of a group that trains apart, which are part of the training state."""
+        self.outer: OuterOptimizer | None = None
+        """The outer optimizer of local SGD, which is part of the training state."""
 
     def load(self, folder: Path, *, adapters: bool) -> None:
         checkpoint.load(self.parts, folder, adapters=adapters)
@@ -35,10 +35,10 @@ class MegatronEngine:
         checkpoint.save(self.parts, folder, adapters=adapters)
 
     def state_bytes(self) -> int:
-        return self._snapshotting().num_bytes
+        return self._snapshot_buffers().num_bytes
 
     def snapshot(self) -> training_state.Snapshot:
-        return self._snapshotting().take()
+        return self._snapshot_buffers().take_snapshot()
 
     def complete(self, folder: Path, about: dict[str, Any]) -> None:
         checkpoint_writer.complete(folder, about)
@@ -46,8 +46,8 @@ class MegatronEngine:
     def load_state(self, folder: Path, *, step: int, seed: int, same_layout: bool) -> None:
         training_state.load(self.parts, folder, step=step, seed=seed, same_layout=same_layout, outer=self.outer)
 
-    def _snapshotting(self) -> training_state.Snapshots:
-        self._snapshots = self._snapshots or training_state.Snapshots(self.parts, self.outer)
+    def _snapshot_buffers(self) -> training_state.SnapshotBuffers:
+        self._snapshots = self._snapshots or training_state.SnapshotBuffers(self.parts, self.outer)
         return self._snapshots
 
     def warm_up(self, iterations: int, seed: int, *, profile: Profile | None) -> WarmUpTimes | None:

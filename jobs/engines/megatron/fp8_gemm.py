@@ -1,4 +1,4 @@
-"""GEMMs of row-quantized FP8 (E4M3) operands, and the transposes that they need."""
+"""GEMMs with row-quantised FP8 (E4M3) operands, and the transposes that they need."""
 
 import torch
 import triton
@@ -9,10 +9,10 @@ from jobs.engines.megatron.quantize import BF16, FP8, Quantized
 
 
 def matmul(x: Quantized, weight: Quantized) -> Tensor:
-    """Return x weight^T by cuBLAS. Hopper's FP8 GEMMs need the summed dimension last in both operands."""
+    """Return x weight^T, computed by cuBLAS. Hopper's FP8 GEMMs need the reduction dimension last in both operands."""
     assert x.scale is not None and weight.scale is not None
-    num_out, known = len(weight.values), weight.scale.numel()
-    scale_N = weight.scale[:num_out] if known >= num_out else weight.scale[:1].expand(num_out).contiguous()
+    num_out, num_scales = len(weight.values), weight.scale.numel()
+    scale_N = weight.scale[:num_out] if num_scales >= num_out else weight.scale[:1].expand(num_out).contiguous()
     return torch._scaled_mm(
         x.values,
         weight.values.T,

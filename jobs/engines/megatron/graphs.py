@@ -1,13 +1,13 @@
-"""Forward and backward pass of a micro-batch, each kernel launched by the host or all of them by one CUDA graph.
+"""Forward and backward pass of a micro-batch: eager, or replayed as one CUDA graph.
 
-Small models, and rows of few tokens, are bound by the host: it launches a kernel in some 50 us, Python included. The
-plan then has `cuda_graph`. The first micro-batch is computed as always, which compiles the kernels and allocates what
-is kept, and then its pass is captured. Since then a micro-batch is copied into the captured one's tensors, and the
-graph launches the same kernels again. Gradients are added to `main_grad`, as always; their reduction over replicas,
-the optimizer and the evaluation are not captured.
+Small models and short rows are bound by the host, which needs some 50 us to launch a kernel, Python included. The plan
+then has `cuda_graph`. The first micro-batch runs eagerly, which compiles the kernels and allocates persistent memory;
+then its pass is captured. Each later micro-batch is copied into the tensors of the captured one, and the graph launches
+the same kernels again. Gradients are added to `main_grad` as in the eager pass. The reduction over replicas, the
+optimizer and the evaluation are not captured.
 
-A captured pass repeats its arguments, so what differs between micro-batches must lie in the device's memory: rows, and
-the seeds of dropout. It may not call a collective, so tp, pp and cp are 1. Its activations stay allocated.
+A graph replays fixed arguments, so everything that differs between micro-batches must be in device memory: the rows,
+and the seeds of dropout. It cannot contain collectives, so tp, pp and cp are 1. Its activations stay allocated.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ from bench.contract.modules import Part, Phase
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.megatron.frozen.layer import Fp8Layer
 from jobs.engines.megatron.linear_weights import DequantizedWeights, PrefetchedTransposes
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The input of one forward pass: tensors [B, S / cp] of this rank's part of the sequence.
 
-    The weights sum to 1 over the tokens of a row that count (to 0 over a row that only fills the batch), so that the
+    The weights of a row sum to 1 over the tokens that count (to 0 for a row that only fills the batch), so that the
     loss is the mean over rows of each row's mean in every layout.
     """
 
@@ -42,60 +42,60 @@ class MicroBatch:
     position_ids: Tensor
 
     def summed(self, losses_BS: Tensor) -> Tensor:
-        """Return the sum of the rows' losses in FP32, from those of their tokens."""
+        """Return the sum of the rows' losses in FP32, from the losses of the tokens."""
         return (losses_BS.float() * self.weights).sum()
 
 
-Pass = Callable[[MicroBatch], Tensor]
+TrainingPass = Callable[[MicroBatch], Tensor]
 """Adds the gradients of a micro-batch to main_grad, and returns the sum of its rows' losses."""
 Replay = Callable[[], None]
 if TYPE_CHECKING:
     Pool: TypeAlias = torch.cuda._POOL_HANDLE
 else:
     Pool = tuple[int, int]
-"""Of the memory of graphs, as `torch.cuda.graph_pool_handle` names it."""
-Prefetched = DequantizedWeights | PrefetchedTransposes
+"""A memory pool of graphs, as returned by `torch.cuda.graph_pool_handle`."""
+Prefetcher = DequantizedWeights | PrefetchedTransposes
 
 
-def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Pass:
+def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> TrainingPass:
     """Return the pass of a plan without pipeline parallelism."""
 
     def run(batch: MicroBatch) -> Tensor:
-        with named(Phase.forward):
+        with profile_range(Phase.forward):
             total = summed_loss(chunk, batch)
             mean = total / plan.batch.micro_batch_size * parallel_state.get_context_parallel_world_size()
-        with named(Phase.backward):
+        with profile_range(Phase.backward):
             (mean / plan.batch.gradient_accumulation_steps).backward()
         return total.detach()
 
-    def run_alone(batch: MicroBatch) -> Tensor:
+    def run_and_join(batch: MicroBatch) -> Tensor:
         loss = run(batch)
-        for weights in prefetched(chunk):
+        for weights in prefetchers(chunk):
             weights.join()
         return loss
 
-    return Captured(run_alone, Seeds(chunk), partial(prefetched, chunk)) if plan.cuda_graph else run
+    return CapturedPass(run_and_join, DropoutSeeds(chunk), partial(prefetchers, chunk)) if plan.cuda_graph else run
 
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
     losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    with named(Part.loss):
+    with profile_range(Part.loss):
         return batch.summed(losses_BS)
 
 
-def prefetched(chunk: torch.nn.Module) -> set[Prefetched]:
-    """Return what prepares weights ahead, on a stream of its own; a captured pass must end with all streams joined.
+def prefetchers(chunk: torch.nn.Module) -> set[Prefetcher]:
+    """Return the prefetchers of weights, which use their own streams; a captured pass must end with all streams joined.
 
-    Each pass then prepares one weight that nothing asks for: the one that would come next.
+    Each captured pass prefetches one weight that is not used: the one that would come next.
     """
     frozen = (getattr(module, "weights", None) for module in chunk.modules())
     trained = (getattr(getattr(module, "linear_weights", None), "transposes", None) for module in chunk.modules())
-    return {weights for weights in (*frozen, *trained) if isinstance(weights, Prefetched)}
+    return {weights for weights in (*frozen, *trained) if isinstance(weights, Prefetcher)}
 
 
-class Seeds:
-    """The seeds of dropout of all layers, in one tensor of the device's memory."""
+class DropoutSeeds:
+    """The dropout seeds of all layers, in one tensor in device memory."""
 
     def __init__(self, chunk: torch.nn.Module) -> None:
         layers = [module for module in chunk.modules() if isinstance(module, Fp8Layer)]
@@ -104,16 +104,16 @@ class Seeds:
             layer.device_seeds = seeds
 
     def draw(self) -> None:
-        """Draw those of a micro-batch: the numbers that its layers would draw one after the other."""
+        """Draw the seeds of a micro-batch: the same numbers that its layers would draw one after another."""
         if len(self.seeds_L2):
             self.seeds_L2.copy_(torch.randint(2**31, self.seeds_L2.shape, device="cpu"), non_blocking=True)
 
 
 @contextmanager
-def not_on_the_default_stream() -> Iterator[None]:
-    """Let what autograd creates in the block use another stream than the default one, which cannot be captured.
+def side_stream() -> Iterator[None]:
+    """Run the block on a new stream, because the default stream cannot be captured.
 
-    A weight's gradient is accumulated on the stream on which DistributedDataParallel asks autograd for the weight.
+    Autograd accumulates a weight's gradient on the stream on which DistributedDataParallel created its accumulator.
     """
     if not torch.cuda.is_available():
         yield
@@ -125,26 +125,26 @@ def not_on_the_default_stream() -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def captured(run: Callable[[], Tensor], pool: Pool | None = None) -> tuple[Replay, Tensor]:
-    """Capture what `run` launches; return what launches it again, and the tensor that then has the new result.
+def capture(run: Callable[[], Tensor], pool: Pool | None = None) -> tuple[Replay, Tensor]:
+    """Capture `run` in a CUDA graph; return the function that replays it, and the tensor that then has the new result.
 
-    pool: graphs that share one use the same memory, so that each may overwrite the results of the others.
+    pool: graphs with the same pool share memory, so a replay may overwrite the results of the other graphs.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on using CUDA
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may use CUDA meanwhile
         result = run()
     return graph.replay, result
 
 
-class Captured:
-    """A pass that is captured after its first micro-batch, and launched by one call since."""
+class CapturedPass:
+    """A pass that is captured in a CUDA graph after the first micro-batch, and replayed for all later ones."""
 
-    def __init__(self, run: Pass, seeds: Seeds, prefetched: Callable[[], set[Prefetched]]) -> None:
-        self.run, self.seeds, self.prefetched = run, seeds, prefetched
+    def __init__(self, run: TrainingPass, seeds: DropoutSeeds, prefetchers: Callable[[], set[Prefetcher]]) -> None:
+        self.run, self.seeds, self._find_prefetchers = run, seeds, prefetchers
         self.inputs: list[Tensor] = []
 
     def eager(self, batch: MicroBatch) -> Tensor:
-        """Compute a pass without the graph."""
+        """Run a pass without the graph."""
         self.seeds.draw()
         return self.run(batch)
 
@@ -154,12 +154,12 @@ class Captured:
         if not self.inputs:
             loss = self.run(batch)
             self.inputs = [tensor.clone() for tensor in new]
-            self.replay, self.loss = captured(lambda: self.run(MicroBatch(*self.inputs)))
-            self.ahead = self.prefetched()
+            self.replay, self.loss = capture(lambda: self.run(MicroBatch(*self.inputs)))
+            self.prefetchers = self._find_prefetchers()
             return loss
-        for held, tensor in zip(self.inputs, new, strict=True):
-            held.copy_(tensor)
+        for captured, tensor in zip(self.inputs, new, strict=True):
+            captured.copy_(tensor)
         self.replay()
-        for weights in self.ahead:
-            weights.forget()  # what an evaluation has prepared is not there any more
+        for weights in self.prefetchers:
+            weights.invalidate()  # the graph has overwritten the weights that an evaluation has prefetched
         return self.loss.clone()

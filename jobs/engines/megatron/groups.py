@@ -1,4 +1,4 @@
-"""Join and leave the process groups of a plan's layout, with megatron-core."""
+"""Create and destroy the process groups of a plan's parallel layout, with megatron-core."""
 
 import warnings
 
@@ -14,22 +14,22 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     """Join the process groups of the plan's layout.
 
     Raises:
-        SubmitError: what `process_group.join` raises.
+        SubmitError: see `process_group.join`.
     """
     from jobs.engines.megatron import cpu_patch
 
-    # layer.py uses nothing of Apex, and the current device is the right one.
+    # layer.py does not use Apex, and the current device is the right one.
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
-    process_group.join(plan, who, apart=True)
+    process_group.join(plan, who, local_sgd=True)
     trained = training_plan(plan)
     split(of_group(trained) if trained else plan)
-    _connect(plan)
+    _connect_groups(plan)
 
 
 def split(plan: Plan) -> None:
-    """Create megatron-core's groups of the plan's layout; all ranks must have joined."""
+    """Create megatron-core's process groups for the plan's layout; all ranks must have joined."""
     from megatron.core import parallel_state
 
     w = plan.world
@@ -42,33 +42,35 @@ def split(plan: Plan) -> None:
     )
 
 
-def _connect(plan: Plan) -> None:
-    """Use each group once, so that NCCL allocates its memory before the model takes the rest.
+def _connect_groups(plan: Plan) -> None:
+    """Run one collective per group, so that NCCL allocates its memory before the model does.
 
-    Replicas that generate have nothing to tell each other by NCCL, which refuses ranks that share a GPU.
+    Replicas that only generate are not connected: they do not communicate, and NCCL rejects ranks that share a GPU.
     """
     import torch
     from megatron.core import parallel_state
 
-    split = (
+    model_groups = (
         parallel_state.get_tensor_model_parallel_group(),
         parallel_state.get_pipeline_model_parallel_group(),
         parallel_state.get_context_parallel_group(),
         parallel_state.get_model_parallel_group(),
     )
     replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    of_all = (None, replicas) if plan.replicas_reduce else ()
-    for group in (*of_all, *(group for group in split if group.size() > 1)):
+    replica_groups = (None, replicas) if plan.replicas_reduce else ()
+    for group in (*replica_groups, *(group for group in model_groups if group.size() > 1)):
         torch.distributed.all_reduce(torch.zeros(1, device=torch.cuda.current_device()), group=group)
 
 
 def end_ranks() -> None:
-    """Leave the process groups together. What megatron-core itself holds of them would keep gloo's threads alive."""
+    """Destroy the process groups, and drop megatron-core's references to them, which keep gloo's threads alive."""
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
     parallel_state.destroy_model_parallel()
-    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # which 0.16.1 leaves out
-    RotaryEmbedding.forward.cache_clear()  # of embeddings, each with the group of context parallelism
-    process_group.leave()
-    groups.ended()
+    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = (
+        None  # destroy_model_parallel of 0.16.1 does not reset it
+    )
+    RotaryEmbedding.forward.cache_clear()  # its entries hold the context-parallel group
+    process_group.shut_down()
+    groups.shut_down()

@@ -1,7 +1,7 @@
 """`hashing.hash32` in Triton, for uint32."""
 
 import triton
-import triton.language as tl  # noqa: F401 - Triton's interpreter wants to see it beside every kernel
+import triton.language as tl  # noqa: F401 - Triton's interpreter needs it in every module with a kernel
 
 
 @triton.jit

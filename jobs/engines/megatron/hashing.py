@@ -1,6 +1,6 @@
-"""Random bits from a counter: dropout masks and stochastic rounding need no generator, and can be computed again.
+"""Counter-based random bits, for dropout masks and stochastic rounding that can be recomputed without a generator.
 
-Source: Wellons, "Prospecting for Hash Functions", lowbias32. `hash_kernel` is the same in Triton.
+Source: Wellons, "Prospecting for Hash Functions", lowbias32. `hash_kernel` is the same function in Triton.
 """
 
 from torch import Tensor

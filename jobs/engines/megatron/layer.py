@@ -1,4 +1,4 @@
-"""megatron-core's transformer layer, with our norm, attention and linears."""
+"""Specs of the transformer layers: megatron-core's layer or a hand-written one; norm, attention and linears."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from jobs.engines.megatron.trained.layer import TrainedLayer
 from jobs.engines.megatron.trained.ops import TrainedOps
 
 Linear: TypeAlias = ModuleSpec | type
-"""A linear as megatron-core's specs take it."""
+"""A linear in a megatron-core spec."""
 _LINEARS = (ColumnParallelLinear, LoraColumnParallelLinear, RowParallelLinear, LoraRowParallelLinear)
 
 
 @dataclass
 class LayerConfig(TransformerConfig):
-    """megatron-core's configuration, with that of the adapters."""
+    """megatron-core's configuration, plus the adapters'."""
 
     lora: Lora | None = None
 
 
 class Norm(torch.nn.Module):
-    """RMSNorm or LayerNorm of torch; under SP its weights' gradients are summed over the TP ranks."""
+    """torch's RMSNorm or LayerNorm; under SP the gradients of its weights are summed over the TP ranks."""
 
     def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
@@ -46,17 +46,17 @@ class Norm(torch.nn.Module):
 
 
 def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
-    """Return the parts of the layer whose weights are all trained; recomputed: its arguments."""
+    """Return the spec of the layer that trains all weights; recomputed: arguments of TrainedLayer."""
     column, row = ColumnParallelLinear, RowParallelLinear
     submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
     return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
 
 
 def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
-    """Return the parts of a frozen layer, with adapters where LoRA targets them.
+    """Return the spec of a frozen layer, with adapters on the linears that LoRA targets.
 
-    fp8_ops: the operations of the hand-written layer; None: the layer is megatron-core's.
-    recomputed: arguments of the hand-written layer, which say what it does not keep.
+    fp8_ops: the operations of the hand-written layer; None: use megatron-core's layer.
+    recomputed: arguments of the hand-written layer that select what it recomputes.
     """
     column, adapted_column, row, adapted_row = _frozen_linears(fp8_ops) if fp8_ops else _LINEARS
     submodules = _submodules(
@@ -71,7 +71,7 @@ def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleS
 
 
 def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
-    """Return the parts of every kind of layer, by its linears."""
+    """Return the submodules of a layer with these linears."""
     attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
     causal = {"attn_mask_type": AttnMaskType.causal}
     return TransformerLayerSubmodules(
@@ -85,7 +85,7 @@ def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> Trans
 
 
 def _frozen_linears(ops: Fp8Ops) -> Sequence[Linear]:
-    """Return the same kinds as `_LINEARS`, with frozen weights as the operations want them stored."""
+    """Return the counterparts of `_LINEARS` that store frozen weights in the format of the operations."""
     if ops.is_nf4:
         return linear.NF4_LINEARS
     if ops.quantized_dtype is None:

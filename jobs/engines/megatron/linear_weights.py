@@ -1,6 +1,6 @@
-"""Transposed weights for the GEMMs of the backward pass, each computed while the previous GEMM runs.
+"""Prefetched weights for GEMMs: transposed or dequantised on a separate stream while the previous GEMM runs.
 
-GPU memory does not hold all of them at once. Two buffers alternate, and the transposes run on a stream of their own.
+GPU memory cannot hold all of them at once, so two buffers alternate.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from torch import Tensor
 from bench.contract.modules import Part
 from jobs.engines.megatron.quantize import BF16, Quantized
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 from jobs.weights.nf4 import Nf4
 
 
 class PrefetchedTransposes:
-    """`FrozenWeights` in FP8 on a GPU, for linears whose backward pass has the order in which they are passed.
+    """`FrozenWeights` in FP8 on a GPU. `linears` are in the order of the backward pass.
 
-    In another order the weights are right too, but their transposes do not overlap with GEMMs.
+    In another order the weights are still correct, but their transposes do not overlap with GEMMs.
 
-    stored: returns the weight of a linear in FP8.
+    stored: returns the FP8 weight of a linear.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PrefetchedTransposes:
         return self.stored(linear)
 
     def backward(self, linear: ParallelLinear) -> Quantized:
-        """Return a linear's transposed weight and start to transpose the next linear's."""
+        """Return a linear's transposed weight, and start to transpose the weight of the next linear."""
         if linear not in self.linear_in_buffer:
             self._start(linear)
         buffer = self.linear_in_buffer.index(linear)
@@ -58,9 +58,9 @@ class PrefetchedTransposes:
         return weight
 
     def _start(self, linear: ParallelLinear) -> None:
-        """Transpose into the next buffer, once the GEMMs that were launched so far have read it."""
+        """Transpose into the next buffer, after the GEMMs that were launched so far have read it."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with named(Part.weights), torch.cuda.stream(self.stream):
+        with profile_range(Part.weights), torch.cuda.stream(self.stream):
             self.transpose(self.stored(linear), self.buffers[self.next_buffer][: linear.weight.numel()])
             self.transposed[self.next_buffer].record()
         self.linear_in_buffer[self.next_buffer] = linear
@@ -72,20 +72,17 @@ class PrefetchedTransposes:
         return Quantized(values.view(weight.values.dtype), weight.scale)
 
     def join(self) -> None:
-        """Let the current stream wait for what was transposed ahead, and forget it."""
+        """Let the current stream wait for prefetched transposes, and drop them."""
         torch.cuda.current_stream().wait_stream(self.stream)
-        self.forget()
+        self.invalidate()
 
-    def forget(self) -> None:
-        """Follow a change of the weights: what was transposed ahead is done again."""
+    def invalidate(self) -> None:
+        """Drop prefetched transposes after the weights have changed."""
         self.linear_in_buffer = [None, None]
 
 
 class Unquantized:
-    """`FrozenWeights`, and `LinearWeights` of trained ones, without copies.
-
-    cuBLAS reads the transposed view as fast as the weight.
-    """
+    """`FrozenWeights` or `LinearWeights` without copies: cuBLAS reads the transposed view as fast as the weight."""
 
     def forward(self, linear: ParallelLinear) -> Quantized:
         return Quantized(linear.weight, None)
@@ -98,7 +95,7 @@ class Unquantized:
 
 
 class QuantizedLinear(Protocol):
-    """A linear whose weight is stored in FP8, or can be had as if it were."""
+    """A linear whose weight is stored in FP8, or can be quantised to it."""
 
     @property
     def quantized(self) -> Quantized:
@@ -118,9 +115,9 @@ class Nf4Linear(Protocol):
 
 
 class DequantizedWeights:
-    """`FrozenWeights` in NF4 on a GPU. After a request comes, most likely, the one that followed it last time.
+    """`FrozenWeights` in NF4 on a GPU. It prefetches the weight that followed this request the last time.
 
-    Where another one comes the weights are right too, but the GEMM waits for them.
+    If another weight is requested, it is still correct, but the GEMM waits for it.
     """
 
     def __init__(self, linears: Sequence[Nf4Linear], dequantize: Callable[[Nf4, Tensor], Tensor]) -> None:
@@ -141,26 +138,26 @@ class DequantizedWeights:
         return Quantized(self._get("backward", linear).T, None)
 
     def _get(self, direction: str, linear: Nf4Linear) -> Tensor:
-        """Return the weight [O, I], and start to dequantise the one that will follow."""
-        self._learn(direction, linear)
-        self.buffer_in_use = buffer = self._provide(linear)
+        """Return the weight [O, I], and start to dequantise the one that is expected next."""
+        self._record_order(direction, linear)
+        self.buffer_in_use = buffer = self._dequantize(linear)
         self.dequantized[buffer].wait()
         follower = self.followers.get((direction, linear))
         if follower is not None:
-            self._provide(follower)
+            self._dequantize(follower)
         num_out, num_in = linear.shape
         return self.buffers[buffer][: num_out * num_in].view(num_out, num_in)
 
-    def _learn(self, direction: str, linear: Nf4Linear) -> None:
-        if self.previous is not None and self.previous[1] is not linear:  # what is recomputed follows itself: no news
+    def _record_order(self, direction: str, linear: Nf4Linear) -> None:
+        if self.previous is not None and self.previous[1] is not linear:  # a recomputed linear is requested twice
             self.followers[self.previous] = linear
         self.previous = direction, linear
 
-    def _provide(self, linear: Nf4Linear) -> int:
-        """Return the buffer that has the weight, or gets it.
+    def _dequantize(self, linear: Nf4Linear) -> int:
+        """Return the buffer of the dequantised weight; dequantise it if no buffer has it.
 
-        It is dequantised into the one that is not in use, once the GEMMs that were launched so far have read it. A
-        buffer is known by the absmax of its weight: a checkpoint that is loaded brings others.
+        The weight is dequantised into the buffer that is not in use, after the GEMMs that were launched so far have
+        read it. A buffer is identified by the absmax tensor of its weight, which changes when a checkpoint is loaded.
         """
         weight = linear.nf4
         for buffer, absmax in enumerate(self.absmax_of_buffer):
@@ -168,17 +165,17 @@ class DequantizedWeights:
                 return buffer
         buffer = 1 - self.buffer_in_use
         self.stream.wait_stream(torch.cuda.current_stream())
-        with named(Part.weights), torch.cuda.stream(self.stream):
+        with profile_range(Part.weights), torch.cuda.stream(self.stream):
             self.dequantize(weight, self.buffers[buffer])
             self.dequantized[buffer].record()
         self.absmax_of_buffer[buffer] = weight.absmax
         return buffer
 
     def join(self) -> None:
-        """Let the current stream wait for what was dequantised ahead, and forget it."""
+        """Let the current stream wait for prefetched weights, and drop them."""
         torch.cuda.current_stream().wait_stream(self.stream)
-        self.forget()
+        self.invalidate()
 
-    def forget(self) -> None:
-        """Take nothing for granted that the buffers hold: a graph that was launched since has filled them again."""
+    def invalidate(self) -> None:
+        """Drop the contents of the buffers: a replayed graph has overwritten them."""
         self.absmax_of_buffer = [None, None]

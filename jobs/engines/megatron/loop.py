@@ -1,4 +1,4 @@
-"""Train and evaluate: steps in, losses out. Logs, targets and clocks are not known here."""
+"""Train steps and evaluation: batches in, losses out. Logging, targets and timing are in `jobs.tasks`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,15 +18,15 @@ from jobs.data.micro_batches import cut, targets
 from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron.attention import positions
-from jobs.engines.megatron.graphs import Captured, MicroBatch, summed_loss
-from jobs.engines.megatron.model import Parts, seed_all
+from jobs.engines.megatron.graphs import CapturedPass, MicroBatch, summed_loss
+from jobs.engines.megatron.model import ModelAndOptimizer, seed_all
 from jobs.profiles import Profile, recording
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 from jobs.ranks.timing import device_time_s
 
 
 def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> list[MicroBatch]:
-    """Return this rank's share of the rows, cut into micro-batches; -1 is an empty row."""
+    """Return this rank's micro-batches of the rows; index -1 is an empty row."""
     parts = cut(plan, indices, replica=parallel_state.get_data_parallel_rank())
     return [micro_batch(plan, rows, part) for part in parts]
 
@@ -55,11 +55,11 @@ PARTS = {
     "linear_fc2": Part.fc2,
     "output_layer": Part.head,
 }
-"""By a module's name. What a module does outside of those inside it is its own: heads and RoPE of self_attention."""
+"""By a module's name. Kernels outside of all submodules belong to the module: heads and RoPE of self_attention."""
 
 
 def parts_of(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Part]]:
-    """Yield the modules that are a part of their own; a layer adds residuals outside of those inside it."""
+    """Yield the modules that the profile shows as parts. A layer itself is the part that adds residuals."""
     for chunk in chunks:
         for name, module in chunk.named_modules():
             parent, _, own = name.rpartition(".")
@@ -69,7 +69,7 @@ def parts_of(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Modul
                 yield module, Part.residual
 
 
-def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
+def train_step(engine: ModelAndOptimizer, rows: rows_of.Rows, indices: np.ndarray, step: int) -> Tensor:
     """Update the weights with one global batch; return this rank's share of the sum of the rows' losses.
 
     Nothing here waits for the device; `mean_loss` does.
@@ -77,25 +77,25 @@ def train_step(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, step: int
     return update(engine, rows, indices, learning_rate(engine.plan, step))
 
 
-def update(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, lr: float) -> Tensor:
-    """Update the weights as `train_step` does, at this learning rate."""
-    with named(Phase.optimizer), named(Part.zero_gradients):
+def update(engine: ModelAndOptimizer, rows: rows_of.Rows, indices: np.ndarray, lr: float) -> Tensor:
+    """Update the weights like `train_step`, at this learning rate."""
+    with profile_range(Phase.optimizer), profile_range(Part.zero_gradients):
         for chunk in engine.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
     share = _forward(engine, rows, indices, forward_only=False)
-    with named(Phase.optimizer):
+    with profile_range(Phase.optimizer):
         _scale_gradients(engine, len(indices))
         engine.optimizer.step(lr)
-        with named(Part.weights):
+        with profile_range(Part.weights):
             engine.refresh_weights()
     return share
 
 
-def _scale_gradients(engine: Parts, num_rows: int) -> None:
-    """Divide by the rows of the batch, where they are not as many as planned: those of a group that has left came in.
+def _scale_gradients(engine: ModelAndOptimizer, num_rows: int) -> None:
+    """Rescale gradients if the batch has more rows than planned, because a local SGD group has left.
 
-    A pass divides by the planned number of micro-batches, the schedule of a pipeline by their own.
+    A training pass divides by the planned number of micro-batches; a pipeline schedule by the actual number.
     """
     planned = engine.plan.batch.global_batch_size
     if num_rows != planned and engine.training_pass is not None:
@@ -109,7 +109,7 @@ def mean_loss(share: Tensor, num_rows: int) -> float:
     return share.item() / num_rows
 
 
-def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
+def evaluate(engine: ModelAndOptimizer, rows: rows_of.Rows) -> float:
     """Return the mean over all evaluation rows of each row's mean loss (nats per token that counts)."""
     for chunk in engine.chunks:
         chunk.eval()
@@ -117,11 +117,13 @@ def evaluate(engine: Parts, rows: rows_of.Rows) -> float:
     return mean_loss(torch.stack(shares).sum(), engine.plan.config.training_data.eval_rows)
 
 
-def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | None = None) -> WarmUpTimes | None:
-    """Train and evaluate on synthetic rows, then reset optimizer and generators; return what that took.
+def warm_up(
+    engine: ModelAndOptimizer, iterations: int, seed: int, *, profile: Profile | None = None
+) -> WarmUpTimes | None:
+    """Train and evaluate on synthetic rows, then reset optimizer and generators; return the last iteration's times.
 
-    The learning rate is zero, so that the weights stay as they are. Rank 0 profiles the last step, or three more behind
-    it; those of a plan with a CUDA graph come first, while there is room for activations outside of the graph's memory.
+    The learning rate is 0, so the weights do not change. Rank 0 profiles the last step (kernels), or three more steps
+    after it (modules). With a CUDA graph these three steps come first, while there is memory for their activations.
     """
     times = None
     rows = rows_of.synthetic(engine.plan)
@@ -133,7 +135,7 @@ def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | Non
         _profile_modules(engine, step, modules)
     for left in reversed(range(iterations)):
         start_s = device_time_s()
-        with recording.kernels_to(None if left else kernels):
+        with recording.profile_kernels(None if left else kernels):
             step()
         trained_s = device_time_s()
         _forward(engine, rows, indices, forward_only=True)
@@ -145,10 +147,10 @@ def warm_up(engine: Parts, iterations: int, seed: int, *, profile: Profile | Non
     return times
 
 
-def _profile_modules(engine: Parts, step: Callable[[], Tensor], profile: Profile) -> None:
-    """Profile where the time of a step goes. Kernels that a CUDA graph launches have no names, so none is used."""
+def _profile_modules(engine: ModelAndOptimizer, step: Callable[[], Tensor], profile: Profile) -> None:
+    """Profile the time of a step by module, without a CUDA graph: kernels of a graph have no module ranges."""
     graph = engine.training_pass
-    if isinstance(graph, Captured):
+    if isinstance(graph, CapturedPass):
         engine.training_pass = graph.eager
         step()  # compiles the kernels
     modules = parts_of(engine.chunks)
@@ -156,37 +158,37 @@ def _profile_modules(engine: Parts, step: Callable[[], Tensor], profile: Profile
     engine.training_pass = graph
 
 
-def _forward(engine: Parts, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
-    """Pass the batch forward and, in training, backward; return this rank's share of the sum of the rows' losses."""
-    with named(Phase.forward), named(Part.input):
+def _forward(engine: ModelAndOptimizer, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
+    """Run the forward and, in training, the backward pass; return this rank's share of the sum of the rows' losses."""
+    with profile_range(Phase.forward), profile_range(Part.input):
         batches = micro_batches(engine.plan, rows, indices)
-    schedule = _one_after_the_other if engine.training_pass else _pipelined
+    schedule = _no_pipeline if engine.training_pass else _pipelined
     with torch.set_grad_enabled(not forward_only):
-        reported = schedule(engine, batches, forward_only=forward_only)
+        losses_by_batch = schedule(engine, batches, forward_only=forward_only)
     share = torch.zeros((), dtype=torch.float32, device=engine.device)
     if parallel_state.get_tensor_model_parallel_rank() == 0:  # TP ranks hold the same losses: count them once
-        for losses in reported:
+        for losses in losses_by_batch:
             share = share + losses
     return share
 
 
-def _one_after_the_other(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
-    """Return the sums of the losses of the rows of each micro-batch."""
+def _no_pipeline(engine: ModelAndOptimizer, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
+    """Run the micro-batches one after another; return the sum of the rows' losses of each."""
     if forward_only:
         return [summed_loss(engine.chunks[0], batch) for batch in micro_batches]
     assert engine.training_pass is not None
-    reported = [engine.training_pass(batch) for batch in micro_batches]
-    with named(Phase.backward):
+    losses = [engine.training_pass(batch) for batch in micro_batches]
+    with profile_range(Phase.backward):
         finalize_model_grads(engine.chunks)
-    return reported
+    return losses
 
 
-def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
-    """Run megatron-core's schedule; return the same as `_one_after_the_other`, on the last stage."""
+def _pipelined(engine: ModelAndOptimizer, micro_batches: list[MicroBatch], *, forward_only: bool) -> list[Tensor]:
+    """Run megatron-core's pipeline schedule; return the same as `_no_pipeline`, on the last stage."""
     plan = engine.plan
     iterators: list[Iterator[MicroBatch]] = [iter(micro_batches) for _ in engine.chunks]
-    with named(Phase.backward):  # what is not `_forward_step`
-        reported: list[Tensor] = get_forward_backward_func()(
+    with profile_range(Phase.backward):  # everything except `_forward_step`
+        losses: list[Tensor] = get_forward_backward_func()(
             forward_step_func=partial(_forward_step, plan.batch.micro_batch_size),
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=engine.chunks if len(engine.chunks) > 1 else engine.chunks[0],
@@ -195,19 +197,19 @@ def _pipelined(engine: Parts, micro_batches: list[MicroBatch], *, forward_only: 
             micro_batch_size=plan.batch.micro_batch_size,
             forward_only=forward_only,
         )
-    return reported
+    return losses
 
 
 def _forward_step(
     micro_batch_size: int, iterator: Iterator[MicroBatch], model: torch.nn.Module
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """Return the chunk's output and, for the last stage, how it becomes a loss; megatron-core's interface."""
+    """Return the chunk's output and the loss function of the last stage, as megatron-core's schedules expect."""
     batch = next(iterator)
-    with named(Phase.forward):
+    with profile_range(Phase.forward):
         output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
 
     def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
-        with named(Phase.forward), named(Part.loss):
+        with profile_range(Phase.forward), profile_range(Part.loss):
             total = batch.summed(losses_BS)
         return total / micro_batch_size, total.detach()
 

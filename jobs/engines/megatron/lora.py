@@ -1,7 +1,7 @@
 """Low-rank adapters inside megatron-core's parallel linears: y = W x + alpha / rank * B A dropout(x).
 
-Tensor-parallel ranks exchange activations of the LoRA rank's width only. The base weight keeps its name, so base
-checkpoints load unchanged. Shape letters: S sequence, B batch, I input, O output, R rank.
+For an adapter, tensor-parallel ranks exchange activations of the LoRA rank's width only. The base weight keeps its
+name, so base checkpoints load unchanged. Shape letters: S sequence, B batch, I input, O output, R LoRA rank.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from torch.nn.functional import dropout, linear
 
 from bench.contract.modules import Part
 from bench.contract.training import Lora
-from jobs.profiles.ranges import named
-from jobs.weights.drawn import drawn
+from jobs.profiles.ranges import profile_range
+from jobs.weights.adapter_init import init_adapter
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -35,7 +35,7 @@ ADAPTERS = ("lora_a", "lora_b")
 
 
 class _Config(Protocol):
-    """What is read of a `layer.LayerConfig` with adapters."""
+    """The attributes of a `layer.LayerConfig` with adapters that are used here."""
 
     lora: Lora
     params_dtype: torch.dtype
@@ -43,7 +43,7 @@ class _Config(Protocol):
 
 
 class _Adapter:
-    """The common part of both adapted linears: two weights beside the base's, and how they are saved."""
+    """The common part of both linears with adapters: the two adapter weights, and how they are saved."""
 
     config: _Config
     input_size: int
@@ -51,31 +51,31 @@ class _Adapter:
     tp_group: ProcessGroup
     state_dict: Callable[..., dict[str, Tensor]]
     base_tp_axis: dict[str, int]
-    """Where the base's weights are split."""
+    """The axis along which TP splits each weight of the base."""
     tp_axis: dict[str, int]
-    """The axis along which TP splits each weight; a weight that is not named is complete on every rank."""
+    """The axis along which TP splits each adapter weight; a weight without an entry is replicated."""
 
     def add_adapter(self, num_in: int, num_out: int, split_sequence: str) -> None:
-        """Add A [R, I] and B [O, R] of this TP rank; `split_sequence` sees only a part of the sequence under SP."""
-        like: dict[str, Any] = {"dtype": self.config.params_dtype, "device": torch.cuda.current_device()}
-        self.lora_a = Parameter(torch.empty(self.config.lora.rank, num_in, **like))
-        self.lora_b = Parameter(torch.zeros(num_out, self.config.lora.rank, **like))
+        """Add A [R, I] and B [O, R] of this TP rank; under SP the weight `split_sequence` gets part of the sequence."""
+        options: dict[str, Any] = {"dtype": self.config.params_dtype, "device": torch.cuda.current_device()}
+        self.lora_a = Parameter(torch.empty(self.config.lora.rank, num_in, **options))
+        self.lora_b = Parameter(torch.zeros(num_out, self.config.lora.rank, **options))
         for name in ADAPTERS:
             weight = getattr(self, name)
             weight.tensor_model_parallel = name in self.tp_axis
             weight.partition_dim, weight.partition_stride = self.tp_axis.get(name, -1), 1
             weight.sequence_parallel = self.config.sequence_parallel and name == split_sequence
 
-    def init_adapter(self, seed: int, name: str) -> None:
-        """Draw A by seed and name, the same in every layout."""
-        whole = drawn((self.config.lora.rank, self.input_size), "A", seed=seed, name=name)
+    def reset_adapter(self, seed: int, name: str) -> None:
+        """Initialise A by seed and name, the same in every layout, and B with zeros."""
+        a = init_adapter((self.config.lora.rank, self.input_size), "A", seed=seed, name=name)
         if "lora_a" in self.tp_axis:
-            whole = whole.chunk(self.tp_group.size(), dim=1)[self.tp_group.rank()]
-        self.lora_a.data.copy_(whole)
+            a = a.chunk(self.tp_group.size(), dim=1)[self.tp_group.rank()]
+        self.lora_a.data.copy_(a)
         self.lora_b.data.zero_()
 
-    def dropped(self, x: Tensor, *, is_split: bool) -> Tensor:
-        """Return dropout(x); TP ranks that hold different parts of x use generators of their own."""
+    def dropout(self, x: Tensor, *, is_split: bool) -> Tensor:
+        """Return dropout(x); TP ranks that hold different parts of x use separate generators."""
         p = self.config.lora.dropout
         if p == 0 or not self.training:
             return x
@@ -104,7 +104,7 @@ class _Adapter:
 
 
 class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
-    """Output split over TP: A whole, B split like the base's rows."""
+    """A linear whose output is split over TP: A is replicated, B is split like the rows of the base."""
 
     base_tp_axis = {"weight": 0, "bias": 0}
     tp_axis = {"lora_b": 0}
@@ -115,8 +115,8 @@ class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
 
     def forward(self, x_SBI: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         y_SBO, bias = super().forward(x_SBI, *args, **kwargs)
-        with named(Part.adapters):
-            low_SBR = linear(self.dropped(x_SBI, is_split=self.sequence_parallel), self.lora_a)
+        with profile_range(Part.adapters):
+            low_SBR = linear(self.dropout(x_SBI, is_split=self.sequence_parallel), self.lora_a)
             if self.sequence_parallel:
                 low_SBR = gather_from_sequence_parallel_region(low_SBR, group=self.tp_group)
             else:
@@ -125,7 +125,7 @@ class LoraColumnParallelLinear(_Adapter, ColumnParallelLinear):
 
 
 class LoraRowParallelLinear(_Adapter, RowParallelLinear):
-    """Input split over TP: A split like the base's columns, B whole."""
+    """A linear whose input is split over TP: A is split like the columns of the base, B is replicated."""
 
     base_tp_axis = {"weight": 1}
     tp_axis = {"lora_a": 1}
@@ -136,8 +136,8 @@ class LoraRowParallelLinear(_Adapter, RowParallelLinear):
 
     def forward(self, x_SBI: Tensor) -> tuple[Tensor, Tensor | None]:
         y_SBO, bias = super().forward(x_SBI)
-        with named(Part.adapters):
-            low_SBR = linear(self.dropped(x_SBI, is_split=self.tp_group.size() > 1), self.lora_a)
+        with profile_range(Part.adapters):
+            low_SBR = linear(self.dropout(x_SBI, is_split=self.tp_group.size() > 1), self.lora_a)
             if self.sequence_parallel:
                 low_SBR = reduce_scatter_to_sequence_parallel_region(low_SBR, group=self.tp_group)
             else:
@@ -151,14 +151,14 @@ def is_adapter(name: str) -> bool:
 
 
 def freeze_base(model: torch.nn.Module) -> None:
-    """Train the adapters only."""
+    """Freeze all parameters except the adapters."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = is_adapter(name)
 
 
 def init_adapters(model: "GPTModel", seed: int) -> None:
-    """Draw every adapter of this rank's layers; B is zero, so training starts from the base model."""
+    """Initialise the adapters of this rank's layers; B is zero, so training starts from the base model."""
     for layer in model.decoder.layers:
         for name, module in layer.named_modules():
             if isinstance(module, _Adapter):
-                module.init_adapter(seed, f"layer {layer.layer_number} {name}")
+                module.reset_adapter(seed, f"layer {layer.layer_number} {name}")

@@ -1,6 +1,6 @@
-"""Cross-entropy of logits that TP splits along the vocabulary: one pass forward, one backward, and no FP32 copy.
+"""Vocabulary-parallel cross-entropy: one pass over the logits forward, one backward, and no FP32 copy of them.
 
-With a head in FP8 (`fp8.head`) the backward pass returns the gradient of the logits in FP8.
+With an FP8 head (`fp8.head`) the backward pass returns the gradient of the logits in FP8.
 
 Shape letters: M tokens (S * B), V this TP rank's part of the vocabulary.
 """
@@ -18,21 +18,21 @@ from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX, Quantize
 def cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     """Return -log softmax(logits)[label] of each token [M] in FP32; the backward pass overwrites the logits.
 
-    Labels are indices into the whole vocabulary, whose parts the TP ranks hold in order.
+    Labels are indices into the full vocabulary; the TP ranks hold its parts in order.
     """
     losses_M: Tensor = _CrossEntropy.apply(logits_MV, labels_M)  # type: ignore[no-untyped-call]  # torch's
     return losses_M
 
 
 class Statistics(NamedTuple):
-    """What the backward pass needs of each token beside its logits."""
+    """What the backward pass needs for each token in addition to its logits."""
 
     labels_M: Tensor
-    """Indices into this TP rank's part of the vocabulary; those of other ranks' parts lie outside of it."""
+    """Indices into this TP rank's part of the vocabulary; labels of other ranks' parts are out of range."""
     lse_M: Tensor
-    """Log sum exp of all logits, in FP32."""
+    """Log-sum-exp of all logits, in FP32."""
     picked_M: Tensor
-    """The label's logit, in FP32."""
+    """The logit of the label, in FP32."""
 
     @property
     def losses_M(self) -> Tensor:
@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
 
 
 def statistics(logits_MV: Tensor, labels_M: Tensor) -> Statistics:
-    """Return the statistics of logits, over the whole vocabulary."""
+    """Return the statistics over the full vocabulary."""
     group = parallel_state.get_tensor_model_parallel_group()
     labels_M = labels_M - group.rank() * logits_MV.shape[1]
     lse_M, picked_M = _ops(logits_MV).forward(logits_MV, labels_M)
@@ -53,26 +53,26 @@ def statistics(logits_MV: Tensor, labels_M: Tensor) -> Statistics:
     return Statistics(labels_M, lse_M, picked_M)
 
 
-def quantized_gradient(logits_MV: Tensor, known: Statistics, grad_M: Tensor, *, dtype: torch.dtype = FP8) -> Quantized:
-    """Return the gradient of the logits in FP8, from those of the losses; the logits stay as they are.
+def quantized_gradient(logits_MV: Tensor, stats: Statistics, grad_M: Tensor, *, dtype: torch.dtype = FP8) -> Quantized:
+    """Return the gradient of the logits in FP8, from the gradients of the losses; the logits are not changed.
 
-    The largest magnitude of a row is that of its label, 1 - p: the probabilities of all others add up to as much. So
-    each row's scale is known before the row is read, and it is the same on all TP ranks.
+    The largest magnitude of a row is at its label, 1 - p, because the probabilities of all other tokens sum to 1 - p.
+    So each row's scale is stats before the row is read, and it is the same on all TP ranks.
     """
-    return _ops(logits_MV).quantized_gradient(logits_MV, known, grad_M.contiguous(), dtype)
+    return _ops(logits_MV).quantized_gradient(logits_MV, stats, grad_M.contiguous(), dtype)
 
 
 class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-        ctx.logits_MV, ctx.known = logits_MV, statistics(logits_MV, labels_M)
-        losses_M: Tensor = ctx.known.losses_M
+        ctx.logits_MV, ctx.stats = logits_MV, statistics(logits_MV, labels_M)
+        losses_M: Tensor = ctx.stats.losses_M
         return losses_M
 
     @staticmethod
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor, None]:
         logits_MV, ctx.logits_MV = ctx.logits_MV, None
-        _ops(logits_MV).backward_(logits_MV, ctx.known.labels_M, ctx.known.lse_M, grad_M.contiguous())
+        _ops(logits_MV).backward_(logits_MV, ctx.stats.labels_M, ctx.stats.lse_M, grad_M.contiguous())
         return logits_MV, None
 
 
@@ -84,12 +84,12 @@ class _Ops(Protocol):
     def backward_(self, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, grad_M: Tensor, /) -> None: ...
 
     def quantized_gradient(
-        self, logits_MV: Tensor, known: Statistics, grad_M: Tensor, dtype: torch.dtype, /
+        self, logits_MV: Tensor, stats: Statistics, grad_M: Tensor, dtype: torch.dtype, /
     ) -> Quantized: ...
 
 
 def _ops(logits_MV: Tensor) -> _Ops:
-    """Return what computes the loss on the device of the logits: the Triton kernels or torch."""
+    """Return the implementation for the device of the logits: Triton kernels or torch."""
     if not logits_MV.is_cuda:
         return _TorchOps
     from jobs.engines.megatron import loss_kernels
@@ -102,7 +102,7 @@ class _TorchOps:
 
     @staticmethod
     def forward(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log sum exp [M] and the label's logit [M]; for labels outside of this part of the vocabulary, 0."""
+        """Return log-sum-exp [M] and the logit of the label [M]; 0 for labels of other parts of the vocabulary."""
         inside_M = (labels_M >= 0) & (labels_M < logits_MV.shape[1])
         picked_M = logits_MV.gather(1, torch.where(inside_M, labels_M, 0)[:, None])[:, 0].float()
         return logits_MV.float().logsumexp(1), torch.where(inside_M, picked_M, 0)
@@ -113,10 +113,10 @@ class _TorchOps:
         logits_MV.copy_(_TorchOps.gradient(logits_MV, labels_M, lse_M) * grad_M[:, None])
 
     @staticmethod
-    def quantized_gradient(logits_MV: Tensor, known: Statistics, grad_M: Tensor, dtype: torch.dtype) -> Quantized:
-        """Return the gradient of the logits in the type, with the scales that `loss.quantized_gradient` describes."""
-        scale_M = (-torch.expm1(-known.losses_M) * grad_M.abs()).clamp(min=SMALLEST_AMAX) / LARGEST
-        grad_MV = _TorchOps.gradient(logits_MV, known.labels_M, known.lse_M) * (grad_M / scale_M)[:, None]
+    def quantized_gradient(logits_MV: Tensor, stats: Statistics, grad_M: Tensor, dtype: torch.dtype) -> Quantized:
+        """Return the gradient of the logits in `dtype`, with the scales that `loss.quantized_gradient` describes."""
+        scale_M = (-torch.expm1(-stats.losses_M) * grad_M.abs()).clamp(min=SMALLEST_AMAX) / LARGEST
+        grad_MV = _TorchOps.gradient(logits_MV, stats.labels_M, stats.lse_M) * (grad_M / scale_M)[:, None]
         return Quantized(grad_MV.clamp(-LARGEST, LARGEST).to(dtype), scale_M)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Cross-entropy as two Triton kernels, one program a row; `loss._TorchOps` says what each returns."""
+"""Cross-entropy in Triton, one program per row. `loss._TorchOps` documents what each function returns."""
 
 import torch
 import triton
@@ -23,12 +23,12 @@ def backward_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor) -> None
     _backward[(num_rows, triton.cdiv(width, _CHUNK))](logits, labels, lse, grad, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
 
 
-def quantized_gradient(logits: Tensor, known: tuple[Tensor, ...], grad: Tensor, dtype: torch.dtype = FP8) -> Quantized:
+def quantized_gradient(logits: Tensor, stats: tuple[Tensor, ...], grad: Tensor, dtype: torch.dtype = FP8) -> Quantized:
     num_rows, width = logits.shape
     values = torch.empty(num_rows, width, dtype=dtype, device=logits.device)
     scale = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     grid = (num_rows, triton.cdiv(width, _CHUNK))
-    _quantized_gradient[grid](logits, *known, grad, values, scale, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
+    _quantized_gradient[grid](logits, *stats, grad, values, scale, WIDTH=width, CHUNK=_CHUNK, num_warps=8)
     return Quantized(values, scale)
 
 

@@ -26,89 +26,89 @@ from jobs.engines.megatron.adam import Adam
 from jobs.engines.megatron.frozen.head import Fp8Head
 from jobs.engines.megatron.frozen.layer import Fp8Layer
 from jobs.engines.megatron.frozen.ops import Fp8Ops
+from jobs.engines.megatron.hand_written_layer import HandWrittenLayer
 from jobs.engines.megatron.loss import cross_entropy
 from jobs.engines.megatron.offload import HostActivations, is_offloaded
-from jobs.engines.megatron.own_layer import OwnLayer
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 from jobs.local_sgd import groups
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
 Ops = Fp8Ops | TrainedOps
-"""The operations of the hand-written layers: with frozen linears, or those of whole-model training."""
+"""The operations of the hand-written layers: with frozen linears, or with all weights trained."""
 
 
 @dataclass(slots=True)
-class Parts:
-    """The model chunks of one rank (one, or vpp of them) and their optimizer."""
+class ModelAndOptimizer:
+    """The model chunks of this rank (one, or vpp of them) and their optimizer."""
 
     plan: TrainingPlan
     chunks: list[DistributedDataParallel]
     optimizer: Adam
     linear_weights: LinearWeights | None
-    """What the GEMMs of trained layers take; None: their weights are frozen."""
-    training_pass: graphs.Pass | None
-    """The pass of a micro-batch; None: a pipeline, whose schedule is megatron-core's."""
+    """The weights for the GEMMs of trained layers; None: the weights are frozen."""
+    training_pass: graphs.TrainingPass | None
+    """Forward and backward pass of a micro-batch; None: megatron-core's pipeline schedule is used."""
 
     @property
     def device(self) -> torch.device:
         return torch.device(torch.cuda.current_device())
 
-    def bare_chunks(self) -> list[GPTModel]:
+    def unwrapped_chunks(self) -> list[GPTModel]:
         """Return the chunks without the wrappers for DP and BF16."""
-        return [_bare(chunk) for chunk in self.chunks]
+        return [_unwrap(chunk) for chunk in self.chunks]
 
     def refresh_weights(self) -> None:
-        """Follow weights that were changed. Whoever changes them calls this, after the DP ranks have shared them."""
+        """Update copies of the weights. Call this after every change of the weights, when all DP ranks have them."""
         if self.linear_weights is not None:
             self.linear_weights.refresh()
 
 
 class _Model(GPTModel):
-    """megatron-core's GPT model, with a loss that makes no FP32 copies of the logits."""
+    """megatron-core's GPT model, with a loss that makes no FP32 copy of the logits."""
 
     fp8_head: Fp8Head | None = None
-    """What computes logits and loss of training passes in FP8; `_chunk` sets it, on the last stage."""
+    """Computes logits and loss of training passes in FP8; `_build_chunk` sets it on the last stage."""
 
     def _postprocess(self, hidden_states: Tensor, labels: Tensor, **others: Any) -> Tensor:
-        """Return what megatron-core does: the hidden states, or on the last stage the loss [B, S]."""
+        """Return the same as megatron-core: the hidden states, or on the last stage the loss [B, S]."""
         if self.fp8_head is None or not torch.is_grad_enabled():
-            found: Tensor = super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
-            return found
+            output: Tensor = super()._postprocess(hidden_states=hidden_states, labels=labels, **others)
+            return output
         return self.fp8_head.losses(hidden_states, labels)
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Return the loss [B, S] of logits [S, B, V / tp] and labels [B, S]."""
         num_rows, batch, _ = logits.shape
-        with named(Part.loss):
+        with profile_range(Part.loss):
             return cross_entropy(logits.flatten(0, 1), labels.T.flatten()).view(num_rows, batch).T.contiguous()
 
 
-def build(plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> Parts:
-    """Return the engine of a plan, with random weights drawn from the seed; process groups must exist.
+def build(plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> ModelAndOptimizer:
+    """Return model and optimizer with random weights of this seed; the process groups must exist.
 
-    ops: the operations of the layers, by default those for this rank's device and the plan's precision.
+    ops: the operations of the layers; by default those for this rank's device and the plan's precision.
     """
     seed_all(seed, group=0)  # all groups start from the same weights
     ops = ops or _ops(plan, torch.device(torch.cuda.current_device()))
     config = layer_config(plan, ops)
-    chunks = [_chunk(plan, config, ops, stage, seed) for stage in range(plan.world.vpp)]
+    chunks = [_build_chunk(plan, config, ops, stage, seed) for stage in range(plan.world.vpp)]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
     )
-    with graphs.not_on_the_default_stream() if plan.cuda_graph else nullcontext():
+    with graphs.side_stream() if plan.cuda_graph else nullcontext():
         wrapped = [DistributedDataParallel(config, ddp, one, disable_bucketing=i > 0) for i, one in enumerate(chunks)]
     for chunk in wrapped:
         chunk.broadcast_params()
     config.finalize_model_grads_func = finalize_model_grads
-    linear_weights = _shared_weights([_bare(chunk) for chunk in wrapped], ops)
+    linear_weights = _share_linear_weights([_unwrap(chunk) for chunk in wrapped], ops)
     training_pass = graphs.training_pass(plan, wrapped[0]) if plan.world.pp == 1 else None
-    parts = Parts(plan, wrapped, Adam(plan, wrapped), linear_weights, training_pass)
+    parts = ModelAndOptimizer(plan, wrapped, Adam(plan, wrapped), linear_weights, training_pass)
     parts.refresh_weights()
     return parts
 
 
 def seed_all(seed: int, *, group: int | None = None) -> None:
-    """Seed this rank's generators; replicas and pipeline stages draw different dropout masks, and so do groups."""
+    """Seed this rank's generators; replicas, pipeline stages and local SGD groups draw different dropout masks."""
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     group = groups.number() if group is None else group
     replica += group * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
@@ -145,7 +145,7 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        # Interleaving with batched sends crosses messages when pp is 2: send and receive one by one there.
+        # The interleaved schedule with batched sends mixes up messages if pp is 2: send and receive separately.
         overlap_p2p_comm=w.vpp > 1,
         batch_p2p_comm=w.vpp == 1,
         recompute_granularity="full" if full else None,
@@ -155,14 +155,16 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
     )
 
 
-def _chunk(plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage: int, seed: int) -> torch.nn.Module:
+def _build_chunk(
+    plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage: int, seed: int
+) -> torch.nn.Module:
     m = plan.config.model
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
     num_layers = m.num_layers // (plan.world.pp * plan.world.vpp)
     model = _Model(
         config,
-        TransformerBlockSubmodules(layer_specs=_layers(plan, ops, num_layers), layer_norm=layer.Norm),
+        TransformerBlockSubmodules(layer_specs=_layer_specs(plan, ops, num_layers), layer_norm=layer.Norm),
         vocab_size=m.vocab_size,
         max_sequence_length=m.max_seq_length,
         pre_process=first,
@@ -179,7 +181,7 @@ def _chunk(plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage
         lora.freeze_base(model)
         lora.init_adapters(model, seed)
         if first and plan.recompute.full:
-            # Recomputed layers pass gradients on only if their input requires some; a frozen embedding does not.
+            # Recomputed layers propagate gradients only if their input requires them; a frozen embedding's does not.
             model.embedding.register_forward_hook(lambda module, args, out: out.requires_grad_())
         if last and has_fp8_head(plan.config):
             model.fp8_head = Fp8Head(model.output_layer, cast(Fp8Ops, ops), config.sequence_parallel)
@@ -188,7 +190,7 @@ def _chunk(plan: TrainingPlan, config: layer.LayerConfig, ops: Ops | None, stage
 
 
 def _ops(plan: TrainingPlan, device: torch.device) -> Ops | None:
-    """Return the operations of a plan's layers; None: the layers are megatron-core's."""
+    """Return the operations of a plan's layers; None: megatron-core's layers are used."""
     if _is_trained(plan):
         return device_ops.trained_ops(device, plan.config.precision)
     if layer_of(plan.config) is not Layer.frozen:
@@ -196,10 +198,10 @@ def _ops(plan: TrainingPlan, device: torch.device) -> Ops | None:
     return device_ops.frozen_ops(device, plan.config.precision, plan.config.training.trains)
 
 
-def _layers(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
-    """Return the layers of a chunk; the first layers recompute what does not fit, evenly over a rank's chunks."""
-    of_rank = plan.recompute.qkv_layers, plan.recompute.fc1_layers, plan.recompute.offloaded_layers
-    qkv, fc1, offloaded = (math.ceil(n / plan.world.vpp) for n in of_rank)
+def _layer_specs(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[ModuleSpec]:
+    """Return the layer specs of a chunk: its first layers recompute; a rank's chunks recompute equally many."""
+    num_per_rank = plan.recompute.qkv_layers, plan.recompute.fc1_layers, plan.recompute.offloaded_layers
+    qkv, fc1, offloaded = (math.ceil(n / plan.world.vpp) for n in num_per_rank)
     lora = plan.config.training.lora
     if _is_trained(plan):
         spec = partial(layer.trained_spec, cast(TrainedOps, ops))
@@ -213,18 +215,18 @@ def _layers(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[Module
 
 
 def _share_host_memory(model: GPTModel) -> None:
-    """Give the layers of a chunk what keeps the activations of some of them in the host's memory."""
-    layers = [one for one in model.decoder.layers if isinstance(one, OwnLayer)]
+    """Let the layers of a chunk share one `HostActivations`, if any of them offloads."""
+    layers = [one for one in model.decoder.layers if isinstance(one, HandWrittenLayer)]
     if any(one.offload for one in layers):
         host = HostActivations(torch.device(torch.cuda.current_device()))
         for one in layers:
             one.host = host
 
 
-def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | None:
-    """Give all hand-written layers one source of weights, which knows the order of the backward pass.
+def _share_linear_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | None:
+    """Let all hand-written layers share one source of weights, in the order of the backward pass.
 
-    Return that of trained layers; frozen weights never change.
+    Return the source for trained layers; None for frozen layers, whose weights never change.
     """
     if ops is None:
         return None
@@ -242,7 +244,7 @@ def _shared_weights(chunks: list[GPTModel], ops: Ops | None) -> LinearWeights | 
 
 
 def _dtype(plan: TrainingPlan, ops: Ops | None) -> torch.dtype:
-    """Return the dtype of activations and of the weights that are not quantised."""
+    """Return the data type of activations and of unquantised weights."""
     if ops is not None:
         return cast(TrainedOps, ops).dtype if _is_trained(plan) else cast(Fp8Ops, ops).output_dtype
     return torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
@@ -252,6 +254,6 @@ def _is_trained(plan: TrainingPlan) -> bool:
     return layer_of(plan.config) is Layer.trained
 
 
-def _bare(chunk: torch.nn.Module) -> GPTModel:
+def _unwrap(chunk: torch.nn.Module) -> GPTModel:
     inner = chunk.module
     return inner.module if isinstance(inner, Float16Module) else inner

@@ -1,9 +1,9 @@
-"""Saved activations of some layers in the host's memory, between their forward and their backward pass.
+"""Activation offloading: saved activations of some layers are in host memory between forward and backward pass.
 
-After the forward pass of such a layer a stream of its own copies what the layer saved to pinned memory. The memory on
-the device is free when the next such layer has been computed, which waits for the copy. In the backward pass the
-activations come back while the layers above are computed: of one layer ahead, so that the device holds those of two at
-a time. No bit changes. On a CPU the same copies are made, one after the other.
+After the forward pass of such a layer, a separate stream copies its saved activations to pinned memory. The next such
+layer waits for this copy and then frees the device memory. In the backward pass activations are prefetched one layer
+ahead, while the layers above are computed, so that the device holds the activations of two layers at a time. Results
+are bitwise the same. On a CPU the same copies are made, without overlap.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Offloaded:
-    """What one layer saved in one pass; it lies in the host's memory, or on the device, or both while it is copied."""
+    """The saved activations of one layer and pass: in host memory, on the device, or in both during a copy."""
 
     def __init__(self, on_host: Any, copied_out: Any) -> None:
         self.on_host, self.copied_out = on_host, copied_out
@@ -24,80 +24,80 @@ class Offloaded:
 
 
 class HostActivations:
-    """The activations of a rank's layers that are in the host's memory; all layers of a chunk share one."""
+    """The offloaded activations of a rank's layers; all layers of a chunk share one instance."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.library: Any = torch.cuda if device.type == "cuda" else torch.cpu
         self.to_host, self.to_device = self.library.Stream(), self.library.Stream()
         self.latest: Offloaded | None = None
-        """What the highest layer so far has put here in the current forward pass."""
-        self._leaving: tuple[Any, Any] | None = None
-        """The last copy to the host, and the tensors on the device that it reads."""
+        """The activations that were offloaded last in the current forward pass."""
+        self._pending_copy: tuple[Any, Any] | None = None
+        """The event of the last copy to the host, and the device tensors that it reads."""
 
-    def put(self, saved: Any) -> Offloaded:
-        """Start to copy what a layer saved to the host; the caller keeps no tensor of it."""
-        self._let_go()
+    def offload(self, saved: Any) -> Offloaded:
+        """Start to copy a layer's saved activations to the host; the caller must keep no reference to them."""
+        self._free_copied()
         copied_out = self.library.Event()
         self.to_host.wait_stream(self.library.current_stream())
         with self.library.stream(self.to_host):
-            on_host = mapped(saved, self._copied_to_host)
+            on_host = map_tensors(saved, self._copy_to_host)
             copied_out.record()
-        self._leaving = copied_out, saved
+        self._pending_copy = copied_out, saved
         self.latest = Offloaded(on_host, copied_out)
         return self.latest
 
-    def fetch(self, item: Offloaded | None) -> None:
-        """Start to copy activations back to the device, unless that was done."""
+    def prefetch(self, item: Offloaded | None) -> None:
+        """Start to copy activations back to the device, unless the copy was started before."""
         if item is None or item.on_host is None or item.on_device is not None:
             return
-        self._let_go()
+        self._free_copied()
         copies: list[tuple[Tensor, Tensor]] = []
 
-        def place_of(x: Tensor) -> Tensor:
+        def allocate(x: Tensor) -> Tensor:
             copies.append((torch.empty_like(x, device=self.device), x))
             return copies[-1][0]
 
-        item.on_device = mapped(item.on_host, place_of)
+        item.on_device = map_tensors(item.on_host, allocate)
         item.copied_in = self.library.Event()
-        self.to_device.wait_stream(self.library.current_stream())  # whose kernels may still use this memory
+        self.to_device.wait_stream(self.library.current_stream())  # its kernels may still use this memory
         with self.library.stream(self.to_device):
             item.copied_out.wait()
             for on_device, on_host in copies:
                 on_device.copy_(on_host, non_blocking=True)
             item.copied_in.record()
 
-    def take(self, item: Offloaded) -> Any:
-        """Return the activations on the device; the item no longer holds them."""
-        self.fetch(item)
+    def pop(self, item: Offloaded) -> Any:
+        """Return the activations on the device, and drop the references of `item`."""
+        self.prefetch(item)
         item.copied_in.wait()
         saved, item.on_device, item.on_host = item.on_device, None, None
         return saved
 
-    def _let_go(self) -> None:
-        """Free the memory on the device whose copy was started last, once it is complete."""
-        if self._leaving is not None:
-            self._leaving[0].wait()
-            self._leaving = None
+    def _free_copied(self) -> None:
+        """Wait for the last copy to the host, and free the device memory that it read."""
+        if self._pending_copy is not None:
+            self._pending_copy[0].wait()
+            self._pending_copy = None
 
-    def _copied_to_host(self, x: Tensor) -> Tensor:
-        """Return a copy with the same strides, which kernels and cuDNN's plans depend on."""
+    def _copy_to_host(self, x: Tensor) -> Tensor:
+        """Return a copy with the same strides: kernels and cuDNN's plans depend on them."""
         copy = torch.empty_like(x, device="cpu", pin_memory=self.device.type == "cuda")
         return copy.copy_(x, non_blocking=True)
 
 
-def mapped(saved: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same dataclass or tuple, with the function of each tensor in the place of the tensor."""
+def map_tensors(saved: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same dataclass or tuple with `function` applied to each tensor."""
     if isinstance(saved, Tensor):
         return function(saved)
     if isinstance(saved, tuple):
-        parts = [mapped(part, function) for part in saved]
+        parts = [map_tensors(part, function) for part in saved]
         return type(saved)(*parts) if hasattr(saved, "_fields") else tuple(parts)
     if is_dataclass(saved) and not isinstance(saved, type):
-        return type(saved)(*(mapped(getattr(saved, field.name), function) for field in fields(saved)))
+        return type(saved)(*(map_tensors(getattr(saved, field.name), function) for field in fields(saved)))
     return saved
 
 
 def is_offloaded(index: int, num_offloaded: int, num_layers: int) -> bool:
-    """Return whether a layer's activations go to the host: they are spread evenly, so that copies do not pile up."""
+    """Return whether a layer is offloaded: offloaded layers are evenly spaced, so that copies do not queue up."""
     return index * num_offloaded % num_layers < num_offloaded

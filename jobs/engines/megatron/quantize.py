@@ -1,6 +1,6 @@
-"""FP8 tensors: E4M3 numbers with one FP32 scale for each row, or one for a whole weight; and LoRA's dropout mask.
+"""FP8 tensors: E4M3 values with one FP32 scale per row, or one per weight; and LoRA's dropout mask.
 
-Weights are quantised here for the engine and for the conversion of checkpoints. A GPU and a CPU give the same bits.
+The engine and the conversion of checkpoints both quantise weights with this module. GPU and CPU give the same bits.
 """
 
 from typing import NamedTuple
@@ -14,15 +14,15 @@ BF16 = torch.bfloat16
 LARGEST = 448.0
 """The largest E4M3 number; a row is scaled so that its largest magnitude becomes this."""
 SMALLEST_AMAX = 1e-12
-"""Keeps the scale of a row of zeros above 0."""
+"""Minimum of amax, so that the scale of a row of zeros is above 0."""
 STORED, STORED_SCALE = "weight_fp8", "weight_scale"
-"""Keys of a linear's weight in FP8 checkpoints. Another key than `weight`, since the values still need their scale."""
+"""Keys of a linear's weight in FP8 checkpoints. The key is not `weight`, because the values still need their scale."""
 
 
 class Quantized(NamedTuple):
-    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1], or it repeated).
+    """values * scale is the tensor: values in FP8 [M, N], scale in FP32 [M] (of a weight: [1], or repeated).
 
-    Where nothing was quantised, values is the tensor itself and scale is None.
+    If the tensor is not quantised, values is the tensor itself and scale is None.
     """
 
     values: Tensor
@@ -35,8 +35,8 @@ def amax(weight: Tensor) -> Tensor:
 
 
 def weight_scale(amax: Tensor) -> Tensor:
-    """Return the scale [1] of a whole weight, from its largest magnitude over all its parts."""
-    # On a GPU torch divides by a Python number through its reciprocal, which may round to another bit; not by a tensor.
+    """Return the scale [1] of a full weight, from the largest magnitude over all its parts."""
+    # On a GPU torch divides by a Python number through its reciprocal, which may round differently; not by a tensor.
     return amax.clamp(min=SMALLEST_AMAX) / torch.full_like(amax, LARGEST)
 
 
@@ -46,28 +46,28 @@ def quantize_weight(weight: Tensor, scale: Tensor, dtype: torch.dtype = FP8) -> 
 
 
 class Dropout(NamedTuple):
-    """A dropout mask that drops a share p. It is not stored: each kernel computes it again from the seed."""
+    """A dropout mask with dropout probability p. It is not stored: each kernel recomputes it from the seed."""
 
     p: float
     seed: int | Tensor
-    """31 bits; those of a captured pass lie in the device's memory (int64, no dimension)."""
+    """31 bits; in a captured pass a scalar int64 tensor in device memory."""
 
     @property
     def threshold(self) -> int:
-        """Return the least 16-bit random number with which an element is kept.
+        """Return the smallest 16-bit random number for which an element is kept.
 
-        An element's 16 bits are one half of a 32-bit hash of its index and the seed, which two neighbours share.
+        An element's 16 bits are one half of a 32-bit hash of index and seed, which two neighbouring elements share.
         """
         return min(round(self.p * 2**16), 2**16 - 1)
 
     @property
     def scale(self) -> float:
-        """Return what the kept elements are multiplied by, so that the mean stays what it was."""
+        """Return the factor for kept elements, which preserves the mean."""
         return 1 / (1 - self.threshold / 2**16)
 
 
 class Lora(NamedTuple):
-    """What an adapter adds to its linear's output: scale * low B^T, for low [M, R] and B [O, R]."""
+    """An adapter's contribution to its linear's output: scale * low B^T, for low [M, R] and B [O, R]."""
 
     low: Tensor
     b: Tensor
@@ -75,7 +75,7 @@ class Lora(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """What an adapter adds to the gradient of its linear's input: `grad` under the forward pass's dropout mask."""
+    """An adapter's contribution to the gradient of its linear's input: `grad`, with the forward pass's dropout mask."""
 
     grad: Tensor
     drop: Dropout

@@ -1,6 +1,6 @@
-"""RoPE in Triton, forward and backward. A program of the forward pass takes a tile of the heads of one or more groups,
-and first adds the output of the adapter's B and the linear's bias; one of the backward pass takes a row. Without
-angles, the heads are split and merged only.
+"""RoPE in Triton, forward and backward. A forward program processes a tile of the heads of one or more groups, and
+first adds the output of the adapter's B and the linear's bias; a backward program processes one row. Without angles the
+heads are only split and merged.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from jobs.engines.megatron.row_kernels import quantized_like, scale_of
 from jobs.engines.megatron.triton_target import FACTOR
 
 _ROWS, _ROWS_OF_LARGE_RANK = 16, 64
-"""How many rows a program of the forward pass takes. Each reads B anew, which must not take longer than to read qkv."""
+"""Rows per forward program. Each program reads B, which must not take longer than reading qkv."""
 _PROGRAMS = 512
-"""How many programs of the forward pass there are at least where B is large, if there are so many groups of all tiles.
-More groups in one program share its sines and cosines, which are a third of its instructions otherwise."""
+"""Minimum number of forward programs for a large B, if there are enough groups. The groups of one program share its
+sines and cosines, which otherwise are a third of its instructions."""
 _REGISTERS = 128
-"""Of a thread where B is large: two programs fit on a multiprocessor."""
+"""Maximum registers per thread for a large B, so that two programs fit on a multiprocessor."""
 
 
 def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +41,7 @@ def split_heads(
 
 
 def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
-    """Return the rows and groups that a program of the forward pass takes, and how it is compiled."""
+    """Return rows and groups per forward program, and its compile options."""
     if rank <= 16:
         return {"ROWS": _ROWS, "GROUPS": 1, "STAGES": None, "num_warps": 4}
     most = max(1, groups * triton.cdiv(num_rows, _ROWS_OF_LARGE_RANK) // _PROGRAMS)
@@ -53,7 +53,7 @@ def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
 def rope_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
 ) -> tuple[Tensor, Quantized]:
-    """Return the gradient of the rows, and the same in FP8, or else the same tensor without a scale."""
+    """Return the gradient of the rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
     out = _empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     _launch_backward(dq, dk, dv, freqs, out, quantized, QUANTIZE=to_fp8, POWERS=False)
@@ -98,7 +98,7 @@ def _store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
 
 @triton.jit
 def _offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
-    """Return the offsets of a row's heads (queries in q and qkv, keys in k and qkv), and which of them exist."""
+    """Return the offsets of a row's heads (queries in q and qkv, keys in k and qkv), and their masks."""
     query, group, plane = tl.arange(0, QUERIES)[:, None], tl.arange(0, GROUPS)[:, None], tl.arange(0, HALF)[None, :]
     q_in_qkv = (query // repeats * (repeats + 2) + query % repeats) * (2 * HALF) + plane
     k_in_qkv = (group * (repeats + 2) + repeats) * (2 * HALF) + plane
@@ -168,7 +168,7 @@ def _most(low, high):
 
 @triton.jit
 def _rotated_back(low, high, cos, sin, pointer):
-    """Return both halves rotated by minus the angle and rounded; without an angle, as they are."""
+    """Return both halves rotated by minus the angle and rounded; without an angle, unchanged."""
     if cos is not None:
         low, high = _rounded(low * cos + high * sin, pointer), _rounded(high * cos - low * sin, pointer)
     return low, high

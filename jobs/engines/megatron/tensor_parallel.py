@@ -1,7 +1,7 @@
-"""The collectives of tensor parallelism around a linear: rows are gathered before it, partial sums reduced after it.
+"""Tensor-parallel collectives around a linear: rows are gathered before it, partial sums are reduced after it.
 
-In the backward pass it is the other way round. Under SP each rank holds a part of the rows between the linears, and
-without SP all of them. With tp 1 there is nothing to do.
+In the backward pass it is the other way round. Between the linears each rank holds a part of the rows under SP, and all
+rows without SP. With tp = 1 there are no collectives.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ParallelLinear(Protocol):
-    """What is read of megatron-core's parallel linears, which have no types."""
+    """The attributes of megatron-core's parallel linears that are used here; megatron-core has no type hints."""
 
     weight: Parameter
     bias: Parameter | None
@@ -27,13 +27,13 @@ class ParallelLinear(Protocol):
 
 @dataclass(slots=True)
 class Pending(Generic[T]):
-    """The result of collectives that may still run beside the GEMMs that are launched meanwhile."""
+    """The result of collectives that may still run, concurrently with GEMMs that are launched meanwhile."""
 
     result: T
     collectives: list[torch.distributed.Work]
 
     def wait(self) -> T:
-        """Return the result; kernels that are launched from now on may read it. The host does not wait for a GPU."""
+        """Return the result; kernels that are launched from now on may read it. The host does not wait for the GPU."""
         while self.collectives:
             self.collectives.pop().wait()
         return self.result
@@ -50,7 +50,7 @@ class TensorParallel:
         return self.start_gather(x).wait()
 
     def start_gather(self, x: Tensor) -> Pending[Tensor]:
-        """Start what `gather` does."""
+        """Start `gather`."""
         if not self.sp:
             return Pending(x, [])
         out = x.new_empty(self.size * len(x), *x.shape[1:])
@@ -58,11 +58,11 @@ class TensorParallel:
         return Pending(out, [work])
 
     def gather_quantized(self, x: Quantized) -> Quantized:
-        """Return the rows of all ranks; FP8 moves half the bytes of BF16."""
+        """Return the rows of all ranks; FP8 sends half the bytes of BF16."""
         return self.start_gather_quantized(x).wait()
 
     def start_gather_quantized(self, x: Quantized) -> Pending[Quantized]:
-        """Start what `gather_quantized` does."""
+        """Start `gather_quantized`."""
         if x.scale is None:
             values = self.start_gather(x.values)
             return Pending(Quantized(values.result, None), values.collectives)
@@ -71,11 +71,11 @@ class TensorParallel:
         return Pending(result, values.collectives + scale.collectives)
 
     def reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, of this rank's rows under SP."""
+        """Return the sum over the ranks; under SP only of this rank's rows."""
         return self.start_reduce(x).wait()
 
     def start_reduce(self, x: Tensor) -> Pending[Tensor]:
-        """Start what `reduce` does."""
+        """Start `reduce`."""
         if self.size == 1:
             return Pending(x, [])
         if not self.sp:

@@ -1,4 +1,4 @@
-"""The training state of a rank in files: master weights, both moments, and the generators; not the data's order."""
+"""A rank's training state in a checkpoint: master weights, Adam moments and random generators, not the data order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,64 +13,64 @@ from jobs.engines import rank_state
 from jobs.engines.megatron import checkpoint_optimizer
 from jobs.engines.megatron.adam import State
 from jobs.engines.megatron.checkpoint_optimizer import NAMES, Box
-from jobs.engines.megatron.model import Parts, seed_all
+from jobs.engines.megatron.model import ModelAndOptimizer, seed_all
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.checkpoint_writer import Piece
 
 if TYPE_CHECKING:
-    from jobs.local_sgd.outer import Outer
+    from jobs.local_sgd.outer_optimizer import OuterOptimizer
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of this rank as it was, or as it is, where the host has no room for a copy."""
+    """The state of this rank: a copy, or the live tensors if host memory has no room for a copy."""
 
     boxes: list[list[Box]]
     states: list[State]
     generators: dict[str, Tensor]
     outer: dict[str, list[Tensor]]
-    """Of a group that trains apart: more tensors of each shard, by what stands before a weight's key."""
+    """With local SGD: the tensors of the outer optimizer for each shard, by the prefix of a weight's key."""
     is_copy: bool
-    """Whether training may go on while it is written."""
+    """Whether training may continue while it is written."""
 
     def write(self, folder: Path) -> None:
-        """Write this rank's file, and then the record that says so."""
+        """Write this rank's file, then the record that marks it as complete."""
         rank_state.write(folder, self._pieces())
 
     def _pieces(self) -> Iterator[Piece]:
         for state, boxes in zip(self.states, self.boxes, strict=True):
             for box in (box for box in boxes if box.is_saved):
                 for name, prefix in NAMES.items():
-                    yield Piece(prefix + box.key, box.whole, box.offset, box.of(getattr(state, name)).cpu())
+                    yield Piece(prefix + box.key, box.global_shape, box.offset, box.view_of(getattr(state, name)).cpu())
         for prefix, tensors in self.outer.items():
             for tensor, boxes in zip(tensors, self.boxes, strict=True):
                 for box in (box for box in boxes if box.is_saved):
-                    yield Piece(prefix + box.key, box.whole, box.offset, box.of(tensor))
+                    yield Piece(prefix + box.key, box.global_shape, box.offset, box.view_of(tensor))
         yield from rank_state.generator_pieces(self.generators)
 
 
-class Snapshots:
-    """Takes snapshots into host memory, which is kept from one to the next."""
+class SnapshotBuffers:
+    """Host memory for snapshots, which is used again for each snapshot."""
 
-    def __init__(self, engine: Parts, outer: "Outer | None" = None) -> None:
+    def __init__(self, engine: ModelAndOptimizer, outer: "OuterOptimizer | None" = None) -> None:
         self._engine, self._outer, self._boxes = engine, outer, checkpoint_optimizer.boxes(engine)
         self._copies: list[State] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """How much this rank writes."""
+        """How many bytes this rank writes."""
         outer = sum(tensor.nbytes for tensors in _outer(self._outer).values() for tensor in tensors)
         return outer + sum(
-            box.of(getattr(state, name)).nbytes
+            box.view_of(getattr(state, name)).nbytes
             for state, boxes in zip(self._engine.optimizer.states(), self._boxes, strict=True)
             for box in boxes
             if box.is_saved
             for name in NAMES
         )
 
-    def take(self) -> Snapshot:
-        """Return the state of this moment; the one before must have been written."""
-        states, copies = self._engine.optimizer.states(), self._room()
+    def take_snapshot(self) -> Snapshot:
+        """Return the current state; the snapshot before must have been written."""
+        states, copies = self._engine.optimizer.states(), self._host_copies()
         if copies is not None:
             for state, copy in zip(states, copies, strict=True):
                 for name in NAMES:
@@ -79,12 +79,12 @@ class Snapshots:
         outer = {prefix: [one.clone() for one in tensors] for prefix, tensors in _outer(self._outer).items()}
         return Snapshot(self._boxes, copies or states, _generators(), outer, copies is not None)
 
-    def _room(self) -> list[State] | None:
-        """Return memory for a copy, made for the first snapshot; None if the host has too little for its ranks."""
+    def _host_copies(self) -> list[State] | None:
+        """Return memory for a copy, allocated for the first snapshot; None if host memory has no room for all ranks."""
         if self._copies is None:
             states = self._engine.optimizer.states()
-            need = sum(getattr(state, name).nbytes for state in states for name in NAMES)
-            if not rank_state.has_room(self._engine.plan, need):
+            num_bytes = sum(getattr(state, name).nbytes for state in states for name in NAMES)
+            if not rank_state.has_room(self._engine.plan, num_bytes):
                 return None
             copies: list[dict[str, Any]] = [
                 {name: rank_state.host_memory(getattr(state, name)) for name in NAMES} for state in states
@@ -93,8 +93,16 @@ class Snapshots:
         return self._copies
 
 
-def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool, outer: "Outer | None" = None) -> None:
-    """Go on from a checkpoint of any layout; of groups that train apart, with their outer weights.
+def load(
+    engine: ModelAndOptimizer,
+    folder: Path,
+    *,
+    step: int,
+    seed: int,
+    same_layout: bool,
+    outer: "OuterOptimizer | None" = None,
+) -> None:
+    """Resume from a checkpoint of any layout; with local SGD, including the outer weights.
 
     In another layout generators are seeded anew: it draws other numbers.
 
@@ -105,7 +113,7 @@ def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool
     all_boxes, states = checkpoint_optimizer.boxes(engine), optimizer.states()
     by_prefix = {prefix: [getattr(state, name) for state in states] for name, prefix in NAMES.items()}
     reader.read(
-        Wanted(prefix + box.key, box.whole, box.offset, box.of(tensor))
+        Wanted(prefix + box.key, box.global_shape, box.offset, box.view_of(tensor))
         for prefix, tensors in (by_prefix | _outer(outer)).items()
         for tensor, boxes in zip(tensors, all_boxes, strict=True)
         for box in boxes
@@ -118,14 +126,14 @@ def load(engine: Parts, folder: Path, *, step: int, seed: int, same_layout: bool
         seed_all(seed + step)
 
 
-def _outer(outer: "Outer | None") -> dict[str, list[Tensor]]:
-    """Return the tensors of outer weights and their momentum, by what stands before a weight's key."""
-    named = {"outer.": outer.weights, "outer.momentum.": outer.momentum} if outer else {}
-    return {prefix: tensors for prefix, tensors in named.items() if tensors}
+def _outer(outer: "OuterOptimizer | None") -> dict[str, list[Tensor]]:
+    """Return the outer weights and their momentum, by the prefix of a weight's key."""
+    tensors_by_prefix = {"outer.": outer.weights, "outer.momentum.": outer.momentum} if outer else {}
+    return {prefix: tensors for prefix, tensors in tensors_by_prefix.items() if tensors}
 
 
 def _generators() -> dict[str, Tensor]:
-    """Return the bits of this rank's generators: torch's, and those by which TP ranks differ."""
+    """Return the states of this rank's generators: torch's, and megatron-core's tensor-parallel one."""
     return rank_state.generators(get_cuda_rng_tracker().get_states())
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes 1.20.2 that the tests boot, from Debian's own source package, and installs what it stands on.
+# Builds the Kubernetes 1.20.2 that the tests boot, from Debian's own source package, and installs its dependencies.
 #
 #   sudo -E tests/backends/kubernetes/build.sh      Debian 12, root; 6 minutes or more on two cores, once; 340 MB stay
 #
@@ -9,7 +9,7 @@ set -euo pipefail
 VERSION=1.20.2
 TARGET=${RUNSTOP_KUBERNETES:-$HOME/.cache/runstop/kubernetes-$VERSION}
 PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
-# Everything that a cluster consists of beside Kubernetes itself.
+# The parts of a cluster other than Kubernetes itself.
 CLUSTER_PACKAGES=(etcd-server containerd runc containernetworking-plugins iptables conntrack openssl)
 BUILD_PACKAGES=(dpkg-dev golang-1.19-go rsync)
 
@@ -82,9 +82,9 @@ import (
 )
 
 func main() {
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM)
-	<-told
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	<-signals
 }
 GO
   go build -trimpath -ldflags "-s -w" -o "$WORK/bin/pause" "$WORK/pause/main.go"

@@ -30,7 +30,7 @@ fail() { # MESSAGE [LOG]
   exit 1
 }
 
-address() { echo "10.245.77.$1"; } # of a node; on the loopback device, so that nobody else can reach it
+address() { echo "10.245.77.$1"; } # of a node; on the loopback device, so that no other machine can reach it
 store() { echo "$PROGRAMS/containerd-$1"; } # the images of a node, which outlive the cluster
 
 # --- Processes. run/NAME holds a pid and when the kernel started it: a pid alone may be somebody else's by now.

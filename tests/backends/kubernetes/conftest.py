@@ -12,12 +12,12 @@ SPEED = (
     *("task=lora_tiny", "model.weights=random", "launch.health=false", "task.training.max_steps=20"),
     *("recipe.eval_every_samples=160", "recipe.eval_skip=0", "recipe.log_every_steps=5", "walltime=10"),
 )
-"""A trial of seconds: random weights, so nothing has to be prepared, and nothing is proven but that it ran."""
+"""A trial of a few seconds: random weights need no preparation, and the log only shows that the trial ran."""
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Boot it. Where it could run, a boot that fails is an error; it is skipped only where it cannot."""
+    """Boot the cluster. A failed boot is an error if the machine can run it, else the tests are skipped."""
     if os.geteuid() != 0:
         pytest.skip("a real Kubernetes needs root: its nodes make containers")
     missing = [name for name in ("etcd", "containerd", "runc", "kubectl", "setpriv") if not shutil.which(name)]
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def user(cluster: Cluster) -> Iterator[User]:
-    """Somebody with an empty home, on an empty cluster."""
+    """A user with an empty home folder, on an empty cluster."""
     with kube_cluster.user(cluster, *SPEED) as somebody:
         yield somebody
         cluster.clear()

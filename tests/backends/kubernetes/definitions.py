@@ -1,4 +1,4 @@
-"""The definitions that operators' projects publish, fitted to an API server of 1.20.
+"""The CRDs that operators' projects publish, adapted to an API server of version 1.20.
 
 What that server does not know is dropped: rules in CEL, keys of list maps, defaults of empty strings. Types, enums,
 required and unknown fields stay.
@@ -22,7 +22,7 @@ UNKNOWN = ("x-kubernetes-list-map-keys", "x-kubernetes-list-type", "x-kubernetes
 
 
 def fitted(value: Any) -> Any:
-    """Return a definition, or a part of one, as the old server takes it."""
+    """Return a CRD, or a part of one, in the form that the old server accepts."""
     if isinstance(value, list):
         return [fitted(one) for one in value]
     if not isinstance(value, dict):
@@ -31,7 +31,7 @@ def fitted(value: Any) -> Any:
 
 
 def all_of_them() -> Iterator[tuple[str, str]]:
-    """Yield the name of each definition, and itself as YAML."""
+    """Yield the name and the YAML of each CRD."""
     for name in NAMES:
         path: Path = FOLDER / f"{name}.yaml.gz"
         definition = yaml.load(gzip.decompress(path.read_bytes()), Loader=yaml.CSafeLoader)

@@ -1,4 +1,4 @@
-"""A Kubernetes that cluster.sh boots, with the image of the tests on its nodes, and a user of it who is not root."""
+"""A Kubernetes cluster that cluster.sh boots, with the test image on its nodes, and a user who is not root."""
 
 import fcntl
 import json
@@ -21,12 +21,12 @@ from helpers.paths import ROOT
 SCRIPT = Path(__file__).parent / "cluster.sh"
 PROGRAMS = Path(os.environ.get("RUNSTOP_KUBERNETES") or Path("~/.cache/runstop/kubernetes-1.20.2").expanduser())
 USER = 1000
-"""Who submits, and as whom pods run."""
+"""The user id that submits runs and runs pods."""
 AS_USER = (
     *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
 )
-"""Somebody who owns what they write, and may read this machine's Python wherever it lies."""
+"""The command that switches to this user, who may read this machine's Python in any folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Run:
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who works with the cluster from this machine."""
+    """A user of the cluster on this machine."""
 
     cluster: Cluster
     home: Path
@@ -145,7 +145,7 @@ class User:
         return self.cluster.env | paths | {"PYTHONPATH": str(ROOT), "HOME": str(self.home), "TMPDIR": "/tmp"}
 
     def types(self, *words: object, module: str = "bench", code: int | None = 0) -> "subprocess.CompletedProcess[str]":
-        """Return what `python -m bench …` said."""
+        """Run `runstop …` and return the finished process."""
         argv = [*AS_USER, sys.executable, "-m", module, *map(str, words)]
         done = subprocess.run(
             argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
@@ -156,19 +156,19 @@ class User:
     def launch(self, *overrides: str, name: str = "run") -> Run:
         """Submit a run and return at once."""
         folder = self.home / "runs" / name
-        said = self.types(*self.overrides, *overrides, f"launch.folder={folder}", module="bench.launch").stdout
-        return Run(folder, said.split()[1].rstrip(":"))
+        output = self.types(*self.overrides, *overrides, f"launch.folder={folder}", module="bench.launch").stdout
+        return Run(folder, output.split()[1].rstrip(":"))
 
     def why(self, run: Run) -> dict[str, Any]:
         return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
 
     def state(self, run: Run) -> dict[str, Any]:
-        """Return what `bench runs` says of a run."""
-        said = self.types("runs", run.folder.parent, "--json").stdout
-        return next(one for one in map(json.loads, said.splitlines()) if one["run"] == str(run.folder))
+        """Return the entry of a run in `runstop runs`."""
+        output = self.types("runs", run.folder.parent, "--json").stdout
+        return next(one for one in map(json.loads, output.splitlines()) if one["run"] == str(run.folder))
 
     def end(self, run: Run, outcome: str, timeout_s: float = 600) -> None:
-        """Wait for the last word of a run; one that was interrupted may go on by itself."""
+        """Wait for the final status of a run; an interrupted run may resume by itself."""
         until(lambda: run.outcome not in {"", "interrupted"} - {outcome}, timeout_s, run)
         assert run.outcome == outcome, f"{run.json('status.json')}\n{run.output()}"
 
@@ -178,7 +178,7 @@ FOLDERS = {"DATADIR": "cache", "MODEL": "cache", "LOGDIR": "runs"}
 
 @contextmanager
 def user(cluster: Cluster, *overrides: str) -> Iterator[User]:
-    """Make a home for somebody, which is the same in pods."""
+    """Create a home folder for a user, with the same path in pods."""
     with tempfile.TemporaryDirectory(prefix="runstop-home-", dir="/tmp") as home:
         for folder in (home, *(f"{home}/{name}" for name in {*FOLDERS.values()})):
             Path(folder).mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def user(cluster: Cluster, *overrides: str) -> Iterator[User]:
 
 
 def until(happens: Callable[[], Any], timeout_s: float, run: Run | None = None) -> None:
-    """Wait for something."""
+    """Wait for a condition."""
     deadline = time.monotonic() + timeout_s
     while not happens():
         assert time.monotonic() < deadline, f"not within {timeout_s} s\n{run.output() if run else ''}"
@@ -196,7 +196,7 @@ def until(happens: Callable[[], Any], timeout_s: float, run: Run | None = None) 
 
 
 def trains(run: Run, steps: int = 1) -> Callable[[], bool]:
-    """Return whether a trial has written so many records of its steps."""
+    """Return a condition: the trial has logged at least `steps` training steps."""
     log = run.folder / "result_0.txt"
     return lambda: log.exists() and log.read_text().count('"train_loss"') >= steps
 

@@ -1,8 +1,8 @@
-"""Make the image of the tests from this machine's Python and this project.
+"""Build the test image from this machine's Python and this project.
 
-It has two layers. The lower one holds Python, the packages that runstop and its engine need, and the libraries of the
-system that those link; it stays in the cache, as long as the versions do. The upper one is the project as it stands.
-Nothing else is in it: no shell, no user, no package manager.
+It has two layers. The lower one has Python, the packages that runstop and its engine need, and the system libraries
+that they link; it is cached until a version changes. The upper one has the current project. The image has no shell, no
+user and no package manager.
 """
 
 import hashlib
@@ -30,22 +30,24 @@ Files = Iterator[tuple[Path, str]]
 
 
 def distributions() -> dict[str, importlib.metadata.Distribution]:
-    """Return what runstop needs with its engine, and what those need, by name."""
+    """Return the packages that runstop and its engine need, with their dependencies, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found: dict[str, importlib.metadata.Distribution] = {}
-    wanted = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["engine"])]
-    while wanted:
-        one = wanted.pop()
+    installed: dict[str, importlib.metadata.Distribution] = {}
+    required = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["engine"])]
+    while required:
+        one = required.pop()
         name = re.sub(r"[-_.]+", "-", one.name).lower()
-        if name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+        if name in installed or (one.marker and not one.marker.evaluate({"extra": ""})):
             continue
         try:
-            found[name] = importlib.metadata.distribution(name)
+            installed[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        needs = map(Requirement, found[name].requires or [])
-        wanted += [r for r in needs if not r.marker or any(r.marker.evaluate({"extra": e}) for e in ("", *one.extras))]
-    return dict(sorted(found.items()))
+        needs = map(Requirement, installed[name].requires or [])
+        required += [
+            r for r in needs if not r.marker or any(r.marker.evaluate({"extra": e}) for e in ("", *one.extras))
+        ]
+    return dict(sorted(installed.items()))
 
 
 def python_files() -> Files:
@@ -68,13 +70,13 @@ def package_files() -> Files:
 
 
 def system_libraries(files: Iterable[Path]) -> Files:
-    """Yield what files link to beside each other: of the system."""
-    found: set[str] = set()
+    """Yield the system libraries that files link."""
+    libraries: set[str] = set()
     for path in files:
         if ".so" in path.name or path.name == PYTHON:
-            said = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-            found |= set(re.findall(r"(?:^|\s)(/(?:usr/)?lib\S*) \(0x", said))
-    yield from ((Path(path).resolve(), path.removeprefix("/")) for path in sorted(found))
+            output = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+            libraries |= set(re.findall(r"(?:^|\s)(/(?:usr/)?lib\S*) \(0x", output))
+    yield from ((Path(path).resolve(), path.removeprefix("/")) for path in sorted(libraries))
 
 
 def project_files() -> Files:
@@ -103,7 +105,7 @@ def layer(path: Path, files: Files, *, links: dict[str, str], folders: Iterable[
 
 
 def base_layer() -> Path:
-    """Return the lower layer, from the cache or made anew."""
+    """Return the lower layer from the cache, or create it."""
     versions = [sys.version, *(f"{name} {one.version}" for name, one in distributions().items())]
     key = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:16]
     path = CACHE / f"base-{key}.tar"
@@ -150,9 +152,9 @@ def image(tar: tarfile.TarFile, name: str, layers: list[Path], **config: object)
         "config": settings | {"mediaType": "application/vnd.oci.image.config.v1+json"},
         "layers": [blob | {"mediaType": "application/vnd.oci.image.layer.v1.tar"} for blob in blobs],
     }
-    made = add(tar, json.dumps(manifest).encode())
+    entry = add(tar, json.dumps(manifest).encode())
     kind = {"mediaType": "application/vnd.oci.image.manifest.v1+json"}
-    return made | kind | {"annotations": {"io.containerd.image.name": name}}
+    return entry | kind | {"annotations": {"io.containerd.image.name": name}}
 
 
 def write(archive: Path, pause: Path) -> None:

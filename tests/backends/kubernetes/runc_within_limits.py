@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Start runc for containerd, where this machine itself may not do what containerd asks of runc.
+"""Start runc for containerd with limits that this machine allows.
 
-In some sandboxes root lacks CAP_SYS_RESOURCE: limits above the hard ones and lower OOM scores are refused. They are
-lowered to what this machine has.
+In some sandboxes root lacks CAP_SYS_RESOURCE, so limits above the hard limits and lower OOM scores are refused. They
+are reduced to the limits of this machine.
 """
 
 import json
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 def bundle(words: list[str]) -> Path:
-    for number, word in enumerate(words):
-        if word in ("-b", "--bundle"):
+    for number, argument in enumerate(words):
+        if argument in ("-b", "--bundle"):
             return Path(words[number + 1])
-        if word.startswith("--bundle="):
-            return Path(word.partition("=")[2])
+        if argument.startswith("--bundle="):
+            return Path(argument.partition("=")[2])
     return Path()
 
 
@@ -33,6 +33,6 @@ def lower(path: Path) -> None:
     path.write_text(json.dumps(container))
 
 
-if any(word in ("create", "run") for word in sys.argv[1:]):
+if any(argument in ("create", "run") for argument in sys.argv[1:]):
     lower(bundle(sys.argv[1:]) / "config.json")
 os.execv("/usr/sbin/runc", ["runc", *sys.argv[1:]])

@@ -1,8 +1,8 @@
-"""A small operator, which stands in for JobSet, Kubeflow's training operator and Kubeflow Trainer: it is none of them.
+"""A fake operator in place of JobSet, Kubeflow's training operator and Kubeflow Trainer.
 
-It turns their objects into pods by what their definitions document, and says in their status how they ended. Pods of a
-TrainJob may post how far they are, as with the Trainer's feature gate TrainJobStatus. It starts no pod again, makes no
-Services, and knows nothing of this project.
+It creates pods from their objects as the CRDs document, and writes to their status how the pods ended. Pods of a
+TrainJob may post their progress, as with the Trainer's feature gate TrainJobStatus. It restarts no pods, creates no
+Services, and does not import this project.
 """
 
 import copy
@@ -20,20 +20,20 @@ RESOURCES = {
     "pytorchjobs.kubeflow.org": "Succeeded",
     "trainjobs.trainer.kubeflow.org": "Complete",
 }
-"""What is looked after, and the condition that says that all is well."""
+"""The watched resources, and the condition type for success."""
 
 
 class InvalidError(Exception):
-    """What the project's own webhook would refuse."""
+    """The project's own webhook would refuse the object."""
 
 
-def pods_of(made: Object, runtime: Callable[[str], Object]) -> Iterator[Object]:
+def pods_of(item: Object, runtime: Callable[[str], Object]) -> Iterator[Object]:
     """Yield the pods of an object."""
-    match made["kind"]:
+    match item["kind"]:
         case "JobSet":
-            yield from of_jobset(made["metadata"]["name"], made["spec"])
+            yield from of_jobset(item["metadata"]["name"], item["spec"])
         case "TrainJob":
-            reference, nodes = made["spec"]["runtimeRef"], made["spec"].get("trainer", {}).get("numNodes")
+            reference, nodes = item["spec"]["runtimeRef"], item["spec"].get("trainer", {}).get("numNodes")
             if reference["kind"] != "TrainingRuntime":
                 raise InvalidError(f"no {reference['kind']} here")
             spec = copy.deepcopy(runtime(reference["name"])["spec"])
@@ -41,9 +41,9 @@ def pods_of(made: Object, runtime: Callable[[str], Object]) -> Iterator[Object]:
             for job in jobset["replicatedJobs"]:
                 count = nodes or spec["mlPolicy"]["numNodes"]
                 job["template"]["spec"] |= {"completions": count, "parallelism": count}
-            yield from of_jobset(made["metadata"]["name"], jobset)
+            yield from of_jobset(item["metadata"]["name"], jobset)
         case "PyTorchJob":
-            yield from of_pytorchjob(made["metadata"]["name"], made["spec"])
+            yield from of_pytorchjob(item["metadata"]["name"], item["spec"])
 
 
 def of_jobset(name: str, spec: Object) -> Iterator[Object]:
@@ -73,16 +73,16 @@ def of_pytorchjob(name: str, spec: Object) -> Iterator[Object]:
 
 
 def pod(template: Object, name: str, environment: dict[str, str], **spec: Any) -> Object:
-    made = copy.deepcopy(template)
-    made["metadata"] = made.get("metadata", {}) | {"name": name}
-    made["spec"] |= {"restartPolicy": "Never"} | spec
-    for container in made["spec"]["containers"]:
+    item = copy.deepcopy(template)
+    item["metadata"] = item.get("metadata", {}) | {"name": name}
+    item["spec"] |= {"restartPolicy": "Never"} | spec
+    for container in item["spec"]["containers"]:
         container["env"] = [*container.get("env", []), *({"name": k, "value": v} for k, v in environment.items())]
-    return {"apiVersion": "v1", "kind": "Pod", **made}
+    return {"apiVersion": "v1", "kind": "Pod", **item}
 
 
 class SmallOperator(threading.Thread):
-    """Looks after all objects of a namespace until it is told to end."""
+    """Reconciles all objects of a namespace until `end` is called."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         super().__init__(daemon=True)
@@ -92,8 +92,8 @@ class SmallOperator(threading.Thread):
     def run(self) -> None:
         while not self._done.wait(1.0):
             for resource, fine in RESOURCES.items():
-                for made in self._get(resource):
-                    self._look_after(resource, made, fine)
+                for item in self._get(resource):
+                    self._reconcile(resource, item, fine)
 
     def end(self) -> None:
         self._done.set()
@@ -101,31 +101,30 @@ class SmallOperator(threading.Thread):
         self.status_server.end()
 
     def _get(self, *words: str) -> list[Object]:
-        said = self._kubectl("get", *words, "--output", "json", check=False)
-        return list(json.loads(said)["items"]) if said else []
+        output = self._kubectl("get", *words, "--output", "json", check=False)
+        return list(json.loads(output)["items"]) if output else []
 
     def _runtime(self, name: str) -> Object:
-        said = self._kubectl("get", "trainingruntimes.trainer.kubeflow.org", name, "--output", "json")
-        return dict(json.loads(said))
+        return dict(json.loads(self._kubectl("get", "trainingruntimes.trainer.kubeflow.org", name, "--output", "json")))
 
-    def _look_after(self, resource: str, made: Object, fine: str) -> None:
-        uid, name = made["metadata"]["uid"], made["metadata"]["name"]
+    def _reconcile(self, resource: str, item: Object, fine: str) -> None:
+        uid, name = item["metadata"]["uid"], item["metadata"]["name"]
         if uid not in self._made:
             self._made.add(uid)
-            owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": name, "uid": uid}
-            if made["kind"] == "TrainJob":
-                config = {"apiVersion": "v1", "kind": "ConfigMap", **self.status_server.certificate(made)}
+            owner = {"apiVersion": item["apiVersion"], "kind": item["kind"], "name": name, "uid": uid}
+            if item["kind"] == "TrainJob":
+                config = {"apiVersion": "v1", "kind": "ConfigMap", **self.status_server.certificate(item)}
                 config["metadata"]["ownerReferences"] = [owner]
                 self._kubectl("create", "--filename", "-", stdin=json.dumps(config))
-            for one in pods_of(made, self._runtime):
+            for one in pods_of(item, self._runtime):
                 one["metadata"]["ownerReferences"] = [owner]
-                if made["kind"] == "TrainJob":
-                    self.status_server.tell(one, made)
+                if item["kind"] == "TrainJob":
+                    self.status_server.configure(one, item)
                 self._kubectl("create", "--filename", "-", stdin=json.dumps(one))
         own = [p for p in self._get("pods") if uid in [o["uid"] for o in p["metadata"].get("ownerReferences", [])]]
         phases = {pod["status"]["phase"] for pod in own}
-        if own and phases <= {"Succeeded", "Failed"} and not made.get("status", {}).get("conditions"):
+        if own and phases <= {"Succeeded", "Failed"} and not item.get("status", {}).get("conditions"):
             condition = {"type": fine if phases == {"Succeeded"} else "Failed", "status": "True", "reason": "PodsEnded"}
-            condition |= {"message": "all pods have ended", "lastTransitionTime": made["metadata"]["creationTimestamp"]}
+            condition |= {"message": "all pods have ended", "lastTransitionTime": item["metadata"]["creationTimestamp"]}
             status = json.dumps({"status": {"conditions": [condition]}})
             self._kubectl("patch", resource, name, "--subresource=status", "--type=merge", "--patch", status)

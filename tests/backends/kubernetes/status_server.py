@@ -1,8 +1,8 @@
-"""A small server, which stands in for the one in Kubeflow Trainer's controller that pods tell how far they are.
+"""A fake of the status server in Kubeflow Trainer's controller, to which pods post their progress.
 
-It does what upstream documents of it (kubeflow/trainer 2.3, pkg/statusserver and the plugin trainjobstatus): it takes
-`POST …/trainjobs/NAME/status` by TLS, from whoever has a token of a service account that was made for this TrainJob
-alone, and puts what is said into the object's status, where the API server judges it by the definition.
+It follows upstream's documentation (kubeflow/trainer 2.3, pkg/statusserver and the plugin trainjobstatus). It accepts
+`POST …/trainjobs/NAME/status` by TLS with a service account token that was issued for this TrainJob, and writes the
+content into the object's status, which the API server validates by the CRD.
 """
 
 import json
@@ -19,13 +19,13 @@ from typing import Any
 Object = dict[str, Any]
 GROUP = "trainer.kubeflow.org"
 HOST = "10.244.1.1"
-"""This machine, as pods of both nodes reach it; it has this address while node-1 has a pod."""
+"""This machine's address for pods of both nodes; it exists while node-1 has a pod."""
 FOLDER, VOLUME = "/var/run/secrets/kubeflow/trainer", "kubeflow-trainer-token"
 MAX_BYTES = 2**16
 
 
 class StatusServer:
-    """Listens from its making until `end`, and remembers what it has answered."""
+    """Listens until `end` is called, and records its status codes."""
 
     def __init__(self, kubectl: Callable[..., str]) -> None:
         self._kubectl, self.answered = kubectl, list[int]()
@@ -37,7 +37,7 @@ class StatusServer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._crt, key)
         self._http = ThreadingHTTPServer((HOST, 0), _handler(self), bind_and_activate=False)
-        self._http.socket.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND: the address is yet to come
+        self._http.socket.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND: the address does not exist yet
         self._http.server_bind()
         self._http.server_activate()
         self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
@@ -53,8 +53,8 @@ class StatusServer:
         metadata = {"name": f"{job['metadata']['name']}-tls-config", "namespace": job["metadata"]["namespace"]}
         return {"metadata": metadata, "data": {"ca.crt": self._crt.read_text()}}
 
-    def tell(self, pod: Object, job: Object) -> None:
-        """Tell a pod of a TrainJob where to post. Clusters whose admission is complete name the service account."""
+    def configure(self, pod: Object, job: Object) -> None:
+        """Set the server's address and token in a TrainJob's pod. Real clusters set the service account themselves."""
         place = path(job["metadata"]["namespace"], job["metadata"]["name"])
         token = {"audience": audience(place), "expirationSeconds": 3600, "path": "token"}
         config = {"name": f"{job['metadata']['name']}-tls-config", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
@@ -79,8 +79,8 @@ class StatusServer:
             return 422
         patch = json.dumps({"status": {"trainerStatus": status}})
         words = ("--subresource=status", "--type=merge", "--patch", patch, "--namespace", namespace)
-        said = self._kubectl("patch", f"trainjobs.{GROUP}", name, *words, check=False)
-        return 200 if said and "lastUpdatedTime" in status else 422
+        output = self._kubectl("patch", f"trainjobs.{GROUP}", name, *words, check=False)
+        return 200 if output and "lastUpdatedTime" in status else 422
 
     def _is_authorized(self, authorization: str, place: str) -> bool:
         scheme, _, token = authorization.partition(" ")
@@ -88,8 +88,8 @@ class StatusServer:
             return False
         spec = {"token": token, "audiences": [audience(place)]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
-        said = self._kubectl("create", "--filename", "-", "--output", "json", stdin=json.dumps(review))
-        return bool(json.loads(said)["status"].get("authenticated"))
+        output = self._kubectl("create", "--filename", "-", "--output", "json", stdin=json.dumps(review))
+        return bool(json.loads(output)["status"].get("authenticated"))
 
 
 def path(namespace: str, name: str) -> str:

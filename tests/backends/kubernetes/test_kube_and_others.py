@@ -1,4 +1,4 @@
-"""The study kubernetes_overhead_tiny in its places: the runner, and the test clusters of Slurm, Kubernetes and Ray."""
+"""The study kubernetes_overhead_tiny on four backends: local, and the test clusters of Slurm, Kubernetes and Ray."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ ARMS = {"runner", "Slurm", "Kubernetes", "Ray"}
 
 
 @pytest.mark.timeout(1800)
-def test_one_command_runs_it_in_turn_in_four_places(cluster: Cluster) -> None:
+def test_one_command_runs_it_on_four_backends_one_after_another(cluster: Cluster) -> None:
     if lacks := places.missing():
         pytest.skip(f"not here: {'; '.join(lacks)}")
     with places.running(kube=cluster) as there:
@@ -35,6 +35,6 @@ def test_one_command_runs_it_in_turn_in_four_places(cluster: Cluster) -> None:
 
 
 def clock(log: str) -> tuple[int, int]:
-    """Return when a log began and ended, in ms."""
+    """Return the first and last time of a log, in ms."""
     times = [json.loads(line.partition(":::MLLOG ")[2])["time_ms"] for line in log.splitlines() if ":::MLLOG" in line]
     return min(times), max(times)

@@ -1,4 +1,4 @@
-"""Settings of a Kubernetes cluster that cannot become pods are refused by what is wrong with each."""
+"""Invalid settings of a Kubernetes cluster are refused, each with its own message."""
 
 import os
 from collections.abc import Callable
@@ -14,29 +14,29 @@ from bench.rules.finding import Finding
 
 K = "cluster.kubernetes"
 Check = Callable[[Subject], object]
-Said = tuple[Check, str, str, str]
-CASES: dict[str, tuple[dict[str, object], Said]] = {
-    "image": ({"image": "Not An Image"}, (checks.image, "KUB-15", "'Not An Image' is not the name", "image")),
-    "no image": ({"image": None}, (checks.image, "KUB-15", "pods need an image", "image")),
-    "namespace": ({"namespace": "Team"}, (checks.texts, "KUB-15", "'Team' is not one that", "namespace")),
+Expected = tuple[Check, str, str, str]
+CASES: dict[str, tuple[dict[str, object], Expected]] = {
+    "image": ({"image": "Not An Image"}, (checks.image, "KUB-15", "'Not An Image' is not a valid image name", "image")),
+    "no image": ({"image": None}, (checks.image, "KUB-15", "no image is set", "image")),
+    "namespace": ({"namespace": "Team"}, (checks.texts, "KUB-15", "Kubernetes does not accept 'Team'", "namespace")),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "a volume is a claim or a host_path, one of the two", "data"),
+        (checks.volumes_of_config, "KUB-15", "a volume needs exactly one of claim and host_path", "data"),
     ),
     "claim": (
         {"model": Volume(claim="A b")},
-        (checks.volumes_of_config, "KUB-15", "'A b' is not the name of a claim", "model.claim"),
+        (checks.volumes_of_config, "KUB-15", "'A b' is not a valid claim name", "model.claim"),
     ),
     "host path": (
         {"results": Volume(host_path="b")},
-        (checks.volumes_of_config, "KUB-15", "'b' is not a full path", "results.host_path"),
+        (checks.volumes_of_config, "KUB-15", "'b' is not an absolute path", "results.host_path"),
     ),
-    "root": ({"run_as_user": 0}, (checks.shape, "KUB-15", "pods do not run as root", "run_as_user")),
-    "low port": ({"port": 1023}, (checks.shape, "KUB-15", "1023 is no port for a user", "port")),
-    "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is no port for a user", "port")),
+    "root": ({"run_as_user": 0}, (checks.shape, "KUB-15", "pods may not run as root", "run_as_user")),
+    "low port": ({"port": 1023}, (checks.shape, "KUB-15", "1023 is not a valid unprivileged port", "port")),
+    "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is not a valid unprivileged port", "port")),
     "queue": (
         {"queue": "a", "version": "1.23"},
-        (checks.shape, "KUB-16", "before Kubernetes 1.24 a run is one Job a node", "queue"),
+        (checks.shape, "KUB-16", "before Kubernetes 1.24 a run is one Job per node", "queue"),
     ),
     "jobset": (
         {"object": ObjectKind.jobset, "version": "1.26"},
@@ -53,48 +53,48 @@ def settled(changes: dict[str, object]) -> Subject:
     return Subject(plan, "")
 
 
-def found(check: Check, subject: Subject) -> list[Finding]:
-    made = check(subject)
-    assert hasattr(made, "__iter__")
-    return list(made)
+def findings(check: Check, subject: Subject) -> list[Finding]:
+    outcomes = check(subject)
+    assert hasattr(outcomes, "__iter__")
+    return list(outcomes)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_setting_that_cannot_become_pods_is_named(case: str) -> None:
+def test_an_invalid_setting_is_reported(case: str) -> None:
     changes, (check, rule, what, key) = CASES[case]
-    (one,) = found(check, settled(changes))
+    (one,) = findings(check, settled(changes))
     assert (one.rule, one.severity, one.where) == (rule, "error", f"{K}.{key}") and one.what.startswith(what)
 
 
 @pytest.mark.parametrize("changes", [{"port": 1024}, {"port": 65535}, {"shm_gib": 1, "grace_s": 1, "keep_h": 0}])
-def test_the_ends_of_each_range_are_in_it(changes: dict[str, object]) -> None:
-    assert found(checks.shape, settled(changes)) == []
+def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
+    assert findings(checks.shape, settled(changes)) == []
 
 
 @pytest.mark.parametrize("changes", [{"shm_gib": 0}, {"grace_s": 0}, {"keep_h": -1}])
-def test_numbers_out_of_range_are_named(changes: dict[str, object]) -> None:
-    (one,) = found(checks.shape, settled(changes))
+def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
+    (one,) = findings(checks.shape, settled(changes))
     assert (one.what, one.where) == ("a number is out of range", f"{K}: shm_gib, grace_s, keep_h")
 
 
-def test_each_folder_of_a_run_lies_in_a_volume() -> None:
-    assert found(checks.volumes_of_config, settled({})) == []
-    (one,) = found(checks.volumes_of_config, settled({"results": None}))
+def test_each_folder_of_a_run_needs_a_volume() -> None:
+    assert findings(checks.volumes_of_config, settled({})) == []
+    (one,) = findings(checks.volumes_of_config, settled({"results": None}))
     assert (one.what, one.where) == ("no volume holds cluster.paths.logs", f"{K}.results")
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"
-    assert "runs is not a path in pods" in [one.what for one in found(checks.volumes_of_config, relative)]
+    assert "runs cannot be used as a path in pods" in [one.what for one in findings(checks.volumes_of_config, relative)]
 
 
-def test_what_belongs_to_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_another_backend_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = settled({})
     config = subject.plan.config
     config.launch.array, config.cluster.slurm, config.container.runtime = True, Slurm(), Runtime.pyxis
-    assert [one.where for one in found(checks.shape, subject)] == ["launch.array", "cluster.slurm"]
-    assert found(checks.image, subject)[0].where == "container"
+    assert [one.where for one in findings(checks.shape, subject)] == ["launch.array", "cluster.slurm"]
+    assert findings(checks.image, subject)[0].where == "container"
     config.cluster.paths.logs = "/"
     for user, number in ((1000, 0), (7, 1)):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        assert len(found(checks.owner, subject)) == number
+        assert len(findings(checks.owner, subject)) == number
     assert Kubernetes().run_as_user == 1000

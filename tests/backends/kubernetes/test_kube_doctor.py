@@ -1,4 +1,4 @@
-"""What the doctor asks a real cluster: its version, its kinds, rights, a dry run of the very manifest, nodes, quota."""
+"""The doctor on a real cluster: version, kinds, permissions, dry run of the manifest, nodes, quota."""
 
 import json
 
@@ -9,12 +9,12 @@ pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
 
 
 def findings(user: User, *words: str, tier: str = "login") -> dict[str, str]:
-    said = json.loads(user.types("doctor", *user.overrides, *words, "--tier", tier, "--json", code=None).stdout)
-    assert said["tier"] == tier
-    return {one["rule"]: one["what"] for one in said["findings"] if one["severity"] == "error"}
+    report = json.loads(user.types("doctor", *user.overrides, *words, "--tier", tier, "--json", code=None).stdout)
+    assert report["tier"] == tier
+    return {one["rule"]: one["what"] for one in report["findings"] if one["severity"] == "error"}
 
 
-def test_what_is_wrong_with_a_request_is_known_before_it_is_made(user: User, cluster: Cluster) -> None:
+def test_problems_of_a_request_are_found_before_it_is_sent(user: User, cluster: Cluster) -> None:
     assert findings(user) == {}
     assert (
         "no node offers nvidia.com/gpu"
@@ -22,15 +22,16 @@ def test_what_is_wrong_with_a_request_is_known_before_it_is_made(user: User, clu
     )
     newer = findings(user, "cluster.kubernetes.version='1.31'", "cluster.kubernetes.object=jobset",
                      "cluster.kubernetes.discovery=service")  # fmt: skip
-    assert "v1.20.2" in newer["KUB-16"] and "no JobSet" in newer["KUB-06"]
+    assert "v1.20.2" in newer["KUB-16"] and "the kind JobSet" in newer["KUB-06"]
     cluster.kubectl("create", "quota", "small", "--hard=pods=1")
     missing = findings(user, "cluster.kubernetes.results={claim: nowhere}")
-    assert "there is no claim nowhere" in missing["KUB-08"] and "pods: 1 left of 1" in missing["KUB-11"]
+    assert "PersistentVolumeClaim nowhere does not exist" in missing["KUB-08"]
+    assert "pods: 1 of 1 left" in missing["KUB-11"]
     assert cluster.get("jobs") == []
 
 
 @pytest.mark.slow
-def test_a_canary_pod_sees_what_is_wrong_where_the_ranks_run(user: User, cluster: Cluster) -> None:
+def test_a_canary_pod_finds_problems_in_the_ranks_environment(user: User, cluster: Cluster) -> None:
     assert findings(user, tier="canary") == {}
     (pod,) = cluster.get("pods")
     assert pod["status"]["phase"] == "Succeeded"

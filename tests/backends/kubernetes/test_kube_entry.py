@@ -1,4 +1,4 @@
-"""What a pod does before the runner starts: whether there is anything to do, and where the first pod is."""
+"""The entry point of a pod: finished runs, the address of the first pod, restarts of the runner, and signals."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 
 from bench.backends import run_lock
 from bench.backends.kubernetes import entry, pod_template
-from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 
 JOB = "job/default/a"
 
@@ -31,8 +31,8 @@ def write(run: Path, *, jobs: list[str], outcome: str | None, exit_code: int = 1
 @pytest.mark.parametrize(
     ("jobs", "outcome", "exit_code", "ends_with"),
     [
-        ([JOB], "proven", 0, 0),
-        ([JOB], "not proven", 1, 1),
+        ([JOB], "valid", 0, 0),
+        ([JOB], "invalid", 1, 1),
         ([JOB], "failed", 2, 2),
         ([JOB], "interrupted", 143, None),
         ([JOB], None, 0, None),
@@ -40,27 +40,27 @@ def write(run: Path, *, jobs: list[str], outcome: str | None, exit_code: int = 1
         (["job/default/b"], "failed", 1, None),
     ],
 )
-def test_a_pod_ends_at_once_where_its_own_job_has_said_the_last_word(
+def test_a_pod_ends_at_once_if_its_job_has_written_the_final_status(
     tmp_path: Path, jobs: list[str], outcome: str | None, exit_code: int, ends_with: int | None
 ) -> None:
     write(tmp_path, jobs=jobs, outcome=outcome, exit_code=exit_code)
     assert entry.exit_code_of_ended(tmp_path, JOB) == ends_with
 
 
-def test_the_first_pod_is_found_once_it_answers_whatever_an_earlier_one_has_left(tmp_path: Path) -> None:
-    run, found = tmp_path / "run", list[str]()
+def test_the_first_pod_is_found_once_it_answers_despite_an_outdated_file(tmp_path: Path) -> None:
+    run, addresses = tmp_path / "run", list[str]()
     with socket.create_server(("127.0.0.2", 0)) as later:
         port = later.getsockname()[1]
-        entry._announce(run, "127.0.0.1", port)  # nobody listens there any more
+        entry._announce(run, "127.0.0.1", port)  # no process listens there any more
         token = entry._token(run)
-        looking = threading.Thread(target=lambda: found.append(entry._announced(run, [], is_by_file=True)))
+        looking = threading.Thread(target=lambda: addresses.append(entry._announced(run, [], is_by_file=True)))
         looking.start()
         time.sleep(0.2)
-        assert found == []
+        assert addresses == []
         entry._announce(run, "127.0.0.2", port)
         looking.join(60)
-    assert found == ["127.0.0.2"]
-    assert entry._token(run) == token and len(token) == 64, "pods that have read it are let in by the next one too"
+    assert addresses == ["127.0.0.2"]
+    assert entry._token(run) == token and len(token) == 64, "the token stays valid for pods that have read it"
     assert (run / entry.LEAD).stat().st_mode & 0o077 == 0
 
 
@@ -87,11 +87,11 @@ STOPS, KILLED = signal.SIGTERM, signal.SIGKILL.value
 
 @dataclass
 class Pod:
-    """The processes and the clock of a container: each runner ends in turn, and sleeping takes no time."""
+    """The processes and the clock of a container: runners end one after another, and sleeping takes no real time."""
 
     run: Path
     ends: list[int]
-    """What waitpid says of runners: exit codes times 256, or signals."""
+    """The wait statuses of runners: exit codes times 256, or signals."""
     now_s: float = 1000.0
     started: list[tuple[list[str], dict[str, str]]] = field(default_factory=list)
     reaped: list[tuple[int, int]] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Pod:
         return argv[4:]
 
     def starts(self, node: int, lead: str, *more: str) -> int:
-        """Return the exit code of the pod of a node."""
+        """Run the pod of a node and return its exit code."""
         sys.argv = ["entry", str(self.run), "--node", str(node), "--lead", lead, "--limit-s", "7200", *more]
         with pytest.raises(SystemExit) as ended:
             entry.main()
@@ -129,31 +129,31 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
-    made = Pod(tmp_path / "runs" / "a", [0])
+    fake = Pod(tmp_path / "runs" / "a", [0])
     monkeypatch.setattr(sys, "argv", [])
-    clock = SimpleNamespace(monotonic=lambda: made.now_s, sleep=made.sleep)
+    clock = SimpleNamespace(monotonic=lambda: fake.now_s, sleep=fake.sleep)
     for name, stand_in in (("time", clock), ("BEGUN_S", 400.0)):
         monkeypatch.setattr(entry, name, stand_in)
-    for name, call in (("posix_spawn", made.spawn), ("waitpid", made.waitpid)):
+    for name, call in (("posix_spawn", fake.spawn), ("waitpid", fake.waitpid)):
         monkeypatch.setattr(os, name, call)
-    monkeypatch.setattr(os, "kill", lambda pid, signum: made.killed.append((pid, signum)))
+    monkeypatch.setattr(os, "kill", lambda pid, signum: fake.killed.append((pid, signum)))
     named = {"RUNSTOP_JOB": JOB, "RUNSTOP_POD_IP": "10.0.0.9", "RUNSTOP_NODE_NAME": "rig9", "MASTER_PORT": "1"}
     for name, value in (named | {"PET_A": "1", "TORCHELASTIC_B": "1", "KUBEFLOW_C": "1", "PETS": "2"}).items():
         monkeypatch.setenv(name, value)
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-    yield made
+    yield fake
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
 
 
-def told(signum: int) -> None:
+def send_signal(signum: int) -> None:
     handler = signal.getsignal(signum)
     assert callable(handler)
     handler(signum, None)
 
 
-def test_the_first_pod_says_where_it_is_and_starts_its_runner_until_that_has_done_its_work(pod: Pod) -> None:
-    pod.ends = [START_AGAIN << 8, 3 << 8]
+def test_the_first_pod_writes_its_address_and_restarts_its_runner_until_it_is_done(pod: Pod) -> None:
+    pod.ends = [RESTART_EXIT_CODE << 8, 3 << 8]
     assert pod.starts(0, "file:29400", "--trial-min", "7") == 3
     common = ["--node", "0", "--lead", "10.0.0.9:29400", "--job", JOB, "--restarts", "--trial-min", "7"]
     plan = ["--plan", pod_template.plan_file(), "--limit-min"]
@@ -168,7 +168,7 @@ def test_the_first_pod_says_where_it_is_and_starts_its_runner_until_that_has_don
     assert (pod.run.stat().st_mode & 0o777) == 0o755 and not pod.killed
 
 
-def test_a_runner_has_a_minute_at_least_and_no_limit_of_trials_that_nobody_gave(pod: Pod) -> None:
+def test_a_runner_has_at_least_one_minute_and_by_default_no_trial_limit(pod: Pod) -> None:
     pod.now_s = 400.0 + 7200 - 59
     assert pod.starts(0, "a-0.a:29400") == 0
     assert pod.words(0)[-4:] == ["--limit-min", "1.00", "--attempt", "0"] and "--trial-min" not in pod.words(0)
@@ -187,46 +187,46 @@ def test_other_pods_join_the_first_one_for_two_minutes(pod: Pod, monkeypatch: py
         own = ["--node", "3", "--lead", f"{host}:29400", "--job", JOB, "--restarts"]
         assert pod.words(-1) == [*own, "--join-s", "120", "--attempt", "0"]
         assert pod.started[-1][1]["RUNSTOP_TOKEN"] == entry._token(pod.run)
-    assert connected == [("10.0.0.1", 29400, 2.0)], "a name in DNS is not asked before"
+    assert connected == [("10.0.0.1", 29400, 2.0)], "a DNS name is not probed before"
 
 
 def test_a_pod_that_starts_its_runner_ten_times_is_replaced(pod: Pod) -> None:
-    pod.ends = [START_AGAIN << 8] * 11
+    pod.ends = [RESTART_EXIT_CODE << 8] * 11
     assert pod.starts(0, "file:29400") == entry.RETRYABLE == 138
     assert [pod.words(number)[-1] for number in range(len(pod.started))] == [str(number) for number in range(10)]
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [(START_AGAIN << 8, 143), (0, 0), (5 << 8, 5), (KILLED, 137)], ids=["again", "well", "5", "killed"]
+    ("end", "code"),
+    [(RESTART_EXIT_CODE << 8, 143), (0, 0), (5 << 8, 5), (KILLED, 137)],
+    ids=["again", "well", "5", "killed"],
 )
-def test_a_pod_that_is_told_to_end_tells_its_runner_once(pod: Pod, end: int, code: int) -> None:
+def test_a_pod_forwards_a_signal_to_its_runner_once(pod: Pod, end: int, code: int) -> None:
     signals = iter([STOPS])
-    pod.ends, pod.when_asleep = [end], lambda: [told(signum) for signum in signals]
+    pod.ends, pod.when_asleep = [end], lambda: [send_signal(signum) for signum in signals]
     assert pod.starts(0, "file:29400") == code
     assert pod.killed == [(CHILD + 1, STOPS)] and len(pod.started) == 1
 
 
-def test_a_pod_of_a_run_with_its_last_word_starts_nothing(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_of_a_finished_run_starts_no_runner(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.run.mkdir(parents=True)
     write(pod.run, jobs=[JOB], outcome="failed", exit_code=2)
     assert pod.starts(1, "file:29400") == 2 and not pod.started
-    assert capsys.readouterr().out == "this job has given the run its last word: exit code 2\n"
+    assert capsys.readouterr().out == "this job has already finished the run: exit code 2\n"
 
 
-def test_a_first_pod_that_never_comes_is_waited_for_a_quarter_of_an_hour(
-    pod: Pod, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_the_first_pod_ends_after_fifteen_minutes(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     assert pod.starts(1, "a-0.a:29400") == entry.RETRYABLE and pod.now_s == 1900.0
     assert capsys.readouterr().out == f"the first pod has not written its address into {pod.run} within 900 s\n"
-    pod.when_asleep = lambda: told(signal.SIGINT)
+    pod.when_asleep = lambda: send_signal(signal.SIGINT)
     assert pod.starts(1, "file:29400") == 130 and pod.now_s == 1900.5
     assert not pod.started
 
 
-def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_pod_waits_for_the_pod_that_it_replaces(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "WAIT_S", 30.0)
     pod.run.mkdir(parents=True)
-    (pod.run / f"{entry.LEAD}.part").touch()  # that was cut short
+    (pod.run / f"{entry.LEAD}.part").touch()  # left by an interrupted write
     with ExitStack() as older:
         older.enter_context(run_lock.driving(pod.run))
         pod.when_asleep = lambda: pod.now_s < 1003 or older.close()
@@ -237,7 +237,7 @@ def test_the_first_pod_waits_for_the_one_that_it_replaces(pod: Pod, monkeypatch:
         assert pod.starts(0, "file:29400") == 0 and pod.now_s == pytest.approx(1030.2)
 
 
-def test_a_pod_without_an_address_in_its_environment_asks_for_its_own_name(
+def test_a_pod_without_an_address_in_its_environment_resolves_its_host_name(
     pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RUNSTOP_POD_IP")

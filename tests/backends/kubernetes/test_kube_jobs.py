@@ -1,4 +1,4 @@
-"""A run's objects are created, all or none, found again, and deleted, whatever the API server answers."""
+"""A run's objects are created (all or none), found and deleted, for every answer of the API server."""
 
 import json
 import time
@@ -29,9 +29,9 @@ BACKEND = KubernetesBackend()
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
-    made = ApiServer({f"GET {place}": {"items": []} for place in (BATCH, f"{NAMESPACE}/pods", f"{NAMESPACE}/events")})
-    monkeypatch.setattr(client, "request", made.request)
-    return made
+    fake = ApiServer({f"GET {place}": {"items": []} for place in (BATCH, f"{NAMESPACE}/pods", f"{NAMESPACE}/events")})
+    monkeypatch.setattr(client, "request", fake.request)
+    return fake
 
 
 @pytest.fixture
@@ -50,43 +50,43 @@ def held(folder: Path, name: str = JOB) -> Any:
 
 
 def listed(name: str, *runs: str, **status: Any) -> dict[str, Any]:
-    """Return the answer to a question for objects or pods: one of each run."""
+    """Return a list answer with one object or pod per run."""
     items = [{"metadata": {"name": f"{run}-{name}", "labels": {names.RUN: run}}, "status": status} for run in runs]
     return {"items": items}
 
 
-def test_a_run_is_submitted_and_goes_on_by_jobs_of_different_names(
+def test_a_run_is_submitted_and_resumed_by_jobs_with_different_names(
     api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1234.5)
     first, second = names.of_folder(folder, 1), names.of_folder(folder, 2)
     assert BACKEND.submit(planned(), folder) == f"job/default/{first}"
-    made = {"backend": "kubernetes", "image": {"name": "localhost/runstop:test"}}
+    common = {"backend": "kubernetes", "image": {"name": "localhost/runstop:test"}}
     entry = {"id": f"job/default/{first}", "submitted": 1234.5}
-    assert held(folder) == made | {"jobs": [entry]} and not (folder / SUBMISSION).exists()
-    asked = [f"POST {NAMESPACE}/configmaps", f"POST {BATCH}", f"POST {BATCH}"]
-    assert api.asked == asked
+    assert held(folder) == common | {"jobs": [entry]} and not (folder / SUBMISSION).exists()
+    requests = [f"POST {NAMESPACE}/configmaps", f"POST {BATCH}", f"POST {BATCH}"]
+    assert api.requests == requests
     assert [one["metadata"]["name"] for one in api.sent] == [first, f"{first}-0", f"{first}-1"]
     assert {one["metadata"]["annotations"][names.FOLDER] for one in api.sent} == {str(folder)}
     assert BACKEND.resume(folder, trials_left=2, walltime_min=None) == f"job/default/{second}"
     assert [one["id"] for one in held(folder)["jobs"]] == [f"job/default/{first}", f"job/default/{second}"]
-    assert f"name: {second}" in (folder / KUBERNETES_MANIFEST).read_text() and len(api.asked) == 6
+    assert f"name: {second}" in (folder / KUBERNETES_MANIFEST).read_text() and len(api.requests) == 6
     as_planned = api.sent[1]["spec"]["template"]["spec"]["activeDeadlineSeconds"]
     assert api.sent[4]["spec"]["template"]["spec"]["activeDeadlineSeconds"] == as_planned
 
 
-def test_what_was_forced_is_kept_beside_the_run(api: ApiServer, folder: Path) -> None:
+def test_forced_findings_are_recorded_in_job_json(api: ApiServer, folder: Path) -> None:
     BACKEND.submit(planned(), folder, forced=[broken("KUB-02", "no room", "there")])
     assert held(folder)["forced"] == ["KUB-02: no room"]
 
 
-def test_words_for_sbatch_are_refused_before_anything_is_asked(api: ApiServer, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--qos=gold -n1 is for sbatch, and this run is on Kubernetes"):
+def test_options_for_sbatch_are_refused_before_any_request(api: ApiServer, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--qos=gold -n1 is an option of sbatch, but this run uses Kubernetes"):
         BACKEND.resume(folder, trials_left=1, arguments=["--qos=gold", "-n1"])
-    assert not api.asked
+    assert not api.requests
 
 
-def test_where_one_object_is_refused_none_is_left(api: ApiServer, folder: Path) -> None:
+def test_if_one_object_is_refused_all_are_deleted(api: ApiServer, folder: Path) -> None:
     name = names.of_folder(folder, 1)
     api.answers[f"POST {BATCH} {name}-1"] = refusal(422, "Invalid", "spec.x: no such field")
     api.answers[f"DELETE {BATCH}/{name}-0"] = LOST
@@ -98,7 +98,7 @@ def test_where_one_object_is_refused_none_is_left(api: ApiServer, folder: Path) 
         f"DELETE {place}?propagationPolicy=Background"
         for place in (f"{BATCH}/{name}-0", f"{NAMESPACE}/configmaps/{name}")
     ]
-    assert api.asked[-2:] == gone
+    assert api.requests[-2:] == gone
     assert held(folder)["jobs"] == [] and not (folder / SUBMISSION).exists()
     assert not (folder / KUBERNETES_MANIFEST).exists()
 
@@ -106,26 +106,26 @@ def test_where_one_object_is_refused_none_is_left(api: ApiServer, folder: Path) 
 @pytest.mark.parametrize(
     ("status", "message", "rule"), [(404, "404 page not found", "KUB-06"), (404, 'namespaces "a" not found', None)]
 )
-def test_a_kind_that_is_not_there_is_told_from_a_namespace(
+def test_a_missing_kind_is_distinguished_from_a_missing_namespace(
     status: int, message: str, rule: str | None, api: ApiServer, folder: Path
 ) -> None:
     api.answers[f"POST {BATCH}"] = refusal(status, "NotFound", message)
     with pytest.raises(SubmitError) as refused:
         BACKEND.submit(planned(), folder)
     assert refused.value.rule == rule
-    assert refused.value.what == ("this cluster has no Job (batch/v1)" if rule else message)
-    assert ("have its operator installed" in refused.value.fix) is (rule is not None)
+    assert refused.value.what == ("the cluster does not support the kind Job (batch/v1)" if rule else message)
+    assert ("have the operator of this kind installed" in refused.value.fix) is (rule is not None)
 
 
-def test_where_the_answer_is_lost_the_note_stays_until_the_job_is_seen(api: ApiServer, folder: Path) -> None:
+def test_after_a_lost_answer_the_note_is_kept_until_the_job_is_seen(api: ApiServer, folder: Path) -> None:
     name = names.of_folder(folder, 1)
     api.answers[f"POST {BATCH} {name}-1"] = LOST
-    with pytest.raises(SubmitError, match="timed out; the job may have been made all the same") as lost:
+    with pytest.raises(SubmitError, match="timed out; the job may have been created anyway") as lost:
         BACKEND.submit(planned(), folder)
     assert (lost.value.rule, lost.value.where) == ("KUB-12", "https://here")
-    assert lost.value.fix.endswith(f"else python -m bench resume {folder}")
+    assert lost.value.fix.endswith(f"if it does not: runstop resume {folder}")
     assert held(folder, SUBMISSION)["job"] == f"job/default/{name}" and held(folder)["jobs"] == []
-    assert not any(asked.startswith("DELETE") for asked in api.asked), "the job may run"
+    assert not any(one.startswith("DELETE") for one in api.requests), "the job may run"
     assert list(BACKEND.submitted(folder)) == []
     api.answers[f"GET {BATCH}"] = listed("0", name)
     assert list(BACKEND.submitted(folder)) == [f"job/default/{name}"]
@@ -134,34 +134,34 @@ def test_where_the_answer_is_lost_the_note_stays_until_the_job_is_seen(api: ApiS
     del api.answers[f"POST {BATCH} {name}-1"]
     assert BACKEND.resume(folder, trials_left=3) == f"job/default/{name}"
     assert [one["id"] for one in held(folder)["jobs"]] == [f"job/default/{name}"] and not (folder / SUBMISSION).exists()
-    assert list(BACKEND.submitted(folder)) == [], "it stands in job.json now"
+    assert list(BACKEND.submitted(folder)) == [], "it is in job.json now"
     with pytest.raises(SubmitError, match="it is there"):
-        BACKEND.resume(folder, trials_left=3)  # nobody has asked for its second job before
+        BACKEND.resume(folder, trials_left=3)  # no second job was requested before
 
 
-def test_an_answer_that_is_lost_is_of_no_account_where_the_job_is_seen(api: ApiServer, folder: Path) -> None:
+def test_a_lost_answer_does_not_matter_if_the_job_is_seen(api: ApiServer, folder: Path) -> None:
     name = names.of_folder(folder, 1)
     api.answers |= {f"POST {BATCH}": LOST, f"GET {BATCH}": listed("0", name)}
     assert BACKEND.submit(planned(), folder) == f"job/default/{name}" == held(folder)["jobs"][0]["id"]
     other = f"POST {BATCH} {names.of_folder(folder, 2)}-0"
     api.answers |= {other: LOST, f"GET {BATCH}": LOST}
-    with pytest.raises(SubmitError, match="may have been made"):
+    with pytest.raises(SubmitError, match="may have been created"):
         BACKEND.resume(folder, trials_left=3)
 
 
-def test_all_kinds_of_a_job_are_deleted_from_the_owner_down(api: ApiServer) -> None:
+def test_all_kinds_of_a_job_are_deleted_owners_first(api: ApiServer) -> None:
     places = {kind: client.path_of(kind, "lab") for kind in backend.DELETED}
     owned = {"JobSet": ["a-x"], "Job": ["a-y", "a-z"], "TrainJob": []}
     api.answers = {
-        f"GET {places[kind]}": {"items": [{"metadata": {"name": name}} for name in found]}
-        for kind, found in owned.items()
+        f"GET {places[kind]}": {"items": [{"metadata": {"name": name}} for name in object_names]}
+        for kind, object_names in owned.items()
     }
     api.answers[f"DELETE {places['Job']}/a-y"] = refusal(404, "NotFound", "it is gone")
     BACKEND.cancel("jobset/lab/a@far")
-    gone = [asked.partition("?")[0] for asked in api.asked if asked.startswith("DELETE")]
+    gone = [one.partition("?")[0] for one in api.requests if one.startswith("DELETE")]
     assert gone == [f"DELETE {places['JobSet']}/a-x", *(f"DELETE {places['Job']}/{name}" for name in ("a-y", "a-z"))]
-    asked = [f"GET {places[kind]}?labelSelector={names.RUN}=a" for kind in backend.DELETED]
-    assert [one for one in api.asked if one.startswith("GET")] == asked and api.contexts == {"far"}
+    requests = [f"GET {places[kind]}?labelSelector={names.RUN}=a" for kind in backend.DELETED]
+    assert [one for one in api.requests if one.startswith("GET")] == requests and api.contexts == {"far"}
     for question in (f"GET {places['JobSet']}", f"DELETE {places['JobSet']}/a-x"):
         api.answers[question] = refusal(403, "Forbidden", "you may not")
         with pytest.raises(SubmitError, match="KUB-07: you may not"):
@@ -169,7 +169,7 @@ def test_all_kinds_of_a_job_are_deleted_from_the_owner_down(api: ApiServer) -> N
         api.answers[question] = {"items": [{"metadata": {"name": "a-x"}}]}
 
 
-def test_what_pods_have_printed_is_read_from_those_that_have_begun(api: ApiServer) -> None:
+def test_logs_are_read_from_pods_that_have_started(api: ApiServer) -> None:
     pods = f"{NAMESPACE}/pods"
     api.answers = {
         f"GET {pods}": {"items": [{"metadata": {"name": f"a-{name}"}} for name in ("3", "2", "1", "0")]},
@@ -177,21 +177,21 @@ def test_what_pods_have_printed_is_read_from_those_that_have_begun(api: ApiServe
         f"GET {pods}/a-1/log": "lines\n",
         f"GET {pods}/a-0/log": {"level": "info"},
     }
-    assert [*BACKEND.printed("job/default/a").items()] == [("a-0", '{"level": "info"}'), ("a-1", "lines\n")]
+    assert [*BACKEND.output("job/default/a").items()] == [("a-0", '{"level": "info"}'), ("a-1", "lines\n")]
     api.answers[f"GET {pods}/a-2/log"] = refusal(500, "InternalError", "broken")
     with pytest.raises(SubmitError, match="broken"):
-        BACKEND.printed("job/default/a")
+        BACKEND.output("job/default/a")
 
 
-def test_runs_on_kubernetes_have_a_job_each() -> None:
-    made = planned("+cluster.kubernetes.exclude_nodes=[a]")
+def test_runs_on_kubernetes_have_one_job_each() -> None:
+    plan = planned("+cluster.kubernetes.exclude_nodes=[a]")
     assert isinstance(BACKEND, Queue) and not isinstance(BACKEND, SharesNodes)
-    assert BACKEND.without(made, ["c", "b"]) == "cluster.kubernetes.exclude_nodes=[a,c,b]"
-    rendered = BACKEND.render(made)
-    assert [*BACKEND.differences(rendered, plan_kinds.dumps(made))] == []
-    assert [*BACKEND.differences(rendered, plan_kinds.dumps(planned()))] == ["the manifest holds another plan"]
-    assert BACKEND.rank_environment(made) == made.environment
-    assert BACKEND.subject(made, "laptop").script == rendered and not BACKEND.subject(made, "laptop").answers
+    assert BACKEND.exclude_nodes(plan, ["c", "b"]) == "cluster.kubernetes.exclude_nodes=[a,c,b]"
+    rendered = BACKEND.render(plan)
+    assert [*BACKEND.differences(rendered, plan_kinds.dumps(plan))] == []
+    assert [*BACKEND.differences(rendered, plan_kinds.dumps(planned()))] == ["the manifest contains a different plan"]
+    assert BACKEND.rank_environment(plan) == plan.environment
+    assert BACKEND.subject(plan, "laptop").script == rendered and not BACKEND.subject(plan, "laptop").answers
 
 
 def kubeconfig(path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
@@ -208,22 +208,22 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return client._client.cache_clear
 
 
-def test_a_server_that_does_not_answer_is_told_with_its_address(
+def test_a_server_that_does_not_answer_is_reported_with_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(NoServerError, match="KUB-12: the API server does not answer: .*refused") as lost:
         client.request("GET", "/version", context="a")
     assert lost.value.where == "http://127.0.0.1:9"
-    with pytest.raises(ConfigError, match="KUB-12: no API server to ask: .*lab"):
+    with pytest.raises(ConfigError, match="KUB-12: no usable kubeconfig: .*lab"):
         client.request("GET", "/version", context="lab")
-    assert client.is_here()
+    assert client.is_available()
     monkeypatch.setenv("KUBECONFIG", f":{tmp_path}/none")
-    assert not client.is_here()
+    assert not client.is_available()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert client.is_here()
+    assert client.is_available()
     monkeypatch.setenv("KUBECONFIG", "")
     forgotten()
-    with pytest.raises(ConfigError, match="no API server to ask: Service host/port is not set"):
+    with pytest.raises(ConfigError, match="no usable kubeconfig: Service host/port is not set"):
         client.request("GET", "/version")
     forgotten()

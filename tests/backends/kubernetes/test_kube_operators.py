@@ -1,4 +1,4 @@
-"""Objects of operators: a real API server takes them, by the definitions that the operators' projects publish."""
+"""Objects of operators on a real API server, with the CRDs that the operators' projects publish."""
 
 import json
 import re
@@ -45,46 +45,46 @@ def create(cluster: Cluster, text: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
-def test_the_api_server_takes_an_object_and_leaves_no_field_out(defined: Cluster, kind: str) -> None:
-    for made in yaml.safe_load_all((ROOT / f"manifests/lora70b_{kind}.yaml").read_text()):
-        done = create(defined, yaml.safe_dump(made))
+def test_the_api_server_accepts_an_object_with_all_fields(defined: Cluster, kind: str) -> None:
+    for item in yaml.safe_load_all((ROOT / f"manifests/lora70b_{kind}.yaml").read_text()):
+        done = create(defined, yaml.safe_dump(item))
         assert done.returncode == 0, done.stderr
-        assert missing(made, json.loads(done.stdout)) == []
+        assert missing(item, json.loads(done.stdout)) == []
 
 
-def missing(wanted: object, found: object, where: str = "") -> list[str]:
-    """Return what an object has, and the server's does not: it prunes unknown fields without a word."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        gone = [f"{where}.{key}" for key in wanted.keys() - found.keys()]
-        there = wanted.keys() & found.keys()
-        return gone + [m for key in there for m in missing(wanted[key], found[key], f"{where}.{key}")]
-    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        return [m for n, v in enumerate(wanted) for m in missing(v, found[n], f"{where}[{n}]")]
-    return [] if wanted == found else [where]
+def missing(sent: object, stored: object, where: str = "") -> list[str]:
+    """Return the fields that the server's object lacks: the server silently prunes unknown fields."""
+    if isinstance(sent, dict) and isinstance(stored, dict):
+        pruned = [f"{where}.{key}" for key in sent.keys() - stored.keys()]
+        common = sent.keys() & stored.keys()
+        return pruned + [m for key in common for m in missing(sent[key], stored[key], f"{where}.{key}")]
+    if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        return [m for n, v in enumerate(sent) for m in missing(v, stored[n], f"{where}[{n}]")]
+    return [] if sent == stored else [where]
 
 
-def test_the_api_server_refuses_what_the_definition_does_not_allow(defined: Cluster) -> None:
-    """Or the test above would say nothing."""
+def test_the_api_server_refuses_values_that_the_crd_does_not_allow(defined: Cluster) -> None:
+    """Otherwise the test above would show nothing."""
     *_, jobset = yaml.safe_load_all((ROOT / "manifests/lora70b_jobset.yaml").read_text())
     jobset["spec"]["failurePolicy"]["rules"][0]["action"] = "Panic"
     assert "Unsupported value" in create(defined, yaml.safe_dump(jobset)).stderr
 
 
-def test_the_doctor_knows_the_kind_now(defined: Cluster, user: User) -> None:
+def test_the_doctor_accepts_an_installed_kind(defined: Cluster, user: User) -> None:
     words = ["cluster.kubernetes.object=pytorchjob", "cluster.kubernetes.discovery=service"]
-    said = user.types("doctor", *user.overrides, *words, "--tier", "login", "--json").stdout
-    assert json.loads(said)["fine"] and "PyTorchJob kubeflow.org/v1" in said
+    output = user.types("doctor", *user.overrides, *words, "--tier", "login", "--json").stdout
+    assert json.loads(output)["fine"] and "PyTorchJob kubeflow.org/v1" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "trainjob"])
 def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, kind: str) -> None:
-    """By the small operator of these tests, which is none of the real ones; this cluster has no DNS for them."""
+    """With the fake operator of these tests; the real ones need DNS, which this cluster does not have."""
     operator = SmallOperator(defined.kubectl)
     operator.start()
     try:
         run = user.launch(f"cluster.kubernetes.object={kind}", "launch.force=true")
-        user.end(run, "proven")
+        user.end(run, "valid")
         until(lambda: not user.state(run)["active"], 60)
     finally:
         operator.end()
@@ -93,27 +93,27 @@ def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, ki
     if kind == "trainjob":
         assert set(operator.status_server.answered) == {200}
         (job,) = defined.get("trainjobs.trainer.kubeflow.org")
-        told = job["status"]["trainerStatus"]
-        metrics = {one["name"]: float(one["value"]) for one in told["metrics"]}
-        assert (told["progressPercentage"], told["estimatedRemainingSeconds"]) == (100, 0)
+        posted = job["status"]["trainerStatus"]
+        metrics = {one["name"]: float(one["value"]) for one in posted["metrics"]}
+        assert (posted["progressPercentage"], posted["estimatedRemainingSeconds"]) == (100, 0)
         (evaluated,) = re.findall(r'"eval_accuracy", "value": ([\d.]+)', (run.folder / "result_0.txt").read_text())
         assert metrics["eval_loss"] == pytest.approx(float(evaluated)) and metrics["samples_count"] == 160
 
 
-def test_the_status_server_lets_nobody_in_who_is_not_the_jobs_and_the_api_server_judges(defined: Cluster) -> None:
-    """Or the status of a TrainJob above would say little of what a pod posts."""
+def test_the_status_server_authenticates_and_the_api_server_validates(defined: Cluster) -> None:
+    """Otherwise the status of the TrainJob above would show little about a pod's posts."""
     runtime, job = [*yaml.safe_load_all((ROOT / "manifests/lora70b_trainjob.yaml").read_text())][1:]
     name, server = job["metadata"]["name"], StatusServer(defined.kubectl)
     place, body = path("default", name), b'{"trainerStatus": {"progressPercentage": %d, "lastUpdatedTime": "%s"}}'
     try:
         defined.kubectl("create", "--filename", "-", stdin=yaml.safe_dump_all([runtime, job]))
-        asked = {"audiences": [audience(place)]}
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": asked}
+        spec = {"audiences": [audience(place)]}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         account = "/api/v1/namespaces/default/serviceaccounts/default/token"
-        said = defined.kubectl("create", "--raw", account, "--filename", "-", stdin=json.dumps(request))
-        token = f"Bearer {json.loads(said)['status']['token']}"
+        output = defined.kubectl("create", "--raw", account, "--filename", "-", stdin=json.dumps(request))
+        token = f"Bearer {json.loads(output)['status']['token']}"
         fine = body % (7, b"2026-11-23T00:00:00Z")
-        assert [server.answer(place, word, fine) for word in (token, "", "Bearer x")] == [200, 403, 403]
+        assert [server.answer(place, value, fine) for value in (token, "", "Bearer x")] == [200, 403, 403]
         assert server.answer(path("default", "another"), token, fine) == 403
         assert server.answer("/status", token, fine) == 404
         assert server.answer(place, token, body % (101, b"2026-11-23T00:00:00Z")) == 422
@@ -125,14 +125,14 @@ def test_the_status_server_lets_nobody_in_who_is_not_the_jobs_and_the_api_server
         defined.kubectl("delete", "trainjobs.trainer.kubeflow.org", name, "--ignore-not-found")
 
 
-def test_the_small_operator_refuses_what_the_real_ones_refuse() -> None:
-    """Or a run by it would say little of the object."""
+def test_the_fake_operator_refuses_what_the_real_ones_refuse() -> None:
+    """Otherwise a run with it would show little about the object."""
     *_, pytorchjob = yaml.safe_load_all((ROOT / "manifests/lora70b_pytorchjob.yaml").read_text())
     pytorchjob["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
     with pytest.raises(InvalidError, match="one Master"):
         list(small_operator.pods_of(pytorchjob, dict))
     *_, jobset = yaml.safe_load_all((ROOT / "manifests/lora70b_jobset.yaml").read_text())
-    assert [made["metadata"]["name"][-4:] for made in small_operator.pods_of(jobset, dict)] == ["-0-0", "-0-1"]
+    assert [item["metadata"]["name"][-4:] for item in small_operator.pods_of(jobset, dict)] == ["-0-0", "-0-1"]
     del jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completionMode"]
     with pytest.raises(InvalidError, match="Indexed"):
         list(small_operator.pods_of(jobset, dict))

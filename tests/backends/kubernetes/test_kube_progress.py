@@ -1,4 +1,4 @@
-"""What a TrainJob's status is told while its run goes on: by our own logs, in the words of upstream's definition."""
+"""Posting a run's progress to a TrainJob's status, in the format of upstream's definition."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ Posts = list[tuple[str, dict[str, Any]]]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[dict[str, str], Posts]]:
-    """Yield the environment of a pod that is told where to post, and what arrives there, with its authorization."""
+    """Yield a pod's environment with the server's address, and the posts that arrive, with their authorization."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: it makes the certificate of a server")
     posts: Posts = []
@@ -66,14 +66,14 @@ def server(tmp_path: Path) -> Iterator[tuple[dict[str, str], Posts]]:
 
 
 def run_of(folder: Path, *words: str) -> Path:
-    """Make a run folder with a plan in it."""
+    """Create a run folder with a plan."""
     (folder / "run").mkdir()
     (folder / "run/plan.json").write_text(plan_kinds.dumps(compose.compose([*WORDS, *words])))
     return folder / "run"
 
 
 def train(run: Path, trial: int, *, samples: int, stops: bool) -> None:
-    """Write the log of a trial that takes a second for every sample."""
+    """Write the log of a trial that trains one sample per second."""
     clock = Clock()
     with mllog.Writer(run / f"result_{trial}.txt", clocks=clock.read_ms) as log:
         log.start(mllog.RUN_START)
@@ -84,12 +84,12 @@ def train(run: Path, trial: int, *, samples: int, stops: bool) -> None:
             log.finish("success")
 
 
-def test_a_run_tells_how_far_it_is_and_its_losses_once_more_at_its_end(
+def test_progress_and_losses_are_posted_once_more_at_the_end(
     tmp_path: Path, server: tuple[dict[str, str], Posts]
 ) -> None:
     env, posts = server
     run = run_of(tmp_path, "task.training.target_eval_loss=null", "task.training.max_steps=100")
-    with trainer_status.told(run, env):
+    with trainer_status.posting(run, env):
         train(run, 0, samples=400, stops=True)
         train(run, 1, samples=200, stops=False)
     ((authorization, status),) = posts
@@ -109,24 +109,24 @@ def test_a_run_tells_how_far_it_is_and_its_losses_once_more_at_its_end(
         jsonschema.Draft202012Validator({**schema, "additionalProperties": False}).validate(status)
 
 
-def test_how_long_it_takes_to_a_target_nobody_knows(tmp_path: Path, server: tuple[dict[str, str], Posts]) -> None:
+def test_the_remaining_time_to_a_target_is_unknown(tmp_path: Path, server: tuple[dict[str, str], Posts]) -> None:
     env, posts = server
     run = run_of(tmp_path)
-    with trainer_status.told(run, env):
+    with trainer_status.posting(run, env):
         train(run, 0, samples=400, stops=True)
     ((_, status),) = posts
     assert "estimatedRemainingSeconds" not in status and status["progressPercentage"] == 50
     assert {"name": "eval_loss", "value": "0.9375"} in status["metrics"]
 
 
-def test_a_server_that_refuses_costs_the_run_nothing_but_a_line(
+def test_a_failed_post_only_prints_a_line(
     tmp_path: Path, server: tuple[dict[str, str], Posts], capfd: pytest.CaptureFixture[str]
 ) -> None:
     env, posts = server
     run = run_of(tmp_path)
     (tmp_path / "token").unlink()
-    with trainer_status.told(run, env):
+    with trainer_status.posting(run, env):
         pass
     assert (
-        posts == [] and "the TrainJob's status does not get the progress: FileNotFoundError" in capfd.readouterr().out
+        posts == [] and "cannot post the progress to the TrainJob's status: FileNotFoundError" in capfd.readouterr().out
     )

@@ -1,4 +1,4 @@
-"""Where jobs on Kubernetes stand, asked of an API server that answers as a real one does, and counts its questions."""
+"""The states of jobs on Kubernetes, with a fake API server that records requests."""
 
 import json
 import threading
@@ -25,32 +25,32 @@ from bench.runs import ledger
 
 @dataclass
 class Server:
-    """Objects by the path under which they are listed."""
+    """A fake API server; `objects` are by the path that lists them."""
 
     objects: dict[str, list[Any] | str] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     created: list[Any] = field(default_factory=list)
 
     def answer(self, method: str, path: str) -> tuple[int, Any]:
-        self.asked.append(f"{method} {path}")
+        self.requests.append(f"{method} {path}")
         plain = urlsplit(path).path
         if method == "DELETE":
             return 200, {"kind": "Status", "status": "Success"}
         if plain not in self.objects:
             return 404, "404 page not found"
-        found = self.objects[plain]
-        return 200, found if isinstance(found, str) else {"kind": "List", "items": found}
+        content = self.objects[plain]
+        return 200, content if isinstance(content, str) else {"kind": "List", "items": content}
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    made = Server()
+    fake = Server()
 
     class Handler(BaseHTTPRequestHandler):
         def _reply(self) -> None:
             if sent := self.rfile.read(int(self.headers.get("Content-Length") or 0)):
-                made.created.append(json.loads(sent))
-            status, body = made.answer(self.command, self.path)
+                fake.created.append(json.loads(sent))
+            status, body = fake.answer(self.command, self.path)
             text = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json" if isinstance(body, dict) else "text/plain")
@@ -76,7 +76,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         client._client.cache_clear()
         thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
         thread.start()
-        yield made
+        yield fake
         client._client.cache_clear()
         http.shutdown()
         thread.join()
@@ -100,7 +100,7 @@ def ended(type: str, **more: str) -> dict[str, str]:
 
 
 def waiting(reason: str) -> list[dict[str, Any]]:
-    return [{"state": {"waiting": {"reason": reason, "message": "said the registry"}}}]
+    return [{"state": {"waiting": {"reason": reason, "message": "the registry refuses"}}}]
 
 
 def terminated(reason: str) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ CLAIMED = [{**UNSCHEDULABLE[0], "message": "pod has unbound immediate Persistent
 
 
 @pytest.mark.parametrize(
-    ("conditions", "pods", "state", "word", "rule"),
+    ("conditions", "pods", "state", "native_state", "rule"),
     [
         ([ended("Complete")], [], JobState.completed, "Complete", ""),
         ([], [pod("a", phase="Pending")], JobState.queued, "Pending", ""),
@@ -120,8 +120,8 @@ CLAIMED = [{**UNSCHEDULABLE[0], "message": "pod has unbound immediate Persistent
         ([], [pod("a", phase="Pending", conditions=UNSCHEDULABLE)], JobState.queued, "Unschedulable", "KUB-02"),
         ([], [pod("a", phase="Pending", conditions=CLAIMED)], JobState.queued, "Unschedulable", "KUB-08"),
         *(
-            ([], [pod("a", phase="Pending", containerStatuses=waiting(word))], JobState.queued, word, rule)
-            for word, rule in (("ImagePullBackOff", "KUB-01"), ("CreateContainerConfigError", "KUB-10"))
+            ([], [pod("a", phase="Pending", containerStatuses=waiting(reason))], JobState.queued, reason, rule)
+            for reason, rule in (("ImagePullBackOff", "KUB-01"), ("CreateContainerConfigError", "KUB-10"))
         ),
         ([ended("Failed", reason="BackoffLimitExceeded")], [], JobState.failed, "BackoffLimitExceeded", ""),
         (
@@ -133,15 +133,15 @@ CLAIMED = [{**UNSCHEDULABLE[0], "message": "pod has unbound immediate Persistent
         ([], [pod("a", phase="Failed", reason="DeadlineExceeded")], JobState.running, "DeadlineExceeded", "KUB-09"),
     ],
 )  # fmt: skip
-def test_a_job_stands_where_its_objects_and_pods_say(
-    server: Server, conditions: Any, pods: Any, state: JobState, word: str, rule: str
+def test_the_state_of_a_job_follows_from_its_objects_and_pods(
+    server: Server, conditions: Any, pods: Any, state: JobState, native_state: str, rule: str
 ) -> None:
     server.objects = {JOBS: [job("a", 0, *conditions)], PODS: pods, EVENTS: []}
-    found = states.states(["job/default/a"])["job/default/a"]
-    assert (found.state, found.word, found.rule) == (state, word, rule)
+    known = states.states(["job/default/a"])["job/default/a"]
+    assert (known.state, known.native_state, known.rule) == (state, native_state, rule)
 
 
-def test_a_run_has_ended_with_the_last_of_its_jobs_and_failed_with_the_first(server: Server) -> None:
+def test_a_run_ends_with_its_last_job_and_fails_with_the_first_failed_one(server: Server) -> None:
     server.objects = {
         JOBS: [job("a", 0, ended("Complete")), job("a", 1)],
         PODS: [pod("a", phase="Running")],
@@ -152,11 +152,11 @@ def test_a_run_has_ended_with_the_last_of_its_jobs_and_failed_with_the_first(ser
     assert states.states(["job/default/a"])["job/default/a"].state is JobState.failed
 
 
-def test_two_hundred_runs_are_one_list_of_objects_and_one_of_pods(server: Server) -> None:
+def test_two_hundred_runs_need_one_list_of_objects_and_one_of_pods(server: Server) -> None:
     runs = [f"r{number}" for number in range(200)]
     server.objects = {JOBS: [job(run, 0) for run in runs], PODS: [pod(run, phase="Running") for run in runs]}
     assert len(states.states([f"job/default/{run}" for run in runs])) == 200
-    assert [asked.partition("?")[0] for asked in server.asked] == [f"GET {JOBS}", f"GET {PODS}"]
+    assert [one.partition("?")[0] for one in server.requests] == [f"GET {JOBS}", f"GET {PODS}"]
 
 
 def test_a_run_is_resumed_with_other_limits_and_the_same_plan(server: Server, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_run_is_resumed_with_other_limits_and_the_same_plan(server: Server, tm
     assert [pod["containers"][0]["args"][-4:] for pod in pods] == [["--limit-s", "1740", "--trial-min", "7"]] * 2
 
 
-def test_what_pods_have_printed_is_shown_where_the_run_folder_holds_no_logs(
+def test_logs_of_pods_are_shown_if_the_run_folder_has_none(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.objects = {JOBS: [job("a", 0, ended("Complete"))], PODS: [pod("a", phase="Succeeded")]}
@@ -181,16 +181,16 @@ def test_what_pods_have_printed_is_shown_where_the_run_folder_holds_no_logs(
     assert capsys.readouterr().out == "==> a-x <==\njob a\nresult_0.txt: ?[2J:::MLLOG\n"
 
 
-def test_why_reads_what_pods_have_printed_where_the_run_folder_holds_no_logs(server: Server, tmp_path: Path) -> None:
+def test_why_reads_the_logs_of_pods_if_the_run_folder_has_none(server: Server, tmp_path: Path) -> None:
     server.objects = {JOBS: [job("a", 0, ended("Failed"))], PODS: [pod("a", phase="Failed")], EVENTS: []}
     server.objects[f"{PODS}/a-x/log"] = "job a\nrank_1.err: torch.OutOfMemoryError: CUDA out of memory.\n"
     (tmp_path / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
-    said = diagnosis.explain([tmp_path], ask=True)
-    assert said.rule == "RUN-01" and said.file is not None and Path(said.file).name == "rank_1.err"
+    cause = diagnosis.explain([tmp_path], ask=True)
+    assert cause.rule == "RUN-01" and cause.file is not None and Path(cause.file).name == "rank_1.err"
 
 
 @pytest.mark.parametrize(("ask", "rule"), [(True, "KUB-02"), (False, "unknown")])
-def test_why_asks_the_cluster_why_a_run_waits_if_told_to(server: Server, tmp_path: Path, ask: bool, rule: str) -> None:
+def test_why_queries_the_cluster_only_if_requested(server: Server, tmp_path: Path, ask: bool, rule: str) -> None:
     folder, plan = tmp_path / "run", compose.compose(["task=lora_tiny", "cluster=kubernetes_test"])
     folder.mkdir()
     (folder / "plan.json").write_text(plan_kinds.dumps(plan))
@@ -203,16 +203,16 @@ def test_why_asks_the_cluster_why_a_run_waits_if_told_to(server: Server, tmp_pat
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
     server.objects = {JOBS: [job("a", 0), job("a", 1)]}
     backend.cancel(names.read_id("job/default/a"))
-    assert unquote(server.asked[0]) == f"GET {JOBS}?labelSelector=runstop/run=a"
-    assert {asked.partition("?")[0] for asked in server.asked[1:]} == {f"DELETE {JOBS}/a-0", f"DELETE {JOBS}/a-1"}
+    assert unquote(server.requests[0]) == f"GET {JOBS}?labelSelector=runstop/run=a"
+    assert {one.partition("?")[0] for one in server.requests[1:]} == {f"DELETE {JOBS}/a-0", f"DELETE {JOBS}/a-1"}
 
 
 @pytest.mark.parametrize("id", ["12", "pod/default/a", "job/default", "job/Default/a", "job/../a", "job/default/a b"])
 def test_the_id_of_another_backend_is_refused(id: str) -> None:
-    with pytest.raises(SubmitError, match="not the id of a job on Kubernetes"):
+    with pytest.raises(SubmitError, match="not the id of a Kubernetes job"):
         states.states([id])
 
 
-def test_a_kind_that_the_cluster_does_not_have_is_an_error_that_says_so(server: Server) -> None:
+def test_a_kind_that_the_cluster_does_not_support_is_an_error(server: Server) -> None:
     with pytest.raises(client.ApiError, match="404 page not found"):
         states.states(["jobset/default/a"])

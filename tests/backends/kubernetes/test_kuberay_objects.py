@@ -41,34 +41,34 @@ def shown(name: str) -> dict[str, Any]:
     return dict([*yaml.safe_load_all((ROOT / f"manifests/ray/{name}.yaml").read_text())][-1])
 
 
-def create(cluster: Cluster, made: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
+def create(cluster: Cluster, item: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
     argv = ["kubectl", "create", "--dry-run=server", "--output", "json", "--filename", "-"]
-    return subprocess.run(argv, input=json.dumps(made), env=cluster.env, capture_output=True, text=True, check=False)
+    return subprocess.run(argv, input=json.dumps(item), env=cluster.env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_api_server_takes_an_object_and_leaves_no_field_out(kuberay: Cluster, name: str) -> None:
-    made = shown(name)
-    done = create(kuberay, made)
+def test_the_api_server_accepts_an_object_with_all_fields(kuberay: Cluster, name: str) -> None:
+    item = shown(name)
+    done = create(kuberay, item)
     assert done.returncode == 0, done.stderr
-    assert list(missing(made["spec"], json.loads(done.stdout)["spec"], "spec")) == []
+    assert list(missing(item["spec"], json.loads(done.stdout)["spec"], "spec")) == []
 
 
-def missing(wanted: object, found: object, where: str) -> Iterator[str]:
-    """Yield what an object has, and the server's does not: it prunes unknown fields without a word."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        yield from (f"{where}.{key}" for key in wanted.keys() - found.keys())
-        for key in wanted.keys() & found.keys():
-            yield from missing(wanted[key], found[key], f"{where}.{key}")
-    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+def missing(sent: object, stored: object, where: str) -> Iterator[str]:
+    """Yield the fields that the server's object lacks: the server silently prunes unknown fields."""
+    if isinstance(sent, dict) and isinstance(stored, dict):
+        yield from (f"{where}.{key}" for key in sent.keys() - stored.keys())
+        for key in sent.keys() & stored.keys():
+            yield from missing(sent[key], stored[key], f"{where}.{key}")
+    elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        for number, (one, other) in enumerate(zip(sent, stored, strict=True)):
             yield from missing(one, other, f"{where}[{number}]")
-    elif wanted != found:
+    elif sent != stored:
         yield where
 
 
-def test_the_api_server_refuses_or_prunes_what_the_definition_does_not_have(kuberay: Cluster) -> None:
-    """Or the test above would say nothing."""
+def test_the_api_server_refuses_or_prunes_fields_outside_the_definition(kuberay: Cluster) -> None:
+    """Otherwise the test above would show nothing."""
     job = shown("lora70b_kuberay")
     wrong = job | {"spec": job["spec"] | {"backoffLimit": "none"}}
     assert "backoffLimit" in create(kuberay, wrong).stderr

@@ -38,7 +38,7 @@ SHOWN = {
 }
 """What people would run: every kind of object, and every kind of task."""
 MADE = {"pretrain_7b": ("/data",), "lora_tiny_kubernetes_test": ("/data", "/model")}
-"""Which runs make their rows or their base checkpoint, and where; others only read them."""
+"""Runs that prepare their rows or base checkpoint, and the paths; other runs only read them."""
 CRDS = ROOT.parent / "shared/crds"
 OF_OPERATORS = {
     "JobSet": "jobset.x-k8s.io_jobsets",
@@ -50,7 +50,7 @@ OF_OPERATORS = {
 
 def shown(name: str) -> Plan:
     words = SHOWN[name]
-    cluster = () if any(word.startswith("cluster=") for word in words) else ("cluster=kubernetes",)
+    cluster = () if any(override.startswith("cluster=") for override in words) else ("cluster=kubernetes",)
     image = () if "cluster=kubernetes_test" in words else (IMAGE,)
     return compose.compose([*cluster, *words, *image])
 
@@ -62,7 +62,7 @@ def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_manifests_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/kubernetes/test_manifest.py"""
+    """To regenerate them: WRITE_MANIFESTS=1 pytest tests/backends/kubernetes/test_manifest.py"""
     folder = ROOT / "manifests"
     if os.environ.get("WRITE_MANIFESTS"):
         for old in folder.glob("*.yaml"):
@@ -79,11 +79,11 @@ def objects(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_objects_of_kubernetes_fit_its_schema_without_an_unknown_field(name: str) -> None:
+def test_kubernetes_objects_match_the_schema_without_unknown_fields(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install 'runstop[dev]'").validate
-    for made in objects(name):
-        if made["kind"] not in OF_OPERATORS:
-            validate(made, "1.31", strict=True)
+    for item in objects(name):
+        if item["kind"] not in OF_OPERATORS:
+            validate(item, "1.31", strict=True)
 
 
 def strict(schema: Any) -> Any:
@@ -92,47 +92,47 @@ def strict(schema: Any) -> Any:
         return [strict(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items()}
+    item = {key: strict(value) for key, value in schema.items()}
     if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    return made
+        item.setdefault("additionalProperties", False)
+    return item
 
 
 @pytest.mark.parametrize("name", [f"lora70b_{kind.name}" for kind in ObjectKind if kind is not ObjectKind.job])
-def test_objects_of_operators_fit_the_definitions_that_their_projects_publish(name: str) -> None:
+def test_operator_objects_match_the_published_crds(name: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     if not CRDS.is_dir():
         pytest.skip(f"the definitions are not in {CRDS}")
     checked = 0
-    for made in objects(name):
-        if (file := OF_OPERATORS.get(made["kind"])) is None:
+    for item in objects(name):
+        if (file := OF_OPERATORS.get(item["kind"])) is None:
             continue
         definition = yaml.load(gzip.decompress((CRDS / f"{file}.yaml.gz").read_bytes()), Loader=yaml.CSafeLoader)
-        group, _, version = made["apiVersion"].partition("/")
+        group, _, version = item["apiVersion"].partition("/")
         assert definition["spec"]["group"] == group
         (served,) = [v for v in definition["spec"]["versions"] if v["name"] == version]
         schema = strict(served["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
-        jsonschema.Draft202012Validator(schema).validate(made)
+        jsonschema.Draft202012Validator(schema).validate(item)
         checked += 1
     assert checked == (2 if "trainjob" in name else 1)
 
 
-def pods(made: Any) -> list[dict[str, Any]]:
-    """Return every pod spec in an object, wherever it stands."""
-    if isinstance(made, list):
-        return [pod for one in made for pod in pods(one)]
-    if not isinstance(made, dict):
+def pods(item: Any) -> list[dict[str, Any]]:
+    """Return every pod spec in an object, at any depth."""
+    if isinstance(item, list):
+        return [pod for one in item for pod in pods(one)]
+    if not isinstance(item, dict):
         return []
-    return [made] if "containers" in made else [pod for one in made.values() for pod in pods(one)]
+    return [item] if "containers" in item else [pod for one in item.values() for pod in pods(one)]
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_every_pod_is_without_root_and_gets_what_its_node_has(name: str) -> None:
+def test_every_pod_runs_without_root_and_requests_its_nodes_resources(name: str) -> None:
     plan = shown(name)
-    found = [pod for made in objects(name) for pod in pods(made)]
-    assert found
-    for pod in found:
+    all_pods = [pod for item in objects(name) for pod in pods(item)]
+    assert all_pods
+    for pod in all_pods:
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] is False
         own = container["securityContext"]
@@ -144,16 +144,16 @@ def test_every_pod_is_without_root_and_gets_what_its_node_has(name: str) -> None
         writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
         assert writable == {"/dev/shm", "/tmp", "/results", *MADE.get(name, ())}
         assert pod["activeDeadlineSeconds"] > 60 * (plan.walltime_min or 0)
-    (held,) = [made for made in objects(name) if made["kind"] == "ConfigMap"]
+    (held,) = [item for item in objects(name) if item["kind"] == "ConfigMap"]
     assert plan_kinds.loads(held["data"]["plan.json"]) == plan
 
 
-def test_an_old_server_gets_one_job_a_node_and_a_new_one_an_indexed_job() -> None:
+def test_an_old_server_gets_one_job_per_node_and_a_new_one_an_indexed_job() -> None:
     words = ["task=lora_tiny", "cluster=kubernetes_test"]
-    old = [made for made in manifest.load_all(manifest.text(compose.compose(words))) if made["kind"] == "Job"]
-    assert [made["spec"]["template"]["spec"]["hostname"][-2:] for made in old] == ["-0", "-1"]
+    old = [item for item in manifest.load_all(manifest.text(compose.compose(words))) if item["kind"] == "Job"]
+    assert [item["spec"]["template"]["spec"]["hostname"][-2:] for item in old] == ["-0", "-1"]
     new = manifest.text(compose.compose([*words, "cluster.kubernetes.version='1.31'"]))
-    (job,) = [made for made in manifest.load_all(new) if made["kind"] == "Job"]
+    (job,) = [item for item in manifest.load_all(new) if item["kind"] == "Job"]
     assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
 
 
@@ -172,7 +172,7 @@ SITE = (
 )
 
 
-def test_each_setting_of_a_site_stands_where_kubernetes_looks_for_it() -> None:
+def test_each_setting_of_a_site_is_in_its_kubernetes_field() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install 'runstop[dev]'").validate
     plan = compose.compose(["task=lora70b", "cluster=kubernetes", IMAGE, *SITE])
     *_, job = yaml.safe_load_all(manifest.text(plan))
@@ -189,12 +189,12 @@ def test_each_setting_of_a_site_stands_where_kubernetes_looks_for_it() -> None:
     assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["dgx-7"]}]
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert pod["activeDeadlineSeconds"] == 60 * (5 + 2 * (30 + 5)) + 120, (
-        "of all trials, and two minutes for last words"
+        "the limit of all trials, and two minutes to shut down"
     )
     user = pod["securityContext"]
     assert (user["runAsUser"], user["runAsGroup"], user["fsGroup"]) == (1000, 7, 7)
     assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
-    assert [*secrets.secrets(Subject(plan, manifest.text(plan)))] == [], "names of Secrets are none"
+    assert [*secrets.secrets(Subject(plan, manifest.text(plan)))] == [], "names of Secrets are not secrets"
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert container["resources"]["limits"]["rdma/rdma_shared_device_a"] == "1"
     volumes = {one["name"]: one for one in pod["volumes"]}
@@ -210,9 +210,9 @@ PLAN = pickle.dumps(compose.compose(["task=lora_tiny", "cluster=kubernetes_test"
 @settings(max_examples=in_proportion(20))
 @given(text=hostile, other=hostile, kind=st.sampled_from(ObjectKind))
 def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> None:
-    """Every object has the shape that it has with harmless values, and each value is the config's, to the letter."""
+    """Every object has the same structure as with harmless values, and each value is unchanged."""
 
-    def made(one: str, two: str) -> list[Any]:
+    def rendered(one: str, two: str) -> list[Any]:
         plan = pickle.loads(PLAN)
         k = plan.config.cluster.kubernetes
         assert k is not None
@@ -232,7 +232,7 @@ def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> 
         return list(yaml.load_all(manifest.text(plan), Loader=yaml.CSafeLoader))
 
     text, other = ("".join(c for c in one if c.isprintable() or c in "\n\t") or "x" for one in (text, other))
-    tame, wild = made("a", "b"), made(text, other)
+    tame, wild = rendered("a", "b"), rendered(text, other)
     assert shape(tame) == shape(wild)
     (pod, *_) = [pod for one in wild for pod in pods(one)]
     assert pod["containers"][0]["image"] == text and pod["affinity"]["nodeAffinity"]
@@ -251,17 +251,17 @@ def expanded(text: str) -> str:
 
     Source: k8s.io/kubernetes/third_party/forked/golang/expansion.
     """
-    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else f"<expanded {found[1]}>", text)
+    return re.sub(r"\$(\$|\([^)]*\))", lambda match: "$" if match[1] == "$" else f"<expanded {match[1]}>", text)
 
 
-def test_kubernetes_own_parser_reads_what_was_meant(tmp_path: Path) -> None:
-    """PyYAML would write 1e3 and 0o17 without quotes, and Go's parser takes them for numbers."""
+def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
+    """PyYAML would write 1e3 and 0o17 without quotes, but Go's parser reads them as numbers."""
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed: its parser is the judge")
+        pytest.skip("kubectl is not installed; the test needs its parser")
     values = ["1e3", "0o17", "y", "on", "NO", "~", "0x1f", "1_000", "12:30:00", "=", "<<", ".5", "null", "a: b", "- a"]
     data = {f"k{number}": value for number, value in enumerate(values)}
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
-    (tmp_path / "a.yaml").write_text(manifest.dump_all([made]))
+    item = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+    (tmp_path / "a.yaml").write_text(manifest.dump_all([item]))
     argv = ["kubectl", "annotate", "--local", "--filename", str(tmp_path / "a.yaml"), "x=y", "--output", "json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["data"] == data
@@ -270,37 +270,37 @@ def test_kubernetes_own_parser_reads_what_was_meant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "rule", "what"),
     [
-        (["cluster.kubernetes.image=null"], "KUB-15", "pods need an image"),
-        (["cluster.kubernetes.image=Bad Image"], "KUB-15", "is not the name of an image"),
-        (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may be another image tomorrow"),
-        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "is not one that Kubernetes takes"),
-        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "is not one that Kubernetes takes"),
+        (["cluster.kubernetes.image=null"], "KUB-15", "no image is set"),
+        (["cluster.kubernetes.image=Bad Image"], "KUB-15", "is not a valid image name"),
+        (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may refer to another image later"),
+        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "Kubernetes does not accept"),
+        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "Kubernetes does not accept"),
         (["cluster.kubernetes.results=null"], "KUB-15", "no volume holds cluster.paths.logs"),
-        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "one of the two"),
-        (["cluster.paths.logs=$LOGDIR"], "KUB-15", "is not a path in pods"),
-        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "pods do not run as root"),
-        (["launch.array=true"], "KUB-15", "no arrays of jobs"),
+        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "exactly one of claim and host_path"),
+        (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be used as a path in pods"),
+        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "pods may not run as root"),
+        (["launch.array=true"], "KUB-15", "does not support job arrays"),
         (["cluster.kubernetes.version='1.20'", "cluster.kubernetes.object=jobset"], "KUB-16", "needs Kubernetes 1.27"),
         (
             ["cluster.kubernetes.version='1.20'", "cluster.kubernetes.queue=a"],
             "KUB-16",
-            "admit them one by one",
+            "admit these Jobs one by one",
         ),
-        (["container=pyxis", "container.image=/a.sqsh"], "KUB-15", "pods are containers already"),
+        (["container=pyxis", "container.image=/a.sqsh"], "KUB-15", "pods are already containers"),
     ],
 )
-def test_what_cannot_become_a_pod_is_refused_before_anything_starts(words: list[str], rule: str, what: str) -> None:
+def test_invalid_settings_are_refused_before_anything_starts(words: list[str], rule: str, what: str) -> None:
     plan = compose.compose(["task=lora70b", "cluster=kubernetes", IMAGE, *words])
     checked = run(checks.CONFIG_CHECKS, Subject(plan, ""), tier="laptop")
     assert any(f.rule == rule and what in f.what for one in checked for f in one.findings), checked
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_nothing_is_wrong_with_what_is_shown(name: str) -> None:
+def test_the_shipped_manifests_have_no_problems(name: str) -> None:
     checked = run(checks.CONFIG_CHECKS, Subject(shown(name), ""), tier="laptop")
     assert [f for one in checked for f in one.findings if f.severity == "error"] == []
 
 
-def test_settings_have_no_place_for_what_they_do_not_know() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="nodeselector"):
         compose.compose(["task=lora70b", "cluster=kubernetes", "+cluster.kubernetes.nodeselector={a: b}"])

@@ -1,4 +1,4 @@
-"""One command of a run on all of its ranks: when it goes on, what ends it, and why it has failed."""
+"""One command of a run on all of its ranks: when it keeps running, what ends it, and why it has failed."""
 
 import json
 import re
@@ -22,8 +22,8 @@ from bench.contract.plan import Command, Plan
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.planning import compose
 
-APART = (
-    "task=pretrain_tiny_apart",
+LOCAL_SGD = (
+    "task=pretrain_tiny_local_sgd",
     "cluster=local",
     "cluster.ranks_per_node=6",
     "parallel.groups=3",
@@ -33,16 +33,16 @@ APART = (
 
 
 @dataclass
-class Told:
-    """Nodes whose ranks have ended with these exit codes so far."""
+class FakeNodes:
+    """Fake nodes whose ranks have ended with these exit codes so far."""
 
     plan: Plan
     codes: dict[int, int] = field(default_factory=dict)
     lost: NodeLostError | None = None
-    """The node whose connection has ended meanwhile."""
+    """A node whose connection is lost while the command runs."""
     gone: NodeLostError | None = None
-    """The one that is found to be gone when ranks are stopped."""
-    again: list[list[int]] = field(default_factory=list)
+    """A node whose loss is detected when ranks are stopped."""
+    restarted: list[list[int]] = field(default_factory=list)
     started: list[tuple[str, int]] = field(default_factory=list)
 
     def start(self, command: Command, port: int) -> None:
@@ -53,8 +53,8 @@ class Told:
             raise self.lost
         return dict(self.codes)
 
-    def start_again(self, ranks: Sequence[int]) -> None:
-        self.again.append([*ranks])
+    def restart(self, ranks: Sequence[int]) -> None:
+        self.restarted.append([*ranks])
         for rank in ranks:
             self.codes.pop(rank, None)
 
@@ -64,9 +64,9 @@ class Told:
 
 @dataclass
 class Trial:
-    """A trial of three groups of two ranks, of which the first one keeps the log; each may start twice more."""
+    """A trial of three groups of two ranks; the first group writes the log, and each may restart twice."""
 
-    nodes: Told
+    nodes: FakeNodes
     running: Running
     folder: Path
 
@@ -74,36 +74,36 @@ class Trial:
     def command(self) -> Command:
         return plans.trial_commands(self.nodes.plan)[0]
 
-    def says(self, rank: int, **account: Any) -> None:
+    def report(self, rank: int, **error: Any) -> None:
         path = self.folder / run_files.rank_error("trial 0", rank)
-        path.write_text(json.dumps({"rule": None, "where": f"rank {rank}", "fix": "f", "exit_code": 1} | account))
+        path.write_text(json.dumps({"rule": None, "where": f"rank {rank}", "fix": "f", "exit_code": 1} | error))
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    plan = compose.compose([*APART, "recipe.local_sgd.restarts=2"])
+    plan = compose.compose([*LOCAL_SGD, "recipe.local_sgd.restarts=2"])
     (tmp_path / run_files.RANK_LOGS).mkdir()
-    nodes = Told(plan)
+    nodes = FakeNodes(plan)
     return Trial(nodes, Running(cast(Nodes, nodes), plans.trial_commands(plan)[0], tmp_path), tmp_path)
 
 
-def test_a_group_that_has_failed_starts_again_as_often_as_it_may_and_no_more(trial: Trial) -> None:
+def test_a_failed_group_restarts_up_to_its_limit(trial: Trial) -> None:
     nodes, ranks = trial.nodes, trial.running
     for failed in (4, 5, 2):
         nodes.codes[failed] = 1
         assert ranks.are_running()
-    assert nodes.again == [[4, 5], [4, 5], [2, 3]]
+    assert nodes.restarted == [[4, 5], [4, 5], [2, 3]]
     nodes.codes = {4: 9, 5: 9, 2: 0}
-    assert ranks.are_running() and nodes.codes == {4: 9, 5: 9, 2: 0} and len(nodes.again) == 3
-    assert ranks.exit_code == 0, "without them the trial goes on"
+    assert ranks.are_running() and nodes.codes == {4: 9, 5: 9, 2: 0} and len(nodes.restarted) == 3
+    assert ranks.exit_code == 0, "the trial continues without them"
     nodes.codes[0] = 0
     assert ranks.are_running(), "rank 1 is needed, too"
     nodes.codes |= {1: 0, 2: 1}
-    assert not ranks.are_running() and len(nodes.again) == 3, "the trial is over"
+    assert not ranks.are_running() and len(nodes.restarted) == 3, "the trial is over"
     nodes.gone = NodeLostError("node 1", "it has ended")
     ranks.stop()
     ranks.check()
-    assert (ranks.exit_code, ranks.lost) == (0, None), "a node that is gone then has taken nothing with it"
+    assert (ranks.exit_code, ranks.lost) == (0, None), "a node lost after the end does not matter"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,7 @@ def test_a_group_that_has_failed_starts_again_as_often_as_it_may_and_no_more(tri
         ({0: 128}, 128, "trial 0 ended without a result"),
     ],
 )
-def test_a_rank_that_is_needed_and_fails_ends_the_trial(
-    trial: Trial, codes: dict[int, int], exit_code: int, what: str
-) -> None:
+def test_a_failed_required_rank_ends_the_trial(trial: Trial, codes: dict[int, int], exit_code: int, what: str) -> None:
     trial.nodes.codes = codes
     assert not trial.running.are_running()
     trial.running.stop()
@@ -130,9 +128,9 @@ def test_a_rank_that_is_needed_and_fails_ends_the_trial(
     )
 
 
-def test_what_the_rank_says_that_failed_first_is_the_reason(trial: Trial) -> None:
-    trial.says(0, time=3.0, what="a rank is gone")
-    trial.says(1, time=2.0, what="no room", rule="CFG-08", exit_code=5)
+def test_the_error_of_the_rank_that_failed_first_is_the_reason(trial: Trial) -> None:
+    trial.report(0, time=3.0, what="a rank is gone")
+    trial.report(1, time=2.0, what="no room", rule="CFG-08", exit_code=5)
     (trial.folder / run_files.rank_error("trial 0", 2)).write_text("{")
     trial.nodes.codes = {0: 1, 1: 5}
     assert not trial.running.are_running()
@@ -142,15 +140,15 @@ def test_what_the_rank_says_that_failed_first_is_the_reason(trial: Trial) -> Non
     assert lead.first_error(trial.folder, replace(trial.command, name="trial 1")) is None
     with lead.started(cast(Nodes, trial.nodes), trial.command, trial.folder, port=77):
         assert trial.nodes.started == [("trial 0", 77)]
-        assert not list(trial.folder.glob("rank_logs/*")), "what an earlier attempt said"
+        assert not list(trial.folder.glob("rank_logs/*")), "reports of an earlier attempt are removed"
 
 
-def test_a_node_that_is_gone_explains_how_ranks_ended(trial: Trial) -> None:
+def test_a_lost_node_is_the_reason_of_failed_ranks(trial: Trial) -> None:
     trial.nodes.lost = NodeLostError("node 2", "no beat")
     assert not trial.running.are_running()
     trial.nodes.lost, trial.nodes.codes = None, {0: 137}
     trial.running.stop()
-    with pytest.raises(NodeLostError, match="node 2 is gone: no beat"):
+    with pytest.raises(NodeLostError, match="node 2 was lost: no beat"):
         trial.running.check()
     trial.nodes.gone = NodeLostError("node 1", "it has ended")
     trial.running.stop()
@@ -159,7 +157,7 @@ def test_a_node_that_is_gone_explains_how_ranks_ended(trial: Trial) -> None:
     assert not failed.are_running()
     for ranks in (failed, unfinished):
         ranks.stop()
-        with pytest.raises(NodeLostError, match="node 1 is gone: it has ended"):
+        with pytest.raises(NodeLostError, match="node 1 was lost: it has ended"):
             ranks.check()
 
 
@@ -173,8 +171,8 @@ def test_a_trial_that_takes_longer_than_its_limit_is_late_unless_it_has_just_end
         Running(cast(Nodes, trial.nodes), command, trial.folder)
         for command in (limited, limited, replace(limited, limit_min=None))
     )
-    for now_s[0], goes_on in ((1120.0, True), (1120.5, False)):
-        assert (late.are_running(), unlimited.are_running()) == (goes_on, True)
+    for now_s[0], is_running in ((1120.0, True), (1120.5, False)):
+        assert (late.are_running(), unlimited.are_running()) == (is_running, True)
     trial.nodes.codes = dict.fromkeys(range(6), 0)
     trial.nodes.gone = NodeLostError("node 1", "it has ended")
     assert not ended.are_running()
@@ -189,22 +187,19 @@ def test_a_trial_that_takes_longer_than_its_limit_is_late_unless_it_has_just_end
     ended.check()
 
 
-def wait_for(nodes: Nodes, wanted: dict[int, int]) -> None:
+def wait_for(nodes: Nodes, codes: dict[int, int]) -> None:
     deadline_s = time.monotonic() + 10
-    while nodes.exit_codes() != wanted:
+    while nodes.exit_codes() != codes:
         assert time.monotonic() < deadline_s, nodes.exit_codes()
 
 
-def test_ranks_of_this_machine_start_again_with_the_number_of_their_life(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that does not end when it is told to is killed; the other ranks go on."""
+def test_restarted_ranks_get_their_restart_count(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that ignores SIGTERM is killed; the other ranks keep running."""
     monkeypatch.setattr(lead, "POLL_S", 0.005)
     monkeypatch.setattr(processes, "POLL_S", 0.005)
     monkeypatch.setattr(processes, "GRACE_S", 0.05)
-    deaf = (
-        'trap "" TERM; echo "$RANK:$RUNSTOP_LIFE" >>"lives_$RANK"; [ $RANK = 3 ] && exit 7; while :; do sleep 1; done'
-    )
+    deaf = 'trap "" TERM; echo "$RANK:$RUNSTOP_RESTART" >>"lives_$RANK"; [ $RANK = 3 ] && exit 7; '
+    deaf += "while :; do sleep 1; done"
     nodes = Nodes(trial.nodes.plan, trial.folder, HERE, own={})
     nodes.start(replace(trial.command, argv=["sh", "-c", deaf]), 1)
     wait_for(nodes, {3: 7})
@@ -214,21 +209,21 @@ def test_ranks_of_this_machine_start_again_with_the_number_of_their_life(
             while not all(path.exists() and len(path.read_text().split()) == times for path in lives[2:4]):
                 nodes.exit_codes()
             wait_for(nodes, {3: 7})
-            nodes.start_again([2, 3])
+            nodes.restart([2, 3])
         while len(lives[2].read_text().split()) < 3:
             nodes.exit_codes()
         wait_for(nodes, {3: 7})
     finally:
         assert nodes.stop() is None
-    said = [path.read_text().split() for path in lives]
-    assert said == [[f"{rank}:"] for rank in (0, 1)] + [[f"{r}:", f"{r}:1", f"{r}:2"] for r in (2, 3)] + [
+    starts = [path.read_text().split() for path in lives]
+    assert starts == [[f"{rank}:"] for rank in (0, 1)] + [[f"{r}:", f"{r}:1", f"{r}:2"] for r in (2, 3)] + [
         ["4:"],
         ["5:"],
     ]
     assert nodes.exit_codes() == {}
 
 
-def test_ranks_of_which_one_cannot_start_are_ended(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_one_rank_cannot_start_the_others_are_stopped(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "POLL_S", 0.005)
     started, real = [], processes.start
 
@@ -247,7 +242,7 @@ def test_ranks_of_which_one_cannot_start_are_ended(trial: Trial, monkeypatch: py
 
 @dataclass
 class Other:
-    """Another node, as far as it matters here."""
+    """A fake node."""
 
     number: int
     name: str
@@ -260,13 +255,13 @@ class Others:
     plan: Plan
     members: list[Other]
 
-    def ask(self, kind: str, *, check: Callable[[], None], paths: list[str]) -> list[list[str]]:
+    def query(self, kind: str, *, check: Callable[[], None], paths: list[str]) -> list[list[str]]:
         assert kind == "exist"
         check()
         return [[path for path in paths if member.has(path)] for member in self.members]
 
 
-def test_nodes_must_share_what_several_of_them_write() -> None:
+def test_nodes_must_share_files_that_several_of_them_write() -> None:
     """Rank 0's node writes the log, and every node writes checkpoints."""
     plan = compose.compose(["task=pretrain_tiny", "cluster=local"])
     saving = compose.compose(["task=pretrain_tiny", "cluster=local", "task.training.checkpoint_every_steps=5"])
@@ -274,17 +269,15 @@ def test_nodes_must_share_what_several_of_them_write() -> None:
     two = [shares, alone, Other(2, "rig2", True), Other(3, "rig3", False)]
     for fine in (Others(plan, two), Others(saving, [shares]), Others(saving, [])):
         lead.require_shared(cast(Nodes, fine))
-    said = r"HST-09: all nodes write checkpoints into the run folder, and rig1, rig3 has another one\n  where: task\.tr"
-    with pytest.raises(ConfigError, match=said):
+    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 does not share it\n  where: task\.tr"
+    with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
-    said = (
-        "HST-09: rank 0 writes the log, and rig0 does not see .*\n  where: LOGDIR\n  fix:   start the run on rig0, name"
-    )
-    with pytest.raises(ConfigError, match=said):
+    message = "HST-09: rank 0 writes the log on rig0, which cannot .*\n  where: LOGDIR\n  fix:   start the run on rig0"
+    with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
 
 
-def test_what_was_prepared_must_be_there_on_every_node(tmp_path: Path) -> None:
+def test_prepared_files_must_exist_on_every_node(tmp_path: Path) -> None:
     paths = [f"cluster.paths.{name}={tmp_path}/{name}" for name in ("data", "model", "logs")]
     plan = compose.compose(["task=lora_tiny", "cluster=local", *paths])
     checked: list[int] = []
@@ -293,12 +286,12 @@ def test_what_was_prepared_must_be_there_on_every_node(tmp_path: Path) -> None:
     assert checked == [1]
     every[1].has = lambda path: "/model" not in path
     missing = rf"{re.escape(str(tmp_path))}/model/\S+"
-    said = rf"HST-10: {missing} was prepared, and rig2 does not have it\n  where: DATADIR, MODEL"
-    with pytest.raises(ConfigError, match=said):
+    message = rf"HST-10: {missing} was prepared, but rig2 does not have it\n  where: DATADIR, MODEL"
+    with pytest.raises(ConfigError, match=message):
         lead.require_prepared(cast(Nodes, Others(plan, every)))
 
 
-def test_the_mark_of_a_run_folder_is_there_for_a_moment(tmp_path: Path) -> None:
+def test_the_marker_of_a_run_folder_is_removed_after_the_block(tmp_path: Path) -> None:
     with pytest.raises(BenchError), lead.marked(tmp_path) as name, lead.marked(tmp_path) as other:
         assert {path.name for path in tmp_path.iterdir()} == {name, other} and name != other
         assert re.fullmatch(r"\.lead-[0-9a-f]{16}", name)
@@ -306,7 +299,7 @@ def test_the_mark_of_a_run_folder_is_there_for_a_moment(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_is_sent_in_parts_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_sent_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_transfer, "PART_BYTES", 4)
     own, lead = tmp_path / "own", tmp_path / "lead"
     for name in ("facts/a", "adapters_0.part/deep/b", "rank_logs/empty"):
@@ -322,14 +315,14 @@ def test_a_file_is_sent_in_parts_when_it_has_changed(tmp_path: Path, monkeypatch
     (lead / "facts").mkdir()
     (lead / "facts/a").write_text("what was there before, which is longer")
     for part in sent:
-        file_transfer.take(lead, part)
+        file_transfer.write(lead, part)
     assert (lead / "facts/a").read_text() == "of a: 3456" and len(sent) == 6
     assert (lead / "adapters_0/deep/b").read_text() == "of b: 3456"
     (own / "facts/a").write_text("of a: 7")
     assert [part["name"] for part in file_transfer.parts(own, known)] == ["facts/a"] * 2
 
 
-def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken(tmp_path: Path) -> None:
+def test_received_files_are_only_written_into_the_allowed_folders(tmp_path: Path) -> None:
     own, lead = tmp_path / "own", tmp_path / "lead"
     for name in ("rank_logs/a.out", "facts/rank_0001.json", "adapters_0.part/__1_0.distcp", "result_0.txt"):
         (own / name).parent.mkdir(parents=True, exist_ok=True)
@@ -338,16 +331,16 @@ def test_the_parts_of_files_that_a_node_sends_stay_in_the_folders_that_are_taken
     lead.mkdir()
     known: file_transfer.Stamps = {}
     for part in file_transfer.parts(own, known):
-        file_transfer.take(lead, part)
+        file_transfer.write(lead, part)
     assert sorted(str(path.relative_to(lead)) for path in lead.rglob("*") if path.is_file()) == [
         "adapters_0/__1_0.distcp",
         "facts/rank_0001.json",
         "rank_logs/a.out",
     ]
     assert (lead / "rank_logs/a.out").read_bytes() == (own / "rank_logs/a.out").read_bytes()
-    assert list(file_transfer.parts(own, known)) == [], "what has been sent is not sent again"
+    assert list(file_transfer.parts(own, known)) == [], "unchanged files are not sent restarted"
     (lead / "rank_logs" / "out").symlink_to(tmp_path)
     for name in ("ledger.json", "../x", "rank_logs/../plan.json", "/etc/x", "rank_logs/out/x", "rank_logs"):
         with pytest.raises((BenchError, OSError)):
-            file_transfer.take(lead, {"name": name, "offset": 0, "data": ""})
+            file_transfer.write(lead, {"name": name, "offset": 0, "data": ""})
     assert not (tmp_path / "x").exists()

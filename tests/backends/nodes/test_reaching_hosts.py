@@ -1,4 +1,4 @@
-"""How hosts are reached, asked and given up: ssh and the Python of a host are small scripts that take notes."""
+"""Reaching and checking hosts by ssh; ssh and the Python of a host are small scripts that record their arguments."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ echo "$*" >>NOTES
 case "$*" in
   -G*bare) exit 255 ;;
   -G*) echo "user me"; echo "hostname 10.0.0.7"; echo "hostnames none" ;;
-  *no-key*) echo "me@no-key: Permission denied (publickey)." >&2; echo "bye" >&2; exit 255 ;;
+  *no-key*) echo "me@no-key: Permission denied (publickey)." >&2; echo "shutdown" >&2; exit 255 ;;
   *silent*) exit 9 ;;
   *) exec sh -c "$line" ;;
 esac
@@ -44,8 +44,8 @@ printf '{"kind": "join", "node": 0, "name": "%s"}\\n' "$RUNSTOP_NODE"
 while read -r line; do
   case $line in
     *'"kind": "plan"'*) printf '{"kind": "ready", "is_shared": %s}\\n' "${SHARED:-true}" ;;
-    *'"kind": "bye", "exit_code": 0}'*) echo "bye $RUNSTOP_NODE" >>NOTES; exit ;;
-    *'"kind": "bye"'*) exit ;;
+    *'"kind": "shutdown", "exit_code": 0}'*) echo "shutdown $RUNSTOP_NODE" >>NOTES; exit ;;
+    *'"kind": "shutdown"'*) exit ;;
   esac
 done
 """
@@ -89,7 +89,7 @@ OPTIONS = (
 )
 
 
-def test_a_node_is_started_by_ssh_and_on_this_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_started_by_ssh_and_on_this_machine_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(socket, "gethostname", lambda: "rig0.site")
     plan = planned()
@@ -113,43 +113,43 @@ def test_a_node_is_started_by_ssh_and_on_this_machine_without(monkeypatch: pytes
     assert ssh.SshBackend().rank_environment(ours) == ours.environment
 
 
-def test_the_nodes_of_a_run_are_open_while_it_lasts(notes: Callable[[], list[str]], tmp_path: Path) -> None:
-    """Each host's login shell says something first; rank 0 is where ssh finds the first host."""
+def test_the_processes_of_nodes_run_until_the_run_ends(notes: Callable[[], list[str]], tmp_path: Path) -> None:
+    """Each host's login shell prints a line first; rank 0 listens at the address that ssh has for the first host."""
     plan = on("rig0", HERE)
     run = at(tmp_path / "run", plan)
     with ssh.SshBackend().nodes(plan, run) as nodes:
         assert nodes.names == ["rig0", HERE] and [each.number for each in nodes.members] == [0, 1]
         assert nodes._host == "10.0.0.7"
-        assert not any(line.startswith("bye") for line in notes())
-    asked, *rest = notes()
-    assert asked == f"-G {OPTIONS} -- rig0"
+        assert not any(line.startswith("shutdown") for line in notes())
+    first, *rest = notes()
+    assert first == f"-G {OPTIONS} -- rig0"
     words = [f"{name} -m bench.driver {run} --node {number} --stdio" for number, name in enumerate(nodes.names)]
-    assert {*words, "bye rig0", f"bye {HERE}"} <= {*rest}
+    assert {*words, "shutdown rig0", f"shutdown {HERE}"} <= {*rest}
     assert ssh._address("me@bare", plan) == "bare" and ssh._address("me@rig1", plan) == "10.0.0.7"
     assert [(run / run_files.host_errors(name)).read_text() for name in nodes.names] == ["", ""]
 
 
-def test_a_first_host_that_does_not_see_the_run_folder_is_refused(
+def test_a_first_host_without_access_to_the_run_folder_is_refused(
     notes: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
     opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
-    with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log, and rig0 does not see"):
+    with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log on rig0, which cannot access"):
         opening.__enter__()
-    assert notes().count("bye rig0") == 1, "it is told to end"
+    assert notes().count("shutdown rig0") == 1, "it is shut down"
 
 
 @pytest.mark.parametrize(
     ("script", "rule", "what", "fix"),
     [
         ("echo 'ssh: Could not resolve hostname rig1: no' >&2; echo later >&2", "HST-06", "ssh: Could not", None),
-        ("echo of a shell; echo 'its last word' >&2; echo >&2", None, "its last word", "read "),
-        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "says 'ready', and not join", "read "),
-        ("exit 3", None, "the connection has ended", "read "),
+        ("echo of a shell; echo 'the last line' >&2; echo >&2", None, "the last line", "read "),
+        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "it sent 'ready' instead of join", "read "),
+        ("exit 3", None, "the connection was closed", "read "),
     ],
 )
-def test_a_host_that_does_not_start_is_named_with_what_it_said(
+def test_a_host_that_does_not_start_is_reported_with_its_error(
     notes: Callable[[], list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -169,17 +169,17 @@ def test_a_host_that_does_not_start_is_named_with_what_it_said(
     assert (error.value.rule, error.value.where) == (rule, "cluster.hosts: rig1")
     assert error.value.what.startswith(f"rig1: {what}"), error.value.what
     assert error.value.fix == (RULES[rule].fix if rule else f"{fix}{errors}")
-    assert [process.poll() is not None for process in ended] == [True, True] and "bye rig0" in notes()
+    assert [process.poll() is not None for process in ended] == [True, True] and "shutdown rig0" in notes()
 
 
-def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_by_itself_is_terminated_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = (
         ("cat", 0, 15.0),
         ("exec sleep 60", -15, 0.1),
         ('trap "" TERM; echo; while :; do sleep 1; done', -9, 0.01),
     )
     for script, code, ends_s in ways:
-        monkeypatch.setattr(remote, "ENDS_S", ends_s)
+        monkeypatch.setattr(remote, "EXIT_TIMEOUT_S", ends_s)
         words = ["sh", "-c", script]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, bufsize=0)
         if "echo" in script:
@@ -190,14 +190,14 @@ def test_a_process_that_does_not_end_by_itself_is_told_to_and_then_killed(monkey
         assert process.stdout.closed
 
 
-def test_an_answer_is_known_by_its_last_line_that_shows_a_rule() -> None:
+def test_the_last_line_that_matches_a_rule_is_reported() -> None:
     text = "ssh: Could not resolve hostname a: no\n  x: Permission denied (publickey).  \nConnection to b closed.\n\n"
-    assert remote.recognised(text, "y") == ("x: Permission denied (publickey).", "HST-04")
-    assert remote.recognised("RuntimeError: CUDA out of memory\nlast \n \n", "y") == ("last", None)
-    assert remote.recognised(" \n", "y") == ("y", None)
+    assert remote.find_rule(text, "y") == ("x: Permission denied (publickey).", "HST-04")
+    assert remote.find_rule("RuntimeError: CUDA out of memory\nlast \n \n", "y") == ("last", None)
+    assert remote.find_rule(" \n", "y") == ("y", None)
 
 
-def test_every_host_is_asked_whether_it_can_start_ranks(
+def test_every_host_is_checked_for_starting_ranks(
     notes: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ssh.SshBackend()
@@ -222,32 +222,35 @@ def test_every_host_is_asked_whether_it_can_start_ranks(
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin/podman").write_text(f'#!/bin/sh\necho podman "$@" >>{tmp_path}/notes\nexit 5\n')
-    found = list(ssh.reached(backend.subject(contained, "login")))
-    assert [str(each.rule) for each in found if isinstance(each, Finding)] == ["HST-08"] * 2
+    outcomes = list(ssh.reached(backend.subject(contained, "login")))
+    assert [str(each.rule) for each in outcomes if isinstance(each, Finding)] == ["HST-08"] * 2
     (tmp_path / "bin/podman").chmod(0o755)
-    found = list(ssh.reached(backend.subject(contained, "login")))
-    assert [each.what for each in found if isinstance(each, Finding)] == [
+    outcomes = list(ssh.reached(backend.subject(contained, "login")))
+    assert [each.what for each in outcomes if isinstance(each, Finding)] == [
         f"{name}: exit code 5" for name in ("localhost", "rig1")
     ]
     assert notes().count("podman version") == 2
 
 
-def test_what_cannot_be_asked_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ssh._asked(["no-such-ssh", "-T"])
+def test_a_failed_query_is_an_answer_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ssh._run(["no-such-ssh", "-T"])
     assert (absent.exit_code, absent.out) == (127, "")
     assert absent.err == "no-such-ssh: command not found on this machine"
-    monkeypatch.setattr(ssh, "ASKING_S", 0.01)
-    late = ssh._asked(["sleep", "9"])
+    monkeypatch.setattr(ssh, "PROBE_TIMEOUT_S", 0.01)
+    late = ssh._run(["sleep", "9"])
     assert (late.exit_code, late.out, late.err) == (1, "", "no answer within 0.01 s")
     monkeypatch.undo()
-    said = ssh._asked(["sh", "-c", "cat; echo out; echo err >&2; exit 4"])
-    assert (said.exit_code, said.out, said.err) == (4, "out\n", "err\n")
+    failed = ssh._run(["sh", "-c", "cat; echo out; echo err >&2; exit 4"])
+    assert (failed.exit_code, failed.out, failed.err) == (4, "out\n", "err\n")
 
 
-def test_groups_of_gpus_that_are_no_replicas_are_named(tmp_path: Path) -> None:
+def test_gpu_groups_that_do_not_fit_a_replica_are_reported(tmp_path: Path) -> None:
     plan = planned("parallel.tp=2", "parallel.pp=1", "parallel.cp=2")
     plan.config.cluster.hosts = ["rig0:4x2", "rig1", "rig2:2x4", "rig3:8x1"]
     first, second = ssh.groups(ssh.SshBackend().subject(plan, "laptop"))
-    assert (first.rule, first.what) == ("HST-11", "rig0 has groups of 2 GPUs, and a replica of the model takes 4")
-    assert (first.where, first.fix) == ("cluster.hosts", "let parallel.tp x pp x cp be 2, or leave the groups out")
+    assert (first.rule, first.what) == ("HST-11", "rig0 has groups of 2 GPUs; a replica of the model needs 4")
+    assert (first.where, first.fix) == (
+        "cluster.hosts",
+        "make parallel.tp x pp x cp equal to 2, or leave the groups out",
+    )
     assert second.what.startswith("rig3 has groups of 1 GPUs")

@@ -24,7 +24,7 @@ WORKERS = 100
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_enable_worker_prestart": "0",  # a worker costs a second of CPU time, and these jobs want four
+    "RAY_enable_worker_prestart": "0",  # a worker costs a second of CPU time, and these jobs need four
     "RAY_prestart_worker_first_driver": "0",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "5",
@@ -33,12 +33,12 @@ QUIET = {
 
 @dataclass
 class Cluster:
-    """Its processes: one `ray start --block` a node, with all that it started in its session."""
+    """The cluster's processes: one `ray start --block` per node."""
 
     folder: Path
     port: int
     as_user: tuple[str, ...] = ()
-    """What stands before `ray start`, where its nodes are another user's."""
+    """The command in front of `ray start` that switches to another user."""
     nodes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     num_started: int = 0
 
@@ -71,8 +71,8 @@ class Cluster:
         process.wait()
 
     def num_alive(self) -> int:
-        found = self._answers("/api/v0/nodes?detail=1")
-        return sum(node["state"] == "ALIVE" for node in found["data"]["result"]["result"]) if found else 0
+        page = self._answers("/api/v0/nodes?detail=1")
+        return sum(node["state"] == "ALIVE" for node in page["data"]["result"]["result"]) if page else 0
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         number, self.num_started = self.num_started, self.num_started + 1
@@ -91,7 +91,7 @@ class Cluster:
         return None
 
     def logs(self) -> str:
-        """Return what the nodes said, for the message of a failed test."""
+        """Return the logs of the nodes, for the message of a failed test."""
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.glob("*.log"))
 
 
@@ -112,7 +112,7 @@ def running(*, as_user: tuple[str, ...] = ()) -> Iterator[Cluster]:
 
 
 def until(happens: Callable[[], Any], timeout_s: float, what: Callable[[], str] = str) -> None:
-    """Wait for something; `what` says how things stand if it does not happen."""
+    """Wait for a condition; `what` returns the message for a timeout."""
     deadline = time.monotonic() + timeout_s
     while not happens():
         assert time.monotonic() < deadline, f"not within {timeout_s} s\n{what()}"
@@ -126,10 +126,10 @@ def _descendants(pid: int) -> list[int]:
         with suppress(OSError):
             fields = entry.read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found = list(children.get(pid, []))
-    for child in found:
-        found += children.get(child, [])
-    return found
+    descendants = list(children.get(pid, []))
+    for child in descendants:
+        descendants += children.get(child, [])
+    return descendants
 
 
 def free_ports(count: int) -> int:

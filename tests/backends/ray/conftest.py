@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, running
-from somebody import Somebody
+from ray_user import RayUser
 
 
 def is_installed() -> bool:
@@ -27,11 +27,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def somebody(cluster: Cluster, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Somebody:
-    """Somebody with an empty LOGDIR; rows and a base that is barely trained are there."""
+def user(cluster: Cluster, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayUser:
+    """A user with an empty LOGDIR, prepared rows and a barely trained base."""
     paths = {"DATADIR": f"{prepared}/cache", "MODEL": f"{prepared}/cache", "LOGDIR": f"{tmp_path}/runs"}
     for name, value in (paths | {"RAY_API_SERVER_ADDRESS": cluster.address}).items():
         monkeypatch.setenv(name, value)
     if len(cluster.nodes) < 2:
         cluster.start_node()
-    return Somebody(cluster, tmp_path, dict(os.environ))
+    return RayUser(cluster, tmp_path, dict(os.environ))

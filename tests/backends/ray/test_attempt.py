@@ -1,4 +1,4 @@
-"""One attempt of a run: what becomes of it as runners end and nodes are lost. A Ray that keeps a list stands for it."""
+"""One attempt of a run as runners end and nodes are lost, with a fake Ray that records calls."""
 
 import sys
 from collections.abc import Callable
@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import driver as ray_driver
 from bench.backends.ray.placement_group import Ended, Group, LostError, Place
 from bench.contract.run_files import PLAN, STATUS
 
-STOPS = Ended(143, ("told to end",))
+STOPS = Ended(143, ("terminated",))
 ALL_WELL = tuple((number, Ended(0, ())) for number in range(3))
 
 
 class RayError(Exception):
-    """As ray.exceptions has it."""
+    """Like the class in ray.exceptions."""
 
 
 @dataclass
 class Ray:
-    """Calls of runners end one by one, in the order of `ends`; those that are not in it, when they are told to."""
+    """Runners end one by one in the order of `ends`; others end when they are stopped."""
 
     ends: list[tuple[int, Ended | RayError]]
-    sees: bool = True
-    told: list[int] = field(default_factory=list)
+    exists: bool = True
+    stopped: list[int] = field(default_factory=list)
     commands: dict[int, tuple[list[str], dict[str, str]]] = field(default_factory=dict)
     over: dict[int, Ended | RayError] = field(default_factory=dict)
 
@@ -41,10 +41,10 @@ class Ray:
         return done, [call for call in calls if call not in done]
 
     def get(self, call: Any, timeout: float | None = None) -> Any:
-        found = [self.over.get(one, one) for one in call] if isinstance(call, list) else self.over[call]
-        if isinstance(found, RayError):
-            raise found
-        return found
+        result = [self.over.get(one, one) for one in call] if isinstance(call, list) else self.over[call]
+        if isinstance(result, RayError):
+            raise result
+        return result
 
     def actor(self, number: int) -> Any:
         def run(words: list[str], environment: dict[str, str]) -> int:
@@ -52,22 +52,22 @@ class Ray:
             return number
 
         def stop() -> None:
-            self.told.append(number)
+            self.stopped.append(number)
             self.over.setdefault(number, STOPS)
 
         answers: dict[str, Callable[..., Any]] = {"run": run, "stop": stop}
-        answers |= {"free_port": lambda: 20_001, "sees": lambda path: self.sees}
+        answers |= {"free_port": lambda: 20_001, "exists": lambda path: self.exists}
         return SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
 
 
 @dataclass
 class Driver:
     run: Path
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     num_checks: int = 0
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
     def check(self) -> None:
         self.num_checks += 1
@@ -75,10 +75,10 @@ class Driver:
 
 @pytest.fixture
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Ray, Driver]]:
-    """Run an attempt over three nodes; return its exit code or what it raised, the Ray, and the driver."""
+    """Run an attempt on three nodes; return its exit code or error, the fake Ray, and the driver."""
 
-    def run(*ends: tuple[int, Ended | RayError], sees: bool = True, words: tuple[str, ...] = ()) -> Any:
-        ray, driver = Ray(list(ends), sees), Driver(tmp_path)
+    def run(*ends: tuple[int, Ended | RayError], exists: bool = True, words: tuple[str, ...] = ()) -> Any:
+        ray, driver = Ray(list(ends), exists), Driver(tmp_path)
         module = SimpleNamespace(wait=ray.wait, get=ray.get, exceptions=SimpleNamespace(RayError=RayError))
         monkeypatch.setitem(sys.modules, "ray", module)
         places = [Place(f"rig{number}", f"10.0.0.{number}", f"id{number}") for number in range(3)]
@@ -94,52 +94,52 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
 Tried = Callable[..., tuple[Any, Ray, Driver]]
 
 
-def test_a_runner_starts_on_each_node_and_only_this_run_knows_their_token(tried: Tried, tmp_path: Path) -> None:
+def test_each_node_gets_a_runner_with_the_token_of_this_attempt(tried: Tried, tmp_path: Path) -> None:
     (tmp_path / STATUS).touch()
     code, ray, driver = tried(*ALL_WELL, words=("--restarts",))
-    assert (code, ray.told, driver.said) == (0, [], []) and driver.num_checks == 1
+    assert (code, ray.stopped, driver.lines) == (0, [], []) and driver.num_checks == 1
     for number, (argv, environment) in ray.commands.items():
         own = ["--node", f"{number}", "--lead", "10.0.0.0:20001", "--restarts"]
         assert argv == ["-m", "bench.driver", str(tmp_path), *own]
         assert environment["RUNSTOP_NODE"] == f"rig{number}" and len(environment["RUNSTOP_TOKEN"]) == 64
     assert len({environment["RUNSTOP_TOKEN"] for _, environment in ray.commands.values()}) == 1
-    _, again, _ = tried(*ALL_WELL)
-    assert again.commands[0][1]["RUNSTOP_TOKEN"] != ray.commands[0][1]["RUNSTOP_TOKEN"]
+    _, second, _ = tried(*ALL_WELL)
+    assert second.commands[0][1]["RUNSTOP_TOKEN"] != ray.commands[0][1]["RUNSTOP_TOKEN"]
 
 
-def test_others_have_time_to_end_behind_the_lead(tried: Tried) -> None:
-    code, ray, _ = tried((0, Ended(START_AGAIN, ())), (2, Ended(0, ())), (1, Ended(0, ())))
-    assert (code, ray.told) == (START_AGAIN, [])
+def test_other_nodes_have_time_to_end_after_the_lead(tried: Tried) -> None:
+    code, ray, _ = tried((0, Ended(RESTART_EXIT_CODE, ())), (2, Ended(0, ())), (1, Ended(0, ())))
+    assert (code, ray.stopped) == (RESTART_EXIT_CODE, [])
 
 
-def test_the_lead_has_time_to_write_down_that_another_node_is_lost(tried: Tried) -> None:
-    found, ray, _ = tried((1, RayError("the actor died")), (0, Ended(START_AGAIN, ())), (2, Ended(1, ())))
-    assert found == "RAY-04: node 1 (rig1) is lost: the actor died" and ray.told == []
+def test_the_lead_has_time_to_record_a_lost_node(tried: Tried) -> None:
+    error, ray, _ = tried((1, RayError("the actor died")), (0, Ended(RESTART_EXIT_CODE, ())), (2, Ended(1, ())))
+    assert error == "RAY-04: node 1 (rig1) is lost: the actor died" and ray.stopped == []
     code, _, _ = tried((1, RayError("the actor died")), (0, Ended(0, ())), (2, Ended(0, ())))
-    assert code == 0, "the run had ended well before the node went"
+    assert code == 0, "the run had ended before the node was lost"
 
 
 def test_a_lost_lead_ends_the_others_at_once(tried: Tried) -> None:
-    found, ray, _ = tried((0, RayError("the actor died")))
-    assert found == "RAY-04: node 0 (rig0) is lost: the actor died" and ray.told == [1, 2]
+    error, ray, _ = tried((0, RayError("the actor died")))
+    assert error == "RAY-04: node 0 (rig0) is lost: the actor died" and ray.stopped == [1, 2]
 
 
-def test_a_lead_that_does_not_end_though_others_have_is_told_to(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lead_that_does_not_end_after_the_others_is_stopped(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_driver, "OTHERS_S", 0.05)
     code, ray, _ = tried((2, Ended(1, ())))
-    assert (code, ray.told) == (143, [0, 1])
+    assert (code, ray.stopped) == (143, [0, 1])
 
 
-def test_where_no_status_was_written_what_runners_printed_last_is_shown(tried: Tried, tmp_path: Path) -> None:
+def test_last_lines_of_runners_are_printed_if_no_status_was_written(tried: Tried, tmp_path: Path) -> None:
     ends = [(0, Ended(1, ("Traceback", "no space"))), (1, Ended(1, ())), (2, Ended(1, ()))]
     code, _, driver = tried(*ends)
-    assert code == 1 and driver.said[:3] == ["node 0 (rig0): exit code 1", "Traceback", "no space"]
-    assert driver.said[3:] == ["node 1 (rig1): exit code 1", "node 2 (rig2): exit code 1"]
+    assert code == 1 and driver.lines[:3] == ["node 0 (rig0): exit code 1", "Traceback", "no space"]
+    assert driver.lines[3:] == ["node 1 (rig1): exit code 1", "node 2 (rig2): exit code 1"]
     (tmp_path / STATUS).touch()
-    assert tried(*ends)[2].said == []
+    assert tried(*ends)[2].lines == []
 
 
-def test_the_first_node_must_see_the_folder_unless_it_gets_the_plan(tried: Tried, tmp_path: Path) -> None:
-    found, ray, _ = tried(sees=False)
-    assert found == f"RAY-09: node 0 (rig0) does not see {tmp_path / PLAN}" and not ray.commands
-    assert tried(*ALL_WELL, sees=False, words=("--plan", "p"))[0] == 0
+def test_the_first_node_must_read_the_folder_unless_it_gets_the_plan(tried: Tried, tmp_path: Path) -> None:
+    error, ray, _ = tried(exists=False)
+    assert error == f"RAY-09: node 0 (rig0) cannot read {tmp_path / PLAN}" and not ray.commands
+    assert tried(*ALL_WELL, exists=False, words=("--plan", "p"))[0] == 0

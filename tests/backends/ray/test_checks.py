@@ -1,4 +1,4 @@
-"""What a Ray cluster that answers says of a run, and what the plan of one does; jobs that several runs share."""
+"""Checks of a Ray plan and of the cluster's answers, and jobs that several runs share."""
 
 import json
 import sys
@@ -32,31 +32,31 @@ def node(state: str = "ALIVE", **resources: float) -> dict[str, Any]:
 
 @dataclass
 class Dashboard:
-    """The pages of a cluster, and the jobs that it is given; those that `refuses` names are not taken."""
+    """A fake dashboard: its pages, and the jobs that it accepts."""
 
     version: str = "2.60.0"
     nodes: list[dict[str, Any]] = field(default_factory=lambda: [node(CPU=2.0), node(CPU=4.0)])
     is_down: bool = False
-    asked: list[str] = field(default_factory=list)
-    taken: list[dict[str, Any]] = field(default_factory=list)
-    tells: bool | Exception = True
-    """What becomes of telling a job to end."""
+    requests: list[str] = field(default_factory=list)
+    accepted: list[dict[str, Any]] = field(default_factory=list)
+    stops: bool | Exception = True
+    """The answer to a request to stop a job."""
 
     def get(self, address: str, page: str) -> Any:
-        self.asked.append(f"{address}{page}")
+        self.requests.append(f"{address}{page}")
         if self.is_down:
             raise client.unreachable(address, "refused")
         listed = {"data": {"result": {"result": self.nodes}}}
         return {"ray_version": self.version} if page.endswith("version") else listed
 
     def submit_job(self, **body: Any) -> None:
-        self.taken.append(body)
+        self.accepted.append(body)
 
     def stop_job(self, submission: str) -> bool:
-        self.asked.append(f"stop {submission}")
-        if isinstance(self.tells, Exception):
-            raise self.tells
-        return self.tells
+        self.requests.append(f"stop {submission}")
+        if isinstance(self.stops, Exception):
+            raise self.stops
+        return self.stops
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dashboard:
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"{ADDRESS}/")
-    made = Dashboard()
-    monkeypatch.setattr(client, "get", made.get)
-    monkeypatch.setattr(client, "connect", lambda address: made)
+    fake = Dashboard()
+    monkeypatch.setattr(client, "get", fake.get)
+    monkeypatch.setattr(client, "connect", lambda address: fake)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__="2.60.1"))
-    return made
+    return fake
 
 
 def planned(*overrides: str) -> Plan:
@@ -80,100 +80,107 @@ def looked(plan: Plan, tier: Tier) -> dict[str, Checked]:
     return {one.what: one for one in run(BACKEND.checks(plan)[tier], subject, tier=tier)}
 
 
-def findings(found: dict[str, Checked]) -> dict[str, list[Finding]]:
-    """Return what was found, by check; as `broken` gives it, without a tier."""
+def findings(results: dict[str, Checked]) -> dict[str, list[Finding]]:
+    """Return the findings by check, without a tier."""
     return {
         name: [broken(f.rule, f.what, f.where, fix=f.fix, severity=f.severity) for f in one.findings]
-        for name, one in found.items()
+        for name, one in results.items()
         if one.findings
     }
 
 
-def test_a_cluster_that_fits_is_seen_to(dashboard: Dashboard) -> None:
+def test_a_suitable_cluster_has_no_problems(dashboard: Dashboard) -> None:
     laptop, login = looked(planned("cluster.ray.environment=[LOGDIR]"), "laptop"), looked(planned(), "login")
-    seen = {"address of the cluster": ADDRESS, "variables that are passed on": "LOGDIR"}
-    assert {name: one.seen for name, one in laptop.items()} == seen | {"no container": "", "one job": ""}
+    seen = {"cluster address": ADDRESS, "passed environment variables": "LOGDIR"}
+    assert {name: one.seen for name, one in laptop.items()} == seen | {"no container": "", "no job array": ""}
     assert {name: one.seen for name, one in login.items()} == {
         "cluster": f"dashboard {ADDRESS}",
         "version": "Ray 2.60.0",
         "nodes": "2 nodes, 2 of them with CPU: 2",
     }
     assert findings(laptop | login) == {} and not any(one.unknown for one in (laptop | login).values())
-    assert dashboard.asked == [f"{ADDRESS}/api/version", f"{ADDRESS}/api/v0/nodes?detail=1&limit=10000"]
+    assert dashboard.requests == [f"{ADDRESS}/api/version", f"{ADDRESS}/api/v0/nodes?detail=1&limit=10000"]
 
 
-def test_what_the_cluster_lacks_is_found(dashboard: Dashboard) -> None:
+def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
     dashboard.version = "2.9.0"
     dashboard.nodes = [node(CPU=2.0), node("DEAD", CPU=2.0), node(CPU=1.0)]
-    found = looked(planned(), "login")
-    assert found["nodes"].seen == "2 nodes, 1 of them with CPU: 2"
-    fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; where an autoscaler adds them, "
-    fix += "launch.force=true starts the run"
-    ray = "pip install 'ray[default]==2.9.0', if jobs are refused"
-    assert findings(found) == {
-        "version": [
-            broken("RAY-02", "the cluster has Ray 2.9.0, and here is 2.60.1", ADDRESS, fix=ray, severity="warning")
-        ],
-        "nodes": [broken("RAY-03", "1 of 2 nodes have CPU: 2, and the run takes 2", ADDRESS, fix=fix)],
+    results = looked(planned(), "login")
+    assert results["nodes"].seen == "2 nodes, 1 of them with CPU: 2"
+    fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds nodes on "
+    fix += "demand, set launch.force=true"
+    ray = "if jobs are refused: pip install 'ray[default]==2.9.0'"
+    what = "the cluster has Ray 2.9.0, but this machine has Ray 2.60.1"
+    assert findings(results) == {
+        "version": [broken("RAY-02", what, ADDRESS, fix=ray, severity="warning")],
+        "nodes": [broken("RAY-03", "1 of 2 nodes have CPU: 2, but the run needs 2", ADDRESS, fix=fix)],
     }
     dashboard.is_down = True
-    found = looked(planned(), "login")
-    what = f"no Ray cluster takes jobs at {ADDRESS}: refused"
-    assert findings(found) == {"cluster": [broken("RAY-01", what, "cluster.ray.address")]}
-    assert [one.unknown for one in found.values()] == ["", what, what]
+    results = looked(planned(), "login")
+    what = f"no Ray cluster accepts jobs at {ADDRESS}: refused"
+    assert findings(results) == {"cluster": [broken("RAY-01", what, "cluster.ray.address")]}
+    assert [one.unknown for one in results.values()] == ["", what, what]
 
 
-def test_without_an_address_nobody_is_asked(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_no_cluster_is_queried(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = planned("cluster.ray.address=null")
-    assert [one.unknown for one in looked(nowhere, "login").values()] == ["no address to ask"] * 3
-    (found,) = findings(looked(nowhere, "laptop"))["address of the cluster"]
-    assert (found.rule, found.what, found.where) == ("RAY-01", "no address of a Ray cluster", "cluster.ray.address")
-    assert found.fix.startswith("set cluster.ray.address=http://HEAD:8265, or export")
-    (odd,) = findings(looked(planned("cluster.ray.address=head:8265"), "laptop"))["address of the cluster"]
-    assert (odd.what, odd.fix) == ("'head:8265' is not the address of a dashboard", "write it as http://HEAD:8265")
-    assert dashboard.asked == []
+    assert [one.unknown for one in looked(nowhere, "login").values()] == ["no address of a Ray cluster is set"] * 3
+    (results,) = findings(looked(nowhere, "laptop"))["cluster address"]
+    assert (results.rule, results.what, results.where) == (
+        "RAY-01",
+        "no address of a Ray cluster is set",
+        "cluster.ray.address",
+    )
+    assert results.fix.startswith("set cluster.ray.address=http://HEAD:8265, or export")
+    (odd,) = findings(looked(planned("cluster.ray.address=head:8265"), "laptop"))["cluster address"]
+    assert (odd.what, odd.fix) == ("'head:8265' is not a valid dashboard address", "write it as http://HEAD:8265")
+    assert dashboard.requests == []
 
 
-def test_what_a_ray_job_does_not_do_is_refused(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A", raising=False)
     monkeypatch.setenv("MY_PASSWORD", "correct horse")
     plan = planned("launch.array=true", "cluster.ray.environment=[MY_PASSWORD,A,LOGDIR]")
     plan.config.container.runtime = Runtime.pyxis
-    found = findings(looked(plan, "laptop"))
-    assert found["no container"] == [
+    results = findings(looked(plan, "laptop"))
+    assert results["no container"] == [
         broken(
-            *("PYX-04", "actors of Ray start no container", "container=none"),
-            fix="choose container=none; the nodes of a Ray cluster bring torch and the engine themselves",
+            *("PYX-04", "the Ray backend cannot start containers", "container=none"),
+            fix="set container=none, and install torch and the engine on the Ray nodes",
         )
     ]
-    secret, unset = found["variables that are passed on"]
+    secret, unset = results["passed environment variables"]
     assert (secret.rule, secret.where) == ("CFG-07", "cluster.ray.environment")
-    assert "MY_PASSWORD would stand on Ray's dashboard" in secret.what and "horse" not in str(secret)
-    assert unset == broken("CFG-06", "A is not set", secret.where, fix="export A=…, or leave it out")
-    assert found["one job"] == [
+    assert (
+        "Ray's dashboard would show the secret" in secret.what
+        and "MY_PASSWORD" in secret.what
+        and "horse" not in str(secret)
+    )
+    assert unset == broken("CFG-06", "A is not set", secret.where, fix="export A=…, or remove it from the list")
+    assert results["no job array"] == [
         broken(
-            *("CFG-09", "a Ray job is no array of trials", "launch.array"),
-            fix="leave it out: trials follow each other on the same nodes",
+            *("CFG-09", "the Ray backend does not support job arrays", "launch.array"),
+            fix="set launch.array=false: the trials run one after another on the same nodes",
         )
     ]
     with pytest.raises(ConfigError, match="CFG-06: A is not set"):
         request.body(plan, Path("/a"), [Path("/a")], 1)
 
 
-def test_a_cluster_that_kuberay_makes_has_a_manifest_and_nobody_to_ask(dashboard: Dashboard) -> None:
+def test_a_kuberay_cluster_has_a_manifest_and_is_not_queried(dashboard: Dashboard) -> None:
     plan = planned("cluster=kuberay", "cluster.device=cpu", IMAGE)
     subject = BACKEND.subject(plan, "login")
     assert subject.script == BACKEND.render(plan)
-    assert looked(plan, "login") == {} and dashboard.asked == []
-    found = looked(plan, "laptop")
-    assert [name for name in found if name not in {one.what for one in kubernetes_checks.CONFIG_CHECKS}] == [
-        *("variables that are passed on", "one job", "manifest")
+    assert looked(plan, "login") == {} and dashboard.requests == []
+    results = looked(plan, "laptop")
+    assert [name for name in results if name not in {one.what for one in kubernetes_checks.CONFIG_CHECKS}] == [
+        *("passed environment variables", "no job array", "manifest")
     ]
-    (by_hand,) = findings(found)["manifest"]
-    assert (by_hand.rule, by_hand.where) == ("RAY-10", "cluster.ray.kuberay")
-    assert by_hand.what == "bench.launch has no cluster to send this run to"
+    (finding,) = findings(results)["manifest"]
+    assert (finding.rule, finding.where) == ("RAY-10", "cluster.ray.kuberay")
+    assert finding.what == "runstop launch cannot submit a run to KubeRay"
     assert [*BACKEND.differences(subject.script, plan_kinds.dumps(plan))] == []
-    assert [*BACKEND.differences(subject.script, "{}")] == ["the manifest holds another plan"]
+    assert [*BACKEND.differences(subject.script, "{}")] == ["the manifest contains a different plan"]
     assert not BACKEND.subject(plan, "laptop").answers
     assert BACKEND.subject(planned(), "laptop").script == ""
 
@@ -189,79 +196,79 @@ def test_runs_of_the_same_size_share_one_job(dashboard: Dashboard, tmp_path: Pat
     prepared = {"backend": "ray", "jobs": [], "address": ADDRESS, "forced": ["RAY-03: few"]}
     assert json.loads((runs[0][1] / JOB).read_text()) == prepared
     job = BACKEND.submit_shared(runs, study, name="study")
-    (body,) = dashboard.taken
+    (body,) = dashboard.accepted
     assert job == f"{body['submission_id']}@{ADDRESS}" and body["submission_id"].startswith("study-")
     assert body["entrypoint"].endswith(" ".join(str(folder) for _, folder in runs))
     shared = json.loads((study / JOB).read_text())
     assert shared["runs"] == ["a", "b", "c"] and [one["id"] for one in shared["jobs"]] == [job]
     assert shared["page"] == f"{ADDRESS}/#/jobs/{body['submission_id']}"
     entry = shared["jobs"][0] | {"shared": "study"}
-    BACKEND.note_shared(study)  # once more, and no second time
+    BACKEND.record_shared_jobs(study)  # idempotent
     for _, folder in runs[:2]:
         assert json.loads((folder / JOB).read_text()) == prepared | {"jobs": [entry]}
-    assert not (runs[2][1] / JOB).exists(), "nobody has prepared it"
+    assert not (runs[2][1] / JOB).exists(), "it was not prepared"
     assert not (study / SUBMISSION).exists() and json.loads((study / RAY_JOB).read_text()) == body
 
 
-def test_words_for_sbatch_are_refused(dashboard: Dashboard, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--qos=a -n1 is for sbatch, and a Ray job has no such options"):
+def test_options_for_sbatch_are_refused(dashboard: Dashboard, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--qos=a -n1 is an option of sbatch, but this run uses Ray"):
         BACKEND.resume(tmp_path, trials_left=1, arguments=["--qos=a", "-n1"])
     assert list(BACKEND.submitted(tmp_path)) == [], "it has never had a job"
-    assert backend.WALLTIME == "walltime" and not dashboard.taken
+    assert backend.WALLTIME == "walltime" and not dashboard.accepted
 
 
 @pytest.mark.parametrize(
-    ("tells", "message", "fix"),
+    ("stops", "message", "fix"),
     [
-        (False, "Ray has nothing to stop: the job has ended", "python -m bench runs shows how"),
+        (False, "the job has already ended", "run `runstop runs` to see how it ended"),
         (RuntimeError("\n no such job\nTraceback"), "no such job", "ray job stop a"),
     ],
 )
-def test_a_job_that_cannot_be_stopped_is_told(
-    tells: bool | Exception, message: str, fix: str, dashboard: Dashboard
+def test_a_job_that_cannot_be_stopped_is_an_error(
+    stops: bool | Exception, message: str, fix: str, dashboard: Dashboard
 ) -> None:
     BACKEND.cancel(f"a@{ADDRESS}")
-    assert dashboard.asked == ["stop a"]
-    dashboard.tells = tells
+    assert dashboard.requests == ["stop a"]
+    dashboard.stops = stops
     with pytest.raises(SubmitError) as refused:
         BACKEND.cancel(f"a@{ADDRESS}")
     assert (refused.value.what, refused.value.where, refused.value.fix) == (message, f"job a@{ADDRESS}", fix)
 
 
-def test_what_a_job_brings_with_it_is_this_program_unless_nodes_have_it(dashboard: Dashboard) -> None:
-    made = [
+def test_a_job_uploads_this_program_unless_the_nodes_have_it(dashboard: Dashboard) -> None:
+    bodies = [
         request.body(planned(*words), Path("/a"), [Path("/b")], 2) for words in ((), ("cluster.ray.code=installed",))
     ]
-    brought, installed = (one["runtime_env"] for one in made)
+    uploaded, installed = (one["runtime_env"] for one in bodies)
     packages = Path(request.__file__).parents[3]
     settings = {"RAY_DEDUP_LOGS": "0", "RAY_JOB_STOP_WAIT_TIME_S": "180"}
     assert installed == {"env_vars": settings}
     names = [f"{packages}/bench", f"{packages}/jobs"]
-    assert brought == {"env_vars": settings, "py_modules": names, "excludes": ["__pycache__"]}
-    assert made[0]["submission_id"].endswith("-2") and made[0]["metadata"] == {request.FOLDER: "/a"}
-    assert made[0]["entrypoint"].endswith(" /b")
-    assert BACKEND.without(planned(), ["a", "b"]) == ("a Ray cluster without a, b: drain them with `ray drain-node`")
+    assert uploaded == {"env_vars": settings, "py_modules": names, "excludes": ["__pycache__"]}
+    assert bodies[0]["submission_id"].endswith("-2") and bodies[0]["metadata"] == {request.FOLDER: "/a"}
+    assert bodies[0]["entrypoint"].endswith(" /b")
+    assert BACKEND.exclude_nodes(planned(), ["a", "b"]) == ("remove a, b from the Ray cluster with `ray drain-node`")
 
 
-def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[object]()
+def test_an_address_without_listener_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = list[object]()
 
     def refused(place: object, timeout: float) -> None:
-        asked.append((place, timeout))
+        attempts.append((place, timeout))
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(client.socket, "create_connection", refused)
     for address in ("http://head:8265", "https://head", "http://head", "http://head:x"):
-        with pytest.raises(client.UnreachableError, match=f"RAY-01: no Ray cluster takes jobs at {address}: "):
+        with pytest.raises(client.UnreachableError, match=f"RAY-01: no Ray cluster accepts jobs at {address}: "):
             client.require_listening(address)
-    assert asked == [(("head", port), 10.0) for port in (8265, 443, 80)]
+    assert attempts == [(("head", port), 10.0) for port in (8265, 443, 80)]
     monkeypatch.setattr(client.importlib.util, "find_spec", lambda name: None)
-    assert not BACKEND.is_here()
-    with pytest.raises(ConfigError, match="Ray is not installed here"):
+    assert not BACKEND.is_available()
+    with pytest.raises(ConfigError, match="Ray is not installed on this machine"):
         client.connect(ADDRESS)
 
 
-def test_a_page_is_asked_by_rays_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_requested_by_rays_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = SimpleNamespace(raise_for_status=lambda: None, json=lambda: {"a": 1})
     own = SimpleNamespace(_do_request=lambda method, page: answer if (method, page) == ("GET", "/p") else None)
     monkeypatch.setattr(client, "connect", lambda address: own)

@@ -1,4 +1,4 @@
-"""The driver of a job: attempts until the run has its last word, on nodes that are lost, and told to end on the way."""
+"""The driver of a Ray job: attempts until the run has its final status, with lost nodes and signals."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.backends.nodes.interruption import START_AGAIN
+from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import driver
 from bench.backends.ray.placement_group import Group, LostError, Place
 from bench.contract import plan as plans
@@ -31,24 +31,24 @@ Step = int | Exception | signal.Signals
 
 @dataclass
 class Cluster:
-    """Attempts end in turn as `ends` says: with an exit code, lost, or by a signal to the driver."""
+    """A fake cluster. Each attempt ends with the next item of `ends`: an exit code, an error, or a signal."""
 
     ends: list[Step]
-    taking: list[Exception] = field(default_factory=list)
-    """What goes wrong as nodes are taken, in turn."""
-    says: bool = True
-    """The runner of an attempt writes the run's last word, where it does not ask for another attempt."""
+    reserve_errors: list[Exception] = field(default_factory=list)
+    """The errors of the first calls of `reserve`."""
+    writes_status: bool = True
+    """Whether a runner writes the run's final status, if it requests no restart."""
     done: list[Any] = field(default_factory=list)
     closed: list[list[str]] = field(default_factory=list)
-    """The words of the commands by which the driver itself ended a run."""
+    """The arguments of the commands with which the driver itself closed a run."""
     closes: bool = False
-    """They do so."""
+    """Whether these commands are executed."""
 
-    def take(self, plan: plans.Plan, say: Any, *, check: Any) -> Group:
+    def reserve(self, plan: plans.Plan, say: Any, *, check: Any) -> Group:
         assert plan.config.cluster.name == "ray_test" and callable(say)
-        self.done.append("take")
-        if self.taking:
-            raise self.taking.pop(0)
+        self.done.append("reserve")
+        if self.reserve_errors:
+            raise self.reserve_errors.pop(0)
         check()
         return Group(None, [], [Place("rig0", "", ""), Place("rig1", "", "")])
 
@@ -66,12 +66,12 @@ class Cluster:
             job.check()
         if isinstance(end, Exception):
             raise end
-        if self.says and end != START_AGAIN:
-            (job.run / STATUS).write_text(json.dumps({"outcome": "proven", "exit_code": end}))
+        if self.writes_status and end != RESTART_EXIT_CODE:
+            (job.run / STATUS).write_text(json.dumps({"outcome": "valid", "exit_code": end}))
         return end
 
     def command(self, argv: list[str], *, cwd: Path, env: dict[str, str], stdin: int, check: bool) -> None:
-        """In this process, as the driver starts it."""
+        """Run the driver's command in this process."""
         assert argv[:3] == [sys.executable, "-m", "bench.driver.between_commands"] and argv[3] == str(cwd)
         assert (stdin, check) == (subprocess.DEVNULL, False)
         assert str(Path(driver.__file__).parents[3]) in env["PYTHONPATH"].split(":")
@@ -97,16 +97,16 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    made = Cluster([])
-    ray = SimpleNamespace(init=lambda **words: made.done.append(words))
+    fake = Cluster([])
+    ray = SimpleNamespace(init=lambda **words: fake.done.append(words))
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(driver, "run_attempt", made.attempt)
-    monkeypatch.setattr(driver, "groups", SimpleNamespace(take=made.take, release=made.release))
-    monkeypatch.setattr(driver.subprocess, "run", made.command)
+    monkeypatch.setattr(driver, "run_attempt", fake.attempt)
+    monkeypatch.setattr(driver, "groups", SimpleNamespace(reserve=fake.reserve, release=fake.release))
+    monkeypatch.setattr(driver.subprocess, "run", fake.command)
     monkeypatch.setattr(time, "strftime", lambda *_: "2026-11-23 16:00:00")
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-    yield made
+    yield fake
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
 
@@ -133,23 +133,23 @@ TRIALS = ["--trials", "0 1"]
 
 
 def test_runs_follow_each_other_on_the_same_nodes(cluster: Cluster, run: Path, tmp_path: Path) -> None:
-    cluster.ends, other = [START_AGAIN, 3, WELL], folder(tmp_path / "b")
+    cluster.ends, other = [RESTART_EXIT_CODE, 3, WELL], folder(tmp_path / "b")
     assert cluster.runs("--job", "j@h", "--limit-min", "28.5", "--walltime", "20", run, other) == 3
     words = ["--limit-min", "28.5", "--trial-min", "20"]
     first, second = (["--job", "j@h", "--attempt", number, "--restarts", *words] for number in ("0", "1"))
-    assert cluster.done == [INIT, "take", first, second, first] and not cluster.closed
-    said = [f"job j@h, attempt {number}, on rig0, rig1\n" for number in range(2)]
-    assert (run / RAY_OUTPUT).read_text() == "".join(said)
-    assert (other / RAY_OUTPUT).read_text() == said[0]
+    assert cluster.done == [INIT, "reserve", first, second, first] and not cluster.closed
+    lines = [f"job j@h, attempt {number}, on rig0, rig1\n" for number in range(2)]
+    assert (run / RAY_OUTPUT).read_text() == "".join(lines)
+    assert (other / RAY_OUTPUT).read_text() == lines[0]
 
 
-def test_where_a_node_is_lost_nodes_are_taken_anew_but_not_for_ever(
+def test_after_a_lost_node_new_nodes_are_reserved_up_to_the_last_attempt(
     cluster: Cluster, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.ends, cluster.closes = [LOST, START_AGAIN, LOST], True
+    cluster.ends, cluster.closes = [LOST, RESTART_EXIT_CODE, LOST], True
     assert cluster.runs("--job", "j", run) == 1
     words = [["--job", "j", "--attempt", f"{number}", *["--restarts"][: number < 2]] for number in range(3)]
-    assert cluster.done == [INIT, "take", words[0], "release", "take", words[1], words[2], "release"]
+    assert cluster.done == [INIT, "reserve", words[0], "release", "reserve", words[1], words[2], "release"]
     assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "RAY-04: node 1 (rig1) is lost", *TRIALS]]
     ended = status(run)
     assert (ended["outcome"], ended["exit_code"], ended["rule"]) == ("failed", 1, "RAY-04")
@@ -159,68 +159,68 @@ def test_where_a_node_is_lost_nodes_are_taken_anew_but_not_for_ever(
 
 
 @pytest.mark.parametrize("rule", driver.FINAL)
-def test_what_other_nodes_would_do_as_well_ends_the_run(rule: str, cluster: Cluster, run: Path) -> None:
-    cluster.taking = [LostError(rule, "no")]
+def test_errors_that_other_nodes_would_repeat_end_the_run(rule: str, cluster: Cluster, run: Path) -> None:
+    cluster.reserve_errors = [LostError(rule, "no")]
     assert cluster.runs("--job", "j", run) == 1
-    assert cluster.done == [INIT, "take"] and cluster.closed[1] == [*CLOSE, f"{rule}: no", *TRIALS]
+    assert cluster.done == [INIT, "reserve"] and cluster.closed[1] == [*CLOSE, f"{rule}: no", *TRIALS]
 
 
-def test_nodes_that_could_not_be_taken_are_asked_for_again(cluster: Cluster, run: Path) -> None:
-    cluster.taking, cluster.ends = [LOST], [WELL]
+def test_a_failed_reservation_is_repeated(cluster: Cluster, run: Path) -> None:
+    cluster.reserve_errors, cluster.ends = [LOST], [WELL]
     assert cluster.runs(run) == 0
-    assert cluster.done == [INIT, "take", "take", ["--job", "ray", "--attempt", "1", "--restarts"]]
+    assert cluster.done == [INIT, "reserve", "reserve", ["--job", "ray", "--attempt", "1", "--restarts"]]
 
 
-def test_a_run_that_nobody_has_closed_is_closed(cluster: Cluster, run: Path) -> None:
-    cluster.ends, cluster.says = [WELL], False
+def test_a_run_without_final_status_is_closed(cluster: Cluster, run: Path) -> None:
+    cluster.ends, cluster.writes_status = [WELL], False
     assert cluster.runs("--job", "j", run) == 1
     assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "the run ended with exit code 0", *TRIALS]]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_job_that_is_told_to_end_closes_its_run(signum: signal.Signals, cluster: Cluster, run: Path) -> None:
+def test_a_cancelled_job_closes_its_run(signum: signal.Signals, cluster: Cluster, run: Path) -> None:
     cluster.ends = [signum]
     assert cluster.runs("--job", "j", run, run) == 128 + signum
     assert cluster.closed == [["open", "--job", "j"], [*CLOSE, "SLU-08: the job was cancelled", *TRIALS]]
-    assert (run / RAY_OUTPUT).read_text().splitlines()[1] == "2026-11-23 16:00:00 the job was told to end"
-    assert len(cluster.done) == 3, "no other run is begun"
+    assert (run / RAY_OUTPUT).read_text().splitlines()[1] == "2026-11-23 16:00:00 the job was cancelled"
+    assert len(cluster.done) == 3, "no other run is started"
     cluster.ends, cluster.closed = [signum], []
     (run / STATUS).touch()
-    assert cluster.runs("--job", "j", run) == 128 + signum and not cluster.closed, "it has its last word"
+    assert cluster.runs("--job", "j", run) == 128 + signum and not cluster.closed, "it has its final status"
 
 
-def test_a_signal_is_taken_note_of_once(run: Path) -> None:
+def test_a_signal_is_raised_once(run: Path) -> None:
     job = driver.DriverJob("j", None, None, None, run)
     job.check()
-    job._told(signal.SIGTERM, None)
+    job._record(signal.SIGTERM, None)
     with pytest.raises(driver.Stopped) as stopped:
         job.check()
     job.check()
     assert stopped.value.exit_code == 143
 
 
-def test_a_folder_that_the_head_does_not_see_is_an_error_unless_the_plan_comes_by_itself(
+def test_a_folder_that_the_head_cannot_read_is_an_error_without_plan_file(
     cluster: Cluster, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unseen = tmp_path / "unseen"
     assert cluster.runs(run, unseen) == 1 and not cluster.done
-    assert f"RAY-09: the head does not see the run folder\n  where: {unseen}" in capsys.readouterr().out
+    assert f"RAY-09: the Ray head node cannot read the run folder\n  where: {unseen}" in capsys.readouterr().out
     assert "RAY-09" in (run / RAY_OUTPUT).read_text()
     cluster.ends = [LOST] * 3
     monkeypatch.setenv(driver.JOB_CONFIG, '{"metadata": {"job_submission_id": "raysubmit_1"}}')
     assert cluster.runs("--plan", run / PLAN, unseen) == 1
     words = cluster.done[2]
     assert words == ["--job", "raysubmit_1", "--attempt", "0", "--restarts", "--plan", str(run / PLAN)]
-    assert not cluster.closed and not unseen.exists(), "nobody has made its folder"
+    assert not cluster.closed and not unseen.exists(), "its folder was not created"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"metadata": {"job_submission_id": null}}', '{"metadata": 1}'])
-def test_a_job_whose_name_ray_does_not_say_is_called_ray(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_submission_id_is_called_ray(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(driver.JOB_CONFIG, text)
     assert driver._own_id() == "ray"
 
 
-def test_an_error_of_ours_ends_the_driver_with_its_exit_code(cluster: Cluster, run: Path) -> None:
-    cluster.taking = [SubmitError("no", where="there", fix="do")]
+def test_a_bench_error_ends_the_driver_with_its_exit_code(cluster: Cluster, run: Path) -> None:
+    cluster.reserve_errors = [SubmitError("no", where="there", fix="do")]
     assert cluster.runs(run) == 1
     assert (run / RAY_OUTPUT).read_text() == "no\n  where: there\n  fix:   do\n"

@@ -1,4 +1,4 @@
-"""What a Ray cluster is asked, and what its answers mean; a client that only counts and answers stands for it."""
+"""Requests to a Ray cluster and its answers, with a fake client that counts requests."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ ADDRESS = "http://head:8265"
 
 @dataclass
 class Details:
-    """As ray.job_submission.JobDetails has them."""
+    """Like ray.job_submission.JobDetails."""
 
     submission_id: str
     status: str = "RUNNING"
@@ -43,10 +43,10 @@ class Details:
 
 @dataclass
 class Clusters:
-    """Ray clusters by their addresses; those that are not in it do not answer."""
+    """Fake Ray clusters by address; other addresses do not answer."""
 
     jobs: dict[str, list[Details]]
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     fails: Exception | None = None
     is_down: Exception | None = None
 
@@ -62,7 +62,7 @@ class Connected:
     address: str
 
     def list_jobs(self) -> list[Details]:
-        self.clusters.asked.append(f"list {self.address}")
+        self.clusters.requests.append(f"list {self.address}")
         if self.clusters.is_down:
             raise self.clusters.is_down
         return self.clusters.jobs[self.address]
@@ -73,7 +73,7 @@ class Connected:
         return True
 
     def submit_job(self, **body: Any) -> str:
-        self.clusters.asked.append(f"submit {body['submission_id']}")
+        self.clusters.requests.append(f"submit {body['submission_id']}")
         known = self.clusters.jobs[self.address]
         if any(body["submission_id"] == details.submission_id for details in known):
             raise RuntimeError(f"Request failed: Job with submission_id {body['submission_id']} already exists.")
@@ -90,17 +90,17 @@ def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clusters:
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path / "runs"))
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ADDRESS)
-    made = Clusters({ADDRESS: []})
-    monkeypatch.setattr(client, "connect", made.connect)
-    monkeypatch.setattr(client, "is_here", lambda: True)
-    return made
+    fake = Clusters({ADDRESS: []})
+    monkeypatch.setattr(client, "connect", fake.connect)
+    monkeypatch.setattr(client, "is_available", lambda: True)
+    return fake
 
 
 def planned(*overrides: str) -> Plan:
     return compose.compose(["task=lora_tiny", "cluster=ray_test", *overrides])
 
 
-def test_two_hundred_runs_cost_one_question_a_cluster(clusters: Clusters, tmp_path: Path) -> None:
+def test_two_hundred_runs_cost_one_request_per_cluster(clusters: Clusters, tmp_path: Path) -> None:
     other = "http://other:8265"
     clusters.jobs |= {other: []}
     for number in range(200):
@@ -110,16 +110,18 @@ def test_two_hundred_runs_cost_one_question_a_cluster(clusters: Clusters, tmp_pa
         clusters.jobs[address].append(details)
         job = {"backend": "ray", "jobs": [{"id": f"job-{number}@{address}", "submitted": 1.0}], "address": address}
         (folder / JOB).write_text(json.dumps(job))
-    found = runs.below(tmp_path / "many")
-    assert clusters.asked == [f"list {ADDRESS}", f"list {other}"]
-    states = [run.state.state for run in found if run.state is not None]
+    known = runs.below(tmp_path / "many")
+    assert clusters.requests == [f"list {ADDRESS}", f"list {other}"]
+    states = [run.state.state for run in known if run.state is not None]
     assert states.count(JobState.running) == 199 and states.count(JobState.failed) == 1
 
 
-def test_a_cluster_that_is_gone_does_not_hide_the_others(clusters: Clusters, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_cluster_does_not_hide_the_jobs_of_others(
+    clusters: Clusters, caplog: pytest.LogCaptureFixture
+) -> None:
     clusters.jobs[ADDRESS] = [Details("a", "STOPPED")]
-    found = RayBackend().states([f"a@{ADDRESS}", "b@http://gone:1"])
-    assert [(job.id, job.state) for job in found.values()] == [(f"a@{ADDRESS}", JobState.cancelled)]
+    known = RayBackend().states([f"a@{ADDRESS}", "b@http://gone:1"])
+    assert [(job.id, job.state) for job in known.values()] == [(f"a@{ADDRESS}", JobState.cancelled)]
     assert "http://gone:1" in caplog.text
 
 
@@ -131,21 +133,22 @@ DOWN = {
 
 
 @pytest.mark.parametrize("how", DOWN)
-def test_of_a_cluster_that_lists_no_jobs_none_is_said_to_be_gone(how: str, clusters: Clusters, tmp_path: Path) -> None:
-    """It takes the connection all the same, and its jobs may run: nobody submits them once more."""
+def test_jobs_of_a_cluster_that_cannot_list_them_are_not_reported_as_ended(
+    how: str, clusters: Clusters, tmp_path: Path
+) -> None:
+    """It accepts connections, so its jobs may be running; they must not be submitted again."""
     clusters.is_down = DOWN[how]
     job = {"backend": "ray", "jobs": [{"id": f"a@{ADDRESS}"}], "address": ADDRESS}
     (tmp_path / JOB).write_text(json.dumps(job))
-    asked = (runs.find, RayBackend().submitted, resume.cancel)
-    for ask in asked:
-        with pytest.raises(SubmitError, match=f"RAY-01: no Ray cluster takes jobs at {ADDRESS}: "):
-            ask(tmp_path)
+    for query in (runs.find, RayBackend().submitted, resume.cancel):
+        with pytest.raises(SubmitError, match=f"RAY-01: no Ray cluster accepts jobs at {ADDRESS}: "):
+            query(tmp_path)
     with pytest.raises(SubmitError):
         RayBackend().cancel(f"a@{ADDRESS}")
 
 
-def test_something_else_that_answers_at_the_address_takes_no_jobs() -> None:
-    """Ray's own client, to a server that answers 500, or JSON that is not Ray's."""
+def test_another_server_at_the_address_is_refused() -> None:
+    """Ray's own client, with a server that answers 500 or JSON in another format."""
     pytest.importorskip("ray.job_submission")
     for status, body in ((500, b"{}"), (200, b"{}"), (200, b"[]")):
 
@@ -160,12 +163,12 @@ def test_something_else_that_answers_at_the_address_takes_no_jobs() -> None:
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
             Thread(target=server.serve_forever, daemon=True).start()
-            with pytest.raises(SubmitError, match="no Ray cluster takes jobs"):
+            with pytest.raises(SubmitError, match="no Ray cluster accepts jobs"):
                 client.connect(f"http://127.0.0.1:{server.server_port}")
             server.shutdown()
 
 
-def test_a_failure_is_told_with_its_kind_its_first_words_and_the_end_of_its_log() -> None:
+def test_the_reason_of_a_failure_has_its_type_the_message_and_the_end_of_the_log() -> None:
     message = "Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):\n"
     failed = Details("a", "FAILED", f"{message}{'x' * 999}\nNo module named bench", "JOB_ENTRYPOINT_COMMAND_ERROR")
     job = client.as_job("a", failed)
@@ -193,20 +196,20 @@ def test_a_failure_is_told_with_its_kind_its_first_words_and_the_end_of_its_log(
     ],
     ids=["driver killed", "out of memory", "package lost"],
 )
-def test_what_ray_says_of_a_job_that_failed_is_explained(kind: str, message: str, rule: str) -> None:
-    """These are Ray 2.60's own words."""
+def test_rays_messages_about_failed_jobs_match_rules(kind: str, message: str, rule: str) -> None:
+    """The messages are those of Ray 2.60."""
     job = client.as_job("a", Details("a", "FAILED", message, kind))
-    (scan,) = run_reports.of_queue(job, JOB)
+    (scan,) = run_reports.queue_report(job, JOB)
     assert scan.clues[0].rule == rule
     assert job.reason[-20:] in " ".join(message.split())
 
 
-def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path: Path) -> None:
-    """The first submission got through, and nobody knows; the second one finds that Ray has it."""
+def test_a_lost_answer_creates_no_second_job(clusters: Clusters, tmp_path: Path) -> None:
+    """The first submission succeeds, but its answer is lost; Ray refuses the second one as a duplicate."""
     plan = planned()
     folder = folders.make(plan, "")
     clusters.fails = ConnectionError("reset by peer")
-    with pytest.raises(SubmitError, match="may have the job all the same"):
+    with pytest.raises(SubmitError, match="the job may have been created anyway"):
         backend.submit(plan, folder)
     assert (folder / SUBMISSION).exists() and runs.find(folder).is_active
     clusters.fails = None
@@ -215,22 +218,22 @@ def test_an_answer_that_is_lost_makes_no_second_job(clusters: Clusters, tmp_path
     assert [entry["id"] for entry in json.loads((folder / JOB).read_text())["jobs"]] == [job]
 
 
-def test_a_run_that_goes_on_with_more_time_keeps_it(clusters: Clusters) -> None:
-    """The job's limit is that of the trials that are left; the runner of every node is told that of each trial."""
+def test_a_resumed_run_keeps_its_new_time_limit(clusters: Clusters) -> None:
+    """The job's limit covers the remaining trials; every node's runner gets the limit of each trial."""
     plan = planned("walltime=3", "trials=2")
     folder = folders.make(plan, "")
     backend.submit(plan, folder)
     for walltime in (20, None):
         backend.resume(folder, trials_left=1, walltime_min=walltime, arguments=())
-    asked = [shlex.split(details.entrypoint) for details in clusters.jobs[ADDRESS]]
-    args = [driver._parser().parse_args(words[3:]) for words in asked]
+    entrypoints = [shlex.split(details.entrypoint) for details in clusters.jobs[ADDRESS]]
+    args = [driver._parser().parse_args(words[3:]) for words in entrypoints]
     assert [(one.walltime, one.limit_min) for one in args] == [(None, 19.0), (20, 28.0), (20, 28.0)]
     job = driver.DriverJob("j", None, 28.0, 20, folder)
-    words = ["run", "--node", "0", *driver._words(job, 1, is_last=False)]
+    words = ["run", "--node", "0", *driver._arguments(job, 1, is_last=False)]
     assert runner._parser().parse_args(words).trial_min == 20
 
 
-def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
+def test_a_refused_job_leaves_the_folder_unchanged(clusters: Clusters) -> None:
     plan = planned()
     folder = folders.make(plan, "")
     clusters.fails = RuntimeError("Request failed with status code 500: no")
@@ -239,21 +242,21 @@ def test_a_refusal_leaves_the_folder_as_it_was(clusters: Clusters) -> None:
     assert not (folder / SUBMISSION).exists() and not (folder / RAY_JOB).exists()
 
 
-def test_secrets_are_neither_passed_on_nor_written_down(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_neither_passed_nor_written(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     token = "hf_" + "a1B2" * 8
     monkeypatch.setenv("HARMLESS", token)
     plan = planned("cluster.ray.environment=[HARMLESS]")
     folder = folders.make(plan, "")
-    with pytest.raises(ConfigError, match="would be written down"):
+    with pytest.raises(ConfigError, match="the file would hold"):
         backend.submit(plan, folder)
     written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
-    assert token not in written and not clusters.asked
+    assert token not in written and not clusters.requests
     from bench import preflight
 
     assert "CFG-07" in [finding.rule for finding in preflight.inspect(plan)]
 
 
-def test_a_folder_of_any_name_is_one_word_of_the_entrypoint(clusters: Clusters, tmp_path: Path) -> None:
+def test_a_folder_name_with_special_characters_is_quoted_in_the_entrypoint(clusters: Clusters, tmp_path: Path) -> None:
     folder = tmp_path / "it's $(touch here); `x`\n"
     body = request.body(planned(), folder, [folder], 1)
     assert shlex.split(body["entrypoint"])[-1] == str(folder)
@@ -261,20 +264,20 @@ def test_a_folder_of_any_name_is_one_word_of_the_entrypoint(clusters: Clusters, 
     assert request.submission_id(folder, 1) != request.submission_id(tmp_path / "other" / folder.name, 1)
 
 
-def test_a_cluster_without_an_address_is_refused_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_an_address_is_refused_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="RAY-01: no address of a Ray cluster(.|\n)*RAY_API_SERVER_ADDRESS"):
         request.address(planned())
 
 
-def test_each_node_must_have_what_its_ranks_take() -> None:
+def test_a_bundle_has_the_resources_of_a_nodes_ranks() -> None:
     plan = compose.compose(["task=lora70b", "cluster=ray", "+cluster.ray.resources.rdma=1"])
     assert placement_group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}
     nodes = [{"CPU": 64.0, "GPU": 8.0, "rdma": 4.0}, {"CPU": 64.0, "GPU": 4.0}, {"CPU": 64.0}]
     assert placement_group.num_large(nodes, placement_group.bundle(plan)) == 1
 
 
-def test_ranks_do_not_inherit_what_ray_sets_for_its_workers() -> None:
+def test_ranks_do_not_inherit_the_variables_that_ray_sets_for_workers() -> None:
     worker = {"RAY_JOB_ID": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
     assert placement_group.inherited(worker, frozenset()) == {"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"}
     assert placement_group.inherited(worker, frozenset(["OMP_NUM_THREADS"]))["OMP_NUM_THREADS"] == "1"

@@ -1,4 +1,4 @@
-"""KubeRay's manifests: those in manifests/ray are as render writes them, fit KubeRay's definitions, hold the run."""
+"""KubeRay's manifests: manifests/ray is what render writes, matches KubeRay's CRDs, and contains the run."""
 
 import gzip
 import os
@@ -25,7 +25,7 @@ SHOWN = {
     "lora70b_kuberay_working_head": ("task=lora70b", "cluster=kuberay", *WORKING_HEAD),
     "raycluster": ("task=lora70b", "cluster=kuberay", "cluster.ray.kuberay.object=raycluster"),
 }
-"""What people would apply."""
+"""Manifests that users apply."""
 
 
 def shown(name: str) -> Plan:
@@ -37,7 +37,7 @@ def objects(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_manifests_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_MANIFESTS=1 pytest tests/backends/ray/test_manifests.py"""
+    """To regenerate them: WRITE_MANIFESTS=1 pytest tests/backends/ray/test_manifests.py"""
     folder = ROOT / "manifests" / "ray"
     texts = {f"{name}.yaml": manifest.text(shown(name)) for name in SHOWN}
     if os.environ.get("WRITE_MANIFESTS"):
@@ -52,29 +52,29 @@ def definition(kind: str) -> dict[str, Any]:
     """Return KubeRay's schema of a kind of object."""
     path = DEFINITIONS / f"ray.io_{kind.lower()}s.yaml.gz"
     if not path.exists():
-        pytest.skip(f"KubeRay's definitions are not at hand: put its {path.name} into {DEFINITIONS}")
-    found = yaml.load(gzip.decompress(path.read_bytes()), Loader=yaml.CSafeLoader)
-    (schema,) = (one["schema"]["openAPIV3Schema"] for one in found["spec"]["versions"] if one["name"] == "v1")
+        pytest.skip(f"KubeRay's CRDs are missing: put {path.name} into {DEFINITIONS}")
+    crd = yaml.load(gzip.decompress(path.read_bytes()), Loader=yaml.CSafeLoader)
+    (schema,) = (one["schema"]["openAPIV3Schema"] for one in crd["spec"]["versions"] if one["name"] == "v1")
     return dict(schema)
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_kuberays_definitions_have_every_field_as_it_stands(name: str) -> None:
-    """An API server drops fields that a definition does not have, without a word."""
-    made = objects(name)[-1]
-    schema = definition(made["kind"])
-    assert list(misfits(schema, made, "")) == []
-    broken = made | {"spec": made["spec"] | {"shutDownAfterJobFinishes": True, "headGroupSpec": 5}}
+def test_every_field_is_in_kuberays_definitions(name: str) -> None:
+    """An API server silently drops fields that are not in a CRD."""
+    item = objects(name)[-1]
+    schema = definition(item["kind"])
+    assert list(misfits(schema, item, "")) == []
+    broken = item | {"spec": item["spec"] | {"shutDownAfterJobFinishes": True, "headGroupSpec": 5}}
     assert any("shutDownAfterJobFinishes" in misfit for misfit in misfits(schema, broken, ""))
 
 
 def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
-    """Yield what a definition does not have, or has otherwise."""
+    """Yield fields that a CRD does not have or has with another type."""
     types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "number": (int, float)}
     if schema.get("x-kubernetes-int-or-string"):
         return
     if not isinstance(value, types[schema["type"]]) or schema["type"] == "integer" and isinstance(value, bool):
-        yield f"{place} is no {schema['type']}"
+        yield f"{place} is not of type {schema['type']}"
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from misfits(schema["items"], item, f"{place}[{number}]")
@@ -91,7 +91,7 @@ def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
                 yield f"{place}.{key} is unknown"
 
 
-def test_a_rayjob_holds_the_plan_and_starts_the_driver_of_it() -> None:
+def test_a_rayjob_contains_the_plan_and_starts_its_driver() -> None:
     held, job = objects("lora70b_kuberay")
     plan = plan_kinds.loads(held["data"]["plan.json"])
     assert plan_kinds.dumps(plan) == plan_kinds.dumps(shown("lora70b_kuberay"))
@@ -113,8 +113,8 @@ def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     ("name", "head_gpus", "workers"),
     [(n, g, w) for n, g, w in (("lora70b_kuberay", "0", 2), ("lora70b_kuberay_working_head", "8", 1))],
 )
-def test_a_run_has_as_many_gpus_as_it_takes_wherever_the_head_is(name: str, head_gpus: str, workers: int) -> None:
-    """Ray sees the sizes that the driver's placement group asks for, and Kubernetes gives the pods these GPUs."""
+def test_a_run_has_all_its_gpus_with_and_without_a_working_head(name: str, head_gpus: str, workers: int) -> None:
+    """Ray's node sizes match the driver's placement group, and the pods request the same GPUs from Kubernetes."""
     cluster = objects(name)[1]["spec"]["rayClusterSpec"]
     (group,), head = cluster["workerGroupSpecs"], cluster["headGroupSpec"]
     assert head["rayStartParams"]["num-gpus"] == head_gpus and group["replicas"] == workers
@@ -122,16 +122,16 @@ def test_a_run_has_as_many_gpus_as_it_takes_wherever_the_head_is(name: str, head
     limits = [pod["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for pod in pods(cluster)]
     assert limits == [None if head_gpus == "0" else "8", "8"]
     keep_away = [("podAntiAffinity" in pod["spec"].get("affinity", {})) for pod in pods(cluster)]
-    assert keep_away == [head_gpus != "0", True], "a head without GPUs may stand beside a node of the run"
+    assert keep_away == [head_gpus != "0", True], "a head without GPUs may share a machine with a worker pod"
 
 
-def test_a_cluster_that_is_there_has_no_manifest() -> None:
-    with pytest.raises(ConfigError, match="choose cluster=kuberay"):
+def test_an_existing_cluster_has_no_manifest() -> None:
+    with pytest.raises(ConfigError, match="set cluster=kuberay"):
         manifest.text(compose.compose(["task=lora_tiny", "cluster=ray_test"]))
 
 
-def test_hostile_texts_are_values_and_nothing_else() -> None:
-    """They reach one value of the manifest each, as they are."""
+def test_hostile_texts_do_not_change_the_manifests_structure() -> None:
+    """Each text is one unchanged value of the manifest."""
     hostile = 'x"}\n---\nkind: Pod # $(touch pwned) `x`'
     plan = compose.compose(["task=lora_tiny", "cluster=kuberay", "cluster.device=cpu", IMAGE])
     kubernetes = plan.config.cluster.kubernetes

@@ -1,4 +1,4 @@
-"""A node's actor and the keeper of its command, with processes that do what the test says."""
+"""A node's actor and the supervisor of its command, with fake processes."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from bench.backends.ray import keeper, placement_group
+from bench.backends.ray import placement_group, supervisor
 from bench.backends.ray.placement_group import Ended, Node, Place
 from bench.contract.schema import PORTS
 
@@ -23,7 +23,7 @@ PARENT = 40
 
 @dataclass
 class Printing:
-    """A keeper that prints a part each time it is looked at, and has then ended."""
+    """A process that prints one part per poll and then ends."""
 
     parts: list[bytes]
     code: int
@@ -50,7 +50,7 @@ class Printing:
         self.signals.append(signum)
 
 
-def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
+def test_a_node_runs_a_command_under_a_supervisor_and_keeps_its_last_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lines = [f"{number}\n" for number in range(22)]
@@ -67,7 +67,7 @@ def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
         -3, (*map(str, range(3, 22)), "the end \ufffd")
     )
     assert capsys.readouterr().out == "".join(lines) + "the end \ufffd" and slept == [placement_group.OUTPUT_POLL_S] * 2
-    assert process.argv == [sys.executable, "-m", "bench.backends.ray.keeper", sys.executable, "-m", "bench.driver"]
+    assert process.argv == [sys.executable, "-m", "bench.backends.ray.supervisor", sys.executable, "-m", "bench.driver"]
     environment = process.options.pop("env")
     assert environment["PYTHONPATH"] == f"{Path(placement_group.__file__).parents[3]}:/a:/c"
     assert (environment["HOST"], environment["PLAN"], environment["RAY_KEPT"]) == ("rig", "p", "2")
@@ -84,7 +84,7 @@ def test_a_node_runs_a_command_under_a_keeper_and_keeps_its_last_lines(
     assert process.signals == [signal.SIGTERM]
 
 
-def test_a_node_says_where_it_is_what_it_sees_and_which_port_is_free(
+def test_an_actor_reports_its_node_existing_paths_and_a_free_port(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context = SimpleNamespace(get_node_id=lambda: 77)
@@ -93,7 +93,7 @@ def test_a_node_says_where_it_is_what_it_sees_and_which_port_is_free(
     monkeypatch.setattr(socket, "gethostname", lambda: "rig7")
     actor = Node([])
     assert actor.where() == Place("rig7", "10.0.0.7", "77")
-    assert actor.sees(str(tmp_path)) and not actor.sees(str(tmp_path / "a"))
+    assert actor.exists(str(tmp_path)) and not actor.exists(str(tmp_path / "a"))
     assert (PORTS.start, PORTS.stop) == (61000, 65536)
     with socket.socket() as taken, socket.socket() as other:
         for one in (taken, other):
@@ -111,7 +111,7 @@ def test_a_node_says_where_it_is_what_it_sees_and_which_port_is_free(
 
 @dataclass
 class Kept:
-    """A command that goes on for some looks, and ends when it is told to, or not."""
+    """A command that runs for `looks` polls; it ends on SIGTERM, or only on SIGKILL."""
 
     looks: int
     code: int
@@ -147,8 +147,8 @@ class Kept:
 
 
 @dataclass
-class Keeper:
-    """What the keeper finds: its parents, one after another, and what stands in its standard input."""
+class Supervisor:
+    """The supervisor's environment: its successive parents and its standard input."""
 
     parents: list[int]
     input: list[bytes]
@@ -156,7 +156,7 @@ class Keeper:
     handlers: dict[int, Callable[..., object]] = field(default_factory=dict)
 
     def select(self, reading: list[int], writing: list[int], odd: list[int], timeout: float) -> Any:
-        assert (reading, writing, odd, timeout) == ([0], [], [], keeper.POLL_S)
+        assert (reading, writing, odd, timeout) == ([0], [], [], supervisor.POLL_S)
         return ([0] if self.input else [], [], [])
 
     def read(self, file: int, count: int) -> bytes:
@@ -164,60 +164,60 @@ class Keeper:
         return self.input.pop(0)
 
 
-Keep = Callable[..., tuple[int, Keeper]]
+Keep = Callable[..., tuple[int, Supervisor]]
 
 
 @pytest.fixture
 def keep(monkeypatch: pytest.MonkeyPatch) -> Keep:
-    """Run the keeper of a command; return its exit code."""
+    """Run the supervisor of a command; return its exit code."""
 
-    def run(command: Kept, *input: bytes) -> tuple[int, Keeper]:
-        made = Keeper([PARENT], list(input), command.done)
-        libc = SimpleNamespace(prctl=lambda *words: made.done.append(words))
-        calls = {"getpid": lambda: PARENT, "getppid": lambda: made.parents.pop(0), "read": made.read}
-        system = SimpleNamespace(**calls, _exit=lambda code: made.done.append(code))
-        monkeypatch.setattr(keeper, "os", system)
-        monkeypatch.setattr(keeper, "ctypes", SimpleNamespace(CDLL=lambda name, use_errno: libc))
-        monkeypatch.setattr(keeper, "select", SimpleNamespace(select=made.select))
+    def run(command: Kept, *input: bytes) -> tuple[int, Supervisor]:
+        fake = Supervisor([PARENT], list(input), command.done)
+        libc = SimpleNamespace(prctl=lambda *words: fake.done.append(words))
+        calls = {"getpid": lambda: PARENT, "getppid": lambda: fake.parents.pop(0), "read": fake.read}
+        system = SimpleNamespace(**calls, _exit=lambda code: fake.done.append(code))
+        monkeypatch.setattr(supervisor, "os", system)
+        monkeypatch.setattr(supervisor, "ctypes", SimpleNamespace(CDLL=lambda name, use_errno: libc))
+        monkeypatch.setattr(supervisor, "select", SimpleNamespace(select=fake.select))
         monkeypatch.setattr(subprocess, "Popen", command.start)
-        monkeypatch.setattr(signal, "signal", made.handlers.__setitem__)
-        monkeypatch.setattr(sys, "argv", ["keeper", "a", "b"])
+        monkeypatch.setattr(signal, "signal", fake.handlers.__setitem__)
+        monkeypatch.setattr(sys, "argv", ["supervisor", "a", "b"])
         with pytest.raises(SystemExit) as ended:
-            keeper.main()
+            supervisor.main()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, made
+        return ended.value.code, fake
 
     return run
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (3, 3), (-signal.SIGKILL, 137)])
-def test_a_keeper_ends_as_its_command_does(code: int, exit_code: int, keep: Keep) -> None:
+def test_a_supervisor_ends_as_its_command_does(code: int, exit_code: int, keep: Keep) -> None:
     command = Kept(3, code)
     assert keep(command, b"x")[0] == exit_code
-    assert command.argv == ["a", "b"] and command.done == [], "what stands in its input does not matter"
+    assert command.argv == ["a", "b"] and command.done == [], "the content of its input does not matter"
 
 
-def test_a_command_ends_with_its_keeper_even_one_that_was_gone_before(keep: Keep) -> None:
+def test_a_command_ends_with_its_supervisor_even_if_that_ended_before_prctl(keep: Keep) -> None:
     command = Kept(0, 0)
-    _, made = keep(command)
+    _, fake = keep(command)
     before = command.options.pop("preexec_fn")
     assert command.options == {"stdin": subprocess.DEVNULL, "start_new_session": True}
     before()
     assert command.done == [(1, signal.SIGTERM)]
-    made.parents = [1]
+    fake.parents = [1]
     before()
     assert command.done[1:] == [(1, signal.SIGTERM), 143]
 
 
-def test_a_keeper_hands_signals_on(keep: Keep) -> None:
+def test_a_supervisor_forwards_signals(keep: Keep) -> None:
     command = Kept(0, 0)
-    _, made = keep(command)
-    assert made.handlers.keys() == {signal.SIGTERM, signal.SIGINT}
-    made.handlers[signal.SIGINT](signal.SIGINT, None)
+    _, fake = keep(command)
+    assert fake.handlers.keys() == {signal.SIGTERM, signal.SIGINT}
+    fake.handlers[signal.SIGINT](signal.SIGINT, None)
     assert command.done == ["terminate"]
 
 
-def test_a_command_without_an_actor_has_a_minute_and_a_half_to_end(keep: Keep) -> None:
+def test_a_command_without_an_actor_has_ninety_seconds_to_end(keep: Keep) -> None:
     willing, stuck = Kept(9, 3), Kept(9, -signal.SIGKILL, obeys=False)
     assert keep(willing, b"x", b"")[0] == 3 and willing.done == ["terminate", 90.0]
     assert keep(stuck, b"")[0] == 137 and stuck.done == ["terminate", 90.0, "kill", None]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boots a real Slurm on this machine, to try runstop without a cluster: nodes dgx-0 and dgx-1 with 8 pretended GPUs
+# Boots a real Slurm on this machine, to try runstop without a cluster: nodes dgx-0 and dgx-1 with 8 simulated GPUs
 # each, partitions batch and low (preempted and requeued), account test, sacct. Debian, root; no systemd, no GPU.
 #
 #   sudo -E tests/backends/slurm/cluster.sh up           install what is missing (Debian packages), start, print what env prints
@@ -7,17 +7,23 @@
 #   srun -N2 --gpus-per-node=8 bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'
 #   tests/backends/slurm/cluster.sh status               what runs; exit code 0 when everything does
 #   tests/backends/slurm/cluster.sh kill-node dgx-1      cut its power: every process on it dies at once
-#   tests/backends/slurm/cluster.sh start-node dgx-1     press its button: what ran on it counts as failed
+#   tests/backends/slurm/cluster.sh start-node dgx-1     power it on: jobs that ran on it have failed
 #   tests/backends/slurm/cluster.sh down                 cancel the jobs, stop everything, delete its directory
 #
-# Environment, the same for every verb:  BENCH_SLURM_DIR        its state and logs (/tmp/bench-slurm)
-#                                        BENCH_SLURM_PORTS      first of four ports on 127.0.0.1 (17800)
-# read by up when it starts a cluster:   BENCH_SLURM_PLUGSTACK  a line of plugstack.conf: required /path/spank_pyxis.so
-#                                        BENCH_SLURM_EXTRA      lines for the end of slurm.conf, where they win
+# Environment, the same for every command:  RUNSTOP_SLURM_DIR        its state and logs (/tmp/runstop-slurm)
+#                                        RUNSTOP_SLURM_PORTS      first of four ports on 127.0.0.1 (17800)
+# read by up when it starts a cluster:   RUNSTOP_SLURM_PLUGSTACK  a line of plugstack.conf: required /path/spank_pyxis.so
+#                                        RUNSTOP_SLURM_EXTRA      lines at the end of slurm.conf, which override earlier ones
 set -euo pipefail
 
-DIR=${BENCH_SLURM_DIR:-/tmp/bench-slurm}
-PORT=${BENCH_SLURM_PORTS:-17800}
+for name in DIR PORTS PLUGSTACK EXTRA; do
+  old=BENCH_SLURM_$name new=RUNSTOP_SLURM_$name
+  [[ -n ${!old-} && -z ${!new-} ]] || continue
+  echo "$old is deprecated: use $new" >&2
+  export "$new=${!old}"
+done
+DIR=${RUNSTOP_SLURM_DIR:-/tmp/runstop-slurm}
+PORT=${RUNSTOP_SLURM_PORTS:-17800}
 DAEMONS=(munged mariadbd slurmdbd slurmctld)
 NODES=(dgx-0 dgx-1)
 PACKAGES=(munge mariadb-server-core slurmdbd slurmctld slurmd slurm-client)
@@ -35,9 +41,9 @@ fail() {  # MESSAGE [LOG]
   exit 1
 }
 
-# --- Processes. run/NAME holds a pid and when the kernel started it: a pid alone may be somebody else's by now.
+# --- Processes. run/NAME holds a pid and when the kernel started it: another process may have got the same pid.
 
-started_at() {  # PID; fails for the dead, and a zombie is dead
+started_at() {  # PID; fails for ended processes and zombies
   local stat
   { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
   read -ra stat <<<"${stat##*) }"
@@ -65,13 +71,13 @@ await() {  # NAME COMMAND...: until COMMAND succeeds, as long as NAME lives
     if ! alive "$name" || grep -q fatal "$DIR/log/awaited"; then break; fi
     sleep 0.1
   done
-  fail "$name does not come up: $(<"$DIR/log/awaited")" "$DIR/log/$name.log"
+  fail "$name does not start: $(<"$DIR/log/awaited")" "$DIR/log/$name.log"
 }
 
 family() {  # PID: itself and everything that descends from it
   local child
   echo "$1"
-  # shellcheck disable=SC2013  # they are words of one line
+  # shellcheck disable=SC2013  # the ids are words of one line
   for child in $(cat "/proc/$1/task/"*/children 2>/dev/null); do family "$child"; done
 }
 
@@ -92,7 +98,7 @@ halt() {  # NAME: with all its descendants, frozen first so that none can fork, 
   done
 }
 
-need_port() { ! (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null || fail "port $1 is taken: BENCH_SLURM_PORTS moves them"; }
+need_port() { ! (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null || fail "port $1 is in use: choose other ports with RUNSTOP_SLURM_PORTS"; }
 
 # --- Packages
 
@@ -102,9 +108,9 @@ install_packages() {
     grep -qE "^(installed ){${#PACKAGES[@]}}$"; then return; fi
   command -v apt-get >/dev/null || fail "Slurm is not installed and there is no apt-get: install ${PACKAGES[*]}"
   say "installing ${PACKAGES[*]}"
-  exec 8>/run/bench-slurm-install
+  exec 8>/run/runstop-slurm-install
   flock 8
-  if [[ ! -e /usr/sbin/policy-rc.d ]]; then  # what a package asks before it starts its daemon
+  if [[ ! -e /usr/sbin/policy-rc.d ]]; then  # Debian packages run it before they start a daemon
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     install -m 755 <(printf '#!/bin/sh\nexit 101\n') /usr/sbin/policy-rc.d
   fi
@@ -196,25 +202,25 @@ node_ready() {  # NODE
   return 1
 }
 
-# --- Verbs
+# --- Commands
 
 enter() {  # VERB: lock the directory, so that one verb at a time works on it
   [[ $EUID == 0 ]] || fail "needs root, as slurmd starts jobs under their users' names: try sudo -E"
-  [[ $DIR =~ ^(/[A-Za-z0-9._-]+)+$ && ${#DIR} -le 80 ]] || fail "BENCH_SLURM_DIR must be absolute and plain: '$DIR'"
-  [[ $PORT =~ ^[0-9]{4,5}$ ]] || fail "BENCH_SLURM_PORTS must be a port: '$PORT'"
+  [[ $DIR =~ ^(/[A-Za-z0-9._-]+)+$ && ${#DIR} -le 80 ]] || fail "RUNSTOP_SLURM_DIR must be absolute and plain: '$DIR'"
+  [[ $PORT =~ ^[0-9]{4,5}$ ]] || fail "RUNSTOP_SLURM_PORTS must be a port: '$PORT'"
   if [[ $1 == up && -z $(ls -A "$DIR" 2>/dev/null) ]]; then
     mkdir -p "$DIR"/{log,run,dev,spool/dgx-{0,1},state,db}
-    chmod 755 "$DIR" && chmod 700 "$DIR/db" && : >"$DIR/.bench-slurm"
+    chmod 755 "$DIR" && chmod 700 "$DIR/db" && : >"$DIR/.runstop-slurm"
   fi
   [[ $1 != down || -e $DIR ]] || exit 0
-  [[ -e $DIR/.bench-slurm ]] || fail "$DIR holds no cluster: 'up' starts one in a new or empty directory"
-  exec 9>>"$DIR/.bench-slurm"
+  [[ -e $DIR/.runstop-slurm ]] || fail "$DIR contains no cluster: 'up' starts one in a new or empty directory"
+  exec 9>>"$DIR/.runstop-slurm"
   flock 9
-  [[ $DIR/.bench-slurm -ef /dev/fd/9 ]] || { [[ $1 == down ]] && exit; fail "'down' has just removed $DIR: try again"; }
+  [[ $DIR/.runstop-slurm -ef /dev/fd/9 ]] || { [[ $1 == down ]] && exit; fail "'down' has just removed $DIR: try again"; }
 }
 
 node_verb() {  # VERB FUNCTION NODE
-  [[ " ${NODES[*]} " == *" $3 "* ]] || fail "no node '$3': there are ${NODES[*]}"
+  [[ " ${NODES[*]} " == *" $3 "* ]] || fail "unknown node '$3': use one of ${NODES[*]}"
   enter "$1"
   print_env >/dev/null
   "$2" "$3"
@@ -267,5 +273,5 @@ case ${1:-help} in
   start-node) node_verb "$1" start_node "${2:-}" ;;
   boot-node) boot_node "$2" ;;
   help | -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$SELF" ;;
-  *) fail "no verb '$1': there are up, down, status, env, kill-node NODE, start-node NODE" ;;
+  *) fail "unknown command '$1': use up, down, status, env, kill-node NODE, start-node NODE" ;;
 esac

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What the Slurm of cluster.sh is like: sourced by it, which sets DIR, PORT and NODES.
+# Writes the configuration of cluster.sh's Slurm. cluster.sh sources this file and sets DIR, PORT and NODES.
 
 write_config() {
   local host gpu
   host=$(uname -n | cut -d. -f1)
-  # A GPU needs a device file, or Slurm counts none and sets no CUDA_VISIBLE_DEVICES; a link to one will do.
+  # A GPU needs a device file, or Slurm counts none and sets no CUDA_VISIBLE_DEVICES; a link to /dev/null works.
   for gpu in {0..7}; do ln -sfn /dev/null "$DIR/dev/nvidia$gpu"; done
   echo "NodeName=dgx-[0-1] Name=gpu Type=h100 File=$DIR/dev/nvidia[0-7] Flags=nvidia_gpu_env" >"$DIR/gres.conf"
-  echo "${BENCH_SLURM_PLUGSTACK:-}" >"$DIR/plugstack.conf"
+  echo "${RUNSTOP_SLURM_PLUGSTACK:-}" >"$DIR/plugstack.conf"
   printf '127.0.0.1 %s\n' localhost "$host" "${NODES[@]}" >"$DIR/hosts"
   cat >"$DIR/slurm.conf" <<CONF
 ClusterName=bench
@@ -56,7 +56,7 @@ AccountingStoragePort=$PORT
 AccountingStoragePass=$DIR/munge.sock
 AccountingStorageTRES=gres/gpu
 AccountingStoreFlags=job_comment,job_script
-${BENCH_SLURM_EXTRA:-}
+${RUNSTOP_SLURM_EXTRA:-}
 CONF
   install -m 600 /dev/stdin "$DIR/slurmdbd.conf" <<CONF
 AuthInfo=socket=$DIR/munge.sock

@@ -1,9 +1,9 @@
-"""The fault matrix: what may happen to a run on a cluster, and what must come out of it.
+"""The fault matrix: faults of runs on a cluster, and their expected results.
 
-    make faults                                      play every row on a Slurm of its own, and print the table
-    python tests/backends/slurm/faults.py --only rank clock   the rows whose names hold one of these words
+    make faults                                      run every row on a separate Slurm, and print the table
+    python tests/backends/slurm/faults.py --only rank clock   the rows whose names contain one of these words
 
-Rows that break nodes, partitions or Slurm itself are played alone, the others side by side. pytest plays the same rows
+Rows that break nodes, partitions or Slurm itself run alone, the others concurrently. pytest runs the same rows
 (test_faults.py): some in the gate, the others with -m faults.
 """
 
@@ -13,27 +13,29 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))  # for helpers, where no pytest has done so
+sys.path.append(str(Path(__file__).parents[2]))  # for helpers, when not run by pytest
 
-import rows_of_cluster
-import rows_of_runs
-from booted import Cluster, running, small_disk
-from matrix import play_all, shown_live, table
+import cluster_faults
+import run_faults
+from fault_matrix import play_all, shown_live, table
+from slurm_cluster import Cluster, running, small_disk
 from user import User, image_of, in_container
 
 from bench.console import sheet
 
-FAULTS = (*rows_of_cluster.ROWS, *rows_of_runs.ROWS)
+FAULTS = (*cluster_faults.ROWS, *run_faults.ROWS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[""], help="words of names")
-    parser.add_argument("--folder", type=Path, help="a new folder, in which the runs are kept")
-    parser.add_argument("--cache", type=Path, help="a folder of rows and base checkpoint, filled if it is not there")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of row names")
+    parser.add_argument("--folder", type=Path, help="a new folder for the runs")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of prepared rows and base checkpoint; created if it does not exist"
+    )
     parser.add_argument("--containers", action="store_true", help="ranks in containers (see test_pyxis.py)")
     args = parser.parse_args()
-    chosen = [fault for fault in FAULTS if any(word in fault.name for word in args.only)]
+    chosen = [fault for fault in FAULTS if any(text in fault.name for text in args.only)]
     with tempfile.TemporaryDirectory(prefix="bench-faults-") as temporary:
         folder = (args.folder or Path(temporary)).resolve()
         for name in ("disk", "home"):

@@ -1,4 +1,4 @@
-"""What other sites' Slurm says, recorded and replayed by commands on PATH: other versions, no accounting, no answer."""
+"""Recorded answers of other sites' Slurm, replayed by stubs on PATH: other versions, no accounting, no answer."""
 
 import stat
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from bench.errors import SubmitError
 from bench.planning import compose
 from bench.preflight import Checked, Finding, tier
 
-Says = Callable[..., None]
+Stub = Callable[..., None]
 
 SINFO = (
     "batch*|up|2-00:00:00|16|gpu:h100:8(S:0-1)|224|2063000|mix|1-infinite\n"
@@ -24,8 +24,8 @@ HELP = "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"
 
 
 @pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Put a command on PATH that gives one answer; every call is kept in calls.txt. No other Slurm is there."""
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Return a function that puts a stub command with one answer on PATH; calls.txt records every call."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "cat").symlink_to("/bin/cat")
@@ -60,9 +60,9 @@ ACCOUNTED = """12_0|COMPLETED|None|dgx-0|0:0|40|60|2026-11-21T15:15:45
 """
 
 
-def test_states_are_read_from_the_queue_first_and_then_from_accounting(says: Says, tmp_path: Path) -> None:
-    says("squeue", QUEUE)
-    says("sacct", ACCOUNTED)
+def test_states_are_read_from_the_queue_first_and_then_from_accounting(stub: Stub, tmp_path: Path) -> None:
+    stub("squeue", QUEUE)
+    stub("sacct", ACCOUNTED)
     known = client.states(["12", "13", "14", "15", "99"])
     assert sorted(known) == ["12_0", "12_1", "12_2", "12_3", "12_5", "12_7", "12_9", "13", "14", "15"]
     assert known["12_3"].state is JobState.queued, "accounting lags"
@@ -70,7 +70,7 @@ def test_states_are_read_from_the_queue_first_and_then_from_accounting(says: Say
     assert known["13"] == Job(
         id="13",
         state=JobState.failed,
-        word="FAILED",
+        native_state="FAILED",
         reason="NonZeroExitCode",
         nodes="dgx-0",
         exit_code="3:0",
@@ -79,50 +79,54 @@ def test_states_are_read_from_the_queue_first_and_then_from_accounting(says: Say
         start="2026-11-21T15:15:45",
     )
     assert known["14"].exit_code == "0:15" and known["14"].elapsed_s == 245
-    assert (known["12_5"].state, known["12_5"].word, known["12_5"].nodes) == (JobState.cancelled, "CANCELLED", "")
-    assert known["15"].word == "NODE_FAIL" and known["15"].limit_s is None
+    assert (known["12_5"].state, known["12_5"].native_state, known["12_5"].nodes) == (
+        JobState.cancelled,
+        "CANCELLED",
+        "",
+    )
+    assert known["15"].native_state == "NODE_FAIL" and known["15"].limit_s is None
     assert (calls(tmp_path, "squeue"), calls(tmp_path, "sacct")) == (1, 1)
 
 
-def test_thousands_of_ids_take_few_questions(says: Says, tmp_path: Path) -> None:
-    says("squeue", "".join(f"{k}|RUNNING|None|dgx-0|0|0:01|5:00|N/A|\n" for k in range(5000)))
+def test_thousands_of_ids_need_few_queries(stub: Stub, tmp_path: Path) -> None:
+    stub("squeue", "".join(f"{k}|RUNNING|None|dgx-0|0|0:01|5:00|N/A|\n" for k in range(5000)))
     assert len(client.states([str(k) for k in range(5000)])) == 5000
-    assert calls(tmp_path, "squeue") == 3, "and none to accounting, which is not even there"
+    assert calls(tmp_path, "squeue") == 3, "and no sacct, which is not installed"
 
 
-def test_without_accounting_the_queue_must_do(says: Says) -> None:
-    says("squeue", QUEUE, err="")
+def test_without_accounting_states_come_from_the_queue(stub: Stub) -> None:
+    stub("squeue", QUEUE, err="")
     assert sorted(client.states(["13", "99"])) == ["13"]
-    says("sacct", err="Slurm accounting storage is disabled\n", exit_code=1)
+    stub("sacct", err="Slurm accounting storage is disabled\n", exit_code=1)
     assert sorted(client.states(["13", "99"])) == ["13"]
 
 
-def test_a_job_that_nobody_knows_is_left_out(says: Says) -> None:
-    says("squeue", err="slurm_load_jobs error: Invalid job id specified\n", exit_code=1)
-    says("sacct")
+def test_unknown_jobs_are_left_out(stub: Stub) -> None:
+    stub("squeue", err="slurm_load_jobs error: Invalid job id specified\n", exit_code=1)
+    stub("sacct")
     assert client.states(["99"]) == {}
 
 
-def test_a_controller_that_does_not_answer_is_no_state(says: Says) -> None:
-    says("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", exit_code=1)
+def test_an_unreachable_controller_is_an_error(stub: Stub) -> None:
+    stub("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", exit_code=1)
     with pytest.raises(SubmitError, match="Unable to contact slurm controller"):
         client.states(["1"])
 
 
-def test_a_command_that_is_missing_or_slow_is_an_error(says: Says) -> None:
-    with pytest.raises(SubmitError, match="sinfo cannot be started: No such file"):
-        client.ask(["sinfo"])
-    says("sinfo", also="exec sleep 30")
+def test_a_command_that_is_missing_or_slow_is_an_error(stub: Stub) -> None:
+    with pytest.raises(SubmitError, match="cannot start sinfo: No such file"):
+        client.run(["sinfo"])
+    stub("sinfo", also="exec sleep 30")
     with pytest.raises(SubmitError, match=r"sinfo did not answer within 0\.2 s"):
-        client.ask(["sinfo"], timeout_s=0.2)
+        client.run(["sinfo"], timeout_s=0.2)
 
 
-def test_what_the_environment_would_add_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_from_environment_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     added = ("SBATCH_PARTITION", "SQUEUE_FORMAT", "SINFO_FORMAT", "SRUN_CPUS_PER_TASK", "SACCT_FORMAT")
     for name in (*added, "SLURM_CONF", "SLURM_JOB_ID"):
         monkeypatch.setenv(name, "x")
     assert not set(added) & set(client.environment("sbatch")) and "SLURM_CONF" in client.environment("sbatch")
-    for command in ("srun", "sbatch"):  # in an allocation they would take its sizes for theirs
+    for command in ("srun", "sbatch"):  # inside an allocation they would use its sizes
         assert "SLURM_JOB_ID" not in client.environment(command) and "SLURM_CONF" in client.environment(command)
 
 
@@ -143,8 +147,8 @@ def test_time_limits_are_read_as_sbatch_does(text: str, minutes: float | None) -
 
 
 @pytest.fixture
-def site(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Checked]]:
-    """Return the login tier of a site that is fine but for what was installed after this."""
+def site(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Checked]]:
+    """Return a function that runs the login tier on a healthy site, except for stubs installed later."""
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("CONT", "nvcr.io#nvidia/pytorch:25.01-py3")
@@ -153,17 +157,16 @@ def site(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     (tmp_path / ".credentials").write_text(
         "machine nvcr.io login $oauthtoken password x\nmachine authn.nvidia.com login y"
     )
-    says("sinfo", SINFO)
-    says("sbatch", err=TAKEN)
-    says("sacctmgr", "root|normal,high\nml|normal\n")
-    says("srun", HELP)
-    says("sacct")
+    stub("sinfo", SINFO)
+    stub("sbatch", err=TAKEN)
+    stub("sacctmgr", "root|normal,high\nml|normal\n")
+    stub("srun", HELP)
+    stub("sacct")
 
     def look(*overrides: str) -> list[Checked]:
-        words = ["task=lora_tiny", "cluster=dgx1", "container=pyxis", "walltime=10", *overrides]
-        plan = compose.compose(words)
+        plan = compose.compose(["task=lora_tiny", "cluster=dgx1", "container=pyxis", "walltime=10", *overrides])
         checked = [*tier(plan, "laptop"), *tier(plan, "login")]
-        return [one for one in checked if one.tier == "login" and one.what != "folders that nodes see"]
+        return [one for one in checked if one.tier == "login" and one.what != "shared folders"]
 
     return look
 
@@ -176,7 +179,7 @@ def unknown(checked: list[Checked]) -> list[str]:
     return [one.what for one in checked if one.unknown]
 
 
-def test_a_site_that_is_fine_is_asked_each_question_once(site: Callable[..., list[Checked]], tmp_path: Path) -> None:
+def test_each_command_runs_once_on_a_healthy_site(site: Callable[..., list[Checked]], tmp_path: Path) -> None:
     checked = site()
     assert findings(checked) == [] and unknown(checked) == []
     assert {name: calls(tmp_path, name) for name in ("sinfo", "sbatch", "sacctmgr", "srun", "sacct")} == {
@@ -205,7 +208,7 @@ GPUS = {
         "error",
     ),
     "undeclared": ("(null)", "cluster.slurm.gpu_request=gpus_per_node", "walltime=10", "gpu_request=none", "error"),
-    "not asked for": (
+    "not requested": (
         "gpu:h100:8",
         "cluster.slurm.gpu_request=none",
         "walltime=10",
@@ -218,13 +221,15 @@ GPUS = {
 
 
 @pytest.mark.parametrize("case", GPUS)
-def test_gpus_are_asked_for_as_the_site_has_them(case: str, site: Callable[..., list[Checked]], says: Says) -> None:
+def test_gpu_requests_are_compared_with_the_sites_gpus(
+    case: str, site: Callable[..., list[Checked]], stub: Stub
+) -> None:
     gres, *overrides, fix, severity = GPUS[case]
-    says("sinfo", f"batch*|up|infinite|16|{gres}|224|2063000|idle|1-infinite\n")
-    says("sbatch", err=REFUSED if severity == "error" else TAKEN, exit_code=int(severity == "error"))
-    (found,) = findings(site(*overrides))
-    assert fix in found.fix and found.severity == severity, found
-    assert found.rule == ("SLU-02" if case == "too few" else "SLU-01")
+    stub("sinfo", f"batch*|up|infinite|16|{gres}|224|2063000|idle|1-infinite\n")
+    stub("sbatch", err=REFUSED if severity == "error" else TAKEN, exit_code=int(severity == "error"))
+    (finding,) = findings(site(*overrides))
+    assert fix in finding.fix and finding.severity == severity, finding
+    assert finding.rule == ("SLU-02" if case == "too few" else "SLU-01")
 
 
 REFUSALS = {
@@ -244,41 +249,41 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_is_told_in_slurms_words(case: str, site: Callable[..., list[Checked]], says: Says) -> None:
+def test_findings_contain_slurms_message(case: str, site: Callable[..., list[Checked]], stub: Stub) -> None:
     err, rule, text = REFUSALS[case]
-    says("sbatch", err=err, exit_code=1)
-    (found,) = findings(site())
-    assert found.rule == rule and text in " ".join((found.what, found.where, found.fix))
-    assert found.severity == ("warning" if case == "busy" else "error")
+    stub("sbatch", err=err, exit_code=1)
+    (finding,) = findings(site())
+    assert finding.rule == rule and text in " ".join((finding.what, finding.where, finding.fix))
+    assert finding.severity == ("warning" if case == "busy" else "error")
 
 
-def test_an_account_that_slurm_takes_all_the_same_is_a_warning(site: Callable[..., list[Checked]], says: Says) -> None:
-    (found,) = findings(site("cluster.slurm.account=nlp"))
-    assert found.severity == "warning" and "choose from ml, root" in found.fix
-    says("sbatch", err="allocation failure: Invalid account or account/partition combination specified\n", exit_code=1)
-    (found,) = findings(site("cluster.slurm.account=nlp"))
-    assert found.severity == "error" and "choose from ml, root" in found.fix
+def test_an_unknown_account_that_slurm_accepts_is_a_warning(site: Callable[..., list[Checked]], stub: Stub) -> None:
+    (finding,) = findings(site("cluster.slurm.account=nlp"))
+    assert finding.severity == "warning" and "choose from ml, root" in finding.fix
+    stub("sbatch", err="allocation failure: Invalid account or account/partition combination specified\n", exit_code=1)
+    (finding,) = findings(site("cluster.slurm.account=nlp"))
+    assert finding.severity == "error" and "choose from ml, root" in finding.fix
 
 
-def test_a_slurm_that_aborts_on_bare_flags_gets_them_by_environment(
-    site: Callable[..., list[Checked]], says: Says
+def test_if_srun_aborts_on_flags_without_value_the_fix_is_the_environment(
+    site: Callable[..., list[Checked]], stub: Stub
 ) -> None:
     died = "srun: error: plugstack.c:1145: _do_option_cb(): Assertion (arg) failed."
-    says("srun", HELP, also=f'[[ $* != *--no-container-mount-home* ]] || {{ echo "{died}" >&2; kill -ABRT $$; }}')
-    (found,) = findings(site())
-    assert found.rule == "PYX-01" and "set container.flags=environment" in found.fix
+    stub("srun", HELP, also=f'[[ $* != *--no-container-mount-home* ]] || {{ echo "{died}" >&2; kill -ABRT $$; }}')
+    (finding,) = findings(site())
+    assert finding.rule == "PYX-01" and "set container.flags=environment" in finding.fix
     assert findings(site("container.flags=environment")) == []
 
 
-def test_without_pyxis_its_flags_cannot_be_tried(site: Callable[..., list[Checked]], says: Says) -> None:
-    says("srun", err="srun: unrecognized option '--no-container-mount-home'\n", exit_code=1)
+def test_without_pyxis_its_flags_are_not_checked(site: Callable[..., list[Checked]], stub: Stub) -> None:
+    stub("srun", err="srun: unrecognized option '--no-container-mount-home'\n", exit_code=1)
     checked = site()
     assert [finding.rule for finding in findings(checked)] == ["PYX-02"]
     assert unknown(checked) == ["container flags"]
 
 
-def test_what_is_missing_is_said_and_not_guessed(
-    site: Callable[..., list[Checked]], says: Says, tmp_path: Path
+def test_checks_without_their_command_are_unknown(
+    site: Callable[..., list[Checked]], stub: Stub, tmp_path: Path
 ) -> None:
     for name in ("sinfo", "sacctmgr", "sacct"):
         (tmp_path / "bin" / name).unlink()
@@ -287,9 +292,9 @@ def test_what_is_missing_is_said_and_not_guessed(
     assert [(finding.rule, finding.severity) for finding in findings(checked)] == [("SLU-04", "warning")]
 
 
-def test_a_slurm_that_cannot_be_reached_is_no_pass(site: Callable[..., list[Checked]], says: Says) -> None:
+def test_checks_are_unknown_if_slurm_cannot_be_reached(site: Callable[..., list[Checked]], stub: Stub) -> None:
     for name in ("sinfo", "sacctmgr", "sbatch", "sacct", "srun"):
-        says(name, err=f"{name}: error: Unable to contact slurm controller (connect failure)\n", exit_code=1)
+        stub(name, err=f"{name}: error: Unable to contact slurm controller (connect failure)\n", exit_code=1)
     checked = site()
     assert findings(checked) == [] and {"partition", "sbatch --test-only", "Pyxis", "accounting"} <= set(
         unknown(checked)

@@ -1,10 +1,10 @@
-"""The Slurm under the other tests is what it claims to be."""
+"""Tests of the test cluster itself."""
 
 import time
 from pathlib import Path
 
 import pytest
-from booted import Cluster
+from slurm_cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -15,16 +15,16 @@ def submit(cluster: Cluster, *argv: object) -> str:
 
 
 def accounted(cluster: Cluster, job: str, *, fields: str, expected: list[str]) -> None:
-    """Check what sacct says of each life of a job; accounting may lag behind the controller."""
-    ask = ["sacct", "--duplicates", "-X", "-n", "-P", "-j", job, "-o", fields]
+    """Check what sacct reports for each start of a job; accounting may lag behind the controller."""
+    query = ["sacct", "--duplicates", "-X", "-n", "-P", "-j", job, "-o", fields]
     deadline = time.monotonic() + 30
-    while (shown := cluster.run(ask)).stdout.split() != expected:
+    while (shown := cluster.run(query)).stdout.split() != expected:
         assert time.monotonic() < deadline, f"{shown.stdout}{shown.stderr}"
         time.sleep(0.2)
 
 
 def test_each_task_sees_its_node_and_its_gpus(cluster: Cluster) -> None:
-    """Nodes have names of their own, which resolve there, and as many GPUs as were asked for."""
+    """Nodes have separate names, which resolve there, and the requested number of GPUs."""
     see = "echo $(hostname) $SLURM_LOCALID $CUDA_VISIBLE_DEVICES $(getent hosts dgx-1)"
     done = cluster.run(["srun", "-N2", "--ntasks-per-node=2", "--gpus-per-node=3", "bash", "-c", see])
     expected = [f"{node} {rank} 0,1,2 127.0.0.1 dgx-1" for node in ("dgx-0", "dgx-1") for rank in (0, 1)]
@@ -40,22 +40,21 @@ def test_each_task_sees_its_node_and_its_gpus(cluster: Cluster) -> None:
         ("--gpus-per-node=9", "Requested node configuration is not available"),
     ],
 )
-def test_what_there_is_not_is_refused_at_submission(cluster: Cluster, option: str, refusal: str) -> None:
-    """As on a managed cluster: such a job would wait for ever."""
+def test_invalid_requests_are_refused_at_submission(cluster: Cluster, option: str, refusal: str) -> None:
+    """As on a managed cluster; elsewhere such a job would wait forever."""
     refused = cluster.run(["sbatch", option, "--wrap=true"])
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refusal in refused.stderr
 
 
-def test_sacct_keeps_how_a_job_ended_and_who_pays(cluster: Cluster) -> None:
-    """Accounting is real."""
+def test_sacct_records_state_exit_code_and_account(cluster: Cluster) -> None:
     job = submit(cluster, "--wrap=exit 3")
     cluster.wait_for_state(job, "FAILED")
     accounted(cluster, job, fields="state,exitcode,account,nnodes", expected=["FAILED|3:0|test|2"])
 
 
-def test_a_job_in_low_gives_way_and_starts_again(cluster: Cluster) -> None:
-    """Preemption requeues it, as soon as batch needs its nodes."""
+def test_a_job_in_low_is_preempted_and_requeued(cluster: Cluster) -> None:
+    """Preemption requeues it as soon as a job in batch needs its nodes."""
     victim = submit(cluster, "-p", "low", "--exclusive", "--wrap=sleep 300")
     cluster.wait_for_state(victim, "RUNNING")
     winner = submit(cluster, "--exclusive", "--wrap=true")
@@ -64,20 +63,20 @@ def test_a_job_in_low_gives_way_and_starts_again(cluster: Cluster) -> None:
     accounted(cluster, victim, fields="state", expected=["PREEMPTED", "RUNNING"])
 
 
-def test_a_node_that_boots_has_lost_its_job_which_starts_again(cluster: Cluster, tmp_path: Path) -> None:
-    """The quick way to a node failure, and all that the job can see of it."""
-    job = submit(cluster, f"--wrap=echo $SLURM_RESTART_COUNT. >>{tmp_path}/lives; sleep 300")
+def test_a_job_is_requeued_when_its_node_reboots(cluster: Cluster, tmp_path: Path) -> None:
+    """The fastest way to a node failure; the job sees no difference."""
+    job = submit(cluster, f"--wrap=echo $SLURM_RESTART_COUNT. >>{tmp_path}/starts; sleep 300")
     cluster.wait_for_state(job, "RUNNING")
     cluster.kill_node("dgx-1")
     cluster.start_node("dgx-1")
     cluster.wait_for_state(job, "PENDING")
     cluster.wait_for_state(job, "RUNNING")
     accounted(cluster, job, fields="state", expected=["NODE_FAIL", "RUNNING"])
-    assert (tmp_path / "lives").read_text() == ".\n1.\n"
+    assert (tmp_path / "starts").read_text() == ".\n1.\n"
 
 
-def test_a_power_cut_takes_all_of_one_node_and_slurm_finds_out(cluster: Cluster, tmp_path: Path) -> None:
-    """A process that left its task dies with dgx-1 and lives on dgx-0; a job that may not run again has failed."""
+def test_a_power_cut_kills_all_processes_of_one_node_and_slurm_detects_it(cluster: Cluster, tmp_path: Path) -> None:
+    """A detached process dies on dgx-1 and survives on dgx-0; a job with --no-requeue has failed."""
     beat = tmp_path / "beat.sh"
     beat.write_text(f"while :; do date >>{tmp_path}/$SLURMD_NODENAME; sleep 0.05; done\n")
     job = submit(cluster, "--no-requeue", f"--wrap=srun sh -c 'setsid sh {beat} & wait'")

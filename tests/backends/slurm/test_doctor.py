@@ -1,4 +1,4 @@
-"""What the doctor says of a site, against what that site's Slurm then does."""
+"""The doctor's findings about a site, compared with what the site's Slurm then does."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from booted import Cluster
+from slurm_cluster import Cluster
 
 from bench import preflight
 from bench.backends.slurm import client, script
@@ -26,7 +26,7 @@ TINY = ("task=lora_tiny", "cluster=slurm_test", "walltime=5")
 
 @pytest.fixture
 def compose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
-    """Compose a run as somebody on the login node of the cluster does."""
+    """Compose a run as a user on the login node of the cluster does."""
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
@@ -39,19 +39,17 @@ def arguments(*words: str) -> str:
 
 def login(plan: Plan) -> list[Checked]:
     tiers = list(doctor.examine(plan, "login"))
-    assert [one.unknown for tier in tiers for one in tier] == [""] * sum(map(len, tiers)), (
-        "every question has its answer"
-    )
+    assert [one.unknown for tier in tiers for one in tier] == [""] * sum(map(len, tiers)), "no check is unknown"
     return tiers[1]
 
 
 def findings(checked: list[Checked]) -> list[Finding]:
-    """Return what was found, except that this one machine has its folders in /tmp."""
+    """Return the findings except SLU-06: the folders of this machine are in /tmp."""
     return [finding for finding in preflight.findings(checked) if finding.rule != "SLU-06"]
 
 
-def is_taken(cluster: Cluster, plan: Plan, folder: Path) -> bool:
-    """Return whether Slurm takes the very script that the doctor looked at; the job ends with the test."""
+def is_accepted(cluster: Cluster, plan: Plan, folder: Path) -> bool:
+    """Return whether Slurm accepts the script that the doctor checked; the job ends with the test."""
     (folder / "job.sbatch").write_text(script.script(plan))
     own = sbatch_arguments(plan, folder)
     return cluster.run(["sbatch", *own, folder / "job.sbatch"]).returncode == 0
@@ -73,14 +71,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_slurm_refuses_the_doctor_finds_first(
+def test_the_doctor_finds_what_slurm_would_refuse(
     case: str, compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
 ) -> None:
     overrides, rule, text = WRONG[case]
     plan = compose(*overrides)
-    (found,) = findings(login(plan))
-    assert (found.rule, found.severity) == (rule, "error") and text in f"{found.what} {found.fix}", found
-    assert not is_taken(cluster, plan, tmp_path)
+    (problem,) = findings(login(plan))
+    assert (problem.rule, problem.severity) == (rule, "error") and text in f"{problem.what} {problem.fix}", problem
+    assert not is_accepted(cluster, plan, tmp_path)
 
 
 RIGHT = {
@@ -97,24 +95,22 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("case", RIGHT)
-def test_what_the_doctor_passes_slurm_takes(
+def test_slurm_accepts_what_the_doctor_passes(
     case: str, compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
 ) -> None:
     plan = compose(*RIGHT[case])
     assert findings(login(plan)) == []
-    assert is_taken(cluster, plan, tmp_path)
+    assert is_accepted(cluster, plan, tmp_path)
 
 
-def test_nodes_that_are_down_are_worth_waiting_for(
-    compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
-) -> None:
-    """sbatch --test-only calls it a configuration that there is not, and takes the job all the same."""
+def test_nodes_that_are_down_are_a_warning(compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path) -> None:
+    """sbatch --test-only reports an unavailable configuration, but sbatch accepts the job."""
     plan = compose()
     cluster.run(["scontrol", "update", "nodename=dgx-0", "state=drain", "reason=test"], check=True)
     try:
-        (found,) = findings(login(plan))
-        assert (found.rule, found.severity) == ("SLU-09", "warning") and "1 of the 2" in found.what
-        assert is_taken(cluster, plan, tmp_path)
+        (problem,) = findings(login(plan))
+        assert (problem.rule, problem.severity) == ("SLU-09", "warning") and "1 of 2" in problem.what
+        assert is_accepted(cluster, plan, tmp_path)
     finally:
         cluster.run(["scontrol", "update", "nodename=dgx-0", "state=resume"], check=True)
 
@@ -135,44 +131,52 @@ def test_states_of_real_jobs(cluster: Cluster, compose: Callable[..., Plan]) -> 
     cluster.wait_for_state(failed, "FAILED")
     running = f"{array}_0"
     deadline = time.monotonic() + 30
-    while client.states([running])[running].word != "RUNNING":
+    while client.states([running])[running].native_state != "RUNNING":
         assert time.monotonic() < deadline
         time.sleep(0.2)
     known = client.states([failed, array, "999999"])
     assert sorted(known) == sorted([failed, *(f"{array}_{k}" for k in range(4))])
     assert (known[failed].exit_code, known[failed].limit_s) == ("3:0", 300)
-    assert (known[running].nodes, known[f"{array}_3"].word) == ("dgx-0", "PENDING")
+    assert (known[running].nodes, known[f"{array}_3"].native_state) == ("dgx-0", "PENDING")
     assert client.states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit"
     cluster.run(["scancel", array], check=True)
     deadline = time.monotonic() + 30
-    while {job.word for job in client.states([array]).values()} != {"CANCELLED"}:
+    while {job.native_state for job in client.states([array]).values()} != {"CANCELLED"}:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def test_a_canary_sees_what_is_wrong_on_the_node(compose: Callable[..., Plan]) -> None:
+def test_a_canary_job_finds_problems_of_the_node(compose: Callable[..., Plan]) -> None:
     fine, broken = compose(), compose("+cluster.environment.PYTHONHOME=/nowhere")
     assert findings([doctor.on_nodes(fine, "canary")]) == []
-    (found,) = findings([doctor.on_nodes(broken, "canary")])
-    assert (found.rule, found.severity, found.tier) == ("RUN-08", "error", "canary") and "encodings" in found.what
+    (problem,) = findings([doctor.on_nodes(broken, "canary")])
+    assert (problem.rule, problem.severity, problem.tier) == (
+        "RUN-08",
+        "error",
+        "canary",
+    ) and "encodings" in problem.what
 
 
-def test_slow_nodes_are_found_and_left_out_by_what_one_pastes(compose: Callable[..., Plan]) -> None:
+def test_slow_nodes_are_found_and_the_printed_override_excludes_them(compose: Callable[..., Plan]) -> None:
     checked = doctor.on_nodes(compose("cluster.health.node_busbw_gbs=1e6"), "nodes")
     assert {finding.rule for finding in checked.findings} == {"NCC-04"}
     plan = compose(arguments("--comment=x", "--exclude=dgx-7"))
-    (pasted,) = shlex.split(excluding(plan, ["dgx-1"]))
-    slurm_config = compose(pasted).config.cluster.slurm
+    (override,) = shlex.split(excluding(plan, ["dgx-1"]))
+    slurm_config = compose(override).config.cluster.slurm
     assert slurm_config and slurm_config.arguments == ["--comment=x", "--exclude=dgx-7,dgx-1"]
 
 
-def test_the_verb_ends_as_it_says(compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path) -> None:
-    """`compose` sets the paths; the login tier is what one gets on a login node."""
+def test_the_exit_code_of_doctor_matches_its_output(
+    compose: Callable[..., Plan], cluster: Cluster, tmp_path: Path
+) -> None:
+    """`compose` sets the paths; on a login node the doctor runs the login tier."""
     doctor_verb = [sys.executable, "-m", "bench", "doctor", *TINY]
     environment = {name: os.environ[name] for name in ("DATADIR", "MODEL", "LOGDIR")}
     there = replace(cluster, env=cluster.env | environment)
     fine, broken = there.run(doctor_verb), there.run([*doctor_verb, "cluster.slurm.qos=gold", "--json"])
     assert fine.returncode == 0 and "sbatch --test-only: fine  to start at " in fine.stdout, fine
-    said = json.loads(broken.stdout)
-    assert broken.returncode == 1 and not said["fine"] and said["tier"] == "login"
-    assert [finding["where"] for finding in said["findings"] if finding["severity"] == "error"] == ["cluster.slurm.qos"]
+    report = json.loads(broken.stdout)
+    assert broken.returncode == 1 and not report["fine"] and report["tier"] == "login"
+    assert [finding["where"] for finding in report["findings"] if finding["severity"] == "error"] == [
+        "cluster.slurm.qos"
+    ]

@@ -3,8 +3,8 @@
 from concurrent.futures import Future
 
 import pytest
+from fault_matrix import Played, in_home, play
 from faults import FAULTS
-from matrix import Played, in_home, play
 from user import User
 
 pytestmark = pytest.mark.slurm

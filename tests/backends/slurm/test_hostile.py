@@ -1,4 +1,4 @@
-"""Configs, variables and run folders as somebody hostile would write them: refused, or data and nothing else."""
+"""Hostile configs, variables and run folders are refused or treated as data only."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from bench.planning.checks.texts import NAMES, PATHS, WORDS
 from bench.preflight import host
 from bench.rules.check import Subject
 from helpers.hostile_configs import KEY, PAYLOADS, PLACES, hostile, placed, planned
-from helpers.slurm_stubs import SITE, Ran, options, ran
+from helpers.slurm_stubs import SITE, ScriptRun, options, run_script
 
 SRUN_OPTIONS = {
     *("export", "mpi", "chdir", "nodes", "ntasks", "ntasks-per-node", "kill-on-bad-exit", "label", "time"),
@@ -38,37 +38,48 @@ def site_paths(root: Path, text: str) -> str:
 
 
 def split(command: str) -> list[str]:
-    """Return the words of a command; what is none is one word, which no program answers to."""
+    """Return the words of a command; a text that shlex cannot split is one word."""
     try:
         return shlex.split(command)
     except ValueError:
         return [command]
 
 
-def require_planned(plan: Plan, done: Ran) -> None:
+def require_planned(plan: Plan, done: ScriptRun) -> None:
     """Every command of the plan was started, once, as planned and with the planned environment; nothing else was."""
     started = done.sruns()
     for command in plan.commands:
         assert sum(argv[-len(command.argv) :] == command.argv for argv in started) == 1, command
     drops = split(plan.config.cluster.drop_caches or "")
-    asked = ["open", "check", "begin", "judge", "close", "enroot", *(["caches"] if drops else [])]
-    assert len(started) == len(plan.commands) + len(asked), "one trial, and what the job asks between its commands"
+    steps = ["open", "check", "begin", "judge", "close", "enroot", *(["caches"] if drops else [])]
+    assert len(started) == len(plan.commands) + len(steps), "one trial, and the steps between commands"
     assert not drops or [argv[-len(drops) :] for argv in started if argv[-len(drops) - 1 :][:1] == ["_"]] == [drops]
     for argv, env in done.calls:
         if argv[0] == "srun":
-            assert {word[2:].partition("=")[0] for word in srun_options(argv[1:])} <= SRUN_OPTIONS
+            assert {option[2:].partition("=")[0] for option in srun_options(argv[1:])} <= SRUN_OPTIONS
             assert plan.environment.items() <= env.items()
-            known = {"BENCH_ELEMENT", "PWD", "OLDPWD", "SHLVL", "_", "PATH", "HOME", "RECORD", *SITE, *plan.environment}
+            known = {
+                "RUNSTOP_ARRAY_TASK",
+                "PWD",
+                "OLDPWD",
+                "SHLVL",
+                "_",
+                "PATH",
+                "HOME",
+                "RECORD",
+                *SITE,
+                *plan.environment,
+            }
             assert {name for name in env if not name.startswith(("SLURM_", "PYXIS_"))} <= known
     (ranks,) = [argv for argv in started if argv[-len(plan.commands[-1].argv) :] == plan.commands[-1].argv]
-    image = next(word for word in ranks if word.startswith("--container-image="))
+    image = next(option for option in ranks if option.startswith("--container-image="))
     assert image == f"--container-image={site_paths(done.root, plan.config.container.image or '')}"
     assert f"--nodes={plan.world.num_nodes}" in ranks and f"--ntasks={plan.world.num_ranks}" in ranks
 
 
 def srun_options(words: list[str]) -> list[str]:
     """Return the options of srun before the program that it starts."""
-    return words[: next(n for n, word in enumerate(words) if not word.startswith("--"))]
+    return words[: next(n for n, option in enumerate(words) if not option.startswith("--"))]
 
 
 NOT_NAMES = ("../../x", "a/b", ".x", "-rf", "", "a b", "größe", "a%j", "a;b", "a\n#SBATCH --nodes=99", "A" * 101)
@@ -76,16 +87,16 @@ NOT_TEXTS = ("one\ntwo", "a\tb", "a\0b", "a\x1b[2J", "\u202etxt.exe", "a\u2028b"
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_text_of_a_config_has_a_second_line_or_steers_what_shows_it(place: str) -> None:
+def test_config_texts_with_newlines_or_control_characters_are_refused(place: str) -> None:
     for text in NOT_TEXTS:
         with pytest.raises(ConfigError, match="CFG-09") as refused:
             planned({place: text})
         assert refused.value.where == place and len(str(refused.value)) < 600
-        assert not texts.steering(str(refused.value).replace("\n", ""))
+        assert not texts.control_character(str(refused.value).replace("\n", ""))
 
 
 @pytest.mark.parametrize("place", sorted(NAMES | WORDS))
-def test_what_becomes_a_name_or_an_option_looks_like_one(place: str) -> None:
+def test_invalid_names_and_options_are_refused(place: str) -> None:
     for text in NOT_NAMES:
         if place in NAMES or text != "a/b":
             with pytest.raises(ConfigError, match="CFG-09") as refused:
@@ -94,9 +105,9 @@ def test_what_becomes_a_name_or_an_option_looks_like_one(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["A;touch pwned;B", "1A", "A B", "", "A=B", "-A", "Ä", "A\n", "BENCH_ELEMENT", "PYTHONSAFEPATH"]
+    "key", ["A;touch pwned;B", "1A", "A B", "", "A=B", "-A", "Ä", "A\n", "RUNSTOP_ARRAY_TASK", "PYTHONSAFEPATH"]
 )
-def test_only_names_of_variables_are_keys_of_the_environment(key: str) -> None:
+def test_invalid_environment_variable_names_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="CFG-09") as refused:
         planned({KEY: key})
     assert refused.value.where == "cluster.environment"
@@ -104,13 +115,13 @@ def test_only_names_of_variables_are_keys_of_the_environment(key: str) -> None:
 
 @pytest.mark.parametrize("path", ["${HOME}/x", "$(touch pwned)", "$run/x", "a$", "$1"])
 @pytest.mark.parametrize("place", sorted(PATHS | {"container.mounts[0]"}))
-def test_in_a_path_only_the_variables_of_the_site_begin_with_a_dollar(place: str, path: str) -> None:
+def test_paths_with_other_variables_than_the_sites_are_refused(place: str, path: str) -> None:
     with pytest.raises(ConfigError, match="dollar sign") as refused:
         planned({place: path})
     assert refused.value.where == place
 
 
-def test_a_sites_own_file_is_checked_like_ours(tmp_path: Path) -> None:
+def test_config_files_of_a_site_are_checked(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     ours = (compose.CONF / "cluster/dgx1.yaml").read_text()
     (tmp_path / "cluster/mine.yaml").write_text(ours.replace("name: dgx1", "name: ../../x"))
@@ -128,20 +139,20 @@ ALLOWED = {
 }
 
 
-def test_what_is_only_unusual_is_planned_and_keeps_its_text() -> None:
+def test_unusual_but_valid_texts_are_unchanged() -> None:
     plan = planned(ALLOWED)
-    found = {place.removeprefix("."): text for place, _, text in texts.strings(plan.config, "")}
-    assert {place: found[place] for place in ALLOWED} == ALLOWED
+    actual = {place.removeprefix("."): text for place, _, text in texts.strings(plan.config, "")}
+    assert {place: actual[place] for place in ALLOWED} == ALLOWED
 
 
-def test_no_line_of_a_plan_ends_the_here_document_that_holds_it(tmp_path: Path) -> None:
-    """Even of a plan that nobody has checked: JSON writes a line's end as two letters."""
+def test_no_line_of_a_plan_ends_its_here_document(tmp_path: Path) -> None:
+    """Not even for an unchecked plan: JSON escapes newlines."""
     plan = planned({})
     plan.config.task.summary = "x\n#SBATCH --nodes=99\ntouch pwned"
     assert options(script.script(plan))["nodes"] == str(plan.world.num_nodes)
     plan.config.cluster.org = plan.config.cluster.platform = "x\nPLAN\ntouch pwned\ncat <<'PLAN'\nPLAN"
     assert not [line for line in plan_kinds.dumps(plan).split("\n") if line.strip() in ("PLAN", "EOF")]
-    function = "the_plan() {" + script.script(plan).split("the_plan() {")[1].replace('main "$@"', "the_plan")
+    function = "print_plan() {" + script.script(plan).split("print_plan() {")[1].replace('main "$@"', "print_plan")
     done = subprocess.run(["bash", "-euc", function], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert plan_kinds.loads(done.stdout) == plan and list(tmp_path.iterdir()) == []
 
@@ -151,28 +162,30 @@ VALUES = ("$(touch pwned)", "/a`touch pwned`", '/a"b', "/a\\b", "/a\nb", "$MODEL
 
 @pytest.mark.starts
 @pytest.mark.parametrize("name", [*SITE])
-def test_a_variable_with_an_odd_value_is_named_by_the_job_and_before_it(
+def test_site_variables_with_shell_characters_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is never called unset, and neither Slurm nor a rank hears of it."""
+    """It is never reported as unset, and no srun is started."""
     plan = planned({})
     for other in SITE:
         monkeypatch.setenv(other, f"/site/{other}")
     for value in VALUES:
-        done = ran(script.script(plan), tmp_path, **{name: value})
-        assert (done.code, done.calls) == (2, []) and f"CFG-06: {name} holds a quote" in done.said, value
+        done = run_script(script.script(plan), tmp_path, **{name: value})
+        assert (done.code, done.calls) == (2, []) and f"CFG-06: {name} contains a quote" in done.output, value
         monkeypatch.setenv(name, value)
-        (found,) = host.paths(Subject(plan, ""))
-        assert found.rule == "CFG-06" and found.what.startswith(f"{name} holds ") and "not set" not in str(found)
-        assert "\n" not in str(found)
+        (problem,) = host.paths(Subject(plan, ""))
+        assert (
+            problem.rule == "CFG-06" and problem.what.startswith(f"{name} contains ") and "not set" not in str(problem)
+        )
+        assert "\n" not in str(problem)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "cwd", "slurm_script"]
     assert not list((tmp_path / "cwd").iterdir())
 
 
 @pytest.mark.starts
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_no_place_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> None:
-    """All places that take it at once; the folder's own name apart, by which the job refuses some of them."""
+def test_no_part_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> None:
+    """All places at once, except the folder's name, which makes the job refuse some payloads."""
     taken = {}
     for place in IN_SCRIPT:
         with suppress(ConfigError):
@@ -183,7 +196,7 @@ def test_no_place_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> No
     logs = {place: taken.pop(place) for place in ("cluster.paths.logs",) if place in taken}
     for changes in filter(None, (taken, logs)):
         plan = planned(changes)
-        done = ran(script.script(plan), tmp_path)
+        done = run_script(script.script(plan), tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.name == "pwned"], done
         if changes is taken:
             assert done.code == 0, done
@@ -198,7 +211,7 @@ def test_no_place_of_a_script_runs_a_payload(payload: str, tmp_path: Path) -> No
     array=st.booleans(),
     by_environment=st.booleans(),
 )
-def test_a_hostile_config_is_refused_or_is_only_data(
+def test_hostile_configs_are_refused_or_treated_as_data(
     changes: dict[str, str], array: bool, by_environment: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("hostile")
@@ -206,7 +219,7 @@ def test_a_hostile_config_is_refused_or_is_only_data(
     try:
         plan = planned(changes, array=array, by_environment=by_environment)
     except ConfigError as refused:
-        assert not texts.steering(str(refused).replace("\n", "")), "a refusal shows no control characters"
+        assert not texts.control_character(str(refused).replace("\n", "")), "a refusal shows no control characters"
         return
     text = script.script(plan)
     assert (
@@ -221,12 +234,12 @@ def test_a_hostile_config_is_refused_or_is_only_data(
     assert "PLAN" not in plan_kinds.dumps(plan).splitlines()
     (root / "syntax").write_text(text)
     subprocess.run(["bash", "-n", root / "syntax"], check=True, capture_output=True)
-    element = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"} if array else {}
-    done = ran(text, root, **element)
+    array_task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"} if array else {}
+    done = run_script(text, root, **array_task)
     assert not [path for path in root.rglob("*") if path.name == "pwned"], done
     assert not (root / "cwd" / "pwned").exists()
     if done.code:
-        assert done.calls == [] and re.search(r"CFG-(06|08)|is not set", done.said), done
+        assert done.calls == [] and re.search(r"CFG-(06|08)|is not set", done.output), done
         return
     require_planned(plan, done)
     (run,) = [path.parent for path in root.rglob("plan.json")]

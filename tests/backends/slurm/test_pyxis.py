@@ -1,7 +1,7 @@
 """Ranks in containers, by real Pyxis and Enroot.
 
-They run where the test cluster is booted with Pyxis (BENCH_SLURM_PLUGSTACK) and BENCH_SLURM_IMAGE names an image that
-holds Python 3.11 and the engine. What else the image lacks is taken from this environment.
+They need a test cluster with Pyxis (RUNSTOP_SLURM_PLUGSTACK), and an image with Python 3.11 and the engine
+(RUNSTOP_SLURM_IMAGE). Other packages are mounted from this environment.
 """
 
 import json
@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from booted import Cluster
-from user import SHORT, User, image_of, in_container
+from slurm_cluster import Cluster
+from user import SHORT_RUN, User, image_of, in_container
 
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="session")  # made before the cache of trials, so that a skip trains nothing
+@pytest.fixture(scope="session")  # created before the cache of trials, so that a skip trains nothing
 def image(cluster: Cluster) -> str:
     image, reason = image_of(cluster)
     if reason:
@@ -25,10 +25,10 @@ def image(cluster: Cluster) -> str:
 
 
 def test_ranks_run_in_the_image_on_every_node(image: str, user: User) -> None:
-    """They train and are judged there; what each ran in is recorded; nothing of ours is left behind."""
-    run = user.launch(*SHORT, *in_container(image), "task.training.max_steps=20")
+    """They train and are judged there; the facts record the image; no container remains."""
+    run = user.launch(*SHORT_RUN, *in_container(image), "task.training.max_steps=20")
     user.end(run, "COMPLETED")
-    assert run.outcomes == ["proven"], run.output()
+    assert run.outcomes == ["valid"], run.output()
     facts = [json.loads(path.read_text()) for path in sorted((run / "facts").iterdir())]
     assert [rank["node"] for rank in facts] == ["dgx-0", "dgx-1"]
     assert all(rank["software"]["in_enroot"] and rank["software"]["executable"] != sys.executable for rank in facts)
@@ -36,15 +36,15 @@ def test_ranks_run_in_the_image_on_every_node(image: str, user: User) -> None:
     assert f"runstop-{run.job}" not in left
 
 
-def test_a_mount_that_is_not_there_is_explained(image: str, user: User) -> None:
-    run = user.launch(*SHORT, *in_container(image)[:2], "container.mounts=['/nowhere/data:/nowhere/data:ro']")
+def test_a_missing_mount_source_is_explained(image: str, user: User) -> None:
+    run = user.launch(*SHORT_RUN, *in_container(image)[:2], "container.mounts=['/nowhere/data:/nowhere/data:ro']")
     user.end(run, "FAILED")
     assert run.status["exit_code"] != 0 and user.why(run)["rule"] == "PYX-07", run.output()
 
 
-def test_the_host_in_place_of_the_image_is_refused(image: str, user: User, tmp_path: Path) -> None:
+def test_ranks_outside_of_the_image_are_refused(image: str, user: User, tmp_path: Path) -> None:
     """A site whose Pyxis ignores the flags: the ranks would train with whatever the node has."""
-    text = user.types("render", *SHORT, *in_container(image), "task.training.max_steps=20").stdout
+    text = user.types("render", *SHORT_RUN, *in_container(image), "task.training.max_steps=20").stdout
     script = tmp_path / "on_host.sbatch"
     script.write_text(text.replace('${container[@]+"${container[@]}"}', ""))
     assert script.read_text() != text

@@ -1,4 +1,4 @@
-"""Scripts: those in sbatch/ are as render writes them, hold what they must, and pass bash and shellcheck."""
+"""The sbatch scripts: those in sbatch/ are up to date, contain what they must, and pass bash and shellcheck."""
 
 import itertools
 import os
@@ -34,14 +34,14 @@ CLUSTERS = sorted(
 )
 OWN = ("lora70b", "lora70b_quick", "pretrain_7b", "finetune_70b_dolly")
 TASKS = sorted(path.stem for path in (ROOT / "conf/task").glob("*.yaml") if path.stem in OWN or "tiny" in path.stem)
-"""Of the large ones that train one dataset by steps or epochs, one each: their scripts differ in the plan alone."""
+"""One task of each kind; scripts of the other large tasks differ only in the plan."""
 SHOWN = (
     *(("lora70b", cluster) for cluster in ("dgx1", "dgx2", "dgx8", "dgxh200")),
     ("lora_tiny", "slurm_test"),
     ("pretrain_tiny", "dgx1"),
     ("attention", "dgx1"),
 )
-"""What people would run: task and cluster of each script in sbatch/."""
+"""Task and cluster of each script in sbatch/."""
 
 
 def shipped() -> Iterator[Plan]:
@@ -69,8 +69,8 @@ def in_every_way(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, config=replace(plan.config, container=container, launch=launch))
 
 
-def test_the_scripts_in_sbatch_are_those_that_render_writes() -> None:
-    """To write them anew: WRITE_SBATCH=1 pytest tests/backends/slurm/test_script.py"""
+def test_scripts_in_sbatch_are_up_to_date() -> None:
+    """To regenerate them: WRITE_SBATCH=1 pytest tests/backends/slurm/test_script.py"""
     plans_by_name = {f"{t}_{c}.sbatch": compose.compose([f"task={t}", f"cluster={c}"]) for t, c in SHOWN}
     if os.environ.get("WRITE_SBATCH"):
         for path in (ROOT / "sbatch").glob("*.sbatch"):
@@ -80,14 +80,14 @@ def test_the_scripts_in_sbatch_are_those_that_render_writes() -> None:
     written = {path.name: path.read_text() for path in (ROOT / "sbatch").glob("*.sbatch")}
     assert sorted(written) == sorted(plans_by_name)
     for name, plan in plans_by_name.items():
-        assert written[name] == script.script(plan), f"{name} is not what render writes"
+        assert written[name] == script.script(plan), f"{name} differs from what render writes"
 
 
 @pytest.mark.starts
-def test_bash_and_shellcheck_have_nothing_to_say_of_any_script(tmp_path: Path) -> None:
-    """Of every task on every cluster in every way. One script is read whole, of the others what no other has.
+def test_bash_and_shellcheck_accept_every_script(tmp_path: Path) -> None:
+    """Every task on every cluster in every variant; identical parts are checked once.
 
-    Shellcheck takes a script whose every line stands in others that it reads for one of them.
+    Shellcheck reads one whole script, and of the others those that have lines of their own.
     """
     shared, heads = script.BODY.read_text(), set[str]()
     for plan in itertools.chain.from_iterable(map(in_every_way, shipped())):
@@ -110,8 +110,8 @@ def test_bash_and_shellcheck_have_nothing_to_say_of_any_script(tmp_path: Path) -
     assert done.returncode == 0, done.stdout
 
 
-def saying(plan: Plan) -> Plan:
-    """Return the plan with another argv for each of its commands: it prints its own words, one a line."""
+def printing_plan(plan: Plan) -> Plan:
+    """Return the plan with another argv for each of its commands: it prints its arguments."""
     commands = [
         replace(command, argv=["python", "-c", "import sys; print(*sys.argv[1:], sep='|')", command.name, "$HOME 'x\""])
         for command in plan.commands
@@ -125,27 +125,27 @@ def function(text: str, *names: str) -> str:
 
 
 def test_a_script_runs_the_argv_of_its_plan() -> None:
-    """Node facts, node check, prepare and trials: whatever the plan says, bash passes it on to srun as it stands."""
-    plan = saying(compose.compose(["task=lora_tiny", "cluster=slurm_test", "trials=2"]))
+    """Node facts, node check, prepare and trials: bash passes every argument to srun unchanged."""
+    plan = printing_plan(compose.compose(["task=lora_tiny", "cluster=slurm_test", "trials=2"]))
     names = [command.name for command in plan.commands]
     assert names == ["node facts", "node check", "prepare", "trial 0", "trial 1"]
     text = script.script(plan)
     labels = [name.replace(" ", "_") for name in names]
-    stub = f'python={sys.executable}\nranks() {{ "${{@:2}}"; }}\n'
-    bash = stub + function(text, "command_of", "before_trials", *(f"argv_{label}" for label in labels))
-    bash += f"\nfor label in {' '.join(labels)}; do command_of $label --label; done\necho ${{before_trials[@]}}"
+    stub = f'python={sys.executable}\non_all_ranks() {{ "${{@:2}}"; }}\n'
+    bash = stub + function(text, "run_plan_command", "before_trials", *(f"argv_{label}" for label in labels))
+    bash += f"\nfor label in {' '.join(labels)}; do run_plan_command $label --label; done\necho ${{before_trials[@]}}"
     done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [*(f"{name}|$HOME 'x\"" for name in names), " ".join(labels[:3])]
-    assert "jobs." not in text.split("the_plan() {")[0].replace("bench.driver.between_commands", "")
+    assert "jobs." not in text.split("print_plan() {")[0].replace("bench.driver.between_commands", "")
 
 
-def test_no_shell_reads_the_command_that_drops_caches(tmp_path: Path) -> None:
-    """It gets its words as they stand; where it fails, the node has kept its cache."""
+def test_the_command_that_drops_caches_runs_without_a_shell(tmp_path: Path) -> None:
+    """It gets its arguments unchanged; if it fails, the node reports that it kept its cache."""
     for command, expected in (("touch 'a b' '$HOME' 'x;y'", "dgx-7 cleared"), ("false", "dgx-7 kept")):
         plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
         plan.config.cluster.drop_caches = command
         bash = function(script.script(plan), "drop_command", "caches_file", "drop_caches")
-        bash = f'hosts() {{ "$@"; }}\nsync() {{ :; }}\nexport -f sync\nmkdir -p rank_logs\n{bash}\ndrop_caches 3'
+        bash = f'on_each_node() {{ "$@"; }}\nsync() {{ :; }}\nexport -f sync\nmkdir -p rank_logs\n{bash}\ndrop_caches 3'
         env = {"SLURMD_NODENAME": "dgx-7", "PATH": os.environ["PATH"]}
         subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env=env, check=True)
         assert (tmp_path / "rank_logs/trial_3.caches").read_text().strip() == expected
@@ -153,52 +153,54 @@ def test_no_shell_reads_the_command_that_drops_caches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "waits_s"),
+    ("config", "wait_s"),
     [("SlurmctldTimeout = 120 sec\nSlurmdTimeout = 30 sec", 90), ("SlurmdTimeout = 3600 sec", 600), ("", 360)],
 )
-def test_a_silent_node_is_waited_for_no_longer_than_slurm_needs(config: str, waits_s: int) -> None:
-    """Slurm's SlurmdTimeout and a minute, 10 minutes at most; where it cannot be asked, its default of 300 s counts."""
+def test_the_wait_for_a_silent_node_follows_slurmd_timeout(config: str, wait_s: int) -> None:
+    """SlurmdTimeout and a minute, 10 minutes at most; SlurmdTimeout is 300 s if scontrol does not show it."""
     plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
-    stub = f'scontrol() {{ echo {shlex.quote(config)}; }}\nwatched() {{ echo "$@"; }}\n'
-    bash = stub + function(script.script(plan), "wait_for_verdict") + "\nwait_for_verdict"
+    stub = f'scontrol() {{ echo {shlex.quote(config)}; }}\nrun_watched() {{ echo "$@"; }}\n'
+    bash = stub + function(script.script(plan), "wait_for_slurm") + "\nwait_for_slurm"
     done = subprocess.run(["bash", "-euc", bash], capture_output=True, text=True, check=True)
     reason, waited = done.stdout.splitlines()
-    assert waited == f"sleep {waits_s}" and f"waits {waits_s} s" in reason and "does not answer" in reason
+    assert waited == f"sleep {wait_s}" and f"waits {wait_s} s" in reason and "does not respond" in reason
 
 
 def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
-    plan = saying(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
+    plan = printing_plan(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
     (tmp_path / "rank_logs").mkdir()
     here, command = local.LocalBackend(), plan.commands[-1]
     with here.nodes(plan, tmp_path) as nodes, lead.started(nodes, command, tmp_path, port=1) as ranks:
         while ranks.are_running():
             pass
     ranks.check()
-    said = [path.read_text() for path in (tmp_path / "rank_logs").glob("*_rank_*.out")]
-    assert sum("trial 0|$HOME 'x\"" in text for text in said) == 2
+    outputs = [path.read_text() for path in (tmp_path / "rank_logs").glob("*_rank_*.out")]
+    assert sum("trial 0|$HOME 'x\"" in text for text in outputs) == 2
 
 
-def test_the_last_word_of_a_script_is_read_as_any_other(tmp_path: Path) -> None:
-    """Where no Python can be started, bash writes the status: the same keys, in the same file."""
+def test_the_status_that_bash_writes_is_readable(tmp_path: Path) -> None:
+    """If Python cannot be started, bash writes status.json with the same keys."""
     text = script.script(compose.compose(["task=lora_tiny", "cluster=slurm_test"]))
     bash = (
         "job=7\n"
-        + function(text, "status_file", "reserve_file", "put", "status")
-        + '\nstatus interrupted 143 "SLU-08: ended" "go on"'
+        + function(text, "status_file", "reserve_file", "write_file", "write_status")
+        + '\nwrite_status interrupted 143 "SLU-08: ended" "resume"'
     )
-    subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env={"BENCH_ELEMENT": ""}, check=True)
-    assert status.read(tmp_path) == Status(outcome=Ending.interrupted, exit_code=143, what="SLU-08: ended", fix="go on")
+    subprocess.run(["bash", "-euc", bash], cwd=tmp_path, env={"RUNSTOP_ARRAY_TASK": ""}, check=True)
+    assert status.read(tmp_path) == Status(
+        outcome=Ending.interrupted, exit_code=143, what="SLU-08: ended", fix="resume"
+    )
 
 
 def test_a_run_on_this_machine_has_no_script() -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
-    with pytest.raises(ConfigError, match="has no script") as refused:
-        backends.of(plan).render(plan)
+    with pytest.raises(ConfigError, match="there is no script") as refused:
+        backends.for_plan(plan).render(plan)
     assert refused.value.where == "cluster=local" and "cluster=dgx1" in refused.value.fix
 
 
-def test_what_is_one_users_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths and image stand in the script by the names of their variables; account, QOS and tokens not at all."""
+def test_values_of_one_user_are_not_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths and image are variables in the script; account, QOS and tokens are not in it."""
     mine = {
         "DATADIR": "/lustre/me/data",
         "MODEL": "/lustre/me/model",
@@ -209,7 +211,7 @@ def test_what_is_one_users_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     own = ["cluster.slurm.account=acme", "cluster.slurm.qos=high", "cluster.slurm.arguments=['--exclude=dgx-7']"]
     text = script.script(compose.compose(["task=lora70b", "cluster=dgx2", *own]))
-    header = text.split("the_plan() {")[0]
+    header = text.split("print_plan() {")[0]
     assert not re.search("/lustre|/home/me|hf_abc", text)
     assert not re.search("acme|qos|dgx-7", header)
 
@@ -223,7 +225,7 @@ def test_what_is_one_users_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", None),
     ],
 )
-def test_gpus_are_asked_for_once_in_the_sites_dialect(request_: str, line: str | None) -> None:
+def test_gpus_are_requested_once_in_the_sites_syntax(request_: str, line: str | None) -> None:
     dialect = [f"cluster.slurm.gpu_request={request_}", "cluster.slurm.gpu_type=h200"]
     header = script.header(compose.compose(["task=lora70b", "cluster=dgx1", *dialect]))
     assert [text for text in header if "gpu" in text.lower() and "GPU" not in text] == ([line] if line else [])
@@ -235,7 +237,7 @@ def test_arguments_without_a_value_can_come_from_the_environment() -> None:
     assert "--container-writable" not in text and "--no-container-mount-home" not in text
 
 
-def test_container_flags_stand_on_steps_only_and_end_as_bash_reads_them(tmp_path: Path) -> None:
+def test_container_flags_are_on_srun_only_and_expand_correctly(tmp_path: Path) -> None:
     """Data and model read-only, only the run's own folder writable, the container named by job and restart."""
     plan = compose.compose(["task=lora70b", "cluster=dgx2", "container.mounts=[/etc/hosts:/etc/hosts:ro]"])
     assert not any("container" in line for line in script.header(plan) if line.startswith("#SBATCH"))
@@ -259,11 +261,11 @@ def test_the_plan_in_a_script_is_the_plan() -> None:
     odd = 'it\'s $HOME \\ "quoted" `date` PLAN'
     plan = compose.compose(["task=lora70b", "cluster=dgx2", "cluster.org='x'"])
     plan.config.cluster.org = odd
-    function = "the_plan() {" + script.script(plan).split("the_plan() {")[1].replace('main "$@"', "the_plan")
+    function = "print_plan() {" + script.script(plan).split("print_plan() {")[1].replace('main "$@"', "print_plan")
     done = subprocess.run(["bash", "-euc", function], capture_output=True, text=True, check=True)
     assert plan_kinds.loads(done.stdout) == plan
 
 
-def test_an_array_asks_for_the_time_of_one_trial() -> None:
+def test_an_array_task_requests_the_time_of_one_trial() -> None:
     header = script.header(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10", "launch.array=true"]))
     assert "#SBATCH --array=0-9" in header and "#SBATCH --time=70" in header

@@ -1,7 +1,6 @@
-"""Somebody who works on the test cluster's login node: what they type, and what they then find in a run's folder."""
+"""A user on the test cluster's login node: the commands they run, and the run folders they read."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from booted import Cluster
+from slurm_cluster import Cluster
 
+from helpers import environment
 from helpers.paths import ROOT
 
-SHORT = (
+SHORT_RUN = (
     *(
         "cluster=slurm_test",
         "cluster.ranks_per_node=1",
@@ -32,7 +32,7 @@ SHORT = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, and the job that works on it."""
+    """A run's folder and its job."""
 
     folder: Path
     job: str
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def readable_ledger(self) -> list[dict[str, Any]]:
-        """Return the ledger, or nothing if somebody has damaged it."""
+        """Return the ledger, or an empty list if it is damaged."""
         with suppress(ValueError):
             return self.ledger
         return []
@@ -73,22 +73,21 @@ class Run:
 class User:
     cluster: Cluster
     cache: Path
-    """Where rows and base checkpoints are made, for all tests together."""
+    """Folder of prepared rows and base checkpoints, shared by all tests."""
     home: Path
     disk: Path | None = None
-    """A file system that is soon full, where mounting is allowed."""
+    """A small file system, where mounting is allowed."""
     overrides: tuple[str, ...] = ()
-    """What all their runs have, such as a container."""
+    """Overrides of all runs of this user, such as a container."""
 
     @property
     def env(self) -> dict[str, str]:
         paths = {"DATADIR": str(self.cache), "MODEL": str(self.cache), "LOGDIR": str(self.home / "runs")}
-        return (
-            self.cluster.env | paths | {"BENCH_PYTHON": sys.executable}
-        )  # for plain sbatch; bench.launch says it by itself
+        python = {"RUNSTOP_PYTHON": sys.executable}  # for plain sbatch; bench.launch sets it itself
+        return self.cluster.env | paths | python
 
     def types(self, *words: object, module: str = "bench", code: int | None = 0) -> "subprocess.CompletedProcess[str]":
-        """Return what `python -m bench …` said."""
+        """Run `runstop …` and return its output."""
         argv = [sys.executable, "-m", module, *map(str, words)]
         done = subprocess.run(
             argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
@@ -101,11 +100,11 @@ class User:
         return submitted(self.types(*self.overrides, *overrides, module="bench.launch").stdout, self.home)[0]
 
     def prepare(self) -> None:
-        """Fill the cache, by a short job of its own."""
-        self.end(self.launch(*SHORT, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
+        """Fill the cache with a short job."""
+        self.end(self.launch(*SHORT_RUN, "task.training.max_steps=20"), "COMPLETED", timeout_s=600)
 
     def sbatch(self, script: Path, folder: Path | None = None, *, output: str | Path = "/dev/null") -> Run:
-        """Submit a script as it is, without this project; its folder is there once it runs."""
+        """Submit a script with plain sbatch; its folder exists once it runs."""
         argv = ["sbatch", "--parsable", f"--output={output}", str(script), *([str(folder)] if folder else [])]
         done = subprocess.run(argv, env=self.env, cwd=self.home, capture_output=True, text=True, check=True)
         job = done.stdout.strip()
@@ -115,20 +114,20 @@ class User:
         return Run(folder, job)
 
     def end(self, run: Run, state: str, *, timeout_s: float = 300) -> None:
-        """Wait until Slurm says that the job has ended, as `state`."""
+        """Wait until the job has ended; require `state`."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         try:
-            found = self.cluster.wait_for_state(run.job, ended, timeout_s)
+            ended_as = self.cluster.wait_for_state(run.job, ended, timeout_s)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{run.output()}") from error
-        assert found == state, f"{found}, not {state}\n{run.status}\n{run.output()}"
+        assert ended_as == state, f"{ended_as}, not {state}\n{run.status}\n{run.output()}"
 
     def why(self, run: Run) -> dict[str, Any]:
         return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
 
 
 def in_container(image: str) -> tuple[str, ...]:
-    """Return overrides of runs in an image that holds Python 3.11 and torch; what else it lacks comes from here."""
+    """Return overrides of runs in an image with Python 3.11 and torch; other packages are mounted."""
     packages = sysconfig.get_path("purelib")
     mounts = json.dumps([f"{path}:{path}:ro" for path in dict.fromkeys((str(ROOT), packages))])
     path = f"+cluster.environment.PYTHONPATH={json.dumps(f'{ROOT}:{packages}')}"
@@ -138,19 +137,18 @@ def in_container(image: str) -> tuple[str, ...]:
 def image_of(cluster: Cluster) -> tuple[str, str]:
     """Return the image for runs in containers, or nothing and why there are none on this cluster."""
     if "--container-image" not in cluster.run(["srun", "--help"]).stdout:
-        return "", "Pyxis is not installed on this cluster (BENCH_SLURM_PLUGSTACK)"
-    image = os.environ.get("BENCH_SLURM_IMAGE", "")
-    return image, "" if image else "BENCH_SLURM_IMAGE names no image"
+        return "", "Pyxis is not installed on this cluster (RUNSTOP_SLURM_PLUGSTACK)"
+    image = environment.variable("SLURM_IMAGE")
+    return image, "" if image else "RUNSTOP_SLURM_IMAGE is not set"
 
 
 def submitted(printed: str, home: Path) -> list[Run]:
-    """Return the runs that launching said it submitted, as far as its lines are complete."""
-    found = re.findall(r"^job (\S+): .* results in (.+)\n", printed, re.MULTILINE)
-    return [Run(home / folder, job) for job, folder in found]
+    """Return the submitted runs in the output of launch; incomplete lines are ignored."""
+    submissions = re.findall(r"^job (\S+): .* results in (.+)\n", printed, re.MULTILINE)
+    return [Run(home / folder, job) for job, folder in submissions]
 
 
 def until(happens: Callable[[], Any], timeout_s: float, run: Run | None = None) -> None:
-    """Wait for something."""
     deadline = time.monotonic() + timeout_s
     while not happens():
         assert time.monotonic() < deadline, f"not within {timeout_s} s\n{run.output() if run else ''}"
@@ -158,6 +156,6 @@ def until(happens: Callable[[], Any], timeout_s: float, run: Run | None = None) 
 
 
 def training(run: Run, trial: int) -> Callable[[], bool]:
-    """Return whether a trial trains: its clock runs."""
+    """Return a function that tests whether a trial is in its timed part."""
     log = run / f"result_{trial}.txt"
     return lambda: log.exists() and '"train_loss"' in log.read_text()

@@ -1,4 +1,4 @@
-"""Hugging Face's engine on the one rank of this process, beside transformers' model and torch's optimizer by hand."""
+"""engine=huggingface on one rank in this process, compared with a plain loop of transformers and torch's AdamW."""
 
 import warnings
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def alone() -> Iterator[None]:
 
 
 def by_hand(plan: Plan, model: torch.nn.Module, rows: Rows, steps: range) -> tuple[list[float], list[float]]:
-    """Train with one row at a time; return losses, and gradients' norms before they are clipped."""
+    """Train with one row at a time in plain torch; return losses, and gradient norms before clipping."""
     r = plan.config.recipe
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": r.weight_decay},
@@ -61,7 +61,7 @@ def by_hand(plan: Plan, model: torch.nn.Module, rows: Rows, steps: range) -> tup
 
 @pytest.mark.parametrize("strategy", [(), (FSDP2,)], ids=["replicas", "fsdp2"])
 def test_updates_are_those_of_torch_by_hand(strategy: tuple[str, ...], tmp_path: Path) -> None:
-    """Micro-batches, what counts in a row, clipping, decay, the learning rate, and the mean of an evaluation."""
+    """Checks micro-batches, token weights, clipping, weight decay, the learning rate, and the mean of an evaluation."""
     plan = tiny(tmp_path, "all", *strategy)
     engine, rows = build(plan, 7), random_rows(plan)
     model = theirs(plan, weights(engine.placement.model))
@@ -76,8 +76,8 @@ def test_updates_are_those_of_torch_by_hand(strategy: tuple[str, ...], tmp_path:
     assert_close(weights(engine.placement.model), dict(model.named_parameters()), rtol=0, atol=2e-6)
 
 
-def test_adapters_learn_by_the_gradient_of_the_base_that_is_frozen(tmp_path: Path) -> None:
-    """As B begins at zero, its first gradient is that of the base's matrix, times A's transpose and the scale."""
+def test_first_gradient_of_adapters_follows_from_the_base_gradient(tmp_path: Path) -> None:
+    """B starts at zero, so its first gradient is the gradient of the base weight times A^T and the scale."""
     plan = tiny(tmp_path, "lora", "recipe.clip_grad=1e9", "recipe.lr=4e4", "recipe.adam_eps=1e4")
     lora, r = plan.config.training.lora, plan.config.recipe
     assert lora is not None
@@ -107,9 +107,11 @@ def test_adapters_learn_by_the_gradient_of_the_base_that_is_frozen(tmp_path: Pat
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_snapshot_goes_on_in_any_layout(has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(rank_state, "has_room", lambda *words: asked.append(words) or has_room)
+def test_training_resumes_from_a_snapshot_in_any_layout(
+    has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(rank_state, "has_room", lambda *words: calls.append(words) or has_room)
     plan = tiny(tmp_path, "lora")
     rows = random_rows(plan)
     engine = HuggingFaceEngine(plan, 7)
@@ -117,7 +119,7 @@ def test_a_snapshot_goes_on_in_any_layout(has_room: bool, tmp_path: Path, monkey
         engine.train_step(rows, BATCHES[step - 1], step)
     taken, bits = engine.snapshot(), torch.get_rng_state()
     num_trained = sum(p.numel() for p in engine.placement.model.parameters() if p.requires_grad)
-    assert asked == [(plan, 3 * 4 * num_trained)] and engine.state_bytes() == 3 * 4 * num_trained
+    assert calls == [(plan, 3 * 4 * num_trained)] and engine.state_bytes() == 3 * 4 * num_trained
     own = engine.placement.shards()[0].state["master"].data_ptr()
     assert taken.is_copy is has_room
     assert (taken.shards[0].state["master"].data_ptr() == own) is not has_room
@@ -143,15 +145,15 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def test_a_warm_up_says_what_it_took_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_returns_times_and_restores_all_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration compiles; the profile of kernels is of the last one."""
     plan = tiny(tmp_path, "all")
     engine = HuggingFaceEngine(plan, 7)
     before, moments = weights(engine.placement.model), engine.placement.shards()
     times, profiled, recorded = iter([1.0, 6.0, 8.0, 10.0, 13.0, 20.0, 30.0, 34.0, 39.0]), [], []
     monkeypatch.setattr(loop, "device_time_s", lambda: next(times))
-    profiling = recording.kernels_to
-    monkeypatch.setattr(recording, "kernels_to", lambda path: profiled.append(path) or profiling(None))
+    profiling = recording.profile_kernels
+    monkeypatch.setattr(recording, "profile_kernels", lambda path: profiled.append(path) or profiling(None))
     monkeypatch.setattr(recording, "record", lambda *words, **more: recorded.append((words, more)))
     kernels, modules = (
         Profile(kind, tmp_path / "kernels", tmp_path / "modules", tmp_path / "trace")
@@ -168,7 +170,7 @@ def test_a_warm_up_says_what_it_took_and_leaves_nothing_behind(tmp_path: Path, m
     assert profile is modules and named == {"modules": list(parts_of(engine.placement.model))}
     assert step().item() == pytest.approx(4 * engine.mean_loss(step()), abs=1e-6)
     assert engine.warm_up(0, 70, profile=None) is None
-    assert [key for key, *_ in engine.facts()] == [mllog.STRATEGY], "no kernel was seen"
+    assert [key for key, *_ in engine.facts()] == [mllog.STRATEGY], "no kernel was observed"
 
 
 AUTOCAST = dict.fromkeys(("weights", "gradients", "master", "moments"), "float32")
@@ -183,30 +185,30 @@ BF16 = {
 
 @pytest.mark.parametrize("chosen", BF16)
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
-def test_facts_are_read_off_the_model_and_its_optimizer(chosen: tuple[str, ...], tmp_path: Path) -> None:
+def test_facts_are_read_from_model_and_optimizer(chosen: tuple[str, ...], tmp_path: Path) -> None:
     plan = tiny(tmp_path, "all", "precision=bf16", *chosen, f"{BLOCK}.attention=eager")
     engine = HuggingFaceEngine(plan, 7)
     times = [WarmUpTimes(step_s=step_s, eval_batch_s=1.0) for step_s in (9.0, 5.0, 2.0)]
-    (strategy, name, about), attention, bf16 = huggingface_engine.of(engine.loop, times)
+    (strategy, name, about), attention, bf16 = huggingface_engine.warm_up_facts(engine.loop, times)
     num = sum(p.numel() for p in engine.placement.model.parameters())
     assert (strategy, name) == (mllog.STRATEGY, "fsdp2" if FSDP2 in chosen else "balanced" if chosen[1:] else "ddp")
     assert about["engine"] == "huggingface" and about["rank_bytes"] == [num * (2 if BF16[chosen][0] == "pure" else 4)]
     assert about["activation_checkpointing"] is (len(chosen) == 2)
-    assert attention == (mllog.ATTENTION_BACKEND, "eager", {"asked": "eager"})
+    assert attention == (mllog.ATTENTION_BACKEND, "eager", {"requested": "eager"})
     assert bf16 == (mllog.BF16_MODE, *BF16[chosen])
     block: Any = plan.config.engine.huggingface
     block.compile = True
-    assert huggingface_engine.of(engine.loop, times)[3:] == [(mllog.COMPILE_TIME, 7.0, {})]
-    assert huggingface_engine.of(engine.loop, times[:2])[3:] == [(mllog.COMPILE_TIME, 4.0, {})]
-    assert len(huggingface_engine.of(engine.loop, times[:1])) == 3, "one iteration does not tell them apart"
+    assert huggingface_engine.warm_up_facts(engine.loop, times)[3:] == [(mllog.COMPILE_TIME, 7.0, {})]
+    assert huggingface_engine.warm_up_facts(engine.loop, times[:2])[3:] == [(mllog.COMPILE_TIME, 4.0, {})]
+    assert len(huggingface_engine.warm_up_facts(engine.loop, times[:1])) == 3, (
+        "one iteration does not separate compilation from training"
+    )
 
 
-def test_a_layer_is_computed_again_and_what_it_stores_goes_to_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputed_layers_offload_their_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tiny(tmp_path, "all", f"{BLOCK}.activation_checkpointing=true", f"{BLOCK}.offload_activations=true")
     stored: list[torch.nn.Module] = []
-    monkeypatch.setattr(offload, "in_host_memory", lambda model: stored.append(model) or loop.NOTHING)
+    monkeypatch.setattr(offload, "save_activations_on_cpu", lambda model: stored.append(model) or loop.NO_CONTEXT)
     with warnings.catch_warnings(action="ignore"):
         engine = HuggingFaceEngine(plan, 7)
     passes = []
@@ -217,7 +219,7 @@ def test_a_layer_is_computed_again_and_what_it_stores_goes_to_the_host(
     assert len(stored) == 2 and len(passes) == 4 + 2 * 2
 
 
-def test_what_is_compiled_are_the_layers_of_the_placed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_the_placed_model_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[torch.nn.Module] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda layer: compiled.append(layer))
     engine = HuggingFaceEngine(tiny(tmp_path, "all", f"{BLOCK}.compile=true", "recipe.warmup_iterations=2"), 7)

@@ -1,4 +1,4 @@
-"""One Hugging Face folder that transformers wrote feeds both engines, and they learn the same: Llama, and GPT-2."""
+"""Both engines train from the same Hugging Face folder, with the same losses: Llama and GPT-2."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEV
 
 WHOLE = ("task.training.trains=all", "task.training.lora=null", "task.benchmark=null")
 GIVEN = (*WHOLE, "task.training.starts_from=checkpoint", "task.training.base=null")
-"""The site brings the weights."""
+"""The weights are a checkpoint of the user."""
 GPT = (
     *("model=gpt3_126m", "model.num_layers=2", "model.hidden_size=64", "model.ffn_hidden_size=256"),
     *("model.num_attention_heads=4", "model.num_query_groups=4", "model.vocab_size=1024", "model.max_seq_length=1024"),
@@ -25,7 +25,7 @@ GPT = (
 
 @pytest.fixture(scope="module")
 def llama(runs: Path) -> Path:
-    """A Llama of transformers' own first weights."""
+    """A Llama with transformers' initial weights."""
     import torch
     import transformers
 
@@ -43,7 +43,7 @@ def from_folder(runs: Path, folder: Path, *overrides: str, **engine: Any) -> Pla
     return composed(runs, *GIVEN, *overrides, f"cluster.paths.model={folder}", **engine)
 
 
-def test_a_folder_of_transformers_feeds_both_engines(llama: Path, runs: Path) -> None:
+def test_both_engines_train_from_a_folder_of_transformers(llama: Path, runs: Path) -> None:
     ours = from_folder(runs, llama, huggingface=False)
     run = ranks.write(ours, runs / "ours_of_llama")
     assert convert.main(["weights", str(run / "plan.json"), str(llama)]) == 0
@@ -66,7 +66,7 @@ STRATEGIES = {
 
 @pytest.fixture(scope="module")
 def gpt(runs: Path) -> Path:
-    """Runs from weights that our engine has drawn and trained a little: its base task, of the same shape."""
+    """Runs from a base that engine=megatron has initialised and trained for some steps."""
     first = composed(runs, *WHOLE, *GPT, "cluster.ranks_per_node=1", huggingface=False)
     ranks.run(first, ranks.write(first, runs / "prepare_gpt"), "jobs.tasks.prepare", "plan.json")
     ours = composed(runs, *WHOLE, *GPT, huggingface=False)
@@ -76,8 +76,8 @@ def gpt(runs: Path) -> Path:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gpt_2_learns_as_our_engine_s_gpt_3_does(gpt: Path, strategy: str) -> None:
-    """Its head is its embedding, once: an untied one would learn something else, and count as more parameters."""
+def test_gpt_2_has_the_losses_of_megatron_s_gpt_3(gpt: Path, strategy: str) -> None:
+    """Head and embedding are tied: an untied head would have other losses and count as more parameters."""
     expected, got = losses(gpt / "ours_of_gpt"), losses(gpt / f"gpt_{strategy}")
     assert len(got) == STEPS and expected[-1] < expected[0] - 0.1
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Runs of engine=huggingface that end early or cannot start, as a user sees them: the verdicts of our own engine."""
+"""Runs of engine=huggingface that end early or cannot start have the same verdicts as runs of engine=megatron."""
 
 import json
 import os
@@ -31,7 +31,7 @@ ENDINGS = {
 
 @pytest.fixture
 def launch(runs: Path, spawn: Launch) -> Launch:
-    """Start a run that has its rows and base, and goes on for long."""
+    """Start a long run with prepared rows and base."""
 
     def start(*overrides: str) -> "subprocess.Popen[str]":
         paths = {name: str(runs / "cache") for name in ("DATADIR", "MODEL", "LOGDIR")}
@@ -42,12 +42,12 @@ def launch(runs: Path, spawn: Launch) -> Launch:
 
 
 def rank_1(launcher: int) -> int:
-    found = (p for p in psutil.Process(launcher).children(recursive=True) if "jobs.tasks.train" in p.cmdline())
-    return next(p.pid for p in found if p.environ()["RANK"] == "1")
+    workers = (p for p in psutil.Process(launcher).children(recursive=True) if "jobs.tasks.train" in p.cmdline())
+    return next(p.pid for p in workers if p.environ()["RANK"] == "1")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_ended_run_says_aborted_and_leaves_nobody_behind(launch: Launch, tmp_path: Path, ending: str) -> None:
+def test_ended_run_is_aborted_and_leaves_no_process(launch: Launch, tmp_path: Path, ending: str) -> None:
     signum, whom, exit_code, outcome, rule = ENDINGS[ending]
     run = tmp_path / "run"
     process = launch(f"launch.folder={run}", FSDP2)
@@ -74,9 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_of_deepspeed_is_refused_with_what_where_and_fix(
-    launch: Launch, tmp_path: Path, case: str
-) -> None:
+def test_wrong_deepspeed_json_is_refused_with_what_and_fix(launch: Launch, tmp_path: Path, case: str) -> None:
     text, what, fix = WRONG[case]
     (tmp_path / "mine.json").write_text(text)
     own = f"{BLOCK}.deepspeed_json={tmp_path}/mine.json"

@@ -1,4 +1,4 @@
-"""Hugging Face's generator in this process: the tokens of transformers' logits, one by one, and what it is told."""
+"""HuggingFaceGenerator in this process: its tokens, its calls of transformers' `generate`, and its times."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from bench.contract.schema import EngineName
 from helpers import ranks, tiny_llama
 from helpers.huggingface_alone import group
 from helpers.huggingface_runs import needed
-from helpers.tiny_llama import Asked
+from helpers.tiny_llama import GenerationOptions
 
 needed()
 
@@ -38,27 +38,27 @@ def alone() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
-    """A folder, and the answers of transformers' own model of it."""
+    """A folder, and the answers of transformers' model of it."""
     folder = tmp_path_factory.mktemp("llama")
     model = tiny_llama.write(folder, MODEL, stored=())
     return folder, [by_hand(model, one) for one in REQUESTS]
 
 
-def plan(asked: Asked, **chosen: Any) -> Any:
-    made = tiny_llama.plan(MODEL, asked)
-    made.config.engine = SimpleNamespace(name=EngineName.huggingface, huggingface=HuggingFace(**chosen))
-    return made
+def plan(options: GenerationOptions, **chosen: Any) -> Any:
+    built = tiny_llama.plan(MODEL, options)
+    built.config.engine = SimpleNamespace(name=EngineName.huggingface, huggingface=HuggingFace(**chosen))
+    return built
 
 
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every look at the clock be a second later, from 100 s on."""
+    """Advance the clock by 1 s at every read, starting at 100 s."""
     moments = iter(range(100, 1000))
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: float(next(moments))))
 
 
 @torch.no_grad()
 def by_hand(model: torch.nn.Module, request: Request) -> tuple[int, ...]:
-    """Return the most probable tokens, each from a whole pass over all before it."""
+    """Return the most probable tokens, each from a forward pass over all tokens before it."""
     tokens = list(request.prompt)
     for _ in range(request.length):
         tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
@@ -66,7 +66,7 @@ def by_hand(model: torch.nn.Module, request: Request) -> tuple[int, ...]:
 
 
 TIMES = {
-    # looks at the clock: the start, then for each batch its prompts and every token; an answer ends with its own token
+    # clock reads: the start, then for each batch its prompts and every token; an answer is done with its last token
     (Order.side_by_side, None): [(2, 3), (2, 5), (2, 4)],
     (Order.side_by_side, 2): [(7, 8), (2, 5), (2, 4)],
     (Order.one_by_one, 2): [(11, 12), (2, 5), (7, 9)],
@@ -74,57 +74,57 @@ TIMES = {
 
 
 @pytest.mark.parametrize(("order", "max_batch"), TIMES)
-def test_answers_are_the_most_probable_tokens_and_each_ends_at_its_length(
+def test_answers_are_the_most_probable_tokens_with_the_requested_length(
     order: Order, max_batch: int | None, loaded: tuple[Path, list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of one batch are padded, the longest answers come first, and the order is that of the requests."""
-    made = generator(plan(Asked(order=order, max_batch=max_batch)), 7)
-    made.load(loaded[0])
+    """Prompts of a batch are padded, the longest answers start first, and answers are in the order of the requests."""
+    built = generator(plan(GenerationOptions(order=order, max_batch=max_batch)), 7)
+    built.load(loaded[0])
     ticks(monkeypatch)
-    found = made.generate(REQUESTS, seed=3)
+    answers = built.generate(REQUESTS, seed=3)
     assert torch.initial_seed() == 3
-    assert [answer.tokens for answer in found] == loaded[1]
-    assert [(answer.first_s, answer.done_s) for answer in found] == TIMES[order, max_batch]
-    with pytest.raises(AssertionError, match="before the model is made"):
-        made.load(loaded[0])
+    assert [answer.tokens for answer in answers] == loaded[1]
+    assert [(answer.first_s, answer.done_s) for answer in answers] == TIMES[order, max_batch]
+    with pytest.raises(AssertionError, match="before the model is built"):
+        built.load(loaded[0])
 
 
-class Told:
-    """Stands where transformers would generate; what it is told is kept, and its tokens are 1, 2, …"""
+class FakeGenerate:
+    """Replaces transformers' `generate`: it records its arguments and returns the tokens 1, 2, …"""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
-    def generate(self, model: Any, tokens: torch.Tensor, *, streamer: Any, **told: Any) -> torch.Tensor:
-        self.calls.append(told | {"tokens": tokens.tolist()})
-        new = torch.arange(1, told["generation_config"].max_new_tokens + 1).expand(len(tokens), -1)
+    def generate(self, model: Any, tokens: torch.Tensor, *, streamer: Any, **arguments: Any) -> torch.Tensor:
+        self.calls.append(arguments | {"tokens": tokens.tolist()})
+        new = torch.arange(1, arguments["generation_config"].max_new_tokens + 1).expand(len(tokens), -1)
         for _ in range(new.shape[1] + 1):
             streamer.put(tokens)
         return torch.cat([tokens, new], dim=1)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def arguments(monkeypatch: pytest.MonkeyPatch) -> FakeGenerate:
     from transformers import LlamaForCausalLM
 
-    told = Told()
-    monkeypatch.setattr(LlamaForCausalLM, "generate", lambda *words, **more: told.generate(*words, **more))
-    return told
+    arguments = FakeGenerate()
+    monkeypatch.setattr(LlamaForCausalLM, "generate", lambda *words, **more: arguments.generate(*words, **more))
+    return arguments
 
 
 SAMPLINGS = {
     "greedy": (Sampling(top_k=5, top_p=0.5), (False, None, None, None)),
-    "drawn": (Sampling(temperature=0.7), (True, 0.7, 0, 1.0)),
-    "drawn from the best": (Sampling(temperature=0.7, top_k=5, top_p=0.5), (True, 0.7, 5, 0.5)),
+    "sampled": (Sampling(temperature=0.7), (True, 0.7, 0, 1.0)),
+    "sampled from the best": (Sampling(temperature=0.7, top_k=5, top_p=0.5), (True, 0.7, 5, 0.5)),
 }
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_transformers_is_told_how_to_sample_and_what_is_padding(name: str, told: Told) -> None:
+def test_generate_gets_sampling_settings_and_padding(name: str, arguments: FakeGenerate) -> None:
     sampling, expected = SAMPLINGS[name]
-    made = generator(plan(Asked(sampling=sampling)), 7)
-    assert made.generate(REQUESTS[:2], seed=3)[0].tokens == (1, 2)
-    (call,) = told.calls
+    built = generator(plan(GenerationOptions(sampling=sampling)), 7)
+    assert built.generate(REQUESTS[:2], seed=3)[0].tokens == (1, 2)
+    (call,) = arguments.calls
     config = call["generation_config"]
     assert (config.do_sample, config.temperature, config.top_k, config.top_p) == expected
     assert (config.max_new_tokens, config.pad_token_id, config.eos_token_id, config.compile_config) == (
@@ -137,26 +137,24 @@ def test_transformers_is_told_how_to_sample_and_what_is_padding(name: str, told:
     assert call["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]] and "past_key_values" not in call
 
 
-def test_what_is_compiled_has_one_emptied_cache_for_each_size_of_batch(
-    told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_model_has_one_cache_per_batch_size(arguments: FakeGenerate, monkeypatch: pytest.MonkeyPatch) -> None:
     emptied: list[Any] = []
     monkeypatch.setattr(generation.StaticCache, "reset", lambda cache: emptied.append(cache))
-    made = generator(plan(Asked(max_batch=2), compile=True), 7)
+    built = generator(plan(GenerationOptions(max_batch=2), compile=True), 7)
     ticks(monkeypatch)
-    made.warm_up(REQUESTS)
-    caches = [call["past_key_values"] for call in told.calls]
-    assert [len(call["tokens"]) for call in told.calls] == [1, 1, 2, 2]
+    built.warm_up(REQUESTS)
+    caches = [call["past_key_values"] for call in arguments.calls]
+    assert [len(call["tokens"]) for call in arguments.calls] == [1, 1, 2, 2]
     assert caches[0] is caches[1] and caches[2] is caches[3] and caches[0] is not caches[2]
     assert emptied == caches
-    assert {cache.layers[0].max_cache_len for cache in caches} == {5}, "of the longest prompt with its answer"
-    assert all(call["generation_config"].compile_config._compile_all_devices for call in told.calls)
-    assert made.facts()[1:] == [(mllog.COMPILE_TIME, 0.0, {})]
+    assert {cache.layers[0].max_cache_len for cache in caches} == {5}, "the longest prompt with its answer"
+    assert all(call["generation_config"].compile_config._compile_all_devices for call in arguments.calls)
+    assert built.facts()[1:] == [(mllog.COMPILE_TIME, 0.0, {})]
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", False), ("cpu", True), ("cuda", False), ("cuda", True)])
 def test_a_warm_up_answers_a_batch_of_each_size(device: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, a cache that grows does so to the end; elsewhere the first tokens do. What is compiled runs twice."""
+    """On a GPU a dynamic cache is filled to its full length; otherwise first tokens are enough. Compiled: two runs."""
     monkeypatch.setattr(generation.process_group, "device", lambda: torch.device(device))
     batches: list[list[int]] = []
     seconds = iter([9.0, 4.0, 3.0, 5.0] if compiled else [9.0, 4.0])
@@ -166,40 +164,40 @@ def test_a_warm_up_answers_a_batch_of_each_size(device: str, compiled: bool, mon
         slowest_s = next(seconds)
         return [Answer((), 0, slowest_s), Answer((), 0, slowest_s / 2)]
 
-    monkeypatch.setattr(HuggingFaceGenerator, "_answered", answered)
-    made = generator(plan(Asked(max_batch=2), compile=compiled), 7)
-    made.warm_up([Request((1,), length) for length in (20, 15, 12, 11, 6)])
-    is_whole = device == "cuda" and not compiled
-    sizes = [[6], [20, 15]] if is_whole else [[6], [8, 8]]
+    monkeypatch.setattr(HuggingFaceGenerator, "_generate_batch", answered)
+    built = generator(plan(GenerationOptions(max_batch=2), compile=compiled), 7)
+    built.warm_up([Request((1,), length) for length in (20, 15, 12, 11, 6)])
+    is_full_length = device == "cuda" and not compiled
+    sizes = [[6], [20, 15]] if is_full_length else [[6], [8, 8]]
     assert batches == (sizes if not compiled else [sizes[0], sizes[0], sizes[1], sizes[1]])
-    made.__dict__["_model"] = torch.nn.Linear(1, 1)
+    built.__dict__["_model"] = torch.nn.Linear(1, 1)
     about = {"engine": "huggingface", "attention": "sdpa", "compile": compiled, "dtype": "float32"}
     facts = [(mllog.STRATEGY, "ddp", about | {"cache": "static" if compiled else "dynamic"})]
-    assert made.facts() == facts + ([(mllog.COMPILE_TIME, 5.0, {})] if compiled else [])
+    assert built.facts() == facts + ([(mllog.COMPILE_TIME, 5.0, {})] if compiled else [])
 
 
 @pytest.mark.parametrize("precision", [WeightPrecision.fp32, WeightPrecision.bf16, WeightPrecision.nf4])
-def test_weights_are_of_the_plan_s_precision(precision: WeightPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_have_the_precision_of_the_plan(precision: WeightPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
     in_4_bits: list[Any] = []
     monkeypatch.setattr(huggingface_model, "replace_linears", in_4_bits.append)
-    made: Any = generator(plan(Asked(weights=precision)), 7)
-    model = made._model
+    built: Any = generator(plan(GenerationOptions(weights=precision)), 7)
+    model = built._model
     assert {p.dtype for p in model.parameters()} == {
         torch.float32 if precision is WeightPrecision.fp32 else torch.bfloat16
     }
     assert in_4_bits == ([model] if precision is WeightPrecision.nf4 else [])
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     assert model.generation_config.eos_token_id is None
-    assert made.facts()[0][2]["dtype"] == str(next(model.parameters()).dtype).removeprefix("torch.")
+    assert built.facts()[0][2]["dtype"] == str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_balanced_spreads_the_layers_where_there_are_gpus(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balanced_distributes_layers_over_gpus(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation.process_group, "device", lambda: torch.device(device))
     spread: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(placement, "spread", lambda *words: spread.append(words))
-    own = plan(Asked(), strategy=Strategy.balanced)
-    made: Any = generator(own, 7)
-    model = made._model
-    assert spread == ([(own, model, made._source, torch.device("cuda"))] if device == "cuda" else [])
+    monkeypatch.setattr(placement, "distribute_layers", lambda *words: spread.append(words))
+    own = plan(GenerationOptions(), strategy=Strategy.balanced)
+    built: Any = generator(own, 7)
+    model = built._model
+    assert spread == ([(own, model, built._source, torch.device("cuda"))] if device == "cuda" else [])
     assert {p.is_meta for p in model.parameters()} == {device == "cuda"}

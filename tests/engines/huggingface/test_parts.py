@@ -1,4 +1,4 @@
-"""Parts of engine=huggingface in this process: what is refused, what attention gets, what is kept in host memory."""
+"""Units of engine=huggingface in this process: missing libraries, attention kernels, placement, offloading."""
 
 import logging
 import warnings
@@ -18,72 +18,72 @@ needed()
 
 from jobs.engines.huggingface import end_ranks, groups, loop, offload, packages, placement, start_ranks, weights  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
-from jobs.engines.huggingface.loop import Observed  # noqa: E402
+from jobs.engines.huggingface.loop import OperatorRecorder  # noqa: E402
 from jobs.ranks.identity import Rank  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="nothing here differs on a GPU")
 
 MISSING = {
-    "accelerate": (TRAINS["all"], "engine=huggingface needs accelerate"),
-    "peft": (TRAINS["lora"], "task.training.trains=lora needs peft"),
+    "accelerate": (TRAINS["all"], "engine=huggingface needs the library accelerate"),
+    "peft": (TRAINS["lora"], "task.training.trains=lora needs the library peft"),
     "bitsandbytes": (
         (*TRAINS["lora"], "task.training.trains=qlora", "precision=bf16"),
-        "task.training.trains=qlora needs bitsandbytes",
+        "task.training.trains=qlora needs the library bitsandbytes",
     ),
-    "deepspeed": ((*TRAINS["all"], f"{BLOCK}.strategy=deepspeed"), "strategy=deepspeed needs deepspeed"),
+    "deepspeed": ((*TRAINS["all"], f"{BLOCK}.strategy=deepspeed"), "strategy=deepspeed needs the library deepspeed"),
 }
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_what_is_not_installed_is_refused_with_how_to_install_it(
+def test_missing_library_is_refused_with_its_install_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides, what = MISSING[name]
     plan = composed(tmp_path, *overrides)
     packages.require(plan)
-    found = util.find_spec
-    monkeypatch.setattr(packages, "find_spec", lambda asked: None if asked == name else found(asked))
+    find_spec = util.find_spec
+    monkeypatch.setattr(packages, "find_spec", lambda module: None if module == name else find_spec(module))
     with pytest.raises(ConfigError, match=r"pip install 'runstop\[huggingface\]'") as caught:
         packages.require(plan)
     assert what in str(caught.value)
 
 
-def test_flash_attention_is_refused_with_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_flash_attention_has_its_own_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = composed(tmp_path, *TRAINS["all"])
     plan.config.engine.huggingface.attention = packages.Attention.flash_attention_2
-    monkeypatch.setattr(packages, "find_spec", lambda asked: None if asked == "flash_attn" else asked)
+    monkeypatch.setattr(packages, "find_spec", lambda module: None if module == "flash_attn" else module)
     with pytest.raises(ConfigError, match="pip install flash-attn --no-build-isolation"):
         packages.require(plan)
 
 
-def test_the_kernel_that_attention_takes_is_the_one_that_is_named() -> None:
+def test_reported_attention_kernel_is_the_one_that_ran() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q = torch.randn(1, 2, 8, 16, requires_grad=True)
     names = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
-        observed = Observed()
+        observed = OperatorRecorder()
         with sdpa_kernel(backend), observed:
             torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
         names[backend] = observed.attention("sdpa")
     assert names == {SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.MATH: "math"}
-    assert Observed().attention("eager") == "eager"
+    assert OperatorRecorder().attention("eager") == "eager"
 
 
-def test_flash_attn_is_known_by_its_operation() -> None:
-    """flash-attn 2.7 and later register what they launch as torch's custom operations."""
+def test_flash_attn_is_recognised_by_its_operator() -> None:
+    """flash-attn 2.7 and later register their kernels as custom operators of torch."""
     operation = torch.library.custom_op(
         "flash_attn::_flash_attn_forward", lambda q: q.clone(), mutates_args=(), schema="(Tensor q) -> Tensor"
     )
-    observed = Observed()
+    observed = OperatorRecorder()
     with observed:
         operation(torch.zeros(2))
     assert observed.attention("eager") == "flash_attention_2"
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 3])
-def test_balanced_fills_the_gpus_of_the_plan_and_no_other(num_gpus: int, tmp_path: Path) -> None:
-    """Layers in their order, in even shares, no weight elsewhere; `meta` and the CPU stand for the GPUs."""
+def test_balanced_uses_exactly_the_gpus_of_the_plan(num_gpus: int, tmp_path: Path) -> None:
+    """Layers are in order and evenly distributed, with no weight elsewhere; `meta` and the CPU replace the GPUs."""
     layers = ("model.num_layers=6", "cluster.ranks_per_node=1", "recipe.global_batch_size=4")
     model = models.build(composed(tmp_path, *TRAINS["lora"], *layers))
     devices = placement.device_map(model, [2**30] * num_gpus)
@@ -91,17 +91,17 @@ def test_balanced_fills_the_gpus_of_the_plan_and_no_other(num_gpus: int, tmp_pat
     assert at == sorted(at) and set(devices.values()) == set(range(num_gpus))
     assert max(map(at.count, at)) <= 6 // num_gpus + 1
     places = {name: torch.device("cpu" if gpu else "meta") for name, gpu in devices.items()}
-    models.give_memory(model, places)
+    models.allocate(model, places)
     for name, parameter in model.named_parameters():
         place = max((known for known in devices if name.startswith(known)), key=len)
         assert parameter.device == places[place], name
 
 
-def test_balanced_refuses_what_does_not_fit_or_is_not_there(tmp_path: Path) -> None:
+def test_balanced_refuses_too_little_memory_and_missing_gpus(tmp_path: Path) -> None:
     model = models.build(composed(tmp_path, *TRAINS["all"], "cluster.ranks_per_node=1"))
-    with pytest.raises(ConfigError, match="do not fit 2 GPUs"):
+    with pytest.raises(ConfigError, match="do not fit into 2 GPUs"):
         placement.device_map(model, [2**16] * 2)
-    with pytest.raises(ConfigError, match="on 3 GPUs, and this process sees 0"):
+    with pytest.raises(ConfigError, match="needs 3 GPUs for its layers, but only 0 are visible"):
         placement.free_bytes(3)
 
 
@@ -118,8 +118,8 @@ GPT = (
         ({"n_head": 4}, "n_head is 4 instead of 2"),
     ],
 )
-def test_a_gpt_2_that_computes_something_else_is_refused(wrong: dict[str, object], what: str, tmp_path: Path) -> None:
-    """Its weights have the shapes of the plan's."""
+def test_gpt_2_with_other_settings_is_refused(wrong: dict[str, object], what: str, tmp_path: Path) -> None:
+    """The shapes of its weights are those of the plan."""
     import transformers
 
     model = composed(tmp_path, *TRAINS["all"], *GPT).config.model
@@ -137,10 +137,10 @@ def test_a_gpt_2_that_computes_something_else_is_refused(wrong: dict[str, object
 
 
 def test_stored_activations_are_copies() -> None:
-    """Changing the memory that they came from changes no gradient; weights are not copied, and theirs would."""
+    """Changing the original memory changes no gradient. Weights are not copied, so changing them does."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     x = torch.randn(4, 8)
-    with offload.in_host_memory(model, least_bytes=0):
+    with offload.save_activations_on_cpu(model, min_bytes=0):
         hidden = model[0](x)
         loss = model[1](hidden).square().sum()
     saved = hidden.detach().clone()
@@ -148,7 +148,7 @@ def test_stored_activations_are_copies() -> None:
     loss.backward()
     out_grad = 2 * (model[1](saved)).detach()
     torch.testing.assert_close(model[1].weight.grad, out_grad.T @ saved)
-    with offload.in_host_memory(model, least_bytes=0):
+    with offload.save_activations_on_cpu(model, min_bytes=0):
         inputs = torch.randn(4, 8, requires_grad=True)
         loss = model[1](inputs).sum()
     with torch.no_grad():
@@ -157,39 +157,39 @@ def test_stored_activations_are_copies() -> None:
     torch.testing.assert_close(inputs.grad, torch.full((4, 8), 24.0))
 
 
-def test_weights_that_are_gathered_for_a_layer_are_no_activations() -> None:
-    """Between two uses a weight of ZeRO stage 3 is empty; every use finds it in other memory."""
+def test_gathered_weights_are_not_offloaded() -> None:
+    """Between two uses a weight of ZeRO stage 3 is empty; each time it is gathered into other memory."""
     layer, gathered = torch.nn.Linear(8, 8), torch.ones(8, 8)
     layer.weight.data, layer.weight.ds_shape = torch.empty(0), (8, 8)
     layer.register_forward_pre_hook(lambda module, _: setattr(module.weight, "data", gathered))
     inputs = torch.randn(4, 8, requires_grad=True)
-    with offload.in_host_memory(layer, least_bytes=0):
+    with offload.save_activations_on_cpu(layer, min_bytes=0):
         loss = layer(inputs).sum()
     gathered.fill_(3.0)  # unseen by autograd, which has kept no copy
     loss.backward()
     torch.testing.assert_close(inputs.grad, torch.full((4, 8), 24.0))
 
 
-def test_ranks_that_update_in_host_memory_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the one thread of other ranks, DeepSpeed's AdamW on the host would be as slow as one core."""
+def test_ranks_with_offloaded_optimizer_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread, as in other ranks, DeepSpeed's CPU AdamW would be as slow as one core."""
     offloaded = (f"{BLOCK}.strategy=deepspeed", f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true")
     gpu = ("cluster.device=cuda", "gpu@cluster.gpu=h200", *TRAINS["all"])
     monkeypatch.setattr(groups.os, "cpu_count", lambda: 96)
     monkeypatch.setattr(groups.os, "sched_getaffinity", lambda _: range(96))
-    assert groups.threads_on_host(composed(tmp_path, *gpu, *offloaded)) == 48
-    assert groups.threads_on_host(composed(tmp_path, *gpu)) is None
+    assert groups.optimizer_threads(composed(tmp_path, *gpu, *offloaded)) == 48
+    assert groups.optimizer_threads(composed(tmp_path, *gpu)) is None
     own = (*offloaded, "+cluster.environment.OMP_NUM_THREADS=7")
-    assert groups.threads_on_host(composed(tmp_path, *gpu, *own)) is None
+    assert groups.optimizer_threads(composed(tmp_path, *gpu, *own)) is None
 
 
 RANK = Rank(rank=3, local_rank=1, world_size=4, master_addr="node-a", master_port=29500)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_rank_joins_the_others_and_uses_the_group_once(
+def test_rank_joins_the_group_and_runs_one_collective(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Accelerate and DeepSpeed find who it is in the environment; a rank that generates has nothing to sum."""
+    """Accelerate and DeepSpeed read the rank from the environment; a rank that only generates runs no collective."""
     offloaded = (f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.offload_parameters=true")
     gpu = ("cluster.device=cuda", "gpu@cluster.gpu=h200") if device == "cuda" else ()
     plan = composed(tmp_path, *TRAINS["all"], *offloaded, *gpu)
@@ -201,7 +201,7 @@ def test_a_rank_joins_the_others_and_uses_the_group_once(
     monkeypatch.setattr(groups.process_group, "join", lambda *words, **more: joined.append((words, more)))
     monkeypatch.setattr(groups.process_group, "device", lambda: torch.device("meta"))
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: joined.append((x.device.type, tuple(x.shape))))
-    monkeypatch.setattr(groups, "_quieten", lambda: joined.append("quiet"))
+    monkeypatch.setattr(groups, "_reduce_library_logging", lambda: joined.append("quiet"))
     start_ranks(plan, RANK)
     assert joined == ["quiet", ((plan, RANK), {"also_on_cpu": True}), ("meta", (1,))]
     assert environment == {
@@ -222,19 +222,19 @@ def test_a_rank_joins_the_others_and_uses_the_group_once(
     monkeypatch.setattr(type(replicas), "replicas_reduce", False)
     start_ranks(replicas, RANK)
     assert len(joined) == 2
-    monkeypatch.setattr(groups.process_group, "leave", lambda: joined.append("left"))
+    monkeypatch.setattr(groups.process_group, "shut_down", lambda: joined.append("left"))
     end_ranks()
     assert joined[2:] == ["left"]
 
 
-def test_libraries_say_only_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_log_errors_only(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"DEEPSPEED_LOG_LEVEL": "debug"}
     monkeypatch.setattr(groups.os, "environ", environment)
     names = ("DeepSpeed", "deepspeed", "bitsandbytes", "accelerate", "transformers", "torch.distributed")
     before = {name: logging.getLogger(name).level for name in names}
     with warnings.catch_warnings():
         warnings.resetwarnings()
-        groups._quieten()
+        groups._reduce_library_logging()
         warnings.warn_explicit("soon gone", FutureWarning, "a.py", 1, module="transformers.modeling_utils")
         warnings.warn_explicit("barrier() is slow", UserWarning, "a.py", 1, module="elsewhere")
         with pytest.warns(UserWarning, match="ours"):
@@ -245,7 +245,7 @@ def test_libraries_say_only_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
         logging.getLogger(name).setLevel(level)
 
 
-def test_versions_are_those_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_those_of_installed_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name in ("peft", "flash_attn"):
             raise packages.PackageNotFoundError(name)
@@ -256,7 +256,7 @@ def test_versions_are_those_of_what_is_installed(monkeypatch: pytest.MonkeyPatch
     assert packages.versions() == {name: f"{name} 1" for name in names}
 
 
-def test_what_generates_in_4_bits_needs_bitsandbytes() -> None:
+def test_generation_in_4_bits_needs_bitsandbytes() -> None:
     words = ("task=generate_7b", "engine=huggingface", "cluster=dgxh200", "cluster.ranks_per_node=1")
     base = {"transformers": "engine=huggingface", "accelerate": "engine=huggingface"}
     in_4_bits = compose.compose([*words, "task.generation.nf4=true"])
@@ -264,7 +264,7 @@ def test_what_generates_in_4_bits_needs_bitsandbytes() -> None:
     assert packages.needed(compose.compose(words)) == base
 
 
-def test_every_part_of_a_layer_has_its_name_in_a_profile(tmp_path: Path) -> None:
+def test_profile_has_every_part_of_a_layer(tmp_path: Path) -> None:
     llama = models.build(composed(tmp_path, *TRAINS["lora"], "cluster.ranks_per_node=1", "model.num_layers=1"))
     llama_parts = Counter(part.name for _, part in loop.parts_of(llama))
     assert llama_parts == {

@@ -1,4 +1,4 @@
-"""Folders that Hugging Face writes and reads in this process: models, adapters, and where drawn weights come from."""
+"""Folders that engine=huggingface writes and reads in this process: models, adapters; and random initial weights."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface import weights as huggingface_weights  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
 from jobs.weights import families  # noqa: E402
-from jobs.weights.drawn import drawn  # noqa: E402
+from jobs.weights.adapter_init import init_adapter  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
 
@@ -53,7 +53,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.fixture
 def saved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What an engine of seed 7 has saved in several files, the first of which is exactly full."""
+    """The model of seed 7, saved in several files, the first of which is exactly full."""
     monkeypatch.setattr(folders, "SHARD_BYTES", EMBEDDING + MATRIX)
     (tmp_path / "out.part").mkdir()
     (tmp_path / "out.part" / "left over").touch()
@@ -61,7 +61,7 @@ def saved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def test_a_model_is_saved_in_files_that_are_full_and_named_as_transformers_does(plan: Plan, saved: Path) -> None:
+def test_model_is_saved_in_shards_named_as_transformers_does(plan: Plan, saved: Path) -> None:
     index = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted(path.name for path in saved.glob("*.safetensors"))
     assert files == [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
@@ -74,20 +74,20 @@ def test_a_model_is_saved_in_files_that_are_full_and_named_as_transformers_does(
     following = [next(whole[name].nbytes for name in index if index[name] == file) for file in files[1:]]
     assert max(sizes) == EMBEDDING + MATRIX
     assert all(size + first > EMBEDDING + MATRIX for size, first in zip(sizes[:-1], following, strict=True))
-    described = families.of(plan.config.model).config(plan.config.model)
+    described = families.family_of(plan.config.model).config(plan.config.model)
     assert json.loads((saved / "config.json").read_text()) == described | {"dtype": "float32"}
     assert not (saved / "left over").exists() and not saved.with_name("out.part").exists()
 
 
-def test_a_saved_model_and_its_conversion_are_loaded_as_they_were(
+def test_saved_model_and_its_conversion_load_unchanged(
     plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = weights(HuggingFaceEngine(plan, 7).placement.model)
     reads: list[str] = []
-    of_family = huggingface_weights.MegatronFolder._whole
+    of_family = huggingface_weights.MegatronFolder._read_full
     monkeypatch.setattr(
         huggingface_weights.MegatronFolder,
-        "_whole",
+        "_read_full",
         lambda self, weight: reads.append(weight.key) or of_family(self, weight),
     )
     for folder in (saved, saved / "megatron_core"):
@@ -99,22 +99,20 @@ def test_a_saved_model_and_its_conversion_are_loaded_as_they_were(
     assert reads.count("decoder.layers.self_attention.linear_qkv.weight") == 2, "once for q, k and v of a layer"
     missing, wide = "model.layers.2.mlp.gate_proj.weight", "model.norm.weight"
     name = plan.config.model.name
-    with pytest.raises(ConfigError, match=f"not a checkpoint of {name}: {missing} is None"):
-        huggingface_weights.of_folder(saved, plan).read(missing, (48, 32))
+    with pytest.raises(ConfigError, match=f"not a checkpoint of {name}: {missing} is missing"):
+        huggingface_weights.open_folder(saved, plan).read(missing, (48, 32))
     for folder in (saved, saved / "megatron_core"):
-        with pytest.raises(ConfigError, match=rf"not a checkpoint of {name}: {wide} is \(32,\)"):
-            huggingface_weights.of_folder(folder, plan).read(wide, (33,))
+        with pytest.raises(ConfigError, match=rf"not a checkpoint of {name}: {wide} has the shape \(32,\)"):
+            huggingface_weights.open_folder(folder, plan).read(wide, (33,))
     manifest = saved / "megatron_core" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"precision": "nf4"}))
-    with pytest.raises(ConfigError, match="this checkpoint holds its linears in nf4"):
+    with pytest.raises(ConfigError, match="the linears of this checkpoint are in nf4"):
         huggingface_weights.MegatronFolder(saved / "megatron_core", plan.config.model)
 
 
-def test_a_folder_whose_projections_are_one_tensor_is_refused(
-    plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_weights.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
-    with pytest.raises(ConfigError, match="q, k and v are one tensor here"):
+    with pytest.raises(ConfigError, match="this folder stores q, k and v as one tensor"):
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
     config = json.loads((saved / "config.json").read_text()) | {"num_hidden_layers": 3}
     (saved / "config.json").write_text(json.dumps(config))
@@ -122,7 +120,7 @@ def test_a_folder_whose_projections_are_one_tensor_is_refused(
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
 
 
-def test_a_gpt_is_one_file_with_one_embedding_and_without_a_conversion(tmp_path: Path) -> None:
+def test_gpt_is_saved_as_one_file_with_tied_embedding_without_conversion(tmp_path: Path) -> None:
     engine = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
     engine.save(tmp_path / "out", adapters=False)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
@@ -133,10 +131,10 @@ def test_a_gpt_is_one_file_with_one_embedding_and_without_a_conversion(tmp_path:
     assert len(models.layers(engine.placement.model)) == 1
 
 
-def test_adapters_are_saved_whole_as_peft_does_and_loaded_again(tmp_path: Path) -> None:
+def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
     plan = tiny(tmp_path, "lora", FSDP2)
     engine = HuggingFaceEngine(plan, 7)
-    for p in adapters.trained(engine.placement.model).values():
+    for p in adapters.trainable(engine.placement.model).values():
         assert isinstance(p, DTensor)
         torch.nn.init.normal_(p.to_local())
     engine.save(tmp_path / "out", adapters=True)
@@ -155,16 +153,18 @@ def test_adapters_are_saved_whole_as_peft_does_and_loaded_again(tmp_path: Path) 
     other.load(tmp_path / "out", adapters=True)
     assert_close(weights(other.placement.model), own, rtol=0, atol=0)
     gpt: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
-    with pytest.raises(ConfigError, match=f"adapters are for Llamas, and {plan.config.model.name} is a gpt2"):
+    with pytest.raises(
+        ConfigError, match=f"{plan.config.model.name} is a gpt2; adapters are implemented for Llama models only"
+    ):
         adapters.attach(gpt, plan)
     lora: Any = plan.config.training.lora
     lora.rank += 1
-    with pytest.raises(ConfigError, match="no adapters of this plan"):
+    with pytest.raises(ConfigError, match="the adapters do not match this plan"):
         huggingface_weights.Adapters(tmp_path / "out", plan)
 
 
-def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
-    source = huggingface_weights.Drawn(plan, 7, CPU)
+def test_random_weights_depend_on_seed_and_name(plan: Plan) -> None:
+    source = huggingface_weights.RandomWeights(plan, 7, CPU)
     std = math.sqrt(2 / (5 * 32))
     into = std / math.sqrt(2 * plan.config.model.num_layers)
     whole, residual = source.read("a.weight", (400, 500)), source.read("a.down_proj.weight", (400, 500))
@@ -173,62 +173,60 @@ def test_drawn_weights_depend_on_the_seed_and_the_name(plan: Plan) -> None:
     assert source.read("norm.weight", (3,)).tolist() == [1, 1, 1] and source.read("q.bias", (2,)).tolist() == [0, 0]
     assert torch.equal(source.read("a.base_layer.weight", (400, 500)), whole)
     for other in (
-        huggingface_weights.Drawn(plan, 8, CPU).read("a.weight", (400, 500)),
+        huggingface_weights.RandomWeights(plan, 8, CPU).read("a.weight", (400, 500)),
         source.read("b.weight", (400, 500)),
     ):
         assert abs(float((whole * other).mean())) < std**2 / 50
     name = "model.layers.1.self_attn.{}.lora_{}.default.weight"
     for module, linear in {"v_proj": "linear_qkv", "o_proj": "linear_proj"}.items():
-        expected = drawn((4, 32), "A", seed=7, name=f"layer 2 self_attention.{linear}")
+        expected = init_adapter((4, 32), "A", seed=7, name=f"layer 2 self_attention.{linear}")
         assert torch.equal(source.read(name.format(module, "A"), (4, 32)), expected)
     assert not source.read(name.format("o_proj", "B"), (32, 4)).any()
 
 
 class Params4bit(torch.nn.Parameter):
-    """Stands for bitsandbytes' weight: it keeps what it is made with."""
+    """Replaces bitsandbytes' weight, and keeps its constructor arguments."""
 
     compress_statistics, quant_type, quant_storage = True, "nf4", torch.uint8
     options: dict[str, Any]
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool, **options: Any) -> "Params4bit":
-        made = torch.Tensor._make_subclass(cls, data, requires_grad)
-        made.options = options
-        return made
+        parameter = torch.Tensor._make_subclass(cls, data, requires_grad)
+        parameter.options = options
+        return parameter
 
 
-def test_a_weight_in_4_bits_is_made_of_the_whole_one_rounded_to_bf16() -> None:
-    """Its own shape is that of packed bytes; the linear knows the whole one."""
+def test_4_bit_weight_is_quantised_from_the_full_weight_in_bf16() -> None:
+    """Its own shape is that of the packed bytes; the linear has the full shape."""
     layer = torch.nn.Linear(6, 4, bias=False)
     layer.weight = Params4bit(torch.zeros(12, 1), requires_grad=False)
     whole = torch.randn(4, 6)
-    asked: list[tuple[str, tuple[int, ...]]] = []
-    source: Any = SimpleNamespace(read=lambda *words: asked.append(words) or whole)
+    requests: list[tuple[str, tuple[int, ...]]] = []
+    source: Any = SimpleNamespace(read=lambda *words: requests.append(words) or whole)
     training_state.fill(layer, source, CPU)
     weight: Any = layer.weight
-    assert asked == [("weight", (4, 6))]
+    assert requests == [("weight", (4, 6))]
     assert torch.equal(weight.data, whole.bfloat16()) and not weight.requires_grad
     options = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8, "module": layer}
     assert weight.options == options
     assert model.is_quantized(weight) and not model.is_quantized(torch.nn.Parameter(whole))
 
 
-def test_balanced_lays_layers_on_the_gpus_and_hands_them_to_accelerate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPUs are stood for by the CPU; on a CPU there is one device, and nothing to hand over."""
+def test_balanced_places_layers_on_gpus_by_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU replaces the GPUs."""
     plan = tiny(tmp_path, "all", f"{BLOCK}.strategy=balanced", "recipe.clip_grad=1")
     block: Any = plan.config.engine.huggingface
     block.num_gpus = 2
     assert block.strategy is Strategy.balanced
-    model, source = models.build(plan), huggingface_weights.Drawn(plan, 7, CPU)
+    model, source = models.build(plan), huggingface_weights.RandomWeights(plan, 7, CPU)
     calls: dict[str, Any] = {}
     monkeypatch.setattr(placement, "free_bytes", lambda num_gpus: [2**30] * num_gpus)
-    give = models.give_memory
+    allocate = models.allocate
     monkeypatch.setattr(
-        models, "give_memory", lambda model, places: calls.update(places=places) or give(model, torch.device("cpu"))
+        models, "allocate", lambda model, places: calls.update(places=places) or allocate(model, torch.device("cpu"))
     )
     monkeypatch.setattr("accelerate.dispatch_model", lambda *words, **more: calls.update(handed=(words, more)))
-    monkeypatch.setattr(placement, "_prepared", lambda plan, model, device: calls.update(on=device) or model)
+    monkeypatch.setattr(placement, "_prepare_model", lambda plan, model, device: calls.update(on=device) or model)
     monkeypatch.setattr(placement, "TorchPlacement", lambda *words: words)
     gpu = torch.device("cuda", 0)
     assert placement.place(plan, model, source, gpu) == (plan, model, model)
@@ -239,15 +237,13 @@ def test_balanced_lays_layers_on_the_gpus_and_hands_them_to_accelerate(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_accelerate_is_told_where_it_computes_and_in_what(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[dict[str, Any]] = []
-    prepared = SimpleNamespace(prepare_model=lambda model, device_placement: told.append({"moves": device_placement}))
-    monkeypatch.setattr("accelerate.Accelerator", lambda **more: told.append(more) or prepared)
+def test_accelerate_gets_device_and_precision(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    prepared = SimpleNamespace(prepare_model=lambda model, device_placement: calls.append({"moves": device_placement}))
+    monkeypatch.setattr("accelerate.Accelerator", lambda **more: calls.append(more) or prepared)
     plan = tiny(tmp_path, "all", f"precision={precision}")
     for device in ("cpu", "cuda"):
-        placement._prepared(plan, models.build(plan), torch.device(device))
+        placement._prepare_model(plan, models.build(plan), torch.device(device))
     mixed = "bf16" if precision == "bf16" else "no"
     moves = {"moves": False}
-    assert told == [{"cpu": True, "mixed_precision": mixed}, moves, {"cpu": False, "mixed_precision": mixed}, moves]
+    assert calls == [{"cpu": True, "mixed_precision": mixed}, moves, {"cpu": False, "mixed_precision": mixed}, moves]

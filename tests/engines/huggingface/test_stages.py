@@ -1,4 +1,4 @@
-"""What DeepSpeed is told and asked for at each of its stages, in this process; a small stand-in answers for it."""
+"""The calls of DeepSpeed at each ZeRO stage, in this process, with a fake DeepSpeed."""
 
 import sys
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ NODE = ("cluster.ranks_per_node=2", ZERO)
 
 
 class DeepSpeedConfigError(Exception):
-    """As DeepSpeed's own."""
+    """The same name as DeepSpeed's error."""
 
 
 class Engine:
-    """Counts micro-batches as a DeepSpeed engine does, and notes what is called."""
+    """Counts micro-batches as a DeepSpeed engine does, and records calls."""
 
     def __init__(self, stage: int) -> None:
         self.stage, self.calls = stage, list[Any]()
@@ -57,48 +57,48 @@ class Engine:
 
 
 class DeepSpeed(ModuleType):
-    """Takes a model and its optimizer, and gives back what `wrapping` makes of it."""
+    """A fake module: `initialize` returns the optimizer wrapped by `wrapping`; it records arguments."""
 
     def __init__(self) -> None:
         super().__init__("deepspeed")
-        self.__spec__ = ModuleSpec("deepspeed", loader=None)  # who asks whether it is installed finds it
-        self.told: dict[str, Any] = {}
+        self.__spec__ = ModuleSpec("deepspeed", loader=None)  # find_spec finds the fake module
+        self.arguments: dict[str, Any] = {}
         self.stage, self.wrapping, self.refusal = 0, lambda optimizer: optimizer, None
         self.ops = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True})
         self.runtime = SimpleNamespace(config=SimpleNamespace(DeepSpeedConfigError=DeepSpeedConfigError))
         self.zero = SimpleNamespace(Init=self.sharding)
 
-    def initialize(self, **told: Any) -> tuple[Engine, Any, None, None]:
-        self.told |= told
-        return Engine(self.stage), self.wrapping(told["optimizer"]), None, None
+    def initialize(self, **arguments: Any) -> tuple[Engine, Any, None, None]:
+        self.arguments |= arguments
+        return Engine(self.stage), self.wrapping(arguments["optimizer"]), None, None
 
-    def init_distributed(self, **told: Any) -> None:
-        self.told |= told
+    def init_distributed(self, **arguments: Any) -> None:
+        self.arguments |= arguments
 
     def sharding(self, *, config_dict_or_path: dict[str, Any]) -> Any:
-        self.told |= {"sharding": config_dict_or_path}
+        self.arguments |= {"sharding": config_dict_or_path}
         return nullcontext()
 
     def DeepSpeedConfig(self, content: dict[str, Any]) -> None:
-        self.told |= {"checked": content}
+        self.arguments |= {"checked": content}
         if self.refusal is not None:
             raise self.refusal
 
 
 @pytest.fixture
 def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepSpeed]:
-    """The stand-in, where the engine's module imports it; that module is imported anew, and forgotten."""
-    made = DeepSpeed()
+    """Install the fake module, and import the engine's module anew with it."""
+    built = DeepSpeed()
     adam = ModuleType("deepspeed.ops.adam")
-    adam.DeepSpeedCPUAdam = lambda groups, **told: SimpleNamespace(  # type: ignore[attr-defined]
-        param_groups=groups, told=told, state={p: {} for one in groups for p in one["params"]}
+    adam.DeepSpeedCPUAdam = lambda groups, **arguments: SimpleNamespace(  # type: ignore[attr-defined]
+        param_groups=groups, arguments=arguments, state={p: {} for one in groups for p in one["params"]}
     )
-    monkeypatch.setitem(sys.modules, "deepspeed", made)
+    monkeypatch.setitem(sys.modules, "deepspeed", built)
     monkeypatch.setitem(sys.modules, "deepspeed.ops", ModuleType("deepspeed.ops"))
     monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", adam)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: RANK)
     package, before = import_module("jobs.engines.huggingface"), sys.modules.pop(NAME, None)
-    yield made
+    yield built
     del sys.modules[NAME], package.zero
     if before is not None:
         sys.modules[NAME], package.zero = before, before
@@ -106,29 +106,30 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeepSpeed]:
 
 def placed(plan: Plan) -> Any:
     zero = import_module(NAME)
-    source = weights.Drawn(plan, 7, torch.device("cpu"))
+    source = weights.RandomWeights(plan, 7, torch.device("cpu"))
     return zero.place(plan, zero.build(plan), source, torch.device("cpu"))
 
 
-def test_every_rank_updates_everything_at_stage_0_and_each_second_weight_is_its_own_to_save(
-    deepspeed: DeepSpeed, tmp_path: Path
-) -> None:
+def test_stage_0_rank_updates_everything_and_saves_every_second_weight(deepspeed: DeepSpeed, tmp_path: Path) -> None:
     plan = tiny(tmp_path, "all", *NODE)
     own = placed(plan)
     names = [name for name, _ in own.model.named_parameters()]
-    found = own.shards()
-    assert [(shard.name, shard.begin, shard.is_saved) for shard in found] == [
+    shards = own.shards()
+    assert [(shard.name, shard.begin, shard.is_saved) for shard in shards] == [
         (name, 0, number % RANKS == RANK) for number, name in enumerate(names)
     ]
     embedding = own.model.get_parameter(names[0])
-    assert found[0].whole == tuple(embedding.shape) and torch.equal(found[0].state["master"], embedding.flatten())
-    optimizer, r = deepspeed.told["optimizer"], plan.config.recipe
+    assert shards[0].full_shape == tuple(embedding.shape) and torch.equal(
+        shards[0].state["master"], embedding.flatten()
+    )
+    optimizer, r = deepspeed.arguments["optimizer"], plan.config.recipe
     assert [one["weight_decay"] for one in optimizer.param_groups] == [r.weight_decay, 0.0]
     assert {len(p.shape) for p in optimizer.param_groups[0]["params"]} == {2}
     assert (
-        deepspeed.told["model"] is own.model and deepspeed.told["config"] == plan.deepspeed == deepspeed.told["checked"]
+        deepspeed.arguments["model"] is own.model
+        and deepspeed.arguments["config"] == plan.deepspeed == deepspeed.arguments["checked"]
     )
-    assert deepspeed.told["auto_mpi_discovery"] is False and "sharding" not in deepspeed.told
+    assert deepspeed.arguments["auto_mpi_discovery"] is False and "sharding" not in deepspeed.arguments
     assert deepspeed.ops.__compatible_ops__ == {"deepspeed_shm_comm": False}
     assert {float(optimizer.state[p]["step"]) for one in optimizer.param_groups for p in one["params"]} == {0.0}
     optimizer.state[embedding]["exp_avg"].fill_(3)
@@ -138,19 +139,17 @@ def test_every_rank_updates_everything_at_stage_0_and_each_second_weight_is_its_
     assert optimizer.state[embedding]["step"] == 0 and not own.shards()[0].state["exp_avg"].any()
 
 
-def test_the_engine_builds_and_places_by_deepspeed(
+def test_engine_builds_and_places_with_deepspeed(
     deepspeed: DeepSpeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines.process_group, "device", lambda: torch.device("cpu"))
     engine = engines.HuggingFaceEngine(tiny(tmp_path, "all", *NODE), 7)
-    assert "checked" in deepspeed.told and "model" not in deepspeed.told, "it is placed with its first use"
-    assert engine.placement.module.calls == [] and deepspeed.told["model"] is engine.placement.model
+    assert "checked" in deepspeed.arguments and "model" not in deepspeed.arguments, "it is placed when it is first used"
+    assert engine.placement.module.calls == [] and deepspeed.arguments["model"] is engine.placement.model
     assert torch.initial_seed() == 7 + 1000 * RANK
 
 
-def test_deepspeed_counts_the_micro_batches_and_the_last_one_is_the_update(
-    deepspeed: DeepSpeed, tmp_path: Path
-) -> None:
+def test_deepspeed_counts_micro_batches_and_updates_after_the_last(deepspeed: DeepSpeed, tmp_path: Path) -> None:
     own = placed(tiny(tmp_path, "all", *NODE))
     for number, is_last in ((1, False), (2, True)):
         with own.accumulating(is_last=is_last):
@@ -158,10 +157,10 @@ def test_deepspeed_counts_the_micro_batches_and_the_last_one_is_the_update(
     assert own.module.calls == [("backward", 1.0), ("step",), ("backward", 2.0)]
     own.update(0.25)
     assert own.module.calls[3:] == [("step",)]
-    assert [one["lr"] for one in deepspeed.told["optimizer"].param_groups] == [0.25, 0.25]
+    assert [one["lr"] for one in deepspeed.arguments["optimizer"].param_groups] == [0.25, 0.25]
 
 
-def test_master_weights_are_copies_where_weights_are_in_bf16(deepspeed: DeepSpeed, tmp_path: Path) -> None:
+def test_master_weights_are_copies_of_bf16_weights(deepspeed: DeepSpeed, tmp_path: Path) -> None:
     def wrapped(optimizer: torch.optim.Optimizer) -> Any:
         low = [list(one["params"]) for one in optimizer.param_groups]
         for one in optimizer.param_groups:
@@ -180,10 +179,10 @@ def test_master_weights_are_copies_where_weights_are_in_bf16(deepspeed: DeepSpee
 @pytest.mark.parametrize(
     ("stage", "attribute"), [(1, "single_partition_of_fp32_groups"), (2, "fp32_groups_flat_partition")]
 )
-def test_a_rank_updates_a_run_of_weights_at_stages_1_and_2(
+def test_stages_1_and_2_rank_updates_a_contiguous_part(
     stage: int, attribute: str, deepspeed: DeepSpeed, tmp_path: Path
 ) -> None:
-    """Its part begins with the last elements of one weight; some weights it does not update at all."""
+    """Its part begins with the last elements of one weight; it does not update some weights."""
     flats = [torch.arange(40.0), 100 + torch.arange(8.0)]
 
     def wrapped(optimizer: torch.optim.Optimizer) -> Any:
@@ -205,29 +204,27 @@ def test_a_rank_updates_a_run_of_weights_at_stages_1_and_2(
     deepspeed.stage, deepspeed.wrapping = stage, wrapped
     own = placed(tiny(tmp_path, "all", *NODE, f"{BLOCK}.zero_stage={stage}"))
     assert own.stage == stage
-    found = {shard.name: shard for shard in own.shards()}
+    shards = {shard.name: shard for shard in own.shards()}
     first, second, norm = "embed_tokens", "layers.0.self_attn.q_proj", "layers.0.input_layernorm"
-    assert [(name, shard.whole, shard.begin, shard.is_saved) for name, shard in found.items()] == [
+    assert [(name, shard.full_shape, shard.begin, shard.is_saved) for name, shard in shards.items()] == [
         (f"model.{first}.weight", (128, 32), 4066, True),
         (f"model.{second}.weight", (32, 32), 0, True),
         (f"model.{norm}.weight", (32,), 5, True),
     ]
-    masters = [shard.state["master"].tolist() for shard in found.values()]
+    masters = [shard.state["master"].tolist() for shard in shards.values()]
     assert masters == [list(range(30)), list(range(30, 40)), [102, 103, 104, 105]]
     own._base.state[flats[0]]["exp_avg_sq"].copy_(flats[0])
-    assert found[f"model.{second}.weight"].state["exp_avg_sq"].tolist() == masters[1]
+    assert shards[f"model.{second}.weight"].state["exp_avg_sq"].tolist() == masters[1]
     assert own._base.state.keys() >= set(flats)
 
 
-def test_a_rank_updates_an_equal_part_of_each_weight_at_stage_3_without_its_padding(
-    deepspeed: DeepSpeed, tmp_path: Path
-) -> None:
-    """The second of two parts of 33 of 64 elements is 31 of its own and 2 of padding; one weight has nothing left."""
+def test_stage_3_rank_updates_an_equal_part_without_padding(deepspeed: DeepSpeed, tmp_path: Path) -> None:
+    """The second of two parts of 33 of 64 elements has 31 elements and 2 of padding; one weight has none here."""
     plan = tiny(tmp_path, "all", *NODE, f"{BLOCK}.zero_stage=3")
     flats = [torch.arange(200.0), 1000 + torch.arange(50.0)]
 
     def wrapped(optimizer: torch.optim.Optimizer) -> Any:
-        parameters = list(deepspeed.told["model"].parameters())
+        parameters = list(deepspeed.arguments["model"].parameters())
         places = {0: (0, 7, 33), 1: (1, 2, 40), 2: (0, 50, 20)}
         numbers = {id(p): number for number, p in enumerate(parameters)}
         places |= dict.fromkeys(range(3, len(parameters)), (0, 0, 0))
@@ -244,45 +241,45 @@ def test_a_rank_updates_an_equal_part_of_each_weight_at_stage_3_without_its_padd
 
     deepspeed.stage, deepspeed.wrapping = 3, wrapped
     own = placed(plan)
-    assert deepspeed.told["sharding"] == plan.deepspeed
-    found = [(shard.whole, shard.begin, shard.state["master"].tolist(), shard.is_saved) for shard in own.shards()]
-    assert found == [((64,), 33, list(range(7, 38)), True), ((80,), 40, list(range(1002, 1042)), True)]
+    assert deepspeed.arguments["sharding"] == plan.deepspeed
+    shards = [(shard.full_shape, shard.begin, shard.state["master"].tolist(), shard.is_saved) for shard in own.shards()]
+    assert shards == [((64,), 33, list(range(7, 38)), True), ((80,), 40, list(range(1002, 1042)), True)]
     own._base.state[flats[1]]["exp_avg"].copy_(flats[1])
     assert own.shards()[1].state["exp_avg"].tolist() == list(range(1002, 1042))
 
 
-def test_an_optimizer_on_the_host_is_deepspeed_s(deepspeed: DeepSpeed, tmp_path: Path) -> None:
+def test_offloaded_optimizer_is_deepspeed_s(deepspeed: DeepSpeed, tmp_path: Path) -> None:
     zero, plan = (
         import_module(NAME),
         tiny(tmp_path, "all", *NODE, f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true"),
     )
     trained = [Parameter(torch.zeros(2, 2)), Parameter(torch.zeros(2))]
-    made, r = zero._optimizer(plan, trained), plan.config.recipe
-    assert made.told == {"lr": r.lr, "betas": (r.adam_beta1, r.adam_beta2), "eps": r.adam_eps, "adamw_mode": True}
-    assert made.param_groups == [
+    built, r = zero._optimizer(plan, trained), plan.config.recipe
+    assert built.arguments == {"lr": r.lr, "betas": (r.adam_beta1, r.adam_beta2), "eps": r.adam_eps, "adamw_mode": True}
+    assert built.param_groups == [
         {"params": trained[:1], "weight_decay": r.weight_decay},
         {"params": trained[1:], "weight_decay": 0.0},
     ]
-    zero.optimizers.restart(made, trained, 3)
-    assert [made.state[p]["step"] for p in trained] == [3, 3]
+    zero.optimizers.restart(built, trained, 3)
+    assert [built.state[p]["step"] for p in trained] == [3, 3]
 
 
 REFUSED = {
     "a list": (ValueError("first\n  second \nthird\nfourth"), "settings: first; second; third$"),
-    "nothing said": (AssertionError(), r"settings: AssertionError\(\)"),
+    "no message": (AssertionError(), r"settings: AssertionError\(\)"),
     "its own": (DeepSpeedConfigError("no such stage"), "settings: no such stage"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_settings_that_deepspeed_does_not_take_are_refused_with_its_words(
+def test_settings_that_deepspeed_rejects_are_refused_with_its_message(
     name: str, deepspeed: DeepSpeed, tmp_path: Path
 ) -> None:
     zero, plan = import_module(NAME), tiny(tmp_path, "all", *NODE)
     deepspeed.refusal, what = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
         zero.build(plan)
-    pytest.raises(ConfigError, zero.require, plan).match(f"(?m)does not take its {what}")
+    pytest.raises(ConfigError, zero.require, plan).match(f"(?m)rejects its {what}")
     assert "where: engine.huggingface\n" in str(caught.value) and "zero_stage or offload" in str(caught.value)
     block: Any = plan.config.engine.huggingface
     block.deepspeed_json = "mine.json"
@@ -292,27 +289,29 @@ def test_settings_that_deepspeed_does_not_take_are_refused_with_its_words(
 def test_a_plan_without_settings_for_deepspeed_is_refused(deepspeed: DeepSpeed, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the plan has no settings for DeepSpeed"):
         import_module(NAME).require(tiny(tmp_path, "all"))
-    assert deepspeed.told == {}
+    assert deepspeed.arguments == {}
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
-def test_layers_of_stage_3_are_computed_again_from_inputs_that_require_gradients(
+def test_stage_3_recomputes_layers_with_inputs_that_require_gradients(
     deepspeed: DeepSpeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import_module(NAME)
-    asked: list[Any] = []
+    calls: list[Any] = []
     from transformers import LlamaForCausalLM
 
-    monkeypatch.setattr(LlamaForCausalLM, "enable_input_require_grads", lambda model: asked.append("inputs"))
-    monkeypatch.setattr(LlamaForCausalLM, "gradient_checkpointing_enable", lambda model, **told: asked.append(told))
+    monkeypatch.setattr(LlamaForCausalLM, "enable_input_require_grads", lambda model: calls.append("inputs"))
+    monkeypatch.setattr(
+        LlamaForCausalLM, "gradient_checkpointing_enable", lambda model, **arguments: calls.append(arguments)
+    )
     for stage in (3, 2):
         plan = tiny(tmp_path, "lora", *NODE, f"{BLOCK}.zero_stage={stage}", "recipe.recompute=full")
         models.build(plan)
     kind = "gradient_checkpointing_kwargs"
-    assert asked == [{kind: {"use_reentrant": True}}, "inputs", {kind: {"use_reentrant": False}}]
+    assert calls == [{kind: {"use_reentrant": True}}, "inputs", {kind: {"use_reentrant": False}}]
 
 
-def test_the_whole_of_a_weight_in_parts_is_a_copy_made_while_it_is_gathered(deepspeed: DeepSpeed) -> None:
+def test_full_tensor_of_a_sharded_weight_is_a_copy(deepspeed: DeepSpeed) -> None:
     import_module(NAME)
     weight: Any = Parameter(torch.empty(0))
     weight.ds_tensor = torch.ones(2)
@@ -327,4 +326,4 @@ def test_the_whole_of_a_weight_in_parts_is_a_copy_made_while_it_is_gathered(deep
             p.data = torch.empty(0)
 
     deepspeed.zero.GatheredParameters = gathered
-    assert folders.whole_of(weight).tolist() == [0, 1, 2, 3] and weight.numel() == 0
+    assert folders.full_tensor(weight).tolist() == [0, 1, 2, 3] and weight.numel() == 0

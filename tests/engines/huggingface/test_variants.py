@@ -1,4 +1,4 @@
-"""What a run may change besides its strategy: 4-bit bases, offloading, recomputation, BF16, checkpoints, adapters."""
+"""Settings besides the strategy: offloading, recomputation, compilation, BF16, hybrid sharding, checkpoints."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ SAME = {
     "compiled_fsdp2": ("all", FSDP2, "recipe.recompute=full", *COMPILED),
     "compiled_zero3": ("all", ZERO, f"{BLOCK}.zero_stage=3", *COMPILED),
 }
-"""What changes where numbers lie or when they are computed, and none of them."""
+"""Settings that change where or when tensors are computed, but not their values."""
 CLOSE = {
     "bf16_ddp": ("all", BF16),
     "bf16_fsdp2": ("lora", BF16, FSDP2),
@@ -45,26 +45,26 @@ CLOSE = {
     "bf16_pure": ("lora", BF16, f"{BLOCK}.bf16=pure"),
     "bf16_pure_fsdp2": ("all", BF16, FSDP2, f"{BLOCK}.bf16=pure"),
 }
-"""What rounds."""
+"""Settings that change rounding."""
 
 
 @pytest.fixture(scope="module")
 def folder(runs: Path) -> Path:
-    """All of them, trained in one start."""
+    """All variants, trained in one start of the ranks."""
     plans = {name: composed(runs, *TRAINS[trains], *overrides) for name, (trains, *overrides) in (SAME | CLOSE).items()}
     trained(plans, runs)
     return runs
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_where_numbers_lie_changes_none(name: str, folder: Path) -> None:
+def test_offloading_and_recomputation_do_not_change_losses(name: str, folder: Path) -> None:
     expected = losses(folder / f"megatron_{SAME[name][0]}")
     np.testing.assert_allclose(losses(folder / name), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in SAME if name.startswith("compiled")])
-def test_compiling_is_told_apart_from_training(name: str, folder: Path) -> None:
-    """The start of these ranks fails where anything is compiled behind the warm-up."""
+def test_compile_time_is_logged_separately(name: str, folder: Path) -> None:
+    """These ranks fail if anything is compiled after the warm-up."""
     log = facts(folder / name)
     assert log[mllog.COMPILE_TIME].value > 1 and log[mllog.STRATEGY].metadata["compile"] is True
     assert mllog.COMPILE_TIME not in facts(folder / "eager")
@@ -75,28 +75,28 @@ def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
     expected, got = losses(folder / f"megatron_{CLOSE[name][0]}"), losses(folder / name)
     assert 1e-4 < np.abs(np.subtract(got, expected)).max() < 0.1
     types = facts(folder / name)[mllog.BF16_MODE]
-    wanted = {
+    expected_types = {
         "deepspeed": ("bfloat16", "float32", "float32"),
         "autocast": ("float32", "float32", "float32"),
         "pure": ("bfloat16", "bfloat16", "bfloat16"),
     }
-    assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == wanted[types.value]
+    assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == expected_types[types.value]
 
 
-def test_hybrid_shards_over_the_ranks_of_a_node_and_copies_over_nodes(folder: Path) -> None:
+def test_hybrid_shards_inside_a_node_and_replicates_across_nodes(folder: Path) -> None:
     """Two nodes of two ranks: each rank holds and updates half of every weight, as with FSDP2 on one node."""
     nodes = ("cluster=dgx2", "cluster.ranks_per_node=2", f"{BLOCK}.strategy=fsdp2_hybrid")
     trained({"hybrid": composed(folder, *TRAINS["all"], *nodes)}, folder)
     np.testing.assert_allclose(losses(folder / "hybrid"), losses(folder / "megatron_all"), rtol=0, atol=1e-4)
-    whole, found = held(folder / "eager", "held")[0], held(folder / "hybrid", "held")
-    assert len(found) == 4
-    assert all(own == {name: size / 2 for name, size in whole.items()} for own in found)
+    whole, shards = held(folder / "eager", "held")[0], held(folder / "hybrid", "held")
+    assert len(shards) == 4
+    assert all(own == {name: size / 2 for name, size in whole.items()} for own in shards)
     assert {flag for own in held(folder / "hybrid", "is_dtensor") for flag in own.values()} == {True}
     updated = [sum(own.values()) for own in held(folder / "hybrid", "updated")]
     assert updated == [sum(whole.values()) / 2] * 4
 
 
-GOES_ON = {
+RESUMED_WITH = {
     "fsdp2": (FSDP2,),
     "zero3": (ZERO, f"{BLOCK}.zero_stage=3"),
     "zero2": (ZERO, f"{BLOCK}.zero_stage=2"),
@@ -104,15 +104,18 @@ GOES_ON = {
     "zero1": (ZERO, f"{BLOCK}.zero_stage=1"),
     "zero0": (ZERO,),
 }
-"""In this order each goes on from the checkpoint of the one before, at step 8; the first from one of its own."""
+"""Each strategy resumes at step 8 from a checkpoint of FSDP2 or ZeRO 3."""
 
 
 @pytest.fixture(scope="module")
 def resumed(runs: Path) -> Path:
-    """A whole run of FSDP2 that saves its state, and runs of every strategy that go on with it."""
+    """Complete runs of FSDP2 and ZeRO 3 that save checkpoints, and runs of every strategy that resume from them."""
     saving = ("task.training.checkpoint_every_steps=4", *TRAINS["all"])
-    plans = {f"on_{name}": composed(runs, *saving, *overrides) for name, overrides in GOES_ON.items()}
-    plans = {"saved": composed(runs, *saving, FSDP2), "saved_zero3": composed(runs, *saving, *GOES_ON["zero3"])} | plans
+    plans = {f"on_{name}": composed(runs, *saving, *overrides) for name, overrides in RESUMED_WITH.items()}
+    plans = {
+        "saved": composed(runs, *saving, FSDP2),
+        "saved_zero3": composed(runs, *saving, *RESUMED_WITH["zero3"]),
+    } | plans
     for name, plan in plans.items():
         ranks.write(plan, runs / name)
     for name in ("on_fsdp2", "on_zero3", "on_zero2"):
@@ -123,9 +126,9 @@ def resumed(runs: Path) -> Path:
     return runs
 
 
-@pytest.mark.parametrize("name", GOES_ON)
-def test_a_checkpoint_goes_on_in_every_strategy(name: str, resumed: Path) -> None:
-    """Both saved runs end at step 10 and keep steps 8 and 10, and what has ended is not gone on with."""
+@pytest.mark.parametrize("name", RESUMED_WITH)
+def test_every_strategy_resumes_from_a_checkpoint(name: str, resumed: Path) -> None:
+    """Both saved runs end at step 10 and keep the checkpoints of steps 8 and 10; a run resumes from step 8 only."""
     expected, log = losses(resumed / "megatron_all"), facts(resumed / f"on_{name}")
     assert log[mllog.RESUMED].value == 8
     np.testing.assert_allclose(losses(resumed / f"on_{name}"), expected[8:], rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""AdamW in Triton and in plain torch against torch's AdamW in FP64, and its moments in BF16 and in host memory.
+"""AdamW in Triton and in plain torch compared with torch's AdamW in FP64; moments in BF16.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.adam import kernels
     from jobs.engines.megatron.adam import update as torch_update
-    from jobs.engines.megatron.adam.shards import BLOCK, Shard, marks
+    from jobs.engines.megatron.adam.shards import BLOCK, Shard, range_table
     from jobs.engines.megatron.adam.update import Moments, Step
 
 pytestmark = pytest.mark.usefixtures("interpreter_that_rounds")
@@ -29,7 +29,7 @@ DEVICE = torch.device(ranks.DEVICE)
 OPS = {"torch": torch_update, "triton": kernels}
 LENGTH = 2 * BLOCK + 500
 RANGES = [(0, 3), (5, 700), (701, 702), (BLOCK - 1, BLOCK), (BLOCK + 1, BLOCK + 9), (2 * BLOCK, LENGTH)]
-"""Many in a block, one number long, up to the end of a block, from the start of one, up to the end of all."""
+"""Ranges: many in a block, of length one, up to the end of a block, from the start of a block, up to the end."""
 BETA1, BETA2, EPS, DECAY, FACTOR = 0.9, 0.999, 1e-6, 0.3, 0.25
 RATES = (1e-3, 3e-3, 2e-3)
 
@@ -41,8 +41,8 @@ def ops(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def shard_of(master: Tensor, weights: Tensor, *, first: int = 0, ranges: list[tuple[int, int]] = RANGES) -> Shard:
-    """Return a shard of bucket 2, of whose numbers those in the ranges decay and count."""
-    marked = marks(ranges, len(master), DEVICE)
+    """Return a shard of bucket 2, in which the elements of the ranges have weight decay and count for the norm."""
+    marked = range_table(ranges, len(master), DEVICE)
     return Shard(2, first, torch.zeros_like(master), master, weights, [], counted=marked, decayed=marked)
 
 
@@ -96,7 +96,7 @@ def test_updates_are_those_of_torch_adamw_in_fp64(ops: ModuleType, dtype: torch.
     assert torch.equal(shard.weights, master.to(dtype)) and shard.weights.dtype is dtype
 
 
-def test_the_norm_counts_what_is_marked(ops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_norm_counts_the_elements_of_the_ranges(ops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
     shards = [shard_of(torch.zeros(LENGTH, device=DEVICE), torch.zeros(LENGTH)) for _ in range(2)]
     shards.append(shard_of(torch.zeros(9, device=DEVICE), torch.zeros(9), ranges=[]))
@@ -108,7 +108,7 @@ def test_the_norm_counts_what_is_marked(ops: ModuleType, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("first", [0, 2**32 - 100], ids=["first", "across 2^32"])
 def test_moments_in_bf16_are_rounded_by_the_bits_of_the_hash(ops: ModuleType, first: int) -> None:
-    """In FP64 but for the last digits of FP32: a number close to a bound of rounding may go either way."""
+    """Computed in FP64, except for the last digits of FP32: a value close to a rounding bound may go either way."""
     master, moments = torch.randn(LENGTH, device=DEVICE), zero_moments(LENGTH, torch.bfloat16)
     shard = shard_of(master, master.bfloat16(), first=first)
     expected = [np.zeros(LENGTH), np.zeros(LENGTH)]
@@ -132,11 +132,12 @@ def test_moments_in_bf16_are_rounded_by_the_bits_of_the_hash(ops: ModuleType, fi
 
 
 @pytest.mark.long
-def test_a_moment_in_bf16_follows_the_gradients_where_rounding_to_nearest_stalls() -> None:
+def test_bf16_moment_follows_gradients_where_round_to_nearest_stalls() -> None:
     """Squared gradients fall from 1 to 1 / 16. After 1000 steps the mean is within 0.5 % of FP32's.
 
-    The bound is 10 standard errors. Neighbours in BF16 are at most 2^-7 apart, so a step spreads a number by 2^-8 at
-    most; that lasts for 1 / (1 - beta2^2) = 500 steps. Numbers spread by 2^-8 * sqrt(500) = 9 %, their mean by 0.05 %.
+    The bound is 10 standard errors. The spacing of BF16 is at most 2^-7, so the rounding of a step has a standard
+    deviation of at most 2^-8, and its effect lasts for 1 / (1 - beta2^2) = 500 steps. Values have a standard deviation
+    of 2^-8 * sqrt(500) = 9 %, their mean of 0.05 %.
     """
     length, num_steps = 2**15, 1000
     shard = shard_of(torch.zeros(length), torch.zeros(length), ranges=[])
@@ -157,8 +158,8 @@ def test_rounding_up_carries() -> None:
     assert torch_update.rounded(x, most).tolist() == [1.0, -2.0, float("inf")]
 
 
-def test_what_is_not_a_number_stays_so_in_bf16(ops: ModuleType) -> None:
-    """With all bits set, as GPUs write it, adding to it gives 0."""
+def test_nan_stays_nan_in_bf16(ops: ModuleType) -> None:
+    """A NaN with all bits set, as GPUs write it, would become 0 when bits are added."""
     shard, moments = shard_of(*torch.zeros(2, LENGTH, device=DEVICE)), zero_moments(LENGTH, torch.bfloat16)
     shard.grad.view(torch.int32)[7] = 0x7FFFFFFF
     ops.update(shard, moments, torch.ones((), device=DEVICE), step_of(1, 1e-3))

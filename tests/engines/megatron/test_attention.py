@@ -1,4 +1,4 @@
-"""Attention against an explicit softmax in FP64, with the ranks of context parallelism as threads of this process."""
+"""Attention compared with an explicit softmax in FP64; the context-parallel ranks are threads of this process."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 class Group:
-    """A rank's handle on a process group; the ranks are threads and meet at a barrier."""
+    """A fake process group of one rank; the ranks are threads that synchronize at a barrier."""
 
     def __init__(self, rank: int, slots: list[Tensor | None], barrier: Barrier) -> None:
         self._rank, self._slots, self._barrier = rank, slots, barrier
@@ -34,7 +34,7 @@ class Group:
         return self._rank
 
     def exchange(self, mine: Tensor) -> list[Tensor]:
-        """Return what each rank gave."""
+        """Return the tensors of all ranks."""
         self._slots[self._rank] = mine
         self._barrier.wait()
         everyones = list(self._slots)
@@ -43,14 +43,14 @@ class Group:
 
 
 def groups(cp: int) -> list[Group]:
-    """Return the handles of the ranks of one group."""
+    """Return the fake groups of all ranks."""
     slots, barrier = [None] * cp, Barrier(cp, timeout=60)
     return [Group(rank, slots, barrier) for rank in range(cp)]
 
 
 @pytest.fixture
 def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives among threads; what is gathered arrives when it is waited for and not before."""
+    """Fake collectives among threads; gathered tensors arrive only when they are waited for."""
 
     def all_gather(out: Tensor, mine: Tensor, group: Group, async_op: bool) -> SimpleNamespace:
         assert async_op
@@ -66,7 +66,7 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return q, k and v side by side, as a fused projection gives them, and the output's gradient, all whole."""
+    """Return q, k and v as views of a fused projection, and the gradient of the output, for the full sequence."""
     generator = torch.Generator().manual_seed(0)
     q, dout = (torch.randn(S, B, H, D, generator=generator) for _ in range(2))
     kv = torch.randn(S, B, num_groups, 2 * D, generator=generator)
@@ -86,7 +86,7 @@ def expected(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scale: float) -> lis
 def assert_close(got: Tensor, want: Tensor, name: str) -> None:
     assert got.shape == want.shape
     error = ((got.double() - want).norm() / want.norm()).item()
-    assert error < TOLERANCE[got.dtype], f"{name} is off by {error:.1e} of its norm"
+    assert error < TOLERANCE[got.dtype], f"the relative error of {name} is {error:.1e}"
 
 
 @pytest.mark.parametrize("cp", [1, 2, 4])
@@ -111,8 +111,8 @@ def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("softmax_scale", [None, SCALE])
-def test_the_module_differentiates(softmax_scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the gradient of a plain sum, which torch hands over as one number with strides of zero."""
+def test_the_module_has_gradients(softmax_scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a plain sum is one element with strides of zero."""
     monkeypatch.setattr(attention.parallel_state, "get_context_parallel_group", lambda: groups(1)[0])
     q, kv, _ = draw(2, torch.bfloat16)
     q, k, v = (x.requires_grad_() for x in (q, *kv.split(D, dim=3)))

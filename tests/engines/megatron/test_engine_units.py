@@ -1,4 +1,4 @@
-"""The engine's parts against torch's optimizer and loss and against hand arithmetic, on one rank in this process."""
+"""Units of the engine compared with torch's optimizer and loss and with explicit computation, on one rank."""
 
 import math
 import warnings
@@ -59,12 +59,12 @@ PATCHED: dict[Any, tuple[str, ...]] = {
     torch.Tensor: ("cuda",),
     random: ("_get_cuda_rng_state", "_set_cuda_rng_state"),
 }
-"""What cpu.install replaces; other tests in this process get it back."""
+"""Attributes that cpu_patch.install replaces; they are restored for other tests in this process."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
-    """Make this process rank 0 of 1, with megatron-core's groups on gloo."""
+    """Make this process rank 0 of 1, with megatron-core's process groups over gloo."""
     with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         for owner, names in PATCHED.items():
             for name in names:
@@ -84,19 +84,19 @@ def composed(*overrides: str) -> Plan:
     return ranks.compose(Path("unused"), *TINY, *overrides)
 
 
-def built(*overrides: str, seed: int = 1) -> model.Parts:
-    """Return an engine whose adapters, if it has any, change what the base computes."""
+def built(*overrides: str, seed: int = 1) -> model.ModelAndOptimizer:
+    """Return an engine whose adapters, if it has any, have a nonzero B."""
     engine = model.build(composed(*overrides), seed)
     torch.manual_seed(0)
-    for name, parameter in engine.bare_chunks()[0].named_parameters():
+    for name, parameter in engine.unwrapped_chunks()[0].named_parameters():
         if name.endswith("lora_b"):
             parameter.data.normal_(std=0.3)
     engine.optimizer.reset()
     return engine
 
 
-def drawn_rows(num_rows: int) -> rows_of.Rows:
-    """Return rows of which 1, 2, 3, … tokens count, and each row's first one, which nothing predicts."""
+def random_rows(num_rows: int) -> rows_of.Rows:
+    """Return rows with 1, 2, 3, … counted tokens, in addition to the first token, which is not predicted."""
     rng = np.random.default_rng(5)
     counts = np.zeros((num_rows, 12), dtype=bool)
     counts[:, 0] = True
@@ -105,11 +105,13 @@ def drawn_rows(num_rows: int) -> rows_of.Rows:
     return rows_of.Rows(rng.integers(128, size=(num_rows, 12), dtype=np.int32), counts)
 
 
-def mean_of_rows(engine: model.Parts, rows: rows_of.Rows, indices: list[int], weights: dict[str, Tensor]) -> Tensor:
-    """Return the mean over rows of each row's mean loss, token by token; `weights` stand in for the model's own."""
+def mean_of_rows(
+    engine: model.ModelAndOptimizer, rows: rows_of.Rows, indices: list[int], weights: dict[str, Tensor]
+) -> Tensor:
+    """Return the mean over rows of each row's mean loss, token by token, with `weights` instead of the model's."""
     tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
     places = torch.arange(12).expand(len(indices), -1)
-    logits = torch.func.functional_call(engine.bare_chunks()[0], weights, (tokens, places, None))
+    logits = torch.func.functional_call(engine.unwrapped_chunks()[0], weights, (tokens, places, None))
     means = []
     for row, index in enumerate(indices):
         losses = [
@@ -121,8 +123,8 @@ def mean_of_rows(engine: model.Parts, rows: rows_of.Rows, indices: list[int], we
     return torch.stack(means).mean()
 
 
-def adapters(engine: model.Parts) -> dict[str, Parameter]:
-    return {name: p for name, p in engine.bare_chunks()[0].named_parameters() if lora.is_adapter(name)}
+def adapters(engine: model.ModelAndOptimizer) -> dict[str, Parameter]:
+    return {name: p for name, p in engine.unwrapped_chunks()[0].named_parameters() if lora.is_adapter(name)}
 
 
 def reference_optimizer(plan: Plan, weights: dict[str, Parameter]) -> torch.optim.AdamW:
@@ -137,7 +139,7 @@ def reference_optimizer(plan: Plan, weights: dict[str, Parameter]) -> torch.opti
 
 
 def reference_step(optimizer: torch.optim.AdamW, weights: dict[str, Parameter], *, lr: float, clip: float) -> float:
-    """Clip and update as torch does; return the norm before."""
+    """Clip and update as torch does; return the norm before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(list(weights.values()), clip)
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -148,11 +150,11 @@ def reference_step(optimizer: torch.optim.AdamW, weights: dict[str, Parameter], 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("is_sharded", ["true", "false"])
 def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_sharded: str) -> None:
-    """In BF16 the updates must not round: the weights are those of FP32, rounded once."""
+    """In BF16 updates must not accumulate rounding: the weights are the FP32 weights, rounded once."""
     recipe = ("recipe.weight_decay=0.5", "recipe.clip_grad=2.0", "recipe.adam_beta2=0.9", "model.bias=true")
     layout = (f"precision={precision}", f"parallel.distributed_optimizer={is_sharded}")
     engine = built("task=pretrain_tiny", *recipe, *layout)
-    weights = dict(engine.bare_chunks()[0].named_parameters())
+    weights = dict(engine.unwrapped_chunks()[0].named_parameters())
     expected = {name: Parameter(p.detach().float().clone()) for name, p in weights.items()}
     assert {p.dim() for p in expected.values()} == {1, 2}
     optimizer, norms = reference_optimizer(engine.plan, expected), []
@@ -172,9 +174,7 @@ def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_shar
 
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
-def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
-    monkeypatch: pytest.MonkeyPatch, moments: str
-) -> None:
+def test_offloaded_moments_give_bitwise_the_same_weights(monkeypatch: pytest.MonkeyPatch, moments: str) -> None:
     monkeypatch.setattr(offload, "PIECE", 1024)
     options = ("task=pretrain_tiny", "model.bias=true", f"recipe.moments={moments}", "recipe.weight_decay=0.5")
     whole, cut = built(*options), built(*options, "recipe.offload_moments=true")
@@ -195,7 +195,7 @@ def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
             for start, end, weight, offset in state.places:
                 assert torch.equal(state.master[start:end], weight.data.flatten()[offset : offset + end - start])
         assert sum(place.end - place.start for state in cut.optimizer.states() for place in state.places) == sum(
-            weight.numel() for weight in cut.bare_chunks()[0].parameters()
+            weight.numel() for weight in cut.unwrapped_chunks()[0].parameters()
         )
         for engine in (whole, cut):
             engine.optimizer.reset()
@@ -203,10 +203,10 @@ def test_moments_that_pass_through_buffers_in_pieces_change_no_bit(
 
 
 def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
-    """Two micro-batches a step; two warm-up steps to the rate 0.01, then half a cosine over four steps."""
+    """Two micro-batches a step; two warm-up steps to the learning rate 0.01, then half a cosine over four steps."""
     schedule = ("recipe.lr=0.01", "recipe.lr_warmup_steps=2", "task.training.max_steps=6")
     recipe = ("recipe.weight_decay=0.3", "recipe.clip_grad=0.3", "task.training.lora.dropout=0", "precision=fp32")
-    engine, rows = built(*schedule, *recipe), drawn_rows(10)
+    engine, rows = built(*schedule, *recipe), random_rows(10)
     expected = {name: Parameter(p.detach().clone()) for name, p in adapters(engine).items()}
     optimizer = reference_optimizer(engine.plan, expected)
     rates = (0.005, 0.01, 0.01, 0.01 * (1 + math.sqrt(0.5)) / 2)
@@ -224,9 +224,9 @@ def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
 
 
 @pytest.mark.parametrize("indices", [[3, 0, 7, 5], [3, 0, 7, 5, 9, 1, 2, 4]])
-def test_a_step_on_the_rows_of_a_group_that_has_left_is_one_of_sgd_on_all_of_them(indices: list[int]) -> None:
-    """The plan's batch has four rows. Adam would hide by what the gradients were divided."""
-    engine, rows = built("task.training.lora.dropout=0", *ranks.SGD), drawn_rows(10)
+def test_step_with_the_rows_of_a_group_that_has_left_is_sgd_on_all_rows(indices: list[int]) -> None:
+    """The plan's batch has four rows. SGD is used because Adam is invariant to the scale of gradients."""
+    engine, rows = built("task.training.lora.dropout=0", *ranks.SGD), random_rows(10)
     expected = {name: Parameter(p.detach().clone()) for name, p in adapters(engine).items()}
     mean_of_rows(engine, rows, indices, expected).backward()
     torch.optim.SGD(expected.values(), lr=ranks.SGD_RATE).step()
@@ -234,13 +234,13 @@ def test_a_step_on_the_rows_of_a_group_that_has_left_is_one_of_sgd_on_all_of_the
     loop.update(engine, rows, np.array(indices), ranks.SGD_RATE * ranks.SGD_EPS)
     for name, weight in adapters(engine).items():
         torch.testing.assert_close(weight.detach(), expected[name].detach(), rtol=0, atol=1e-6)
-        assert (weight - before[name]).abs().max() > 1e-4, "more than what is tolerated"
+        assert (weight - before[name]).abs().max() > 1e-4, "more than the tolerance"
 
 
 def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
-    """With FP32 in the place of FP8 and BF16, the hand-written layers train as the others do, from their checkpoint."""
+    """With FP32 instead of FP8 and BF16, the hand-written layers train like megatron-core's from one checkpoint."""
     recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")
-    plain, rows = built("precision=fp32", *recipe), drawn_rows(6)
+    plain, rows = built("precision=fp32", *recipe), random_rows(6)
     exact = model.build(composed("precision=fp8", *recipe), 2, ops=TorchOps(torch.float32, torch.float32))
     for adapters_only in (False, True):
         folder = tmp_path / ("adapters" if adapters_only else "base")
@@ -249,49 +249,51 @@ def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
     for step, indices in enumerate(([3, 0, 2, 5], [1, 2, 4, 5], [4, 3, 0, 1]), 1):
         losses = [loop.train_step(engine, rows, np.array(indices), step).item() for engine in (plain, exact)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    trained, again = adapters(plain), adapters(exact)
-    assert trained.keys() == again.keys()
+    trained, same = adapters(plain), adapters(exact)
+    assert trained.keys() == same.keys()
     for name, weight in trained.items():
-        torch.testing.assert_close(again[name].detach(), weight.detach(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(same[name].detach(), weight.detach(), rtol=1e-3, atol=1e-4)
 
 
 def test_an_evaluation_is_the_mean_of_the_rows_means_without_dropout() -> None:
-    """Of 6 rows in batches of 4 the last two places are empty; only training drops half of the adapters' inputs."""
-    engine, rows = built("task.training.lora.dropout=0.5", "precision=fp32", "recipe.lr=1e-30"), drawn_rows(6)
+    """6 rows in batches of 4 leave two empty places; only training applies dropout to the adapters' inputs."""
+    engine, rows = built("task.training.lora.dropout=0.5", "precision=fp32", "recipe.lr=1e-30"), random_rows(6)
     evaluated, trained = [], []
     for _ in range(2):
         trained.append(loop.train_step(engine, rows, np.arange(4), step=1).item() / 4)
         evaluated.append(loop.evaluate(engine, rows))
-    engine.bare_chunks()[0].eval()
+    engine.unwrapped_chunks()[0].eval()
     with torch.no_grad():
         assert evaluated == pytest.approx([mean_of_rows(engine, rows, [0, 1, 2, 3, 4, 5], {}).item()] * 2, rel=1e-6)
         undropped = mean_of_rows(engine, rows, [0, 1, 2, 3], {}).item()
-    assert min(abs(one - two) for one, two in combinations([undropped, *trained], 2)) > 1e-4, "training must drop"
+    assert min(abs(one - two) for one, two in combinations([undropped, *trained], 2)) > 1e-4, (
+        "training must apply dropout"
+    )
 
 
 def test_adapters_start_as_lora_defines() -> None:
-    """A is uniform within 1 / sqrt(inputs), what Kaiming's rule with a = sqrt(5) comes to, and B is zero."""
+    """A is uniform within 1 / sqrt(inputs), which is Kaiming's rule with a = sqrt(5); B is zero."""
     wide = ("model.hidden_size=64", "model.num_query_groups=4")
-    first, again, other = (adapters(model.build(composed(*wide), seed)) for seed in (1, 1, 2))
-    drawn = {name: p.detach() for name, p in first.items() if name.endswith("lora_a")}
-    assert len(drawn) == 4, "two layers, two adapted linears each"
-    for name, a_RI in drawn.items():
+    first, same, other = (adapters(model.build(composed(*wide), seed)) for seed in (1, 1, 2))
+    a_weights = {name: p.detach() for name, p in first.items() if name.endswith("lora_a")}
+    assert len(a_weights) == 4, "two layers, two adapted linears each"
+    for name, a_RI in a_weights.items():
         assert distance_from_uniform(a_RI.flatten() * math.sqrt(64)) < 1.63 / math.sqrt(a_RI.numel()), name
         assert a_RI.abs().max() <= 1 / math.sqrt(64)
-        assert torch.equal(a_RI, again[name]) and not torch.equal(a_RI, other[name])
-    for one, two in combinations(drawn, 2):
-        assert not torch.equal(drawn[one], drawn[two]), f"{one} and {two} start alike"
+        assert torch.equal(a_RI, same[name]) and not torch.equal(a_RI, other[name])
+    for one, two in combinations(a_weights, 2):
+        assert not torch.equal(a_weights[one], a_weights[two]), f"{one} and {two} have the same initial values"
     assert all(not p.any() for name, p in first.items() if name.endswith("lora_b"))
 
 
 def distance_from_uniform(values: Tensor) -> float:
-    """Return Kolmogorov and Smirnov's statistic for -1 to 1; of samples of n, 1 % have more than 1.63 / sqrt(n)."""
+    """Return the Kolmogorov-Smirnov statistic for -1 to 1; 1 % of samples of size n exceed 1.63 / sqrt(n)."""
     measured = torch.arange(len(values)) / len(values)
     return (measured - (values.sort().values + 1) / 2).abs().max().item()
 
 
 class Half:
-    """A TP group of two ranks, as one of them has it."""
+    """A fake TP group of two ranks, as one of them sees it."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -312,12 +314,12 @@ class Half:
         ("linear_proj", True, True),
     ],
 )
-def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
+def test_ranks_have_the_same_dropout_only_for_shared_inputs(
     monkeypatch: pytest.MonkeyPatch, name: str, has_sequence_parallel: bool, is_split: bool
 ) -> None:
-    """TP ranks without sequence parallelism hold the same input of QKV; replicas and stages never hold the same."""
+    """TP ranks without sequence parallelism share the input of QKV; replicas and stages never share an input."""
     engine = built("task.training.lora.dropout=0.5", "precision=fp32")
-    linear = getattr(engine.bare_chunks()[0].train().decoder.layers[0].self_attention, name)
+    linear = getattr(engine.unwrapped_chunks()[0].train().decoder.layers[0].self_attention, name)
     linear.sequence_parallel = has_sequence_parallel
     alone = ("gather_from_sequence", "copy_to_tensor_model", "reduce_scatter_to_sequence", "reduce_from_tensor_model")
     for collective in alone:
@@ -333,15 +335,15 @@ def test_ranks_drop_the_same_numbers_only_of_what_they_all_hold(
         model.seed_all(1)
         return linear(torch.ones(12, 2, 32))[0].detach()
 
-    first, again, neighbour, replica, stage = (
+    first, same, neighbour, replica, stage = (
         output(*place) for place in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, same)
     assert torch.equal(first, neighbour) != is_split
     assert not torch.equal(first, replica) and not torch.equal(first, stage)
 
 
-def test_a_warm_up_says_what_its_last_step_and_evaluation_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_returns_the_times_of_its_last_step_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration compiles: 60 and 20 s. The second takes 3 and 1."""
     now_s, takes_s = [0.0], iter((60, 20, 3, 1))
 

@@ -1,4 +1,4 @@
-"""Trained models as Hugging Face folders: transformers computes the engine's logits, for Llama and GPT-3."""
+"""Export of trained models as Hugging Face folders: transformers computes the same logits, for Llama and GPT-3."""
 
 import inspect
 import json
@@ -38,7 +38,7 @@ GPT3 = (
     "model.max_seq_length=96",
     "recipe.lr=0.02",
 )
-"""The learning rate moves biases, which start at 0, far enough to be seen."""
+"""The learning rate is large enough to change biases, which start at 0, visibly."""
 SHAPES = {
     "llama": ((), LlamaForCausalLM),
     "llama31_tied": (
@@ -59,7 +59,7 @@ def exported(run: Path, *options: str) -> Path:
 
 @pytest.fixture
 def from_pretrained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Load a model as another process does, where nobody has patched torch for megatron-core."""
+    """Load a model like another process, in which torch is not patched for megatron-core."""
 
     def load(folder: Path, **options: Any) -> Any:
         with monkeypatch.context() as patch:
@@ -71,7 +71,7 @@ def from_pretrained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def logits(engine: MegatronEngine) -> Tensor:
-    (chunk,) = engine.parts.bare_chunks()
+    (chunk,) = engine.parts.unwrapped_chunks()
     with torch.no_grad():
         return chunk.eval()(TOKENS, torch.arange(12).expand(2, -1), None)
 
@@ -90,13 +90,11 @@ def test_transformers_computes_the_logits_of_the_trained_model(
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         expected = model.eval()(TOKENS).logits
-    assert expected.std() > 0.1, "logits that are all alike would prove nothing"
+    assert expected.std() > 0.1, "equal logits would make the comparison meaningless"
     torch.testing.assert_close(logits(engine), expected, rtol=0, atol=1e-5)
 
 
-def test_a_run_in_bf16_is_exported_as_it_computed_or_with_its_masters(
-    tmp_path: Path, from_pretrained: Callable[..., Any]
-) -> None:
+def test_bf16_run_is_exported_in_bf16_or_as_master_weights(tmp_path: Path, from_pretrained: Callable[..., Any]) -> None:
     engine = saved(tmp_path, *ALL, "precision=bf16")
     (state, *_) = engine.parts.optimizer.states()
     (tokenizer := tmp_path / "tokenizer").mkdir()
@@ -105,7 +103,7 @@ def test_a_run_in_bf16_is_exported_as_it_computed_or_with_its_masters(
     assert sorted(path.name for path in plain.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     weights = {name: from_pretrained(folder) for name, folder in (("bf16", plain), ("fp32", masters))}
     assert (weights["bf16"].dtype, weights["fp32"].dtype) == (torch.bfloat16, torch.float32)
-    ours = dict(engine.parts.bare_chunks()[0].named_parameters())["decoder.layers.1.mlp.linear_fc2.weight"]
+    ours = dict(engine.parts.unwrapped_chunks()[0].named_parameters())["decoder.layers.1.mlp.linear_fc2.weight"]
     theirs = {name: model.model.layers[1].mlp.down_proj.weight for name, model in weights.items()}
     assert torch.equal(theirs["bf16"], ours)
     assert torch.equal(theirs["fp32"].bfloat16(), ours) and not torch.equal(theirs["fp32"], ours.float())
@@ -113,14 +111,14 @@ def test_a_run_in_bf16_is_exported_as_it_computed_or_with_its_masters(
 
 
 REFUSED = {
-    "no checkpoint": ((), "", "this is no checkpoint that a trial has saved"),
-    "adapters": (("task.training.max_steps=9",), "step_4", "holds what trains=lora trains: adapters"),
+    "no checkpoint": ((), "", "not a checkpoint of a trial"),
+    "adapters": (("task.training.max_steps=9",), "step_4", "has only adapters (task.training.trains=lora)"),
     "no such model": ((*ALL, *GPT3, "model.num_query_groups=2"), "step_4", "transformers has no model like tiny"),
 }
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
+def test_unsupported_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
     overrides, name, message = REFUSED[why]
     if overrides:
         saved(tmp_path, *overrides)
@@ -130,13 +128,11 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_exists_and_a_wrong_tokenizer_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_folder_and_missing_tokenizer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path, *ALL)
     source = str(tmp_path / "checkpoints" / "trial_0" / "step_4")
     assert convert.main(["export", source, str(tmp_path)]) == 2
     assert convert.main(["export", source, str(tmp_path / "out"), "--tokenizer", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "this folder exists" in told and "there is no tokenizer here" in told
+    message = capsys.readouterr().err
+    assert "this folder already exists" in message and "no tokenizer in this folder" in message
     assert json.loads((Path(source) / "manifest.json").read_text())["training"]["step"] == 4

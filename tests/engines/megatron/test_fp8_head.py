@@ -1,4 +1,4 @@
-"""The head in FP8 against torch's logits, loss and gradients in FP64; without a GPU its kernel is interpreted."""
+"""The FP8 head compared with torch's logits, loss and gradients in FP64; without a GPU its kernel is interpreted."""
 
 import sys
 import warnings
@@ -13,18 +13,18 @@ from bench.planning import compose
 from helpers import ranks
 from jobs.engines.megatron.frozen.torch_ops import TorchOps
 from jobs.engines.megatron.quantize import BF16, FP8
-from jobs.engines.megatron.torch_math import in_fp32
+from jobs.engines.megatron.torch_math import dequantize
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from test_engine_units import composed, drawn_rows, one_rank  # noqa: F401
+    from test_engine_units import composed, one_rank, random_rows  # noqa: F401
 
     from jobs.engines.megatron import loop, loss, model
     from jobs.engines.megatron.frozen import head
 
 DEVICE = ranks.DEVICE
 HALF_ULP = 2.0**-4
-"""By how much E4M3 rounds a normal number, relatively; a smaller one by half of the smallest, 2^-10 of its scale."""
+"""Relative rounding error of normal E4M3 numbers; subnormal ones have an absolute error of 2^-10 of the scale."""
 
 
 class Part:
@@ -39,13 +39,13 @@ class Part:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the loss find a TP group of one rank, without a process group."""
+    """Replace the TP group of the loss by one rank, without a process group."""
     monkeypatch.setattr(loss.parallel_state, "get_tensor_model_parallel_group", Part)
     torch.manual_seed(0)
 
 
 def logits_and_labels(num_rows: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return logits of all kinds of tokens: unsure ones, sure and right ones, and sure and wrong ones."""
+    """Return logits of uncertain, of confident and right, and of confident and wrong predictions."""
     logits = torch.randn(num_rows, width, device=DEVICE)
     labels = torch.randint(width, (num_rows,), device=DEVICE)
     logits[range(1, num_rows, 3), labels[1::3]] += 12
@@ -60,7 +60,7 @@ def implementations() -> list[str]:
 @pytest.mark.usefixtures("interpreter_that_rounds", "alone")
 @pytest.mark.parametrize("implementation", implementations())
 def test_gradient_of_logits_is_that_of_torch_rounded_to_fp8(implementation: str) -> None:
-    """A row's scale is the largest magnitude in it, and each number is off by what FP8 rounds."""
+    """A row's scale is its largest magnitude, and each value has at most the rounding error of FP8."""
     from jobs.engines.megatron import loss_kernels
 
     logits, labels = logits_and_labels(9, 4096 + 904)  # more columns than the kernel processes at once
@@ -75,7 +75,7 @@ def test_gradient_of_logits_is_that_of_torch_rounded_to_fp8(implementation: str)
     torch.testing.assert_close(got.scale[:-1].double(), scale[:-1], rtol=2e-3, atol=0)
     assert got.scale[-1] > 0 and (got.values[-1].float() == 0).all()
     allowed = torch.maximum((HALF_ULP + 2e-3) * leaf.grad.abs(), 2.0**-9 * 0.51 * got.scale[:, None].double())
-    assert ((in_fp32(got).double() - leaf.grad).abs() <= allowed).all()
+    assert ((dequantize(got).double() - leaf.grad).abs() <= allowed).all()
 
 
 def output_layer(weight_VH: Tensor) -> torch.nn.Module:
@@ -94,13 +94,13 @@ def ops_of_device() -> object:
 
 
 def rounded(x: Tensor, scale: Tensor) -> Tensor:
-    """Return by how much FP8 may round numbers with a scale."""
+    """Return the maximum rounding error of FP8 values with a scale."""
     return torch.maximum(HALF_ULP * x.abs(), 2.0**-10 * scale)
 
 
 @pytest.mark.usefixtures("alone")
-def test_losses_and_gradients_are_within_what_fp8_rounds() -> None:
-    """Each logit and each number of the gradient, by the sum of what rounding may add to each of its products."""
+def test_losses_and_gradients_are_within_the_rounding_error_of_fp8() -> None:
+    """The bound of each logit and gradient is the sum of the rounding errors of its products."""
     num_rows, batch, width, vocabulary = 16, 2, 64, 4096
     hidden = torch.randn(num_rows, batch, width, device=DEVICE, dtype=BF16).requires_grad_()
     weight = torch.randn(vocabulary, width, device=DEVICE, dtype=BF16) / 4
@@ -127,29 +127,29 @@ def test_losses_and_gradients_are_within_what_fp8_rounds() -> None:
     wanted = (g @ w).view(num_rows, batch, width)
     error = (hidden.grad.double() - wanted).abs().flatten(0, 1)
     assert (error <= of_gradient + 2**-8 * wanted.abs().flatten(0, 1)).all()
-    assert error.norm() < 0.05 * wanted.norm(), "4 % are the rounding of weights and gradients together"
+    assert error.norm() < 0.05 * wanted.norm(), "weights and gradients together round by about 4 %"
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_weight_that_is_loaded_is_quantised_again() -> None:
+def test_loaded_weight_is_quantised_again() -> None:
     layer = output_layer(torch.randn(256, 64))
     computed = head.Fp8Head(layer, ops_of_device(), sp=False)
-    before = in_fp32(computed.weights()[0]._replace(scale=None))
+    before = dequantize(computed.weights()[0]._replace(scale=None))
     layer.load_state_dict({"weight": -layer.weight})
-    after = in_fp32(computed.weights()[0]._replace(scale=None))
+    after = dequantize(computed.weights()[0]._replace(scale=None))
     assert torch.equal(after, -before) and before.abs().max() == 448
     assert torch.equal(computed.weights()[1].values.float(), after.T)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="one gloo rank in the tests' own process")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning")
-def test_training_takes_it_and_an_evaluation_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_uses_the_fp8_head(monkeypatch: pytest.MonkeyPatch) -> None:
     trained, evaluated = [], []
     for least in (10**9, 1):
         monkeypatch.setattr(layers, "FP8_HEAD_VOCABULARY", least)
         engine = model.build(composed("precision=fp8", "task.training.lora.dropout=0"), seed=1)
-        evaluated.append(loop.evaluate(engine, drawn_rows(6)))
-        trained.append(loop._forward(engine, drawn_rows(10), loop.np.arange(4), forward_only=False).item())
+        evaluated.append(loop.evaluate(engine, random_rows(6)))
+        trained.append(loop._forward(engine, random_rows(10), loop.np.arange(4), forward_only=False).item())
     assert evaluated[0] == evaluated[1]
     assert 1e-6 < abs(trained[0] - trained[1]) < 0.05 * trained[0]
 

@@ -1,4 +1,4 @@
-"""Every operation of the frozen layer, in Triton and in torch, in FP8 and in BF16, against torch in FP64.
+"""Every operation of the frozen layer, in Triton and in torch, in FP8 and in BF16, compared with torch in FP64.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -34,36 +34,36 @@ pytestmark = [
 DEVICE = ranks.DEVICE
 OPS = {"torch": TorchOps(), "triton": GpuOps()}
 PLAIN = {"plain torch": TorchOps(None), "plain triton": PlainGpuOps()}
-"""Without quantisation."""
+"""Operations without quantisation."""
 TOLERANCE = 5e-3
-"""Of a row's norm, and of a row's scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
+"""Tolerance relative to a row's norm or scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
 HALF_ULP = 2.0**-4
-"""Of an E4M3 number between 1 and 2."""
+"""Spacing of E4M3 numbers between 1 and 2."""
 LARGEST, SMALLEST_EXPONENT = 448, -6
 RANK, LARGE_RANK = 12, 40
-"""Of adapters; tiles are higher for the large one."""
+"""LoRA ranks; tiles are higher for the large one."""
 DROP, KEEP_ALL = Dropout(0.1, 2_000_000_011), Dropout(0.0, 1)
 SEED_IN_MEMORY = Dropout(0.1, torch.tensor(2_000_000_011, device=DEVICE))
 FEW, SOME, MANY = 5, 40, 300
-"""Rows: for kernels with a row a program; more than a tile has (32); more than one round of a split-K loop (256)."""
+"""Numbers of rows: for kernels with one row per program; more than a tile (32); more than one split-K round (256)."""
 WIDE = 4096 + 96
 """More columns of an MLP than its kernels process at once."""
 
 
 def random(*shape: int, spread: float = 1.0) -> Tensor:
-    """Return BF16 numbers whose rows differ in size, some of them by a lot."""
+    """Return BF16 values whose rows differ in magnitude, some of them by a lot."""
     rows = torch.logspace(-2, 2, shape[0], device=DEVICE)[:, None] if len(shape) > 1 else 1
     return (torch.randn(shape, device=DEVICE) * rows * spread).bfloat16()
 
 
 def random_fp8(*shape: int) -> Quantized:
-    """Return FP8 numbers with scales that differ."""
+    """Return FP8 values with different scales."""
     values = (torch.randn(shape, device=DEVICE) * 100).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return Quantized(values, torch.logspace(-3, 1, shape[0], device=DEVICE))
 
 
 def operand(ops: Fp8Ops, *shape: int) -> Quantized:
-    """Return numbers as an operation's input, in FP8 unless the operations are plain."""
+    """Return an operand in FP8, or in BF16 for operations without quantisation."""
     return Quantized(random(*shape), None) if is_plain(ops) else random_fp8(*shape)
 
 
@@ -77,7 +77,7 @@ def fp64(x: Tensor | Quantized) -> Tensor:
 
 
 def check(got: Tensor | Quantized, expected: Tensor) -> None:
-    """Compare with FP64: a tensor row by row, a quantised one number by number, by what FP8 may round."""
+    """Compare with FP64: a tensor by rows, a quantised one by elements with the rounding error of FP8."""
     got = got.values if isinstance(got, Quantized) and got.scale is None else got
     assert got.scale.isfinite().all() if isinstance(got, Quantized) else got.isfinite().all()
     if not isinstance(got, Quantized):
@@ -94,7 +94,7 @@ def check(got: Tensor | Quantized, expected: Tensor) -> None:
 
 
 def scaled_mask(shape: tuple[int, ...], drop: Dropout) -> Tensor:
-    """Return 0 where dropout drops and 1 / (1 - p) elsewhere, from Wellons's lowbias32 in NumPy's 32-bit integers."""
+    """Return 0 for dropped elements and 1 / (1 - p) for others, by Wellons's lowbias32 in NumPy's 32-bit integers."""
     index = np.arange(np.prod(shape), dtype=np.uint32)
     bits = (index >> 1) ^ np.uint32(int(drop.seed))
     bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
@@ -118,12 +118,12 @@ def ops(request: pytest.FixtureRequest) -> Fp8Ops:
 
 
 def defaults(function: Callable[..., object]) -> list[object]:
-    """Return the default of each parameter; Parameter.empty where there is none."""
+    """Return the default of each parameter; Parameter.empty if there is none."""
     return [p.default for p in inspect.signature(function).parameters.values() if p.name != "self"]
 
 
 def test_each_implementation_has_the_operations_of_the_interface(ops: Fp8Ops) -> None:
-    """Some run on a GPU only, so no other test without one would notice that they are missing."""
+    """Some operations run on GPUs only, so without a GPU no other test would detect that they are missing."""
     names = [name for name, value in vars(Fp8Ops).items() if callable(value) and not name.startswith("_")]
     assert "matmul" in names
     for name in names:
@@ -197,7 +197,7 @@ def test_norm_backward(ops: Fp8Ops, width: int, adapted: Dropout | None) -> None
 @pytest.mark.parametrize("width", [1344, WIDE])
 def test_swiglu(ops: Fp8Ops, width: int) -> None:
     gate_up = random(FEW, 2 * width)
-    gate_up[:, [width - 1, -1]] *= 8  # the largest numbers come last
+    gate_up[:, [width - 1, -1]] *= 8  # the largest values come last
     gate, up = fp64(gate_up).chunk(2, dim=1)
     hidden, saved = ops.swiglu_quantize(gate_up)
     check(hidden, silu(gate) * up)
@@ -250,7 +250,7 @@ def test_rope(monkeypatch: pytest.MonkeyPatch, ops: Fp8Ops, groups: int, repeats
     lora = Lora(random(num_rows, rank), random(heads * dim, rank, spread=0.01), 2.0)
 
     def rotated(qkv: Tensor) -> Tensor:
-        """Return q, k and v in FP64, side by side; a head's halves are real and imaginary parts."""
+        """Return q, k and v in FP64, concatenated; a head's halves are real and imaginary parts."""
         low, high = qkv.view(num_rows, groups, repeats + 2, dim).chunk(2, dim=-1)
         rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
         qk = torch.complex(low, high) * rotation[:, None, None]
@@ -311,7 +311,7 @@ def test_transposed_weights_in_and_out_of_order(ops: Fp8Ops) -> None:
 
 
 def mask(drop: Dropout) -> Tensor:
-    """Return what TorchOps's dropout multiplies half a million numbers with."""
+    """Return the dropout factors of TorchOps for half a million elements."""
     return TorchOps().add_down_gradient(torch.zeros(500, 1000), torch.ones(500, 1), torch.ones(1, 1000), drop)
 
 
@@ -319,7 +319,7 @@ def share_dropped_by_both(one: Tensor, other: Tensor) -> float:
     return ((one == 0) & (other == 0)).double().mean().item()
 
 
-def test_dropout_drops_its_share_and_differs_between_seeds_and_neighbours() -> None:
+def test_dropout_has_its_probability_and_is_independent_of_seeds_and_neighbours() -> None:
     masks = [mask(Dropout(0.1, seed)) for seed in (1, 2, 3)]
     for kept in masks:
         assert kept.unique().tolist() == pytest.approx([0, 1 / 0.9], rel=1e-4)
@@ -329,14 +329,14 @@ def test_dropout_drops_its_share_and_differs_between_seeds_and_neighbours() -> N
 
 
 class Ranks:
-    """A TP group of two, as one of its ranks sees it."""
+    """A fake TP group of two ranks, as one of them sees it."""
 
     def __init__(self, rank: int) -> None:
         self.size, self.rank = lambda: 2, lambda: rank
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "tp_sp"])
-def test_tp_ranks_with_different_parts_of_an_input_drop_different_numbers(
+def test_tp_ranks_with_different_inputs_have_different_dropout(
     monkeypatch: pytest.MonkeyPatch, sequence_parallel: bool
 ) -> None:
     with warnings.catch_warnings():

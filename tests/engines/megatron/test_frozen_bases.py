@@ -1,4 +1,4 @@
-"""Adapters on a frozen base in BF16 and in 4 bits, against transformers and peft on the dequantised weights."""
+"""Adapters on a frozen base in BF16 and NF4, compared with transformers and peft on the dequantised weights."""
 
 import warnings
 from dataclasses import replace
@@ -17,7 +17,7 @@ from helpers import ranks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from test_engine_units import TINY, drawn_rows, one_rank, reference_optimizer, reference_step  # noqa: F401
+    from test_engine_units import TINY, one_rank, random_rows, reference_optimizer, reference_step  # noqa: F401
     from test_full_fine_tuning import RATES, llama, llama_weights, mean_loss
 
     from helpers.exact import exact_ops
@@ -61,21 +61,21 @@ def composed(base: str, folder: Path, *overrides: str) -> Plan:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with rows and a base in FP32."""
-    made = tmp_path_factory.mktemp("frozen")
-    rows = drawn_rows(ROWS)
+    folder = tmp_path_factory.mktemp("frozen")
+    rows = random_rows(ROWS)
     for split in ("train", "eval"):
-        rows_of.save(made, split, rows.tokens, rows.counts)
-    plan = composed("bf16", made, "precision=fp32")
+        rows_of.save(folder, split, rows.tokens, rows.counts)
+    plan = composed("bf16", folder, "precision=fp32")
     base = model.build(plan, seed=1)
-    for parameter in base.bare_chunks()[0].parameters():
+    for parameter in base.unwrapped_chunks()[0].parameters():
         if parameter.dim() == 1:
             parameter.data.add_(torch.randn_like(parameter) / 10)
-    checkpoint.save(base, made / "base", adapters=False)
-    return made
+    checkpoint.save(base, folder / "base", adapters=False)
+    return folder
 
 
-def loaded(base: str, folder: Path, *, is_exact: bool, recomputed: Recomputed | None = None) -> model.Parts:
-    """Return an engine with the base; is_exact: with FP32 in the place of BF16."""
+def loaded(base: str, folder: Path, *, is_exact: bool, recomputed: Recomputed | None = None) -> model.ModelAndOptimizer:
+    """Return an engine with the base; is_exact: with FP32 instead of BF16."""
     plan = composed(base, folder)
     if recomputed is not None:
         plan = replace(plan, recompute=recomputed)
@@ -84,9 +84,9 @@ def loaded(base: str, folder: Path, *, is_exact: bool, recomputed: Recomputed | 
     return engine
 
 
-def dense(engine: model.Parts) -> dict[str, Tensor]:
-    """Return the base's weights as the GEMMs get them."""
-    (chunk,) = engine.bare_chunks()
+def dense(engine: model.ModelAndOptimizer) -> dict[str, Tensor]:
+    """Return the weights of the base as the GEMMs use them."""
+    (chunk,) = engine.unwrapped_chunks()
     weights = {name: p.detach() for name, p in chunk.named_parameters()}
     for name, part in chunk.named_modules():
         if hasattr(part, "nf4"):
@@ -101,7 +101,7 @@ def adapter_names(plan: Plan) -> list[str]:
 
 
 def in_peft(plan: Plan, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return adapters, or their gradients, by the names of peft."""
+    """Return adapters, or their gradients, by peft's names."""
     layers = range(plan.config.model.num_layers)
     stacked = {
         f"{adapters.PREFIX}{name}": torch.stack([tensors[f"decoder.layers.{i}.self_attention.{name}"] for i in layers])
@@ -111,8 +111,8 @@ def in_peft(plan: Plan, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"base_model.model.model.{name.replace('.weight', '.default.weight')}": x for name, x in renamed}
 
 
-def peft_of(engine: model.Parts, dtype: torch.dtype) -> "PeftModel":
-    """Return peft's model with the engine's weights; q, k and v share A, as one adapter of linear_qkv does."""
+def peft_of(engine: model.ModelAndOptimizer, dtype: torch.dtype) -> "PeftModel":
+    """Return peft's model with the engine's weights; q, k and v share A, as in one adapter of linear_qkv."""
     from peft import LoraConfig, get_peft_model
 
     plan, weights = engine.plan, dense(engine)
@@ -142,10 +142,10 @@ def test_gradients_are_those_of_autograd_in_fp64(
 ) -> None:
     engine, rows, indices = (
         loaded(base, folder, is_exact=is_exact, recomputed=recomputed),
-        drawn_rows(ROWS),
+        random_rows(ROWS),
         np.arange(4),
     )
-    (chunk,) = engine.bare_chunks()
+    (chunk,) = engine.unwrapped_chunks()
     torch.manual_seed(3)
     for name, parameter in chunk.named_parameters():
         if name.endswith("lora_b"):
@@ -157,17 +157,20 @@ def test_gradients_are_those_of_autograd_in_fp64(
     engine.chunks[0].zero_grad_buffer()
     share = loop._forward(engine, rows, indices, forward_only=False)
     assert loop.mean_loss(share, 4) == pytest.approx(loss.item(), rel=tolerance)
-    found = {name: p.main_grad for name, p in chunk.named_parameters() if p.requires_grad}
-    found, expected = in_peft(engine.plan, found), {name: p.grad for name, p in trained_in(reference).items()}
+    gradients_by_name = {name: p.main_grad for name, p in chunk.named_parameters() if p.requires_grad}
+    gradients_by_name, expected = (
+        in_peft(engine.plan, gradients_by_name),
+        {name: p.grad for name, p in trained_in(reference).items()},
+    )
     assert len(expected) == 4 * 6, "in each layer four B, and A of qkv and of proj"
     for name, gradient in expected.items():
-        assert (found[name].double() - gradient).norm() < tolerance * gradient.norm(), name
+        assert (gradients_by_name[name].double() - gradient).norm() < tolerance * gradient.norm(), name
 
 
 @cache
 def learned(base: str, folder: Path) -> list[float]:
-    """Return the losses of peft and torch's AdamW from the dequantised base."""
-    engine, rows = loaded(base, folder, is_exact=True), drawn_rows(ROWS)
+    """Return the losses of peft with torch's AdamW on the dequantised base."""
+    engine, rows = loaded(base, folder, is_exact=True), random_rows(ROWS)
     reference, losses = peft_of(engine, torch.float32), []
     trained = trained_in(reference)
     optimizer = reference_optimizer(engine.plan, trained)
@@ -183,22 +186,22 @@ def learned(base: str, folder: Path) -> list[float]:
 @pytest.mark.trains
 @pytest.mark.parametrize(("is_exact", "tolerance"), [(True, 1e-5), (False, 0.02)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("base", BASES)
-def test_the_curve_is_that_of_peft(base: str, is_exact: bool, tolerance: float, folder: Path) -> None:
-    engine, rows = loaded(base, folder, is_exact=is_exact), drawn_rows(ROWS)
+def test_losses_are_those_of_peft(base: str, is_exact: bool, tolerance: float, folder: Path) -> None:
+    engine, rows = loaded(base, folder, is_exact=is_exact), random_rows(ROWS)
     order = rows_of.train_order(engine.plan, engine.plan.trials[0].seed)
     losses = [loop.mean_loss(loop.train_step(engine, rows, next(order), step), GBS) for step in range(1, STEPS + 1)]
     assert np.abs(np.subtract(losses, learned(base, folder))).mean() < tolerance
-    assert losses[-1] < losses[0] - 0.2, "it must have learned"
+    assert losses[-1] < losses[0] - 0.2, "the loss must have fallen"
 
 
 @pytest.mark.long
-def test_four_bits_change_what_the_base_computes(folder: Path) -> None:
+def test_nf4_changes_the_output_of_the_base(folder: Path) -> None:
     assert np.abs(np.subtract(learned("nf4", folder), learned("bf16", folder))).max() > 0.01
 
 
 @pytest.fixture(scope="module")
 def in_layouts(folder: Path) -> dict[tuple[str, str], list[float]]:
-    """The losses in every layout of two ranks, computed in FP32; all are trained in one start."""
+    """The losses in every layout of two ranks, computed in FP32; all layouts are trained in one start of the ranks."""
     plans = {}
     for (base, layout), split in LAYOUTS.items():
         plan = composed(base, folder, "cluster.ranks_per_node=2", *split)
@@ -212,10 +215,10 @@ def in_layouts(folder: Path) -> dict[tuple[str, str], list[float]]:
 
 @pytest.mark.trains
 @pytest.mark.parametrize(("base", "layout"), LAYOUTS)
-def test_every_layout_learns_as_peft_does(
+def test_every_layout_has_the_losses_of_peft(
     base: str, layout: str, folder: Path, in_layouts: dict[tuple[str, str], list[float]]
 ) -> None:
-    """TP ranks group the absmax of NF4 in their own way: the same 4-bit numbers, times a number almost the same."""
+    """TP ranks group the absmax of NF4 differently: the 4-bit codes are the same, their scales almost the same."""
     is_regrouped = base == "nf4" and layout.startswith("tp")
     difference = np.abs(np.subtract(in_layouts[base, layout], learned(base, folder)))
     assert difference.max() < (0.01 if is_regrouped else 1e-4)

@@ -1,6 +1,6 @@
-"""Whole-model training from a checkpoint: in every layout the losses of transformers' models and torch's AdamW.
+"""Full fine-tuning from a checkpoint: in every layout the losses of transformers' models with torch's AdamW.
 
-With BENCH_TEST_DEVICE=cuda the reference still computes on the CPU.
+With RUNSTOP_TEST_DEVICE=cuda the reference still computes on the CPU.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from helpers import ranks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from test_engine_units import TINY, drawn_rows, one_rank, reference_optimizer, reference_step  # noqa: F401
+    from test_engine_units import TINY, one_rank, random_rows, reference_optimizer, reference_step  # noqa: F401
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
     from helpers.llama_config import llama_config
@@ -40,9 +40,9 @@ FULL = (
     *("recipe.lr=0.004", "recipe.lr_warmup_steps=4", "recipe.weight_decay=0.3", "recipe.clip_grad=0.5"),
     *("recipe.log_every_steps=1", f"recipe.eval_every_samples={GBS}", f"recipe.eval_skip={STEPS - 1}"),
 )
-"""Two micro-batches a step, and at DP 2 one on each rank; where a layout says so, one alone."""
+"""Two micro-batches a step, and with DP 2 one on each rank; some layouts have only one."""
 FP8_BOUND = 0.15
-"""Of losses that fall from 5 to 2.5."""
+"""Tolerance of losses that fall from 5 to 2.5."""
 RATES = [0.001, 0.002, 0.003, 0.004, *(0.002 * (1 + np.cos(np.pi * k / 16)) for k in range(16))]
 SHAPES = {
     "llama": ("model.rope_base=500000", "model.rope_scaling_factor=8"),
@@ -62,7 +62,7 @@ PARTLY = Recomputed(full=False, qkv_layers=3, fc1_layers=1, offloaded_layers=2)
 
 @dataclass(frozen=True)
 class Run:
-    """What a reference learned from the base: the losses of all steps, the last evaluation's, and the weights."""
+    """A reference run from the base: the losses of all steps, of the last evaluation, and the final weights."""
 
     plan: Plan
     losses: list[float]
@@ -108,7 +108,7 @@ def gpt3(plan: Plan) -> GPT2LMHeadModel:
 
 
 def llama_weights(plan: Plan, ours: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights by transformers' names; a group of linear_qkv is its queries, its key and its value."""
+    """Yield the weights by transformers' names; a group of linear_qkv has its queries, its key and its value."""
     m = plan.config.model
     dim, queries = m.hidden_size // m.num_attention_heads, m.num_attention_heads // m.num_query_groups
     yield "model.embed_tokens.weight", ours["embedding.word_embeddings.weight"]
@@ -148,8 +148,8 @@ def gpt3_weights(plan: Plan, ours: dict[str, Tensor]) -> Iterator[tuple[str, Ten
 TRANSFORMERS = {"llama": (llama, llama_weights), "gpt3": (gpt3, gpt3_weights)}
 
 
-def weights_of(engine: model.Parts) -> dict[str, Tensor]:
-    return {name: p.detach().cpu().clone() for name, p in engine.bare_chunks()[0].named_parameters()}
+def weights_of(engine: model.ModelAndOptimizer) -> dict[str, Tensor]:
+    return {name: p.detach().cpu().clone() for name, p in engine.unwrapped_chunks()[0].named_parameters()}
 
 
 def composed(shape: str, folder: Path, *overrides: str) -> Plan:
@@ -159,9 +159,9 @@ def composed(shape: str, folder: Path, *overrides: str) -> Plan:
 
 
 def save_base(plan: Plan) -> dict[str, Tensor]:
-    """Save a base with random norms and biases too; return its weights."""
+    """Save a base whose norms and biases are also random; return its weights."""
     base = model.build(plan, seed=1)
-    for parameter in base.bare_chunks()[0].parameters():
+    for parameter in base.unwrapped_chunks()[0].parameters():
         if parameter.dim() == 1:
             parameter.data.add_(torch.randn_like(parameter) / 10)
     checkpoint.save(base, Path(str(plan.base_dir)), adapters=False)
@@ -177,7 +177,7 @@ def mean_loss(reference: PreTrainedModel, rows: rows_of.Rows, indices: np.ndarra
 
 
 def learned(shape: str, plan: Plan, base: dict[str, Tensor], rows: rows_of.Rows) -> Run:
-    """Train transformers' model as the plan says, with torch's AdamW."""
+    """Train transformers' model with the settings of the plan and torch's AdamW."""
     build, renamed = TRANSFORMERS[shape]
     reference = build(plan).float()
     missing, unexpected = reference.load_state_dict(dict(renamed(plan, base)), strict=False)
@@ -198,12 +198,12 @@ def learned(shape: str, plan: Plan, base: dict[str, Tensor], rows: rows_of.Rows)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with rows, and with bases once `reference` has been asked for them."""
-    made = tmp_path_factory.mktemp("full")
-    rows = drawn_rows(ROWS)
+    """A folder with rows; `reference` adds the bases."""
+    folder = tmp_path_factory.mktemp("full")
+    rows = random_rows(ROWS)
     for split in ("train", "eval"):
-        rows_of.save(made, split, rows.tokens, rows.counts)
-    return made
+        rows_of.save(folder, split, rows.tokens, rows.counts)
+    return folder
 
 
 @cache
@@ -214,31 +214,35 @@ def reference(shape: str, folder: Path) -> Run:
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_weights_train_from_the_base_as_transformers_and_torch_do(shape: str, folder: Path) -> None:
+def test_full_fine_tuning_matches_transformers_and_torch(shape: str, folder: Path) -> None:
     expected = reference(shape, folder)
     engine = model.build(expected.plan, seed=2)
-    drawn = weights_of(engine)
+    random_weights = weights_of(engine)
     checkpoint.load(engine, Path(str(expected.plan.base_dir)), adapters=False)
     loaded, rows = weights_of(engine), rows_of.load(expected.plan, "train")
-    assert not torch.equal(loaded["embedding.word_embeddings.weight"], drawn["embedding.word_embeddings.weight"])
+    assert not torch.equal(
+        loaded["embedding.word_embeddings.weight"], random_weights["embedding.word_embeddings.weight"]
+    )
     order = rows_of.train_order(expected.plan, expected.plan.trials[0].seed)
     losses = [loop.mean_loss(loop.train_step(engine, rows, next(order), step), GBS) for step in range(1, STEPS + 1)]
     np.testing.assert_allclose(losses, expected.losses, rtol=0, atol=1e-4)
-    assert losses[-1] < losses[0] - 0.5, "it must have learned"
+    assert losses[-1] < losses[0] - 0.5, "the loss must have fallen"
     assert loop.evaluate(engine, rows) == pytest.approx(expected.eval_loss, abs=1e-4)
     after = weights_of(engine)
-    assert all((after[name] - loaded[name]).abs().max() > 1e-4 for name in loaded), "every weight must move"
+    assert all((after[name] - loaded[name]).abs().max() > 1e-4 for name in loaded), "every weight must change"
     for name, weight in TRANSFORMERS[shape][1](expected.plan, after):
         seen = slice(None)
-        if name.endswith("c_attn.bias"):  # no softmax sees the keys' bias: its gradient is noise, which Adam enlarges
+        if name.endswith(
+            "c_attn.bias"
+        ):  # the keys' bias cancels in the softmax: its gradient is noise, which Adam amplifies
             seen = torch.arange(len(weight)) // (len(weight) // 3) != 1
         torch.testing.assert_close(weight[seen], expected.weights[name][seen], rtol=1e-3, atol=1e-4)
 
 
 def test_rope_is_scaled_as_transformers_scales_it(folder: Path) -> None:
-    """Of four frequencies two are left as they are, one lies between, and the lowest is divided by the factor."""
+    """Of four frequencies two are unchanged, one is interpolated, and the lowest is divided by the factor."""
     plan = composed("llama", folder)
-    (chunk,) = model.build(plan, seed=1).bare_chunks()
+    (chunk,) = model.build(plan, seed=1).unwrapped_chunks()
     expected, unscaled = llama(plan).model.rotary_emb.inv_freq, 500_000.0 ** -(torch.arange(4) / 4)
     torch.testing.assert_close(chunk.rotary_pos_emb.inv_freq.cpu(), expected, rtol=1e-6, atol=0)
     assert (expected / unscaled).tolist() == pytest.approx([1, 1, 0.372, 0.125], abs=1e-3)
@@ -247,8 +251,8 @@ def test_rope_is_scaled_as_transformers_scales_it(folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.02), ("fp8", FP8_BOUND)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_other_precisions_learn_as_fp32_does(shape: str, precision: str, bound: float, folder: Path) -> None:
-    """From weights in BF16. FP8 copies of weights follow the checkpoint, each update, and the end of a warm-up."""
+def test_other_precisions_have_losses_close_to_fp32(shape: str, precision: str, bound: float, folder: Path) -> None:
+    """From weights in BF16. FP8 copies of weights are updated after loading, after each update, and after a warm-up."""
     expected = reference(shape, folder)
     engine = model.build(composed(shape, folder, f"precision={precision}"), seed=2)
     checkpoint.load(engine, Path(str(expected.plan.base_dir)), adapters=False)
@@ -263,7 +267,7 @@ def test_other_precisions_learn_as_fp32_does(shape: str, precision: str, bound: 
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[tuple[str, str], Path]:
-    """The run folders of every shape in every layout of two ranks, which are trained in one start."""
+    """The run folders of every shape in every layout of two ranks, trained in one start of the ranks."""
     if not ranks.have(2):
         pytest.skip("2 GPUs needed")
     plans = {}
@@ -284,7 +288,7 @@ def trained(folder: Path) -> dict[tuple[str, str], Path]:
 @pytest.mark.trains
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_layout_learns_as_transformers_and_torch_do(
+def test_every_layout_has_the_losses_of_transformers_and_torch(
     shape: str, layout: str, folder: Path, trained: dict[tuple[str, str], Path]
 ) -> None:
     expected, log = reference(shape, folder), trained[shape, layout] / "result_0.txt"
@@ -293,6 +297,6 @@ def test_every_layout_learns_as_transformers_and_torch_do(
 
 
 @pytest.mark.trains
-def test_fp8_learns_over_tensor_parallel_ranks_too(folder: Path, trained: dict[tuple[str, str], Path]) -> None:
+def test_fp8_trains_with_tensor_parallelism(folder: Path, trained: dict[tuple[str, str], Path]) -> None:
     losses = ranks.train_losses(trained["llama", "fp8_tp2_sp"] / "result_0.txt")
     np.testing.assert_allclose(losses, reference("llama", folder).losses, rtol=0, atol=FP8_BOUND)

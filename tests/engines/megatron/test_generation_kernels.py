@@ -1,4 +1,4 @@
-"""The kernels of generation against torch in FP64; without a GPU, Triton's interpreter runs them (see conftest.py)."""
+"""Generation kernels compared with torch in FP64; without a GPU, Triton's interpreter runs them (see conftest.py)."""
 
 import dataclasses
 import math
@@ -23,11 +23,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.device_ops import trained_ops
     from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, forward, kv_cache, weights
-    from jobs.engines.megatron.generation.generator import decoder
+    from jobs.engines.megatron.generation.generator import build_decoder
     from jobs.engines.megatron.generation.gpu_ops import GpuOps
     from jobs.engines.megatron.generation.ops import TorchOps
     from jobs.engines.megatron.generation.ranks import Ranks
-    from jobs.engines.megatron.generation.weights import Linear, stored
+    from jobs.engines.megatron.generation.weights import Linear, store
     from jobs.engines.megatron.trained.ops import NormWeights
 
 pytestmark = [
@@ -37,7 +37,7 @@ pytestmark = [
 DEVICE = ranks.DEVICE
 KERNELS = GpuOps(TorchOps(trained_ops(torch.device(DEVICE), Precision.bf16)))
 TOLERANCE = 6e-3
-"""Of a row's norm: BF16 rounds to 2^-9."""
+"""Tolerance relative to a row's norm: BF16 rounds to 2^-9."""
 EPS = 0.01
 precisions = pytest.mark.parametrize("precision", [WeightPrecision.bf16, WeightPrecision.fp8, WeightPrecision.nf4])
 rows = pytest.mark.parametrize("num_rows", [1, 5, 40], ids=["one row", "few rows", "more rows than a tile of 16"])
@@ -53,9 +53,9 @@ def random(*shape: int) -> Tensor:
 
 
 def weight(precision: WeightPrecision, *shape: int) -> Linear:
-    """Return a weight whose rows differ in size."""
+    """Return a weight whose rows differ in magnitude."""
     spread = torch.logspace(-2, 0, shape[0], device=DEVICE)[:, None]
-    return stored((torch.randn(shape, device=DEVICE) * spread).bfloat16(), precision)
+    return store((torch.randn(shape, device=DEVICE) * spread).bfloat16(), precision)
 
 
 def check(got: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
@@ -64,10 +64,10 @@ def check(got: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
     assert error.max() <= tolerance
 
 
-def exact(of: Linear) -> Tensor:
-    """Return what products take; 4-bit weights are rounded to BF16 first, as dequantised ones are in training."""
-    is_nf4 = of.values.dtype is torch.uint8
-    return of.dense(torch.bfloat16 if is_nf4 else torch.float64).double()
+def exact(linear: Linear) -> Tensor:
+    """Return the weight that the GEMM uses; 4-bit weights are rounded to BF16 first, as in training."""
+    is_nf4 = linear.values.dtype is torch.uint8
+    return linear.dense(torch.bfloat16 if is_nf4 else torch.float64).double()
 
 
 @precisions
@@ -75,15 +75,15 @@ def exact(of: Linear) -> Tensor:
 def test_linear(monkeypatch: pytest.MonkeyPatch, precision: WeightPrecision, num_rows: int) -> None:
     monkeypatch.setattr(few_rows_kernels, "_MOST_PARTS", 4)
     width, outputs = 832, 75  # neither is a multiple of a tile; the last part has half a step, and one without inputs
-    x, of, residual = random(num_rows, width), weight(precision, outputs, width), random(num_rows, outputs)
+    x, linear, residual = random(num_rows, width), weight(precision, outputs, width), random(num_rows, outputs)
     norm = NormWeights(1 + random(width) / 10, None, EPS)
     normed = rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS)
-    check(KERNELS.linear(x, of), x.double() @ exact(of).T)
-    check(KERNELS.linear(x, of, norm=norm), normed @ exact(of).T)
-    added = KERNELS.linear(x, of, residual_MO=residual)
-    check(added, x.double() @ exact(of).T + residual.double())
-    logits = KERNELS.logits(x, of, norm)
-    check(logits, normed @ exact(of).T)
+    check(KERNELS.linear(x, linear), x.double() @ exact(linear).T)
+    check(KERNELS.linear(x, linear, norm=norm), normed @ exact(linear).T)
+    added = KERNELS.linear(x, linear, residual_MO=residual)
+    check(added, x.double() @ exact(linear).T + residual.double())
+    logits = KERNELS.logits(x, linear, norm)
+    check(logits, normed @ exact(linear).T)
     assert added.dtype is torch.bfloat16 and logits.dtype is torch.float32
 
 
@@ -91,47 +91,51 @@ def test_linear(monkeypatch: pytest.MonkeyPatch, precision: WeightPrecision, num
 @rows
 def test_gated(precision: WeightPrecision, num_rows: int) -> None:
     width, outputs = 320, 75
-    x, of = random(num_rows, width), weight(precision, 2 * outputs, width)
+    x, linear = random(num_rows, width), weight(precision, 2 * outputs, width)
     norm = NormWeights(1 + random(width) / 10, None, EPS)
-    gate, up = (rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS) @ exact(of).T).chunk(2, dim=1)
-    check(KERNELS.gated(x, of, norm), silu(gate) * up, tolerance=2 * TOLERANCE)  # a product of two
+    gate, up = (rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS) @ exact(linear).T).chunk(2, dim=1)
+    check(KERNELS.gated(x, linear, norm), silu(gate) * up, tolerance=2 * TOLERANCE)  # a product of two
 
 
-def test_many_rows_of_a_prompt_go_through_fp8_gemms() -> None:
+def test_many_rows_of_a_prompt_use_fp8_gemms() -> None:
     width, outputs, num_rows = 320, 96, few_rows_kernels.MOST_ROWS + 1
-    x, of, residual = random(num_rows, width), weight(WeightPrecision.fp8, outputs, width), random(num_rows, outputs)
+    x, linear, residual = (
+        random(num_rows, width),
+        weight(WeightPrecision.fp8, outputs, width),
+        random(num_rows, outputs),
+    )
     norm = NormWeights(1 + random(width) / 10, None, EPS)
     normed = rms_norm(x.double(), (width,), norm.weight_H.double(), eps=EPS)
-    added = KERNELS.linear(x, of, residual_MO=residual)
-    check(added, x.double() @ exact(of).T + residual.double())
-    check(KERNELS.linear(x, of, norm=norm), normed @ exact(of).T)
-    gate, up = (normed @ exact(of).T).chunk(2, dim=1)
-    check(KERNELS.gated(x, of, norm), silu(gate) * up, tolerance=2 * TOLERANCE)
+    added = KERNELS.linear(x, linear, residual_MO=residual)
+    check(added, x.double() @ exact(linear).T + residual.double())
+    check(KERNELS.linear(x, linear, norm=norm), normed @ exact(linear).T)
+    gate, up = (normed @ exact(linear).T).chunk(2, dim=1)
+    check(KERNELS.gated(x, linear, norm), silu(gate) * up, tolerance=2 * TOLERANCE)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.9, top_k=3)])
 def test_the_next_tokens_are_those_of_torch(sampling: Sampling) -> None:
-    """Over two parts of a vocabulary; of equal logits the first one is taken; a full row stays within its room."""
+    """The vocabulary has two parts; of equal logits the first is chosen; a full row does not exceed its capacity."""
     vocab_size, room, num_slots = 4000, 64, 3
     logits = torch.randn(num_slots, vocab_size, device=DEVICE)
     logits[1, [5, 17, 3000]] = 9.0
-    found = []
+    results = []
     for ops in (KERNELS.many_rows, KERNELS):
         batch = kv_cache.empty(num_slots, room, layers=1, groups=1, dim=16, like=logits)
         batch.positions_B.copy_(torch.tensor([0, 40, room - 1]))
         batch.seeds_B.copy_(torch.tensor([1, 2**31 - 1, 7]))
         for times in range(2):  # the counters start at 0 again
             ops.append(logits.roll(times, 0), batch, sampling, Ranks())
-        found.append(batch)
+        results.append(batch)
     for part in ("tokens_B", "positions_B", "rows_BT"):
-        assert torch.equal(getattr(found[1], part), getattr(found[0], part))
-    assert found[1].positions_B.tolist() == [2, 42, room - 1]
+        assert torch.equal(getattr(results[1], part), getattr(results[0], part))
+    assert results[1].positions_B.tolist() == [2, 42, room - 1]
     if sampling.temperature == 0:
-        assert found[1].rows_BT[1, 41] == 5
+        assert results[1].rows_BT[1, 41] == 5
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Return heads [..., D] turned by angles [D / 2]; a head's halves are real and imaginary parts."""
+    """Return heads [..., D] rotated by angles [D / 2]; a head's halves are real and imaginary parts."""
     low, high = x.double().chunk(2, dim=-1)
     turned = torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
     return torch.cat([turned.real, turned.imag], dim=-1)
@@ -141,7 +145,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
 @pytest.mark.parametrize(("groups", "repeats"), [(2, 4), (3, 1)], ids=["grouped queries", "a group for each head"])
 def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, parts: int) -> None:
     monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: parts)
-    dim, room, positions = 64, 256, [0, 64, 65, 255]  # nothing behind; a whole tile; parts without keys; all
+    dim, room, positions = 64, 256, [0, 64, 65, 255]  # no earlier keys; a full tile; parts without keys; all keys
     num_slots = len(positions)
     keys, values = (random(num_slots, groups, room, dim) for _ in range(2))
     qkv, angles = random(num_slots, groups * (repeats + 2) * dim), torch.rand(room, dim // 2, device=DEVICE) * 50
@@ -161,23 +165,23 @@ def test_attention(monkeypatch: pytest.MonkeyPatch, groups: int, repeats: int, p
     assert torch.equal(values, expected_values)
 
 
-def test_few_slots_are_split_into_parts_that_fill_a_gpu_and_many_are_not() -> None:
+def test_keys_are_split_only_for_few_slots() -> None:
     assert attention_kernels.num_parts(8, 4096) == 16 and attention_kernels.num_parts(8, 130) == 2
     assert attention_kernels.num_parts(32, 4096) == 8 and attention_kernels.num_parts(1000, 4096) == 1
 
 
-def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short prompt, whose rows go through them too, and two steps; against the operations in torch."""
+def test_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short prompt, whose rows also use the kernels, and two decode steps, compared with torch's operations."""
     monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: 2)
     model, device = tiny_llama.model(num_layers=1, vocab_size=64), torch.device(DEVICE)
     place = weights.Place(WeightPrecision.bf16, Ranks(), device)
-    made = decoder(model, weights.random(model, place, seed=1), place, Sampling())
-    by_torch = dataclasses.replace(made, ops=TorchOps(made.trained))
-    found = []
-    for one in (by_torch, dataclasses.replace(made, ops=GpuOps(TorchOps(made.trained)))):
+    model_decoder = build_decoder(model, weights.random_weights(model, place, seed=1), place, Sampling())
+    by_torch = dataclasses.replace(model_decoder, ops=TorchOps(model_decoder.trained))
+    results = []
+    for one in (by_torch, dataclasses.replace(model_decoder, ops=GpuOps(TorchOps(model_decoder.trained)))):
         shape = {"layers": 1, "groups": 2, "dim": 32}
         batch = kv_cache.empty(2, 70, **shape, like=one.weights.embedding_VH)
-        angles, at = forward.angles(model, batch.room, device), torch.arange(2, device=device)
+        angles, at = forward.angles(model, batch.capacity, device), torch.arange(2, device=device)
         rows = torch.arange(10, device=device).view(5, 2)
         prompts = forward.Prompts(rows, torch.tensor([5, 3], device=device), at, at)
         with torch.no_grad():
@@ -185,13 +189,13 @@ def test_the_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
             batch.start(at, torch.tensor([7, 9], device=device), prompts.lengths_B, at)
             of_step = forward.step_logits(one, batch, angles)
             batch.append(torch.tensor([11, 13], device=device))
-            found.append(torch.cat([of_prompts, of_step, forward.step_logits(one, batch, angles)]))
-    error = (found[1] - found[0]).norm(dim=1) / found[0].norm(dim=1)
+            results.append(torch.cat([of_prompts, of_step, forward.step_logits(one, batch, angles)]))
+    error = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)
     assert error.max() < 0.02
 
 
 @pytest.mark.slow
-def test_a_compiler_takes_the_kernels_too() -> None:
+def test_kernels_compile() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.helpers.compiled_kernels"]
     done = subprocess.run(command, cwd=ranks.ROOT, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The loss and its gradient against torch's own cross-entropy in FP64; without a GPU its kernels are interpreted."""
+"""The loss and its gradient compared with torch's cross-entropy in FP64; without a GPU its kernels are interpreted."""
 
 import sys
 import warnings
@@ -50,7 +50,7 @@ def test_kernels_are_cross_entropy_on_a_part_of_the_vocabulary(dtype: torch.dtyp
     torch.manual_seed(0)
     num_rows, width = 7, 4096 + 907  # more columns than the kernels process at once
     logits = (torch.randn(num_rows, width, device=ranks.DEVICE) * 5).to(dtype)
-    logits[0, :4096] = float("-inf")  # all of a chunk, as where a vocabulary is padded
+    logits[0, :4096] = float("-inf")  # a full chunk, as in a padded vocabulary
     logits[1] += 1000
     labels = torch.tensor([4100, 0, 4095, 4096, width - 1, -1, width], device=ranks.DEVICE)
     lse, picked = loss_kernels.forward(logits, labels)

@@ -1,4 +1,4 @@
-"""Our engine's generator against transformers: its greedy answers, and its logits, with the same random weights."""
+"""MegatronGenerator compared with transformers: greedy answers and logits, with the same random weights."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.runs import trial as trials
 from helpers import ranks, tiny_llama
-from helpers.tiny_llama import Asked
+from helpers.tiny_llama import GenerationOptions
 from jobs.engines.generation import Request
 from jobs.weights import nf4
 from jobs.weights.tensor_map import interleave, separate
@@ -35,9 +35,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron.generation import batch as generation_batch
     from jobs.engines.megatron.generation import forward, kv_cache, weights
-    from jobs.engines.megatron.generation.generator import MegatronGenerator, decoder
+    from jobs.engines.megatron.generation.generator import MegatronGenerator, build_decoder
     from jobs.engines.megatron.generation.ranks import Ranks
-    from jobs.engines.megatron.generation.sampling import kept, next_tokens
+    from jobs.engines.megatron.generation.sampling import filter_logits, next_tokens
 
 MODELS: dict[str, dict[str, Any]] = {
     "grouped queries": {},
@@ -46,12 +46,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 DEVICE = torch.device(ranks.DEVICE)
 LENGTHS = [(5, 40), (31, 7), (1, 64), (12, 1), (17, 23), (3, 33)]
-"""Of prompts and answers side by side."""
+"""Lengths of prompts and answers that are generated concurrently."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Products of tiny models take longer where threads share them."""
+    """Use one thread: GEMMs of tiny models are slower with several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -78,10 +78,10 @@ def theirs(model: LlamaForCausalLM, request: Request) -> tuple[int, ...]:
     return tuple(out[0, len(request.prompt) :].tolist())
 
 
-def ours(folder: Path, model: Model, asked: Asked) -> MegatronGenerator:
-    made = MegatronGenerator(tiny_llama.plan(model, asked), 0, ranks=Ranks(), device=DEVICE)
-    made.load(folder)
-    return made
+def ours(folder: Path, model: Model, options: GenerationOptions) -> MegatronGenerator:
+    built = MegatronGenerator(tiny_llama.plan(model, options), 0, ranks=Ranks(), device=DEVICE)
+    built.load(folder)
+    return built
 
 
 @pytest.mark.long
@@ -90,16 +90,16 @@ def test_300_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) 
     model = tiny_llama.model(**MODELS[name])
     their_model = tiny_llama.write(tmp_path / "hf", model)
     request = Request(prompts(17)[0], 300)
-    (answer,) = ours(tmp_path / "hf", model, Asked(order=Order.one_by_one)).generate([request], seed=0)
+    (answer,) = ours(tmp_path / "hf", model, GenerationOptions(order=Order.one_by_one)).generate([request], seed=0)
     expected = theirs(their_model, request)
-    assert len(set(expected)) > 100, "tokens that repeat themselves prove little"
+    assert len(set(expected)) > 100, "repeated tokens would make the comparison weak"
     assert answer.tokens == expected
     assert 0 < answer.first_s < answer.done_s
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model, LlamaForCausalLM]:
-    """A folder with its model and transformers' own, converted in each way."""
+    """A folder with a model, its settings and transformers' model, converted in each format."""
     folder, model = tmp_path_factory.mktemp("tiny") / "hf", tiny_llama.model()
     stored = (Stored.plain, Stored.fp8, Stored.nf4)
     return folder, model, tiny_llama.write(folder, model, stored=stored)
@@ -107,7 +107,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model, LlamaFo
 
 @pytest.fixture(scope="module")
 def expected(tiny: tuple[Path, Model, LlamaForCausalLM]) -> list[tuple[int, ...]]:
-    """What transformers answers to each request alone."""
+    """The answer of transformers to each request alone."""
     return [theirs(tiny[2], one) for one in requests()]
 
 
@@ -116,16 +116,16 @@ BATCHES = [(Batching.static, None), (Batching.static, 3), (Batching.continuous, 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("batching", "max_batch"), BATCHES)
-def test_answers_side_by_side_are_those_of_transformers_alone(
+def test_concurrent_answers_match_transformers(
     tiny: tuple[Path, Model, LlamaForCausalLM],
     expected: list[tuple[int, ...]],
     batching: Batching,
     max_batch: int | None,
 ) -> None:
     folder, model, _ = tiny
-    made = ours(folder, model, Asked(batching=batching, max_batch=max_batch))
-    made.warm_up(requests())
-    answers = made.generate(requests(), seed=0)
+    built = ours(folder, model, GenerationOptions(batching=batching, max_batch=max_batch))
+    built.warm_up(requests())
+    answers = built.generate(requests(), seed=0)
     assert [answer.tokens for answer in answers] == expected
     assert all(answer.first_s <= answer.done_s for answer in answers)
     if max_batch == 3:  # the three longest start together, and the shortest waits for a slot
@@ -137,15 +137,15 @@ def test_answers_side_by_side_are_those_of_transformers_alone(
 def test_sampled_answers_depend_on_their_seed_alone(tiny: tuple[Path, Model, LlamaForCausalLM]) -> None:
     folder, model, _ = tiny
     sampling = Sampling(temperature=1.0, top_k=100, top_p=0.9)
-    together = ours(folder, model, Asked(sampling=sampling, batching=Batching.continuous, max_batch=2))
-    alone = ours(folder, model, Asked(sampling=sampling, order=Order.one_by_one))
+    together = ours(folder, model, GenerationOptions(sampling=sampling, batching=Batching.continuous, max_batch=2))
+    alone = ours(folder, model, GenerationOptions(sampling=sampling, order=Order.one_by_one))
     answers = together.generate(requests(), seed=5)
     assert answers[4].tokens == alone.generate([requests()[4]], seed=5 + 4)[0].tokens
     assert answers[4].tokens != alone.generate([requests()[4]], seed=5)[0].tokens
 
 
 class Both(Ranks):
-    """One of two TP ranks that are threads of this process, and see each other's tensors."""
+    """One of two TP ranks, which are threads of this process and share their tensors."""
 
     def __init__(self, rank: int, seen: list[Tensor], meet: threading.Barrier) -> None:
         self.rank, self.size, self._seen, self._meet = rank, 2, seen, meet
@@ -153,50 +153,52 @@ class Both(Ranks):
     def gather(self, x: Tensor) -> Tensor:
         self._seen[self.rank] = x
         self._meet.wait(60)
-        found = torch.stack(self._seen)
+        gathered = torch.stack(self._seen)
         self._meet.wait(60)
-        return found
+        return gathered
 
 
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(temperature=0.7), Sampling(temperature=2.0, top_k=40), Sampling(temperature=1.5, top_p=0.9)],
 )
-def test_two_ranks_with_half_of_the_vocabulary_each_draw_what_one_does(sampling: Sampling) -> None:
+def test_two_ranks_with_half_of_the_vocabulary_sample_the_same_tokens(sampling: Sampling) -> None:
     logits_BW = torch.randn(64, 100, generator=torch.Generator().manual_seed(4))
-    logits_BW[0, [9, 60]] = 7.0  # of equals the first, on whichever rank
+    logits_BW[0, [9, 60]] = 7.0  # of equal logits the first one, on either rank
     seeds_B, positions_B = torch.arange(64) % 5, torch.arange(64) // 5 + 17
     expected = next_tokens(logits_BW, sampling, Ranks(), seeds_B, positions_B)
     seen, meet = [torch.empty(0)] * 2, threading.Barrier(2)
 
-    def drawn(rank: int) -> Tensor:
+    def sampled(rank: int) -> Tensor:
         half_BV = logits_BW[:, 50 * rank : 50 * rank + 50]
         return next_tokens(half_BV, sampling, Both(rank, seen, meet), seeds_B, positions_B)
 
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(drawn, (0, 1)))
+        gathered = list(pool.map(sampled, (0, 1)))
     assert (
-        all(torch.equal(tokens_B, expected) for tokens_B in found) and (expected >= 50).any() and (expected < 50).any()
+        all(torch.equal(tokens_B, expected) for tokens_B in gathered)
+        and (expected >= 50).any()
+        and (expected < 50).any()
     )
     if sampling.temperature == 0:
         assert expected[0] == 9
 
 
 def logits(folder: Path, model: Model, precision: WeightPrecision, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the logits that follow a row: of the whole row as a prompt, and of its last token as a step."""
+    """Return the logits after a row: from a prefill of the full row, and from a decode step of its last token."""
     place = weights.Place(precision, Ranks(), DEVICE)
-    made = decoder(model, weights.load(folder, model, place), place, Sampling())
-    shape = {"layers": model.num_layers, "groups": model.num_query_groups, "dim": made.dim}
-    batch = kv_cache.empty(1, len(row), **shape, like=made.weights.embedding_VH)
+    built = build_decoder(model, weights.load(folder, model, place), place, Sampling())
+    shape = {"layers": model.num_layers, "groups": model.num_query_groups, "dim": built.dim}
+    batch = kv_cache.empty(1, len(row), **shape, like=built.weights.embedding_VH)
     tokens_S, first = torch.tensor(row, device=DEVICE), torch.tensor([0], device=DEVICE)
-    angles, length = forward.angles(model, batch.room, DEVICE), first + len(row)
+    angles, length = forward.angles(model, batch.capacity, DEVICE), first + len(row)
     prompt = forward.Prompts(tokens_S[:, None], length, first, first)
     with torch.no_grad():
-        of_prompt = forward.prompt_logits(made, batch, angles, prompt)
+        of_prompt = forward.prompt_logits(built, batch, angles, prompt)
         for cache in (*batch.keys, *batch.values):
             cache[:, :, len(row) - 1 :] = 0  # the step computes its own
         batch.start(first, tokens_S[-1:], length - 1, first)
-        return of_prompt[0].cpu(), forward.step_logits(made, batch, angles)[0].cpu()
+        return of_prompt[0].cpu(), forward.step_logits(built, batch, angles)[0].cpu()
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -209,7 +211,7 @@ def expected_logits(model: LlamaForCausalLM, row: tuple[int, ...]) -> Tensor:
 
 
 BOUNDS = {WeightPrecision.fp32: 1e-5, WeightPrecision.bf16: 0.03, WeightPrecision.fp8: 0.15}
-"""Of the logits' norm. Weights of normal numbers lose 2.6 % in FP8, in each of 9 products one after the other."""
+"""Tolerance relative to the norm of the logits. Normally distributed weights lose 2.6 % in FP8, in each of 9 GEMMs."""
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
@@ -224,10 +226,10 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("stored", [Stored.fp8, Stored.nf4])
-def test_quantised_weights_give_the_logits_of_what_they_hold(
+def test_quantised_weights_have_the_logits_of_their_dequantised_values(
     tiny: tuple[Path, Model, LlamaForCausalLM], stored: Stored
 ) -> None:
-    """Of weights that were converted, and of 4-bit ones that are made while BF16 is loaded."""
+    """For converted weights, and for 4-bit weights that are quantised while BF16 is loaded."""
     folder, model, their_model = tiny
     exact = LlamaForCausalLM(their_model.config).eval()
     exact.load_state_dict(their_model.state_dict())
@@ -242,7 +244,7 @@ def test_quantised_weights_give_the_logits_of_what_they_hold(
 
 
 def replace(layer: Any, model: Model, stored: Stored) -> None:
-    """Round the weights of a layer of transformers as megatron-core's fused ones are rounded."""
+    """Round the weights of a layer of transformers like megatron-core's fused weights."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
     fused = rounded(interleave(*(x.data for x in qkv), groups=model.num_query_groups), stored)
@@ -265,23 +267,25 @@ def rounded(weight: Tensor, stored: Stored) -> Tensor:
 def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
     model = tiny_llama.model(rope_scaling_factor=8.0, rope_base=500000, ffn_hidden_size=256)
     their_model = tiny_llama.write(tmp_path / "hf", model)
-    asked, few = [*requests()[:3], Request(prompts(17)[0], 300)], requests()[3:]
-    runs = [("fp32", 0.0, asked), ("fp32", 1.0, few), ("nf4", 0.0, few)]
+    options, few = [*requests()[:3], Request(prompts(17)[0], 300)], requests()[3:]
+    runs = [("fp32", 0.0, options), ("fp32", 1.0, few), ("nf4", 0.0, few)]
     as_json = [(precision, temperature, [asdict(one) for one in run]) for precision, temperature, run in runs]
-    (tmp_path / "asked.json").write_text(json.dumps({"model": tiny_llama.as_json(model), "runs": as_json}))
+    (tmp_path / "requests.json").write_text(json.dumps({"model": tiny_llama.as_json(model), "runs": as_json}))
     shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     for code, output in ranks.ended_in(tmp_path, ("tests.helpers.generated", str(tmp_path)), environments):
         assert code == 0, output
-    greedy, drawn, in_nf4 = json.loads((tmp_path / "answers.json").read_text())
-    assert [tuple(row) for row in greedy] == [theirs(their_model, one) for one in asked]
-    alone = ours(tmp_path / "hf", model, Asked(sampling=Sampling(temperature=1.0, top_k=50))).generate(few, seed=3)
-    assert [tuple(row) for row in drawn] == [answer.tokens for answer in alone]
-    assert drawn != in_nf4 and [len(row) for row in in_nf4] == [one.length for one in few]
+    greedy, sampled, in_nf4 = json.loads((tmp_path / "answers.json").read_text())
+    assert [tuple(row) for row in greedy] == [theirs(their_model, one) for one in options]
+    alone = ours(tmp_path / "hf", model, GenerationOptions(sampling=Sampling(temperature=1.0, top_k=50))).generate(
+        few, seed=3
+    )
+    assert [tuple(row) for row in sampled] == [answer.tokens for answer in alone]
+    assert sampled != in_nf4 and [len(row) for row in in_nf4] == [one.length for one in few]
 
 
-def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is a stand-in that computes again what was captured, with the numbers that its inputs then have."""
+def test_prefills_of_warmed_up_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake graph runs the captured function again with the current values of its inputs."""
     graph_launches = []
 
     def captured_pass(run: Callable[[], Tensor], pool: object) -> tuple[Callable[[], None], Tensor]:
@@ -293,13 +297,13 @@ def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest
 
         return replay, written
 
-    monkeypatch.setattr(generation_batch.graphs, "captured", captured_pass)
+    monkeypatch.setattr(generation_batch.graphs, "capture", captured_pass)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     model, seen = tiny_llama.model(), []
     place = weights.Place(WeightPrecision.fp32, Ranks(), DEVICE)
-    made = decoder(model, weights.random(model, place, seed=1), place, Sampling())
-    shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
+    built = build_decoder(model, weights.random_weights(model, place, seed=1), place, Sampling())
+    shape = {"layers": model.num_layers, "groups": built.groups, "dim": built.dim}
 
     def pass_of(tokens: Tensor) -> forward.Prompts:
         at = torch.arange(tokens.shape[1])
@@ -307,23 +311,23 @@ def test_passes_of_prompts_of_a_rehearsed_shape_are_captured(monkeypatch: pytest
 
     rows = torch.arange(24).view(4, 6)
     first, second, other, long = rows[:, :2], rows[:, 2:4], rows[:, 4:5], torch.zeros(2049, 1).long()
-    for rehearsed in ((), (first, other, first, long)):
-        batch = kv_cache.empty(2, 2049, **shape, like=made.weights.embedding_VH)
+    for warmed_up in ((), (first, other, first, long)):
+        batch = kv_cache.empty(2, 2049, **shape, like=built.weights.embedding_VH)
         prefills = generation_batch.Prefills(
-            partial(forward.prefill, made, batch, forward.angles(model, batch.room, DEVICE)), is_captured=True
+            partial(forward.prefill, built, batch, forward.angles(model, batch.capacity, DEVICE)), is_captured=True
         )
-        for tokens in rehearsed:
-            prefills.rehearse(pass_of(tokens))
+        for tokens in warmed_up:
+            prefills.warm_up(pass_of(tokens))
         seen.append([(prefills(pass_of(tokens)).tolist(), batch.tokens_B.tolist()) for tokens in (second, other, long)])
     assert seen[1] == seen[0]
     assert graph_launches == [(0, 1), (0, 1)], "once for each of two shapes; a long prompt has none"
 
 
 @pytest.mark.trains
-def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
-    """Two TP ranks, and answers that wait for each other's slots."""
-    asked = {"batching": "continuous", "max_batch": 2, "lengths": "[3,9,1,6]"}
-    batches = [f"task.generation.{name}={value}" for name, value in asked.items()]
+def test_the_log_of_a_task_is_valid(tmp_path: Path) -> None:
+    """Two TP ranks, and requests that wait for free slots."""
+    options = {"batching": "continuous", "max_batch": 2, "lengths": "[3,9,1,6]"}
+    batches = [f"task.generation.{name}={value}" for name, value in options.items()]
     split = ["parallel.tp=2", f"cluster.device={ranks.DEVICE}"]
     plan = compose.compose(["task=generate_tiny", "engine=megatron", *split, *batches])
     run = ranks.write(plan, tmp_path / "run")
@@ -335,12 +339,12 @@ def test_a_task_is_proven_by_its_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0.7), Sampling(temperature=1.5, top_k=5), Sampling(temperature=1.0, top_p=0.8)]
 )
-def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling) -> None:
+def test_tokens_are_sampled_with_their_probabilities(sampling: Sampling) -> None:
     from scipy.stats import chisquare
 
     torch.manual_seed(0)
     row, num_draws = torch.randn(12) * 2, 20_000
-    drawn = next_tokens(
+    sampled = next_tokens(
         row.expand(num_draws, -1), sampling, Ranks(), torch.zeros(num_draws).long(), torch.arange(num_draws)
     )
     scores = row[None] / sampling.temperature
@@ -349,23 +353,23 @@ def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling) -> None:
     if sampling.top_p is not None:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
     expected = scores[0].double().softmax(0) * num_draws
-    counts = torch.bincount(drawn, minlength=12).double()
+    counts = torch.bincount(sampled, minlength=12).double()
     assert (counts[expected == 0] == 0).all() and (expected == 0).any() == (sampling.temperature != 0.7)
     is_kept = expected > 0
     assert chisquare(counts[is_kept], expected[is_kept]).pvalue > 1e-3
 
 
-def test_top_k_and_top_p_keep_what_transformers_keeps() -> None:
+def test_top_k_and_top_p_match_transformers() -> None:
     torch.manual_seed(0)
     scores = torch.randn(50, 300) * torch.logspace(-1, 1, 50)[:, None]
     for top_k, top_p in ((7, None), (None, 0.6), (40, 0.9), (1000, 1.0)):
         expected = scores if top_k is None else TopKLogitsWarper(top_k)(None, scores)
         expected = expected if top_p is None else TopPLogitsWarper(top_p)(None, expected)
-        assert torch.equal(kept(scores, Sampling(temperature=1.0, top_k=top_k, top_p=top_p)), expected)
+        assert torch.equal(filter_logits(scores, Sampling(temperature=1.0, top_k=top_k, top_p=top_p)), expected)
 
 
 class Half:
-    """A group of two ranks, of which this is one."""
+    """A fake group of two ranks, as one of them sees it."""
 
     def size(self) -> int:
         return 2
@@ -377,21 +381,25 @@ class Half:
 @pytest.mark.parametrize(
     ("changes", "weights", "message"),
     [
-        ({"activation": Activation.gelu}, WeightPrecision.bf16, "generates with a Llama, and model.activation is gelu"),
-        ({"num_query_groups": 1}, WeightPrecision.bf16, "1 query groups cannot be split over 2 ranks"),
-        ({"vocab_size": 511}, WeightPrecision.bf16, "511 rows of the vocabulary cannot be split over 2 ranks"),
-        ({}, WeightPrecision.nf4, "rows of 96 numbers of fc2 cannot be cut into the blocks of 64 of 4-bit weights"),
+        (
+            {"activation": Activation.gelu},
+            WeightPrecision.bf16,
+            "Llama models only, but in this model model.activation is gelu",
+        ),
+        ({"num_query_groups": 1}, WeightPrecision.bf16, "tp=2 cannot split 1 query groups"),
+        ({"vocab_size": 511}, WeightPrecision.bf16, "tp=2 cannot split 511 rows of the vocabulary"),
+        ({}, WeightPrecision.nf4, "rows of 96 weights of fc2, not a multiple of the NF4 block size 64"),
     ],
 )
-def test_what_cannot_be_generated_is_refused(changes: dict[str, Any], weights: WeightPrecision, message: str) -> None:
-    plan = tiny_llama.plan(tiny_llama.model(**changes), Asked(weights))
+def test_unsupported_model_is_refused(changes: dict[str, Any], weights: WeightPrecision, message: str) -> None:
+    plan = tiny_llama.plan(tiny_llama.model(**changes), GenerationOptions(weights))
     with pytest.raises(ConfigError, match=message):
         MegatronGenerator(plan, 0, ranks=Ranks(Half()), device=DEVICE)
 
 
-def test_weights_that_are_quantised_in_another_way_are_refused(tiny: tuple[Path, Model, LlamaForCausalLM]) -> None:
+def test_weights_in_another_quantised_format_are_refused(tiny: tuple[Path, Model, LlamaForCausalLM]) -> None:
     folder, model, _ = tiny
-    with pytest.raises(ConfigError, match="the weights are in FP8, and generation is asked for bf16"):
-        ours(folder / "megatron_core_fp8", model, Asked(WeightPrecision.bf16))
+    with pytest.raises(ConfigError, match="the checkpoint is in fp8, but the task requests bf16"):
+        ours(folder / "megatron_core_fp8", model, GenerationOptions(WeightPrecision.bf16))
     with pytest.raises(ConfigError, match="hidden_size 128 instead of 256"):
-        ours(folder, dataclasses.replace(model, hidden_size=256), Asked())
+        ours(folder, dataclasses.replace(model, hidden_size=256), GenerationOptions())

@@ -1,4 +1,4 @@
-"""NF4 in torch and in Triton against QLoRA's definition in NumPy, and against bitsandbytes where it is installed."""
+"""NF4 in torch and Triton compared with QLoRA's definition in NumPy, and with bitsandbytes if it is installed."""
 
 import sys
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ LEVELS = np.array(
 )
 """Source: Dettmers et al. 2023, appendix E."""
 SHAPES = [(5, 64), (96, 192), (300, 1024)]
-"""One block a row; blocks that fill no group of 256; several groups, of which the last is not full."""
+"""One block per row; less than one group of 256 blocks; several groups, of which the last is not full."""
 
 
 def weight(shape: tuple[int, int]) -> Tensor:
-    """Return BF16 weights whose rows differ in size; one block is zero."""
+    """Return BF16 weights whose rows differ in magnitude; one block is zero."""
     torch.manual_seed(0)
-    drawn = torch.randn(shape, device=DEVICE) * torch.logspace(-3, 0, shape[0], device=DEVICE)[:, None]
-    drawn[1, :64] = 0
-    return drawn.bfloat16()
+    values = torch.randn(shape, device=DEVICE) * torch.logspace(-3, 0, shape[0], device=DEVICE)[:, None]
+    values[1, :64] = 0
+    return values.bfloat16()
 
 
 def by_definition(weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return, in FP64, the nearest level of each number, and each block's absmax."""
+    """Return, in FP64, the nearest level of each weight, and each block's absmax."""
     blocks = weight.double().cpu().numpy().reshape(-1, 64)
     absmax = np.abs(blocks).max(axis=1)
     unit = blocks / np.where(absmax == 0, 1, absmax)[:, None]
@@ -54,7 +54,7 @@ def dynamic_levels() -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_numbers_and_absmax_are_those_of_the_definition(shape: tuple[int, int]) -> None:
+def test_codes_and_absmax_are_those_of_the_definition(shape: tuple[int, int]) -> None:
     codes, absmax_OK = nf4.quantize_blocks(weight(shape))
     expected, absmax = by_definition(weight(shape))
     packed = codes.cpu().numpy()
@@ -96,22 +96,24 @@ def in_fp64(quantized: nf4.Nf4) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dequantised_in_torch_and_in_triton(shape: tuple[int, int], interpreter_that_rounds: None) -> None:
     quantized = nf4.quantize(weight(shape))
-    found = nf4.dequantize(quantized, torch.bfloat16)
+    dequantized = nf4.dequantize(quantized, torch.bfloat16)
     expected = in_fp64(quantized)
-    np.testing.assert_allclose(found.double().cpu().numpy(), expected, rtol=2**-8, atol=1e-7 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        dequantized.double().cpu().numpy(), expected, rtol=2**-8, atol=1e-7 * np.abs(expected).max()
+    )
     relative = np.linalg.norm(expected - weight(shape).double().cpu().numpy()) / np.linalg.norm(expected)
-    assert 0.07 < relative < 0.12, "of normal numbers, NF4 loses a tenth"
+    assert 0.07 < relative < 0.12, "NF4 has a relative error of about 10 % for normally distributed weights"
     if sys.platform == "linux":
         from jobs.engines.megatron.frozen.nf4_kernels import dequantize
 
         for programs in (1, 3, None):  # fewer than tiles, not a divisor of them, and as a run has it
             out = torch.full((shape[0] * shape[1] + 7,), 5.0, dtype=torch.bfloat16, device=DEVICE)
             dequantize(quantized, out, programs=programs)
-            assert torch.equal(out[:-7].view(shape), found) and (out[-7:] == 5).all()
+            assert torch.equal(out[:-7].view(shape), dequantized) and (out[-7:] == 5).all()
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_tp_rank_quantises_its_part_as_the_whole_weight_is(axis: int) -> None:
+def test_tp_rank_quantises_its_part_like_the_full_weight(axis: int) -> None:
     torch.manual_seed(0)
     whole = torch.randn(128, 512, device=DEVICE).bfloat16() / 50
     parts = whole.chunk(2, dim=axis)
@@ -121,7 +123,7 @@ def test_a_tp_rank_quantises_its_part_as_the_whole_weight_is(axis: int) -> None:
     assert torch.equal(torch.cat([absmax for _, absmax in of_parts], axis), absmax)
     dense = torch.cat([nf4.dequantize(nf4.quantize(part), torch.float32) for part in parts], axis)
     expected = nf4.dequantize(nf4.quantize(whole), torch.float32)
-    assert 0 < (dense - expected).norm() / expected.norm() < 0.01, "only the absmax are rounded in another way"
+    assert 0 < (dense - expected).norm() / expected.norm() < 0.01, "only the absmax are rounded differently"
 
 
 def test_bits_and_error_are_those_of_bitsandbytes() -> None:
@@ -136,7 +138,7 @@ def test_bits_and_error_are_those_of_bitsandbytes() -> None:
     torch.testing.assert_close(
         nf4.dequantize(theirs, torch.bfloat16), bnb.dequantize_4bit(codes, state), rtol=0, atol=0
     )
-    # On a CPU bitsandbytes looks the nearest 8-bit level up in a coarse table, and misses it now and then.
+    # On a CPU bitsandbytes finds the nearest 8-bit level by a coarse table, which is sometimes wrong.
     differs = ours.absmax != state.absmax
     assert differs.double().mean() < 0.01
     absmax = nf4.quantize_blocks(dense)[1].float().flatten()
@@ -154,7 +156,7 @@ class Linear(torch.nn.Module):
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for CUDA's streams and events, where there are none: everything runs in order."""
+    """Fake CUDA streams and events: everything runs in order."""
     if DEVICE == "cpu":
 
         @contextmanager
@@ -168,7 +170,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
 
 
-def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_one(streams: None) -> None:
+def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_order(streams: None) -> None:
     shapes = [(64, 128), (8, 64), (96, 192), (5, 64), (32, 64), (16, 128)]
     linears = {name: Linear(*shape) for name, shape in zip("abcdef", shapes, strict=True)}
     waited_for, requested = [], ""
@@ -182,24 +184,26 @@ def test_dequantised_weights_are_right_in_any_order_and_prefetched_in_the_usual_
     weights = DequantizedWeights(list(linears.values()), dequantize)
 
     def request(order: str) -> None:
-        """Ask for weights: a capital letter is the backward pass. Each is compared before the next is asked for."""
+        """Request weights: a capital letter is the backward pass. Each is compared before the next request."""
         nonlocal requested
         for requested in order:
             linear = linears[requested.lower()]
             expected = nf4.dequantize(linear.nf4, torch.bfloat16)
-            found = weights.forward(linear) if requested.islower() else weights.backward(linear)
-            assert found.scale is None and torch.equal(found.values, expected if requested.islower() else expected.T)
+            dequantized = weights.forward(linear) if requested.islower() else weights.backward(linear)
+            assert dequantized.scale is None and torch.equal(
+                dequantized.values, expected if requested.islower() else expected.T
+            )
 
     step = "abcdef" + "eFE" + "dDCB" + "aA"  # e, d and a are recomputed
     request(step)
-    assert waited_for == [*"abcdef", *"dCBa"], "nothing is known before the first step"
+    assert waited_for == [*"abcdef", *"dCBa"], "the order is unknown before the first step"
     waited_for.clear()
     request(step + step)
-    assert not waited_for, "each is dequantised while another one is in use"
+    assert not waited_for, "each is dequantised while another is in use"
     request("dacbfDDAbecFA")
     linears["a"].nf4 = nf4.quantize(2 * weight(shapes[0]))
     request("aA")
     for buffer in weights.buffers:
-        buffer.zero_()  # as a graph that is launched fills them without saying so
-    weights.forget()
+        buffer.zero_()  # like a replayed graph, which overwrites the buffers
+    weights.invalidate()
     request(step)

@@ -1,4 +1,4 @@
-"""Linears in NF4 and their checkpoints, on one rank: what is saved and loaded, in which memory, in how many parts."""
+"""NF4 linears and their checkpoints, on one rank: saved tensors, memory of loaded tensors, and loading in parts."""
 
 import re
 import warnings
@@ -42,13 +42,13 @@ LINEAR = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear
 
 
 @cache
-def built(*overrides: str, seed: int = 1) -> model.Parts:
+def built(*overrides: str, seed: int = 1) -> model.ModelAndOptimizer:
     plan = ranks.compose(Path("unused"), *SHAPE, *overrides)
     return model.build(replace(plan, base=None), seed)
 
 
-def linears(engine: model.Parts) -> dict[str, Any]:
-    (chunk,) = engine.bare_chunks()
+def linears(engine: model.ModelAndOptimizer) -> dict[str, Any]:
+    (chunk,) = engine.unwrapped_chunks()
     return {name: part for name, part in chunk.named_modules() if name.endswith(LINEAR)}
 
 
@@ -61,18 +61,18 @@ def base(tmp_path_factory: pytest.TempPathFactory, one_rank: None) -> Iterator[t
     built.cache_clear()
 
 
-def same(found: nf4.Nf4, expected: nf4.Nf4) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+def same(loaded: nf4.Nf4, expected: nf4.Nf4) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(loaded, expected, strict=True))
 
 
-def test_a_base_is_quantised_where_it_is_loaded(base: tuple[Path, dict[str, Tensor]]) -> None:
-    """Its numbers are those of the whole weight; nothing in it is trained, or cast with the model."""
+def test_base_is_quantised_on_load(base: tuple[Path, dict[str, Tensor]]) -> None:
+    """The codes are those of the full weight; no tensor is trained, or cast with the model."""
     folder, weights = base
     engine = built(NF4)
     checkpoint.load(engine, folder, adapters=False)
-    found = linears(engine)
-    assert found.keys() == weights.keys() and len(found) == 8
-    for name, linear in found.items():
+    loaded = linears(engine)
+    assert loaded.keys() == weights.keys() and len(loaded) == 8
+    for name, linear in loaded.items():
         expected = nf4.quantize(weights[name])
         assert isinstance(linear, NF4_LINEARS) and same(linear.nf4, expected), name
         assert linear.shape == tuple(weights[name].shape)
@@ -82,8 +82,8 @@ def test_a_base_is_quantised_where_it_is_loaded(base: tuple[Path, dict[str, Tens
         assert {p.dtype for p in own} == {torch.uint8} and not any(p.requires_grad for p in own)
 
 
-def test_a_checkpoint_holds_numbers_in_the_memory_where_they_belong_beside_their_absmax() -> None:
-    """Or room for the whole weight, which has no memory yet; the linear itself is as it was."""
+def test_nf4_checkpoint_loads_codes_in_place_and_has_their_absmax() -> None:
+    """Otherwise the state dict has a meta tensor of the full weight; the linear itself is unchanged."""
     groups = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     for name, linear in linears(built(NF4)).items():
         prefix, weight = f"{name}.", linear.weight
@@ -97,16 +97,16 @@ def test_a_checkpoint_holds_numbers_in_the_memory_where_they_belong_beside_their
         num_out, num_in = linear.shape
         assert absmax.data.shape == (num_out, num_in // 64) and absmax.data.dtype is torch.bfloat16
         assert absmax.data.is_meta and absmax.key == f"{prefix}weight_absmax"
-        assert isinstance(absmax, ShardedTensorFactory) is ("linear_fc1" in name), "gates and ups are split one by one"
+        assert isinstance(absmax, ShardedTensorFactory) is ("linear_fc1" in name), "gates and ups are split separately"
         plain = linear.sharded_state_dict(prefix, (), groups | {"stored": Stored.plain})[f"{prefix}weight"]
         assert plain.data.is_meta and plain.data.shape == linear.shape and plain.data.dtype is torch.bfloat16
         assert plain.key == f"{prefix}weight" and linear.weight is weight
-        checkpoint._in_place({"chunk0": {"weight": plain}})
+        checkpoint._prepare_in_place({"chunk0": {"weight": plain}})
         assert plain.data.device.type == "cpu" and linear.weight is weight
 
 
-def test_absmax_of_a_checkpoint_in_nf4_are_quantised_where_they_are_loaded() -> None:
-    """The numbers are there by then; what a state does not have stays."""
+def test_absmax_of_an_nf4_checkpoint_are_quantised_on_load() -> None:
+    """The codes have been loaded in place before; tensors that a state dict lacks are unchanged."""
     engine = built(NF4)
     linear = next(iter(linears(engine).values()))
     before = nf4.Nf4(*(part.clone() for part in linear.nf4))
@@ -120,17 +120,17 @@ def test_absmax_of_a_checkpoint_in_nf4_are_quantised_where_they_are_loaded() -> 
     assert same(linear.nf4, nf4.Nf4(before.codes, *nf4.quantize_absmax(absmax)))
 
 
-def test_layers_are_loaded_one_by_one_where_several_ranks_quantise_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first part has what lies outside of the layers, too; the numbers of layers may have two digits."""
+def test_several_ranks_quantise_layers_one_at_a_time_on_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part also has the weights outside of the layers; layer numbers may have two digits."""
     names = ["embedding.weight", "decoder.layers.0.mlp", "decoder.layers.11.mlp", "decoder.layers.1.mlp", "head"]
     whole = {"chunk0": {name: f"tensor {name}" for name in names}, "chunk1": {"decoder.layers.0.mlp": "another"}}
-    monkeypatch.setattr(checkpoint, "_sharded", lambda engine, adapters, stored: whole)
+    monkeypatch.setattr(checkpoint, "_sharded_state_dict", lambda engine, adapters, stored: whole)
     plan = ranks.compose(Path("unused"), *SHAPE, NF4)
 
     def parts(num_ranks: int, *, adapters: bool = False, stored: Stored = Stored.plain) -> Any:
         planned = replace(plan, world=replace(plan.world, num_ranks=num_ranks))
         engine: Any = SimpleNamespace(plan=planned)
-        return checkpoint._parts(engine, adapters, stored)
+        return checkpoint._load_parts(engine, adapters, stored)
 
     assert parts(2) == [
         {"chunk0": {name: f"tensor {name}" for name in (*names[:2], names[4])}},
@@ -144,7 +144,7 @@ def test_layers_are_loaded_one_by_one_where_several_ranks_quantise_them(monkeypa
 
 
 def test_adapters_of_a_peft_folder_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As an engine saves them, whose linear of q, k and v has one adapter; the optimizer starts anew."""
+    """The folder has the format of engine=huggingface; the optimizer is reset."""
     engine, other = built(), built(seed=3)
     torch.manual_seed(5)
     for parameter in trained(engine).values():

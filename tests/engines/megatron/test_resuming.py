@@ -1,4 +1,4 @@
-"""Training that was killed and goes on: the same curve as without, bit for bit in the same layout, and in others."""
+"""Training that is killed and resumes: bitwise the same losses in the same layout, and close losses in others."""
 
 import shutil
 from pathlib import Path
@@ -29,7 +29,7 @@ KINDS = {
     "tp2_sp": ("cluster.ranks_per_node=2", "parallel.tp=2", "parallel.sp=true", *ALL),
     "lora": ("cluster.ranks_per_node=2", "task=lora_tiny", *TRAINING, "task.training.lora.dropout=0.3"),
 }
-"""A run of each is killed. Masters in FP32 of weights in BF16, weights that TP splits, and dropout all go on."""
+"""A run of each kind is killed. They cover FP32 master weights of BF16 weights, weights split by TP, and dropout."""
 OTHERS = {
     "tp2_sp to dp2": (KINDS["tp2_sp"], ("cluster.ranks_per_node=2", *ALL)),
     "dp2 to pp2_vpp2 gpt3": (
@@ -44,7 +44,7 @@ def folder_of(path: Path, *overrides: str) -> Path:
 
 
 def trained(folder: Path, *overrides: str) -> Path:
-    """Return a log of an attempt at trial 0; one that is there already is set aside as the ledger does it."""
+    """Train trial 0 and return its log; an existing log is renamed first, as the ledger does."""
     log = folder / "result_0.txt"
     if log.exists():
         log.rename(folder / "before.txt")
@@ -53,15 +53,15 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path, kind: str) -> None:
-    made = ranks.compose(tmp_path, *KINDS[kind])
+def test_run_killed_while_writing_a_checkpoint_resumes_bitwise(tmp_path: Path, kind: str) -> None:
+    plan = ranks.compose(tmp_path, *KINDS[kind])
     whole = trained(folder_of(tmp_path / "whole", *KINDS[kind]), *KINDS[kind])
     folder = folder_of(tmp_path / "killed", *KINDS[kind])
-    ended = ranks.ended(made, folder, "tests.helpers.killed", "plan.json", "8")
+    ended = ranks.ended(plan, folder, "tests.helpers.killed", "plan.json", "8")
     assert [code for code, _ in ended] == [-9, -9], ended
     saved = folder / "checkpoints" / "trial_0"
     assert sorted(path.name for path in saved.iterdir()) == ["step_4", "step_8.part"]
-    assert list((saved / "step_8.part").glob("*.tmp")), "the half of a file"
+    assert list((saved / "step_8.part").glob("*.tmp")), "a partly written file"
 
     log = trained(folder, *KINDS[kind])
     assert values(log, mllog.RESUMED) == [(4, 4)]
@@ -72,7 +72,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_as_if_nothing_had_bee
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_another_layout_goes_on_with_the_same_curve(tmp_path: Path, kind: str) -> None:
+def test_another_layout_resumes_with_the_same_losses(tmp_path: Path, kind: str) -> None:
     before, after = OTHERS[kind]
     log = trained(folder_of(tmp_path / "before", *before), *before)
     folder = folder_of(tmp_path / "after", *after)

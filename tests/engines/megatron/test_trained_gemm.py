@@ -1,4 +1,4 @@
-"""Gradients of weights that a GEMM adds in place: on a GPU against FP64; elsewhere what is asked of cuBLASLt."""
+"""GEMMs that accumulate weight gradients in place: on a GPU compared with FP64; elsewhere the calls of cuBLASLt."""
 
 import ctypes
 import logging
@@ -27,20 +27,20 @@ DEVICE = ranks.DEVICE
 FP8 = torch.float8_e4m3fn
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="cuBLAS is for GPUs")
 FP8_TOLERANCE = 1e-3
-"""Hopper's tensor cores add FP8 products with fewer bits than FP32's; and small rows become subnormal numbers."""
+"""Hopper's tensor cores accumulate FP8 products with fewer bits than FP32; and small rows become subnormal."""
 TOKENS, OUT, IN = 200, 96, 160
-"""A number of tokens that is padded for FP8, and different sizes, so that nothing can be swapped."""
+"""A number of tokens that is padded for FP8, and different sizes, so that swapped arguments are detected."""
 
 
 def operands(is_fp8: bool) -> tuple[Operand, Operand]:
     """Return the gradient of a linear's output and the linear's input."""
     torch.manual_seed(0)
-    made = []
+    pair = []
     for width in (OUT, IN):
         x = torch.randn(TOKENS, width, device=DEVICE) * 100
         scale = torch.linspace(-4, 3, TOKENS, device=DEVICE).round().exp2()
-        made.append(Operand(x.clamp(-448, 448).to(FP8), scale) if is_fp8 else Operand(x.bfloat16()))
-    return made[0], made[1]
+        pair.append(Operand(x.clamp(-448, 448).to(FP8), scale) if is_fp8 else Operand(x.bfloat16()))
+    return pair[0], pair[1]
 
 
 def fp64(x: Operand) -> Tensor:
@@ -61,8 +61,8 @@ def chosen_anew() -> Iterator[None]:
 @pytest.mark.usefixtures("interpreter_that_rounds", "chosen_anew")
 @pytest.mark.parametrize("offset", [0, 12])
 @pytest.mark.parametrize("is_fp8", [pytest.param(False, id="BF16", marks=on_gpu), pytest.param(True, id="FP8")])
-def test_gradients_are_added_to_what_is_there(is_fp8: bool, offset: int) -> None:
-    """Without a GPU, torch's GEMM takes the place of cuBLASLt's.
+def test_gradients_are_accumulated(is_fp8: bool, offset: int) -> None:
+    """Without a GPU, torch's GEMM is used instead of cuBLASLt's.
 
     offset: of the gradient in numbers, since one in megatron-core's buffers may begin anywhere.
     """
@@ -95,7 +95,7 @@ def test_cublaslt_and_torch_compute_the_same(fast: bool, beta: float) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_cublaslt_takes_bf16_with_tokens_first(beta: float) -> None:
+def test_cublaslt_computes_bf16_with_tokens_first(beta: float) -> None:
     library, (grad, x) = gemm.load(), operands(is_fp8=False)
     assert library is not None
     out = torch.full((OUT, IN), 1e5, device=DEVICE)
@@ -112,7 +112,7 @@ def test_forward_and_backward_gemms() -> None:
 
 
 @on_gpu
-def test_what_cublaslt_cannot_do_is_an_error_that_names_it() -> None:
+def test_unsupported_gemm_raises_with_its_sizes() -> None:
     library = gemm.load()
     odd = torch.zeros(7, 9, dtype=FP8, device=DEVICE)
     with pytest.raises(CublasError, match=r"float8_e4m3fn.*rows=9, columns=7"):
@@ -140,24 +140,24 @@ def test_the_library_is_the_one_of_torchs_cuda(cuda: str, path: str) -> None:
     assert gemm.loaded_library(MAPS.splitlines()[0], cuda) is None
 
 
-def test_matrices_are_handed_over_as_column_major() -> None:
+def test_matrices_are_passed_as_column_major() -> None:
     out, left, right = torch.zeros(OUT, IN), torch.zeros(OUT, 208, dtype=FP8), torch.zeros(IN, 208, dtype=FP8)
-    asked = gemm.problem(out, left, right, fast_accumulation=True)
-    assert (asked.a, asked.b, asked.d) == (Layout(208, IN, 208), Layout(208, OUT, 208), Layout(IN, OUT, IN))
-    assert asked.transposes == (1, 0) and asked.fast_accumulation
+    key = gemm.problem(out, left, right, fast_accumulation=True)
+    assert (key.a, key.b, key.d) == (Layout(208, IN, 208), Layout(208, OUT, 208), Layout(IN, OUT, IN))
+    assert key.transposes == (1, 0) and key.fast_accumulation
     left, right = torch.zeros(TOKENS, OUT).bfloat16(), torch.zeros(TOKENS, IN).bfloat16()
-    asked = gemm.problem(out, left, right, fast_accumulation=True)
-    assert (asked.a, asked.b, asked.d) == (Layout(IN, TOKENS, IN), Layout(OUT, TOKENS, OUT), Layout(IN, OUT, IN))
-    assert asked.transposes == (0, 1) and not asked.fast_accumulation
+    key = gemm.problem(out, left, right, fast_accumulation=True)
+    assert (key.a, key.b, key.d) == (Layout(IN, TOKENS, IN), Layout(OUT, TOKENS, OUT), Layout(IN, OUT, IN))
+    assert key.transposes == (0, 1) and not key.fast_accumulation
     assert [gemm.alignment(address) for address in (4096, 48, 4, 0)] == [256, 16, 4, 256]
 
 
 class FakeLibrary:
-    """cuBLASLt that computes nothing: it notes calls and fails where it is told to."""
+    """A fake cuBLASLt that records calls, and fails in the function `failing`."""
 
-    def __init__(self, *, failing: str = "", status: int = 15, found: int = 1) -> None:
+    def __init__(self, *, failing: str = "", status: int = 15, num_algorithms: int = 1) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.failing, self.status, self.found = failing, status, found
+        self.failing, self.status, self.num_algorithms = failing, status, num_algorithms
         for name in gemm.SIGNATURES:
             setattr(self, name, self._function(name))
         self.cublasLtGetStatusName = lambda status: b"CUBLAS_STATUS_NOT_SUPPORTED"
@@ -167,7 +167,7 @@ class FakeLibrary:
             assert len(args) == len(gemm.SIGNATURES[name]), name
             self.calls.append((name, args))
             if name == "cublasLtMatmulAlgoGetHeuristic":
-                args[-1]._obj.value = self.found
+                args[-1]._obj.value = self.num_algorithms
             return self.status if name == self.failing else 0
 
         return call
@@ -178,7 +178,7 @@ class FakeLibrary:
 
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLibrary]:
-    """Add the same product twice with a fake library."""
+    """Add the same GEMM twice with a fake library."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=99))
     monkeypatch.setattr(gemm, "WORKSPACE_BYTES", 64)
 
@@ -200,43 +200,43 @@ def test_an_algorithm_is_chosen_once_and_the_scales_are_set_for_each_call(add: C
     matmuls = library.named("cublasLtMatmul")
     assert len(matmuls) == 2
     a, b, c, d = (matmuls[0][i] for i in (3, 5, 8, 10))
-    assert [a, b, d] == library.addresses and c == d, "what is added to is the result"
+    assert [a, b, d] == library.addresses and c == d, "the accumulated matrix is the output"
     assert matmuls[0][-2:] == (64, 99)
     attributes = [(args[1], args[2]._obj.value) for args in library.named("cublasLtMatmulDescSetAttribute")]
     left, right = library.scales
     assert attributes == [(3, 1), (4, 0), (17, right), (18, left), (17, right), (18, left)]
 
 
-def test_errors_name_the_function_the_status_and_the_matrices(add: Callable[..., FakeLibrary]) -> None:
+def test_errors_contain_function_status_and_matrices(add: Callable[..., FakeLibrary]) -> None:
     sizes = rf".*columns={IN}.*columns={OUT}"
     with pytest.raises(CublasError, match=rf"cublasLtMatmul returned CUBLAS_STATUS_NOT_SUPPORTED \(15\) for {sizes}"):
         add(FakeLibrary(failing="cublasLtMatmul"))
-    with pytest.raises(CublasError, match=rf"no algorithm for {sizes}"):
-        add(FakeLibrary(found=0))
+    with pytest.raises(CublasError, match=rf"no algorithm for this GEMM: {sizes}"):
+        add(FakeLibrary(num_algorithms=0))
     with pytest.raises(CublasError, match=r"cublasLtCreate returned CUBLAS_STATUS_NOT_SUPPORTED \(15\)$"):
         add(FakeLibrary(failing="cublasLtCreate"))
 
 
 @pytest.mark.usefixtures("chosen_anew")
-def test_without_the_library_torch_adds_and_one_line_says_so(
+def test_without_the_library_torch_adds_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gemm, "load", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert [gemm.fp8_gemm() for _ in range(2)] == [gemm.add_by_torch] * 2
     assert [record.message for record in caplog.records] == [
-        "torch has not loaded libcublasLt: FP8 weight gradients are added in a second pass over memory"
+        "torch has not loaded libcublasLt: FP8 weight gradients are accumulated by a separate, slower kernel"
     ]
 
 
 def headers() -> list[Path]:
     """Return the headers of CUDA, if there are any."""
     places = [Path(folder) / "nvidia" for folder in sys.path] + [Path("/usr/local/cuda")]
-    return [found for place in places for name in ("cublasLt.h", "cublas_api.h") for found in place.glob(f"**/{name}")]
+    return [path for place in places for name in ("cublasLt.h", "cublas_api.h") for path in place.glob(f"**/{name}")]
 
 
 @pytest.mark.skipif(not headers(), reason="no CUDA headers here")
-def test_values_are_those_of_the_headers() -> None:
+def test_constants_match_the_cuda_headers() -> None:
     text = "\n".join(header.read_text() for header in headers())
     own = {
         "CUBLAS_COMPUTE_32F": gemm.COMPUTE_32F,
@@ -253,5 +253,5 @@ def test_values_are_those_of_the_headers() -> None:
     assert {name: int(re.search(rf"\b{name}\s*=\s*(\d+)", text)[1]) for name in own} == own
 
 
-def test_the_answer_of_the_heuristic_has_the_size_of_cublass() -> None:
+def test_size_of_the_heuristic_result_is_that_of_cublaslt() -> None:
     assert ctypes.sizeof(gemm.Heuristic) == 8 * 8 + 8 + 4 + 4 + 4 * 4

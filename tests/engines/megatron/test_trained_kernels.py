@@ -1,4 +1,4 @@
-"""Every operation of the trained layer but its GEMMs, in Triton and in plain torch, against torch in FP64.
+"""Every operation of the trained layer except its GEMMs, in Triton and in plain torch, compared with torch in FP64.
 
 Without a GPU, Triton's interpreter runs the kernels (conftest.py says how).
 """
@@ -36,25 +36,25 @@ OPS = {
     "triton FP8": Fp8GpuOps(),
 }
 TOLERANCE = 5e-3
-"""Of a row's norm, and of a row's scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
+"""Tolerance relative to a row's norm or scale: BF16 rounds to 2^-9, and a GPU's tanh is accurate to 2^-11."""
 HALF_ULP = 2.0**-4
-"""Of an E4M3 number between 1 and 2."""
+"""Spacing of E4M3 numbers between 1 and 2."""
 LARGEST, SMALLEST_EXPONENT = 448, -6
 EPS = 0.01
 FEW, MANY = 5, 70
-"""Rows: for kernels with a row a program; more than there are programs, and than a tile of columns has (32)."""
+"""Numbers of rows: for kernels with one row per program; more than there are programs, and more than a tile (32)."""
 WIDE = 4096 + 96
 """More columns of an MLP than its kernels process at once."""
 
 
 def random(*shape: int, spread: float = 1.0) -> Tensor:
-    """Return BF16 numbers whose rows differ in size, some of them by a lot."""
+    """Return BF16 values whose rows differ in magnitude, some of them by a lot."""
     rows = torch.logspace(-2, 2, shape[0], device=DEVICE)[:, None] if len(shape) > 1 else 1
     return (torch.randn(shape, device=DEVICE) * rows * spread).bfloat16()
 
 
 def random_fp8(*shape: int, exponents: tuple[int, int] = (-10, 3)) -> Operand:
-    """Return FP8 numbers with scales that are powers of two."""
+    """Return FP8 values with scales that are powers of two."""
     values = (torch.randn(shape, device=DEVICE) * 100).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return Operand(values, torch.linspace(*exponents, shape[0], device=DEVICE).round().exp2())
 
@@ -65,7 +65,7 @@ def fp64(x: Tensor | Operand) -> Tensor:
 
 
 def check(got: Tensor | Operand, expected: Tensor, *, most: Tensor | None = None) -> None:
-    """Compare with FP64: a tensor row by row, a quantised one number by number, by what FP8 may round.
+    """Compare with FP64: a tensor by rows, a quantised one by elements with the rounding error of FP8.
 
     most: at least the largest magnitude of each row, from which its scale was computed; None: that magnitude.
     """
@@ -77,7 +77,7 @@ def check(got: Tensor | Operand, expected: Tensor, *, most: Tensor | None = None
         return
     most = expected.abs().amax(1) if most is None else most
     assert values.dtype is torch.float8_e4m3fn and scale.isfinite().all()
-    assert (scale * LARGEST >= most * (1 - TOLERANCE)).all(), "nothing may be cut off"
+    assert (scale * LARGEST >= most * (1 - TOLERANCE)).all(), "no value may be clipped"
     assert (scale * LARGEST <= 2 * most * (1 + TOLERANCE)).all(), "a power of two is at most twice as large"
     exponent = (expected / scale[:, None]).abs().log2().floor().clamp(min=SMALLEST_EXPONENT)
     allowed = HALF_ULP * 2**exponent * scale[:, None] + TOLERANCE * expected.abs()
@@ -102,7 +102,7 @@ kinds = pytest.mark.parametrize("has_bias", [False, True], ids=["RMSNorm", "Laye
 
 @in_triton
 def test_each_implementation_has_the_operations_of_the_interface(ops: TrainedOps) -> None:
-    """Some run on a GPU only, so no other test without one would notice that they are missing."""
+    """Some operations run on GPUs only, so without a GPU no other test would detect that they are missing."""
     names = [name for name, value in vars(TrainedOps).items() if callable(value) and not name.startswith("_")]
     assert "matmul" in names
     for name in names:
@@ -111,7 +111,7 @@ def test_each_implementation_has_the_operations_of_the_interface(ops: TrainedOps
 
 
 def norm_of(width: int, has_bias: bool) -> tuple[NormWeights, Callable[..., Tensor]]:
-    """Return a norm's weights, and the norm as torch computes it from x, weight and bias."""
+    """Return a norm's weights, and torch's norm as a function of x, weight and bias."""
     bias = random(width) if has_bias else None
     weights = NormWeights(1 + random(width, spread=0.1), bias, EPS)
     if has_bias:
@@ -148,9 +148,9 @@ def test_norms(ops: TrainedOps, has_bias: bool, width: int) -> None:
         assert (got is None) == (of_x is None)
         if got is not None:
             check(got[None], of_x[None])
-    again = ops.norm_again(x, stats, weights)
-    check(again, expected)
-    assert torch.equal(fp64(again), fp64(out)), "the gradient must be of what the forward pass computed with"
+    recomputed = ops.recompute_norm(x, stats, weights)
+    check(recomputed, expected)
+    assert torch.equal(fp64(recomputed), fp64(out)), "the backward pass must use the same values as the forward pass"
 
 
 @pytest.mark.parametrize(("num_rows", "width"), [(MANY, 96), (FEW, 1344)])
@@ -181,7 +181,7 @@ def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, has_bias: b
     freqs = angles.repeat(1, 2) if rotates else None
 
     def split(qkv: Tensor) -> Tensor:
-        """Return q, k and v in FP64, side by side; a head's halves are real and imaginary parts."""
+        """Return q, k and v in FP64, concatenated; a head's halves are real and imaginary parts."""
         qkv = qkv if bias is None else qkv + fp64(bias)
         heads = qkv.view(num_rows, groups, repeats + 2, dim)
         low, high = heads.chunk(2, dim=-1)
@@ -213,9 +213,9 @@ def test_swiglu(ops: TrainedOps, width: int) -> None:
         check(saved, torch.cat([gate, up]))
         gate, up = fp64(saved).chunk(2)
     expected = gradients(lambda gate, up: silu(gate) * up, gate, up, grad=fp64(grad))
-    gate_up_grad, again = ops.swiglu_backward(grad, saved)
+    gate_up_grad, recomputed = ops.swiglu_backward(grad, saved)
     check(gate_up_grad, torch.cat(expected, dim=1))
-    check(again, silu(gate) * up)
+    check(recomputed, silu(gate) * up)
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -233,9 +233,9 @@ def test_gelu(ops: TrainedOps, width: int, has_bias: bool) -> None:
     check(saved, x)
     x = fp64(saved)
     (expected,) = gradients(gelu, x, grad=fp64(grad))
-    x_grad, again = ops.gelu_backward(grad, saved)
+    x_grad, recomputed = ops.gelu_backward(grad, saved)
     check(x_grad, expected, most=1.13 * fp64(grad).abs().amax(1) if is_triton else None)
-    check(again, gelu(x), most=gelu(x.amax(1)).clamp(min=0.17) if is_triton else None)
+    check(recomputed, gelu(x), most=gelu(x.amax(1)).clamp(min=0.17) if is_triton else None)
 
 
 def test_column_sum(ops: TrainedOps) -> None:
@@ -255,7 +255,7 @@ def test_operand(ops: TrainedOps) -> None:
     assert (zeros.scale.log2() % 1 == 0).all() and (ops.operand(x).scale.log2() % 1 == 0).all()
 
 
-def test_one_scale_for_all_tokens_keeps_the_bits_of_powers_of_two() -> None:
+def test_common_scale_is_exact_for_powers_of_two() -> None:
     torch.manual_seed(0)
     num_rows, width = 130, 200
     x = random_fp8(num_rows, width, exponents=(0, 5))
@@ -269,7 +269,7 @@ def test_one_scale_for_all_tokens_keeps_the_bits_of_powers_of_two() -> None:
     assert ((got - fp64(x)).abs() <= 32 * 2.0**SMALLEST_EXPONENT * HALF_ULP).logical_or(is_normal).all()
 
 
-def test_one_scale_for_all_tokens_rounds_others_once_more() -> None:
+def test_common_scale_rounds_other_scales_once_more() -> None:
     torch.manual_seed(0)
     x = random_fp8(40, 130)._replace(scale=torch.rand(40, device=DEVICE) + 0.5)
     out = tokens_last(x)
@@ -288,7 +288,7 @@ def test_quantize_tensor() -> None:
     assert ((fp64(out).clamp(-LARGEST, LARGEST) - expected).abs() <= HALF_ULP * 1.01 * 2**exponent).all()
 
 
-class TransposesWhenAsked:
+class TransposesOnRequest:
     """`PrefetchedTransposes` without streams."""
 
     def __init__(self, linears, transpose, stored) -> None:
@@ -298,16 +298,16 @@ class TransposesWhenAsked:
         weight, scale = self.forward(linear)
         return Operand(weight.T.contiguous(), scale)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         pass
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_fp8_copies_follow_the_weights(monkeypatch: pytest.MonkeyPatch, tp: int) -> None:
-    """With tp 2, the other rank's parts have numbers twice as large."""
+def test_fp8_copies_are_updated_with_the_weights(monkeypatch: pytest.MonkeyPatch, tp: int) -> None:
+    """With tp = 2 the other rank's parts have values twice as large."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda amax, op, group: amax.mul_(group.size()))
     if DEVICE == "cpu":
-        monkeypatch.setattr(fp8_weights, "PrefetchedTransposes", TransposesWhenAsked)
+        monkeypatch.setattr(fp8_weights, "PrefetchedTransposes", TransposesOnRequest)
     torch.manual_seed(0)
     linears = [torch.nn.Linear(*shape, dtype=torch.bfloat16, device=DEVICE) for shape in ((96, 64), (32, 160))]
     for linear in linears:

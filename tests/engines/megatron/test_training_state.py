@@ -1,4 +1,4 @@
-"""Training states on one rank: what is saved, what a full disk or a damaged file does, who else can read it."""
+"""Checkpoints of training states on one rank: contents, full disks, damaged files, and loading by megatron-core."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ from helpers.failing_disk import failing
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from test_engine_units import TINY, composed, drawn_rows, one_rank  # noqa: F401
+    from test_engine_units import TINY, composed, one_rank, random_rows  # noqa: F401
 
     from jobs.engines import rank_state
     from jobs.engines.megatron.engine import MegatronEngine
@@ -39,20 +39,20 @@ pytestmark = [
 
 ALL = ("task.training.trains=all", "task.training.lora=null", "task.training.max_steps=9")
 SAVED = ("task.benchmark=null", "task.training.target_eval_loss=null", "task.training.checkpoint_every_steps=2")
-NOBODY: Any = SimpleNamespace(event=lambda *args, **metadata: None)
-"""The log of a rank that writes none."""
+NO_LOG: Any = SimpleNamespace(event=lambda *args, **metadata: None)
+"""The log of a rank that writes no log."""
 BATCHES = torch.tensor([[3, 0, 7, 5], [9, 1, 2, 4], [6, 8, 0, 1], [2, 3, 5, 9], [4, 6, 7, 8], [0, 1, 2, 3]]).numpy()
 
 
 def started(run: Path, *overrides: str) -> tuple[MegatronEngine, Checkpoints, Plan]:
-    """Return a new engine with the checkpoints of its trial in a run folder."""
+    """Return a new engine, and the checkpoints of its trial in a run folder."""
     plan = composed(*SAVED, *(overrides or ALL))
     engine = MegatronEngine(plan, seed=plan.trials[0].seed)
-    return engine, Checkpoints(plan, plan.trials[0], engine, run, NOBODY, rank=0), plan
+    return engine, Checkpoints(plan, plan.trials[0], engine, run, NO_LOG, rank=0), plan
 
 
 def trained(engine: MegatronEngine, steps: range) -> list[float]:
-    rows = drawn_rows(10)
+    rows = random_rows(10)
     return [engine.mean_loss(engine.train_step(rows, BATCHES[step - 1], step)) for step in steps]
 
 
@@ -68,7 +68,7 @@ def saved(run: Path, *overrides: str) -> MegatronEngine:
 
 
 @given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), data=st.data())
-def test_a_flat_range_is_cut_into_boxes_that_hold_it_in_order(shape: list[int], data: st.DataObject) -> None:
+def test_flat_range_is_split_into_boxes_in_order(shape: list[int], data: st.DataObject) -> None:
     whole = torch.arange(prod(shape)).view(shape)
     begin = data.draw(st.integers(0, prod(shape)))
     end = data.draw(st.integers(begin, prod(shape)))
@@ -97,7 +97,7 @@ STATES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", STATES)
-def test_every_kind_of_state_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_state_resumes_bitwise(tmp_path: Path, kind: str) -> None:
     engine = saved(tmp_path, *ALL, *STATES[kind])
     expected = trained(engine, range(5, 7))
     other, saving, _ = started(tmp_path, *ALL, *STATES[kind])
@@ -106,24 +106,24 @@ def test_every_kind_of_state_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_megatron_core_loads_the_weights_that_were_trained(tmp_path: Path, precision: str) -> None:
-    """It is a checkpoint as any other: MODEL may point at it, and megatron-core's own loader reads it."""
+def test_megatron_core_loads_the_trained_weights(tmp_path: Path, precision: str) -> None:
+    """It is a normal checkpoint: MODEL may point at it, and megatron-core's loader reads it."""
     engine = saved(tmp_path)
     other, _, _ = started(tmp_path / "other", *ALL, f"precision={precision}")
     other.load(tmp_path / "checkpoints" / "trial_0" / "step_4", adapters=False)
-    weights, loaded = (dict(e.parts.bare_chunks()[0].named_parameters()) for e in (engine, other))
+    weights, loaded = (dict(e.parts.unwrapped_chunks()[0].named_parameters()) for e in (engine, other))
     assert weights.keys() == loaded.keys()
     for name, weight in weights.items():
         assert torch.equal(loaded[name], weight.to(loaded[name].dtype)), name
 
 
 @pytest.mark.parametrize("trains", [ALL, ("task.training.max_steps=9",)])
-def test_a_checkpoint_holds_what_is_trained_and_nothing_else(tmp_path: Path, trains: tuple[str, ...]) -> None:
+def test_checkpoint_has_trained_weights_only(tmp_path: Path, trains: tuple[str, ...]) -> None:
     engine = saved(tmp_path, *trains)
     names = checkpoint_reader.Reader(tmp_path / "checkpoints" / "trial_0" / "step_4").names()
     states = {name for name in names if not name.startswith("rng_state.")}
     weights = {name for name in states if not name.startswith("optimizer.")}
-    trainable = [name for name, p in engine.parts.bare_chunks()[0].named_parameters() if p.requires_grad]
+    trainable = [name for name, p in engine.parts.unwrapped_chunks()[0].named_parameters() if p.requires_grad]
     assert weights == {name.replace("layers.0.", "layers.").replace("layers.1.", "layers.") for name in trainable}
     moments = ("exp_avg", "exp_avg_sq")
     assert states - weights == {f"optimizer.state.{moment}.{name}" for moment in moments for name in weights}
@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: p
     path.write_bytes(content)
     engine, saving, _ = started(tmp_path)
     assert saving.resume() == 2
-    assert "step_4 is damaged, and an older one is used: rank_0.distcp has another sha256" in capfd.readouterr().err
+    assert "step_4 is damaged (rank_0.distcp has another sha256); trying an older one" in capfd.readouterr().err
     assert trained(engine, range(3, 7))[2:] == expected
     for step in (2, 4):
         (tmp_path / "checkpoints" / "trial_0" / f"step_{step}" / "manifest.json").write_text("{")
@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: p
 
 
 @pytest.mark.long
-def test_a_disk_that_fails_at_any_moment_ends_the_trial_and_leaves_whole_checkpoints(tmp_path: Path) -> None:
+def test_disk_failure_at_any_moment_ends_the_trial_with_complete_checkpoints(tmp_path: Path) -> None:
     saved(tmp_path)
     for at in itertools.count():
         engine, saving, _ = started(tmp_path)
@@ -158,23 +158,23 @@ def test_a_disk_that_fails_at_any_moment_ends_the_trial_and_leaves_whole_checkpo
                 saving.finish()
             except BenchError as error:
                 assert error.rule == "CFG-08" and "cannot be written: No space left on device" in error.what
-                assert "goes on from the last complete checkpoint" in error.fix
+                assert "the next attempt resumes from the last checkpoint" in error.fix
             except OSError:
-                assert "part" in disk.failed, "the main thread makes the folder, and the guard explains the rest"
+                assert "part" in disk.failed, "the main thread creates the folder; the guard handles all other errors"
             else:
                 assert not disk.failed
         whole = list(checkpoints.complete(tmp_path / "checkpoints" / "trial_0"))
-        assert [checkpoints.damage(found, slice(None)) for found in whole] == [""] * len(whole)
-        assert {found.step for found in whole} >= {4}
+        assert [checkpoints.damage(saved_state, slice(None)) for saved_state in whole] == [""] * len(whole)
+        assert {saved_state.step for saved_state in whole} >= {4}
         if not disk.failed:
             break
         shutil.rmtree(tmp_path / "checkpoints" / "trial_0" / "step_6", ignore_errors=True)
-    assert at > 8 and [found.step for found in whole] == [6, 4]
+    assert at > 8 and [saved_state.step for saved_state in whole] == [6, 4]
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
-    with pytest.raises(ConfigError, match="another training: max_steps 9 instead of 8"):
+    with pytest.raises(ConfigError, match="saved with other settings: max_steps 9 instead of 8"):
         started(tmp_path, *ALL[:2], "task.training.max_steps=8")[1].resume()
     manifest = tmp_path / "checkpoints" / "trial_0" / "step_4" / "manifest.json"
     described = json.loads(manifest.read_text())
@@ -186,18 +186,18 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(ConfigError, match=r"0\.0 GiB are free, and 3 checkpoints of 0\.0 GiB need more"):
+    with pytest.raises(ConfigError, match=r"0\.0 GiB are free, but 3 checkpoints of 0\.0 GiB need more"):
         started(tmp_path)[1].resume()
 
 
-def test_with_room_training_goes_on_while_a_copy_is_written(tmp_path: Path) -> None:
+def test_training_continues_while_a_copy_is_written(tmp_path: Path) -> None:
     assert saved(tmp_path).snapshot().is_copy
 
 
-def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_written_at_once_without_room_for_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jobs.engines import rank_state
 
-    monkeypatch.setattr(rank_state, "ROOM", 0)
+    monkeypatch.setattr(rank_state, "MAX_HOST_MEMORY_SHARE", 0)
     engine = saved(tmp_path)
     assert not engine.snapshot().is_copy
     expected = trained(engine, range(5, 7))
@@ -206,10 +206,10 @@ def test_without_room_for_a_copy_the_state_is_written_at_once(tmp_path: Path, mo
     assert trained(other, range(5, 7)) == expected
 
 
-def test_groups_that_share_a_node_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_on_the_same_node_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     where = ("cluster=local", "cluster.ranks_per_node=4", "parallel.groups=2")
     plan = groups.of_group(
-        plan_kinds.required(compose.compose(["task=pretrain_tiny_apart", *where]), plan_kinds.TrainingPlan)
+        plan_kinds.required(compose.compose(["task=pretrain_tiny_local_sgd", *where]), plan_kinds.TrainingPlan)
     )
     monkeypatch.setattr(rank_state.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     assert plan.world.ranks_per_node == 2

@@ -1,4 +1,4 @@
-"""Weights transposed ahead of GEMMs: which buffer has which linear, and who waits for whom, on made-up streams."""
+"""Prefetched transposes of weights: buffers of linears, and the order of streams and events, with fake streams."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ SHAPES = {"a": (2, 3), "b": (4, 2), "c": (3, 3)}
 
 @pytest.fixture
 def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what streams and events are told, in order."""
+    """Record the calls of streams and events in order."""
     noted: list[str] = []
     streams, events, empty = iter(["side"]), iter(["event 0", "event 1"]), torch.empty
 
@@ -46,14 +46,14 @@ def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def linears() -> dict[str, Any]:
-    """Return linears whose FP8 weights are numbers of one byte, none of them twice."""
-    made, start = {}, 0
+    """Return linears whose weights are distinct one-byte values."""
+    linears_by_name, start = {}, 0
     for name, (rows, columns) in SHAPES.items():
         linear: Any = torch.nn.Module()
         values = torch.arange(start, start + rows * columns, dtype=torch.int8).view(rows, columns)
         linear.weight, linear.quantized = values, Quantized(values, torch.tensor(float(start)))
-        made[name], start = linear, start + rows * columns
-    return made
+        linears_by_name[name], start = linear, start + rows * columns
+    return linears_by_name
 
 
 def transposes(noted: list[str]) -> Any:
@@ -72,40 +72,40 @@ def started(size: int, buffer: int) -> list[str]:
     return [*START, f"transposed {size}", f"event {buffer} recorded", "off side"]
 
 
-def test_the_next_weight_is_transposed_while_the_gemm_of_the_one_before_runs(did: list[str]) -> None:
-    """The first transpose is waited for; each other one is in the other buffer by the time that it is asked for."""
-    of = linears()
-    weights = PrefetchedTransposes([*of.values()], transposes(did))
+def test_next_weight_is_transposed_while_the_previous_gemm_runs(did: list[str]) -> None:
+    """Only the first transpose is waited for; each other one is in the other buffer when it is requested."""
+    linears_by_name = linears()
+    weights = PrefetchedTransposes([*linears_by_name.values()], transposes(did))
     expected = [
         [*started(6, 0), "event 0 awaited", *started(8, 1)],
         ["event 1 awaited", *started(9, 0)],
         ["event 0 awaited"],
     ]
-    for (name, linear), steps in zip(of.items(), expected, strict=True):
+    for (name, linear), steps in zip(linears_by_name.items(), expected, strict=True):
         did.clear()
         assert weights.forward(linear) is linear.quantized and did == []
-        found = weights.backward(linear)
-        assert torch.equal(found.values, linear.weight.T) and found.values.dtype is torch.int8, name
-        assert found.scale is linear.quantized.scale and did == steps
+        transposed = weights.backward(linear)
+        assert torch.equal(transposed.values, linear.weight.T) and transposed.values.dtype is torch.int8, name
+        assert transposed.scale is linear.quantized.scale and did == steps
     assert [buffer.numel() for buffer in weights.buffers] == [9, 9] and weights.linear_in_buffer == [None, None]
 
 
-def test_in_another_order_weights_are_right_and_not_ahead(did: list[str]) -> None:
-    of = linears()
-    weights = PrefetchedTransposes([*of.values()], transposes(did))
+def test_other_order_gives_right_weights_without_prefetching(did: list[str]) -> None:
+    linears_by_name = linears()
+    weights = PrefetchedTransposes([*linears_by_name.values()], transposes(did))
     for name in ("b", "a", "c", "b", "c"):
-        assert torch.equal(weights.backward(of[name]).values, of[name].weight.T), name
+        assert torch.equal(weights.backward(linears_by_name[name]).values, linears_by_name[name].weight.T), name
 
 
-def test_what_was_transposed_ahead_is_forgotten_where_weights_change(did: list[str]) -> None:
-    of = linears()
-    weights = PrefetchedTransposes([*of.values()], transposes(did), stored=lambda linear: linear.other)
-    for linear in of.values():
+def test_prefetched_transposes_are_dropped_when_weights_change(did: list[str]) -> None:
+    linears_by_name = linears()
+    weights = PrefetchedTransposes([*linears_by_name.values()], transposes(did), stored=lambda linear: linear.other)
+    for linear in linears_by_name.values():
         linear.other = Quantized(linear.weight + 1, None)
-    weights.backward(of["a"])
-    assert weights.linear_in_buffer == [None, of["b"]] and weights.next_buffer == 0
-    of["b"].other = Quantized(of["b"].weight + 2, None)
+    weights.backward(linears_by_name["a"])
+    assert weights.linear_in_buffer == [None, linears_by_name["b"]] and weights.next_buffer == 0
+    linears_by_name["b"].other = Quantized(linears_by_name["b"].weight + 2, None)
     did.clear()
     weights.join()
     assert did == ["main waits for side"] and weights.linear_in_buffer == [None, None]
-    assert torch.equal(weights.backward(of["b"]).values, of["b"].weight.T + 2)
+    assert torch.equal(weights.backward(linears_by_name["b"]).values, linears_by_name["b"].weight.T + 2)

@@ -23,7 +23,7 @@ class NVMLError(Exception):
     """As the real one: its text is the reason."""
 
 
-def _asked(name: str) -> None:
+def _count_call(name: str) -> None:
     CALLS[name] += 1
     if name in SCRIPT.get("refused", ()):
         raise NVMLError("Not Supported")
@@ -63,7 +63,7 @@ def nvmlDeviceGetMaxClockInfo(handle: int, clock: int) -> int:
 
 
 def nvmlDeviceGetPowerUsage(handle: int) -> int:
-    _asked("nvmlDeviceGetPowerUsage")
+    _count_call("nvmlDeviceGetPowerUsage")
     return 400_000
 
 
@@ -80,11 +80,11 @@ def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
-    _asked("nvmlDeviceGetTotalEnergyConsumption")
+    _count_call("nvmlDeviceGetTotalEnergyConsumption")
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * 400_000)
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:
     """Only this older name: the sampler must find it."""
-    _asked("nvmlDeviceGetCurrentClocksThrottleReasons")
+    _count_call("nvmlDeviceGetCurrentClocksThrottleReasons")
     return 0x4 | 0x20

@@ -1,7 +1,7 @@
-"""AdamW's update as one Triton kernel for each shard; `update` says what each function does.
+"""AdamW's update as one Triton kernel per shard; the module `update` documents what each function does.
 
-The kernel reads gradient, master weight, moments and the factor of clipping, and writes master weight, moments and the
-model's weight: 30 bytes a weight with moments in FP32, 22 in BF16. It is bound by device memory.
+The kernel reads gradient, master weight, moments and the clipping factor, and writes master weight, moments and the
+model's weight: 30 bytes per weight with moments in FP32, 22 in BF16. It is bound by memory bandwidth.
 """
 
 import torch
@@ -21,7 +21,7 @@ def sum_of_squares(shards: list[Shard]) -> Tensor:
 def _squares_of(shard: Shard) -> Tensor:
     length, counted = len(shard.grad), shard.counted
     parts = torch.empty(triton.cdiv(length, BLOCK), dtype=torch.float32, device=shard.grad.device)
-    options = {"MOST": counted.most_in_block, "BLOCK": BLOCK, "num_warps": 8}
+    options = {"MOST": counted.max_bounds_in_block, "BLOCK": BLOCK, "num_warps": 8}
     _squares[(len(parts),)](shard.grad, parts, counted.bounds, counted.passed, length, **options)
     return parts.sum()
 
@@ -30,13 +30,13 @@ def update(shard: Shard, moments: Moments, factor: Tensor, step: Step) -> None:
     length, decayed = len(shard.grad), shard.decayed
     tensors = (shard.grad, shard.master, shard.weights, *moments, factor, decayed.bounds, decayed.passed)
     rates = (step.decay, step.beta1, 1 - step.beta1, step.beta2, 1 - step.beta2, step.size, step.root, step.eps)
-    options = {"MOST": decayed.most_in_block, "BLOCK": BLOCK, "num_warps": 8}
+    options = {"MOST": decayed.max_bounds_in_block, "BLOCK": BLOCK, "num_warps": 8}
     _update[(triton.cdiv(length, BLOCK),)](*tensors, *rates, step.seed(shard.bucket), shard.first, length, **options)
 
 
 @triton.jit
 def _is_inside(at, bounds_ptr, passed_ptr, MOST: tl.constexpr):
-    """Return which numbers `Marks` marks."""
+    """Return which elements are inside the ranges of a `RangeTable`."""
     first_bound = tl.load(passed_ptr + tl.program_id(0))
     passed = tl.zeros_like(at) + first_bound
     for i in tl.static_range(MOST):
@@ -79,7 +79,7 @@ def _update(
 
 @triton.jit
 def _rounded(x, bits):
-    """Return FP32 numbers that are BF16 numbers, rounded by 16 random bits each."""
+    """Return FP32 values rounded stochastically to BF16 values, with 16 random bits each."""
     raw = (x.to(tl.uint32, bitcast=True) + bits) & 0xFFFF0000
     return tl.where(x == x, raw.to(tl.float32, bitcast=True), x)
 

@@ -1,9 +1,9 @@
-"""Adam's moments in host memory, for models whose states the device does not hold.
+"""Adam's moments in host memory, for models whose optimizer states do not fit into device memory.
 
 A step copies the moments to the device in pieces, updates them there and copies them back. Two pairs of buffers
-alternate, and the copies run on streams of their own, in both directions at once. So a step costs the time of copying
-all moments one way: 8 bytes a weight in FP32 and 4 in BF16. A model of 6.7e9 weights on one GPU has moments of 54 GB
-in FP32, which PCIe 5 copies at 55 GB/s each way: about 1.0 s a step, and 0.5 s in BF16.
+alternate, and the copies run on separate streams, in both directions at once. So a step takes the time of copying all
+moments one way: 8 bytes per weight in FP32 and 4 in BF16. A model of 6.7e9 weights on one GPU has 54 GB of moments in
+FP32, which PCIe 5 copies at 55 GB/s each way: about 1.0 s a step, and 0.5 s in BF16.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from jobs.engines.megatron.adam.shards import Shard
 from jobs.engines.megatron.adam.update import Moments
 
 PIECE = 2**25
-"""Numbers of a piece. A power of two, since torch rounds the size of pinned memory up to one."""
+"""Elements of a piece. A power of two, because torch rounds the size of pinned memory up to one."""
 
 
 class Piece(NamedTuple):
-    """A part of a shard, and its moments where they stay between steps."""
+    """A part of a shard, and its moments in the memory where they are between steps."""
 
     shard: Shard
     moments: Moments
 
 
-class Streamed:
-    """Two pairs of device buffers through which the moments of pieces pass; on a CPU they pass one after the other."""
+class MomentStreamer:
+    """Streams the moments of pieces through two pairs of device buffers; on a CPU without overlap."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         device, dtype = pieces[0].shard.grad.device, pieces[0].moments.exp_avg.dtype
@@ -37,19 +37,19 @@ class Streamed:
         self.copied_out = [self.library.Event(), self.library.Event()]
 
     def update(self, pieces: list[Piece], update: Callable[[Shard, Moments], None]) -> None:
-        """Update every piece, with its moments in a buffer."""
+        """Call `update` on every piece, with its moments in a device buffer."""
         for number, piece in enumerate(pieces):
-            here = number % 2
-            moments = Moments(*(buffer[: len(piece.shard.grad)] for buffer in self.buffers[here]))
+            current = number % 2
+            moments = Moments(*(buffer[: len(piece.shard.grad)] for buffer in self.buffers[current]))
             with self.library.stream(self.copy_in):
-                self.copied_out[here].wait()
+                self.copied_out[current].wait()
                 _copy(piece.moments, to=moments)
             self.library.current_stream().wait_stream(self.copy_in)
             update(piece.shard, moments)
             self.copy_out.wait_stream(self.library.current_stream())
             with self.library.stream(self.copy_out):
                 _copy(moments, to=piece.moments)
-                self.copied_out[here].record()
+                self.copied_out[current].record()
 
 
 def _copy(moments: Moments, *, to: Moments) -> None:
@@ -58,7 +58,7 @@ def _copy(moments: Moments, *, to: Moments) -> None:
 
 
 def pieces_of(shards: list[Shard], dtype: torch.dtype, *, offload: bool) -> list[Piece]:
-    """Return all numbers of the shards, with memory for their moments; offload: pinned host memory, in small pieces."""
+    """Return the pieces of all shards, with memory for their moments; offload: small pieces, in pinned host memory."""
     if offload:
         shards = [shard.part(begin, begin + PIECE) for shard in shards for begin in range(0, len(shard.grad), PIECE)]
     return [Piece(shard, _moments(shard, dtype, offload=offload)) for shard in shards]

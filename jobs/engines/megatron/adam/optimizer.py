@@ -1,4 +1,4 @@
-"""AdamW of a plan's recipe. A step launches few kernels, and the host waits for none of them."""
+"""AdamW with the settings of a plan. A step launches few kernels and does not wait for the device."""
 
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -12,14 +12,14 @@ from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.training import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
-from jobs.engines.megatron.adam.offload import Streamed, pieces_of
+from jobs.engines.megatron.adam.offload import MomentStreamer, pieces_of
 from jobs.engines.megatron.adam.shards import Place, Shard, shards_of
 from jobs.engines.megatron.adam.update import Moments, Step
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
 
 class State(NamedTuple):
-    """What a rank holds of some weights for their updates, as flat tensors, and where the weights lie in them."""
+    """This rank's master weights and moments of some weights as flat tensors, and the places of the weights in them."""
 
     places: list[Place]
     master: Tensor
@@ -28,10 +28,10 @@ class State(NamedTuple):
 
 
 class Adam:
-    """AdamW of a plan's recipe, with gradients clipped by their norm over all ranks."""
+    """AdamW with the settings of a plan; gradients are clipped by their norm over all ranks."""
 
     num_steps: int
-    """Updates since the start or the last reset."""
+    """Number of updates since the start or the last reset."""
 
     def __init__(self, plan: Plan, chunks: list[DistributedDataParallel]) -> None:
         self.recipe, self.chunks = plan.config.training_recipe, chunks
@@ -40,12 +40,12 @@ class Adam:
         self.shards = shards_of(chunks, is_sharded=self.is_sharded)
         dtype = torch.float32 if self.recipe.moments is MomentPrecision.fp32 else torch.bfloat16
         self.pieces = pieces_of(self.shards, dtype, offload=self.recipe.offload_moments)
-        self.streamed = Streamed(self.pieces) if self.recipe.offload_moments else None
+        self.streamed = MomentStreamer(self.pieces) if self.recipe.offload_moments else None
         self.ops = _ops(self.shards[0].grad.device)
         self.reset()
 
     def reset(self) -> None:
-        """Start again from the current weights."""
+        """Restart from the current weights."""
         self.num_steps = 0
         for shard in self.shards:
             shard.master.copy_(shard.weights)
@@ -54,14 +54,14 @@ class Adam:
             state.exp_avg_sq.zero_()
 
     def step(self, lr: float) -> None:
-        """Update the weights. The gradients are already summed over the replicas, and may be overwritten."""
+        """Update the weights. The gradients have been reduced over the replicas, and may be overwritten."""
         self.num_steps += 1
         r = self.recipe
         step = Step(self.num_steps, lr, r.adam_beta1, r.adam_beta2, r.adam_eps, r.weight_decay)
-        with named(Part.gradient_norm):
+        with profile_range(Part.gradient_norm):
             factor = (r.clip_grad / (self._norm() + 1e-6)).clamp(max=1.0)
         update = partial(self.ops.update, factor=factor, step=step)
-        with named(Part.adamw):
+        with profile_range(Part.adamw):
             if self.streamed:
                 self.streamed.update(self.pieces, update)
             else:
@@ -70,26 +70,26 @@ class Adam:
         self._share_weights()
 
     def states(self) -> list[State]:
-        """Return all that the next update depends on; it may be read and overwritten between two steps."""
+        """Return the optimizer states; callers may read and overwrite them between two steps."""
         if self.streamed:
-            torch.cuda.synchronize()  # until the moments are back in host memory
+            torch.cuda.synchronize()  # wait until the moments are back in host memory
         return [State(piece.shard.places, piece.shard.master, *piece.moments) for piece in self.pieces]
 
     def resume(self, num_steps: int) -> None:
-        """Go on from states that were overwritten by those of a training after so many updates."""
+        """Resume after `num_steps` updates, from states that the caller has overwritten."""
         self.num_steps = num_steps
         for shard in self.shards:
             shard.weights.copy_(shard.master)
         self._share_weights()
 
     def _share_weights(self) -> None:
-        """Give each rank the weights that other replicas have updated."""
+        """Gather the weights that other replicas have updated."""
         if self.is_sharded:
             for chunk in self.chunks:
                 chunk.start_param_sync()
 
     def _norm(self) -> Tensor:
-        """Return the norm of the gradients of all ranks, each counted once."""
+        """Return the norm of the gradients of all ranks; each gradient counts once."""
         squares = self.ops.sum_of_squares(self.shards)
         if torch.distributed.get_world_size(self.group) > 1:
             torch.distributed.all_reduce(squares, group=self.group)
@@ -105,7 +105,7 @@ class _Ops(Protocol):
 
 
 def _ops(device: torch.device) -> _Ops:
-    """Return what updates on the device: Triton's kernels or torch."""
+    """Return the implementation for the device: Triton kernels or torch."""
     if device.type != "cuda":
         return torch_update
     from jobs.engines.megatron.adam import kernels

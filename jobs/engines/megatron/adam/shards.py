@@ -1,7 +1,7 @@
-"""What a rank updates: its parts of the buckets of megatron-core's buffers.
+"""The optimizer shards of a rank: its parts of the buckets of megatron-core's gradient buffers.
 
-A bucket holds the gradients of many weights in one tensor. With the distributed optimizer each rank of DP (and CP)
-updates its part of every bucket, otherwise all of it. A rank holds FP32 master weights of what it updates.
+A bucket holds the gradients of many weights in one tensor. With the distributed optimizer each DP (and CP) rank updates
+its part of every bucket, otherwise the full bucket. A rank holds FP32 master weights of the elements that it updates.
 """
 
 from dataclasses import dataclass
@@ -16,40 +16,40 @@ from torch import Tensor
 from torch.nn import Parameter
 
 BLOCK = 2048
-"""How many numbers a program of a kernel processes."""
+"""Elements per program of a kernel."""
 _END = 2**62
-"""Lies behind every number."""
+"""A bound after every element."""
 
 
-class Marks(NamedTuple):
-    """Ranges that do not touch, in order.
+class RangeTable(NamedTuple):
+    """Ranges of elements in order, which do not touch, with lookup tables for the kernels.
 
-    A number lies inside if an odd number of bounds (starts and ends of ranges) lie at or before it.
+    An element is inside a range if an odd number of bounds (starts and ends of ranges) are at or before it.
     """
 
     ranges: list[tuple[int, int]]
     bounds: Tensor
-    """All bounds in order, and then some behind every number, so that a program may read `most_in_block` of them."""
+    """All bounds in order, padded with _END, so that every program can read `max_bounds_in_block` bounds."""
     passed: Tensor
-    """For each block of BLOCK numbers: how many bounds lie at or before its first number."""
-    most_in_block: int
-    """The largest number of bounds that one block has besides."""
+    """For each block of BLOCK elements: how many bounds are at or before its first element."""
+    max_bounds_in_block: int
+    """The largest number of further bounds in one block."""
 
 
-def marks(ranges: list[tuple[int, int]], length: int, device: torch.device) -> Marks:
-    """Return the ranges of a tensor of this length, with their tables on the device."""
+def range_table(ranges: list[tuple[int, int]], length: int, device: torch.device) -> RangeTable:
+    """Return the table of ranges of a tensor of this length, on the device."""
     bounds = np.array([bound for pair in ranges for bound in pair], dtype=np.int64)
     first = np.arange(0, length, BLOCK)
     passed = np.searchsorted(bounds, first, side="right")
     in_block = np.searchsorted(bounds, np.minimum(first + BLOCK, length), side="left") - passed
     most = int(in_block.max(initial=0))
     padded = np.append(bounds, [_END] * (most + 1))
-    of_bounds, of_passed = (torch.from_numpy(x).to(device) for x in (padded, passed.astype(np.int32)))
-    return Marks(ranges, of_bounds, of_passed, most)
+    device_bounds, device_passed = (torch.from_numpy(x).to(device) for x in (padded, passed.astype(np.int32)))
+    return RangeTable(ranges, device_bounds, device_passed, most)
 
 
 class Place(NamedTuple):
-    """Where a weight lies in a shard: numbers start to end are those of the flat weight from `offset` on."""
+    """The place of a weight in a shard: elements start to end are those of the flat weight, starting at `offset`."""
 
     start: int
     end: int
@@ -59,38 +59,38 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a bucket that this rank updates. Its tensors are flat and equally long; gaps between weights are 0."""
+    """A part of a bucket that this rank updates. Its tensors are flat and equally long; padding is 0."""
 
     bucket: int
     """The number of the bucket, the same on all replicas."""
     first: int
-    """The index of the shard's first number in the bucket."""
+    """The index of the shard's first element in the bucket."""
     grad: Tensor
     master: Tensor
-    """In FP32, as the gradient is."""
+    """In FP32, like the gradient."""
     weights: Tensor
-    """What the model computes with."""
+    """The weights of the model."""
     places: list[Place]
-    counted: Marks
-    """The gradients that this rank contributes to the norm, so that each counts once."""
-    decayed: Marks
-    """The weights that decay: matrices."""
+    counted: RangeTable
+    """The gradients that this rank contributes to the norm; over all ranks each gradient counts once."""
+    decayed: RangeTable
+    """The weights with weight decay: matrices."""
 
     def part(self, begin: int, end: int) -> "Shard":
-        """Return the numbers from begin to end."""
+        """Return the elements from begin to end as a shard."""
         end = min(end, len(self.grad))
         grad, master, weights = (x[begin:end] for x in (self.grad, self.master, self.weights))
-        return _shard(self.bucket, self.first + begin, grad, master, weights, _cut(self.places, begin, end))
+        return _shard(self.bucket, self.first + begin, grad, master, weights, _clip_places(self.places, begin, end))
 
 
 def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> list[Shard]:
-    """Return this rank's part of every bucket; is_sharded: replicas share the work."""
-    found: list[Shard] = []
+    """Return this rank's part of every bucket; is_sharded: each replica updates a part."""
+    shards: list[Shard] = []
     for chunk in chunks:
         for buffer in chunk.buffers:
             for bucket in buffer.buckets:
-                found.append(_shard_of(len(found), buffer, bucket, is_sharded))
-    return found
+                shards.append(_shard_of(len(shards), buffer, bucket, is_sharded))
+    return shards
 
 
 def _shard_of(number: int, buffer: Any, bucket: Any, is_sharded: bool) -> Shard:
@@ -105,13 +105,13 @@ def _shard_of(number: int, buffer: Any, bucket: Any, is_sharded: bool) -> Shard:
         key=lambda place: place.start,
     )
     first, last = rank * length, (rank + 1) * length
-    weights = bucket.param_data[first:last] if is_sharded else _flattened(places, length)
+    weights = bucket.param_data[first:last] if is_sharded else _flatten_weights(places, length)
     master = torch.zeros(length, dtype=torch.float32, device=weights.device)
-    return _shard(number, first, bucket.grad_data[first:last], master, weights, _cut(places, first, last))
+    return _shard(number, first, bucket.grad_data[first:last], master, weights, _clip_places(places, first, last))
 
 
-def _flattened(places: list[Place], length: int) -> Tensor:
-    """Move the weights of a bucket into one flat tensor, as the distributed optimizer has them, and return it."""
+def _flatten_weights(places: list[Place], length: int) -> Tensor:
+    """Move the weights of a bucket into one flat tensor, as the distributed optimizer does, and return it."""
     like = places[0].weight
     flat = torch.zeros(length, dtype=like.dtype, device=like.device)
     for start, end, weight, _ in places:
@@ -123,12 +123,12 @@ def _flattened(places: list[Place], length: int) -> Tensor:
 def _shard(bucket: int, first: int, grad: Tensor, master: Tensor, weights: Tensor, places: list[Place]) -> Shard:
     counts = [param_is_not_shared(p.weight) and param_is_not_tensor_parallel_duplicate(p.weight) for p in places]
     decays = [place.weight.dim() > 1 for place in places]
-    counted, decayed = (marks(_ranges(places, chosen), len(grad), grad.device) for chosen in (counts, decays))
+    counted, decayed = (range_table(_ranges(places, chosen), len(grad), grad.device) for chosen in (counts, decays))
     return Shard(bucket, first, grad, master, weights, places, counted, decayed)
 
 
-def _cut(places: list[Place], begin: int, end: int) -> list[Place]:
-    """Return the places in what lies between begin and end."""
+def _clip_places(places: list[Place], begin: int, end: int) -> list[Place]:
+    """Return the places between begin and end, relative to begin."""
     return [
         Place(max(start - begin, 0), min(stop, end) - begin, weight, offset + max(begin - start, 0))
         for start, stop, weight, offset in places
@@ -137,7 +137,7 @@ def _cut(places: list[Place], begin: int, end: int) -> list[Place]:
 
 
 def _ranges(places: list[Place], chosen: list[bool]) -> list[tuple[int, int]]:
-    """Return the ranges of the chosen weights; neighbours make one range, with the zeros between them."""
+    """Return the ranges of the chosen weights; neighbours become one range, including the padding between them."""
     ranges: list[tuple[int, int]] = []
     was_chosen = False
     for place, is_chosen in zip(places, chosen, strict=True):

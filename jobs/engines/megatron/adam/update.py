@@ -1,4 +1,4 @@
-"""AdamW's update in plain torch, for CPUs; and the numbers of a step that its GPU kernels take too."""
+"""AdamW's update in plain torch, for CPUs; and the hyperparameters of a step, which the GPU kernels use too."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Moments(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The numbers of a step; `count` starts at 1."""
+    """The hyperparameters of a step; `count` starts at 1."""
 
     count: int  # type: ignore[assignment]  # it hides tuple.count
     lr: float
@@ -30,26 +30,26 @@ class Step(NamedTuple):
 
     @property
     def decay(self) -> float:
-        """What weights that decay are multiplied by."""
+        """The factor of weight decay."""
         return 1 - self.lr * self.weight_decay
 
     @property
     def size(self) -> float:
-        """The learning rate, with the first moment's bias corrected."""
+        """The learning rate with the bias correction of the first moment."""
         return self.lr / (1 - self.beta1**self.count)
 
     @property
     def root(self) -> float:
-        """What the root of the second moment is divided by to correct its bias."""
+        """The bias correction of the second moment: its square root is divided by this."""
         return math.sqrt(1 - self.beta2**self.count)
 
     def seed(self, bucket: int) -> int:
-        """Return the seed of a bucket's stochastic rounding: 31 bits, for which kernels are compiled once."""
+        """Return the 31-bit seed of a bucket's stochastic rounding; kernels are compiled once for all seeds."""
         return int(hash32(hash32(torch.tensor(self.count)) ^ bucket)) & 0x7FFFFFFF
 
 
 def sum_of_squares(shards: list[Shard]) -> Tensor:
-    """Return the sum of the squares of the gradients that count."""
+    """Return the sum of the squares of the gradients that this rank contributes to the norm."""
     counted = [shard.grad[begin:end] for shard in shards for begin, end in shard.counted.ranges]
     zero = torch.zeros((), dtype=torch.float32, device=torch.cuda.current_device())
     return torch.stack([zero, *torch._foreach_norm(counted)]).square().sum()
@@ -87,7 +87,7 @@ def _update_by_torch(shard: Shard, moments: Moments, step: Step) -> None:
 
 
 def _update_rounded(shard: Shard, moments: Moments, step: Step) -> None:
-    """Compute with moments in FP32, and store them in BF16."""
+    """Update with moments in FP32, and store them in BF16."""
     grad, exp_avg, exp_avg_sq = shard.grad, moments.exp_avg.float(), moments.exp_avg_sq.float()
     exp_avg += (1 - step.beta1) * (grad - exp_avg)
     exp_avg_sq.mul_(step.beta2).add_((1 - step.beta2) * grad * grad)
@@ -99,15 +99,15 @@ def _update_rounded(shard: Shard, moments: Moments, step: Step) -> None:
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
-    """Return FP32 numbers in BF16, rounded up or down at random so that the mean of many is the number itself.
+    """Return FP32 values in BF16, rounded stochastically, so that the expected value is the exact value.
 
-    bits: 16 random ones for each number. BF16 keeps the upper half of an FP32 number; a random number that is added to
-    the lower half carries into the upper one with just the probability with which the number must be rounded up.
+    bits: 16 random bits per value. BF16 keeps the upper half of an FP32 value. Random bits that are added to the lower
+    half carry into the upper half with exactly the probability with which the value must be rounded up.
     """
     raw = (x.view(torch.int32) + bits.to(torch.int32)) & -0x10000
     return torch.where(x.isnan(), x, raw.view(torch.float32)).bfloat16()
 
 
 def random_bits(index: Tensor, seed: int) -> Tensor:
-    """Return 32 random bits for each index (int64); the GPU kernel computes the same."""
+    """Return 32 random bits for each index (int64); the GPU kernel computes the same bits."""
     return hash32((hash32((index & 0xFFFFFFFF) ^ seed) + (index >> 32)) & 0xFFFFFFFF)

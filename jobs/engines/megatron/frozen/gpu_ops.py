@@ -1,4 +1,4 @@
-"""The layer's operations on a GPU: `Fp8Ops` by Triton kernels and cuBLAS's GEMMs, in FP8 or in BF16."""
+"""`Fp8Ops` on a GPU, in FP8 or BF16: Triton kernels and cuBLAS's GEMMs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from jobs.engines.megatron.row_kernels import (
 
 
 class GpuOps:
-    """`Fp8Ops` on a GPU; the protocol says what each operation returns."""
+    """`Fp8Ops` in FP8."""
 
     quantized_dtype, output_dtype, is_nf4 = FP8, BF16, False
 
@@ -48,7 +48,7 @@ class GpuOps:
 
 
 class PlainGpuOps:
-    """`Fp8Ops` on a GPU without quantised operands: Triton kernels and cuBLAS's GEMMs in BF16.
+    """`Fp8Ops` in BF16, without quantised operands.
 
     is_nf4: the frozen weights are stored in 4 bits.
     """

@@ -1,8 +1,8 @@
-"""megatron-core's parallel linears with a frozen FP8 weight, for the GEMMs of the hand-written layer.
+"""megatron-core's parallel linears with a frozen FP8 or NF4 weight, for the GEMMs of the hand-written layer.
 
-The weight is a uint8 parameter, so that nothing casts it; all TP ranks share one scale. Checkpoints hold it in BF16 or
-FP32, and it is quantised when it is loaded. Checkpoints of `jobs.tasks.convert weights --fp8` hold it in FP8 with its
-scale.
+An FP8 weight is stored as a uint8 parameter, so that nothing casts it; all TP ranks share one scale. Checkpoints hold
+weights in BF16 or FP32, which are quantised on load. Checkpoints of `jobs.tasks.convert weights --fp8` hold them in FP8
+with their scale.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,16 +21,16 @@ from jobs.engines.megatron.quantize import BF16, STORED, STORED_SCALE, Quantized
 from jobs.weights import nf4
 from jobs.weights.nf4 import BLOCK, STORED_ABSMAX, Nf4
 
-if TYPE_CHECKING:  # or RowParallelLinear: what the mixins stand before
+if TYPE_CHECKING:  # the mixins precede this class or RowParallelLinear in the list of base classes
     from megatron.core.tensor_parallel import ColumnParallelLinear as _Linear
 else:
     _Linear = object
 
 
 class _Fp8Weight(_Linear):
-    """Stores a parallel linear's weight in FP8; the linear's own forward is never called.
+    """Stores a parallel linear's weight in FP8; the linear's own forward method is never called.
 
-    weight_dtype: the dtype of the stored numbers, `Fp8Ops.quantized_dtype`.
+    weight_dtype: the data type of the stored values, `Fp8Ops.quantized_dtype`.
     """
 
     weight: Parameter
@@ -43,16 +43,16 @@ class _Fp8Weight(_Linear):
 
     @property
     def quantized(self) -> Quantized:
-        """The weight [O, I] of this TP rank, with its scale, repeated as often as GEMMs ask for it."""
+        """The weight [O, I] of this TP rank, with its scale repeated as the GEMMs need it."""
         return Quantized(self.weight.view(self.weight_dtype), self.repeated_scale)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Return the weight as checkpoints hold it.
+        """Return the weight in the format of the checkpoint.
 
-        Of one in FP8 these are the FP8 numbers and their scale, in the memory where they belong. Otherwise it is a meta
-        tensor in the model's type, for which the caller that loads a checkpoint allocates memory.
+        For an FP8 checkpoint: the FP8 values and their scale, loaded in place. Otherwise: a meta tensor in the model's
+        data type, for which the caller that loads a checkpoint allocates memory.
         """
         stored, values = self.weight, self.quantized.values
         is_fp8 = metadata["stored"] is Stored.fp8
@@ -71,7 +71,7 @@ class _Fp8Weight(_Linear):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         weight, scale = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_SCALE))
-        if weight is not None and scale is None:  # otherwise it was loaded in place
+        if weight is not None and scale is None:  # with a scale, the weight was loaded in place
             self._store(weight.to(self.weight.device))
         self._repeat_scale()
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -86,16 +86,16 @@ class _Fp8Weight(_Linear):
         self._repeat_scale()
 
     def _repeat_scale(self) -> None:
-        """Store the scale for each row of the weight or of its transpose: FP8 GEMMs take no broadcast one."""
+        """Store the scale once per row of the weight or of its transpose: FP8 GEMMs do not broadcast a scale."""
         self.repeated_scale = self.weight_scale.expand(max(self.weight.shape)).contiguous()
 
 
 class Fp8ColumnParallelLinear(_Fp8Weight, ColumnParallelLinear):
-    """Output split over TP."""
+    """The output is split over TP."""
 
 
 class Fp8RowParallelLinear(_Fp8Weight, RowParallelLinear):
-    """Input split over TP."""
+    """The input is split over TP."""
 
 
 class LoraFp8ColumnParallelLinear(_Fp8Weight, LoraColumnParallelLinear):
@@ -107,11 +107,11 @@ class LoraFp8RowParallelLinear(_Fp8Weight, LoraRowParallelLinear):
 
 
 FP8_LINEARS = (Fp8ColumnParallelLinear, LoraFp8ColumnParallelLinear, Fp8RowParallelLinear, LoraFp8RowParallelLinear)
-"""Split by output, and by input; each without adapters, and with them."""
+"""Column-parallel without and with adapters, row-parallel without and with adapters."""
 
 
 class _Nf4Weight(_Linear):
-    """Stores a parallel linear's weight in NF4; the linear's own forward is never called."""
+    """Stores a parallel linear's weight in NF4; the linear's own forward method is never called."""
 
     tp_dim: int
     """The axis of the weight that TP splits."""
@@ -142,10 +142,10 @@ class _Nf4Weight(_Linear):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Return the weight as checkpoints hold it.
+        """Return the weight in the format of the checkpoint.
 
-        Of one in NF4 these are the 4-bit numbers, in the memory where they belong, and the absmax. Otherwise it is the
-        weight in the model's type. The caller that loads a checkpoint allocates memory for what is a meta tensor.
+        For an NF4 checkpoint: the 4-bit codes, loaded in place, and the absmax. Otherwise: the weight in the model's
+        data type. The caller that loads a checkpoint allocates memory for meta tensors.
         """
         stored, is_nf4 = self.weight, metadata["stored"] is Stored.nf4
         as_saved = stored.data if is_nf4 else torch.empty(self.shape, dtype=self.config.params_dtype, device="meta")
@@ -171,12 +171,12 @@ class _Nf4Weight(_Linear):
             tp_group=self.tp_group,
             dp_cp_group=metadata["dp_cp_group"],
         )
-        # Gates and ups are split over the TP ranks one by one: megatron-core's MLP does this to the weight alone.
+        # Gates and ups are split over the TP ranks separately; megatron-core's MLP does this for the weight only.
         return apply_swiglu_sharded_factory(sharded, sharded_offsets) if "linear_fc1." in prefix else sharded
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         weight, absmax = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", STORED_ABSMAX))
-        if absmax is not None:  # then the weight was loaded in place
+        if absmax is not None:  # with absmax, the weight was loaded in place
             self._store_absmax(absmax.to(self.weight.device))
         elif weight is not None:
             self._store(weight.to(self.weight.device))
@@ -194,13 +194,13 @@ class _Nf4Weight(_Linear):
 
 
 class Nf4ColumnParallelLinear(_Nf4Weight, ColumnParallelLinear):
-    """Output split over TP."""
+    """The output is split over TP."""
 
     tp_dim = 0
 
 
 class Nf4RowParallelLinear(_Nf4Weight, RowParallelLinear):
-    """Input split over TP."""
+    """The input is split over TP."""
 
     tp_dim = 1
 
@@ -218,4 +218,4 @@ class LoraNf4RowParallelLinear(_Nf4Weight, LoraRowParallelLinear):
 
 
 NF4_LINEARS = (Nf4ColumnParallelLinear, LoraNf4ColumnParallelLinear, Nf4RowParallelLinear, LoraNf4RowParallelLinear)
-"""Split by output, and by input; each without adapters, and with them."""
+"""Column-parallel without and with adapters, row-parallel without and with adapters."""

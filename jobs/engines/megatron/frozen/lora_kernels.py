@@ -1,8 +1,8 @@
 """The GEMMs with an adapter's A in Triton. They apply dropout while loading and never write a full-width tensor for it.
 
-Each program computes a tile, with BF16 operands and FP32 sums. An FP8 operand's scales are applied to the sum where
-they belong to its rows, and otherwise to the other operand. Loop bounds are constants because the interpreter needs
-that, so each size is compiled once.
+Each program computes a tile with BF16 operands and FP32 sums. The row scales of an FP8 operand are applied to the sum
+if they belong to its rows, otherwise to the other operand. Loop bounds are constants because Triton's interpreter needs
+them; so a kernel is compiled for each size.
 """
 
 import torch
@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jobs.engines.megatron.dropout_kernels import by_value, is_kept, mask
+from jobs.engines.megatron.dropout_kernels import is_kept, jit_for_any_seed, mask_args
 from jobs.engines.megatron.quantize import BF16, Dropout, Quantized
 from jobs.engines.megatron.triton_target import FACTOR
 
 _COLUMNS = 128
-"""The width of a tile; where a large rank is multiplied, half of it, so that more programs fit on a multiprocessor."""
+"""The width of a tile; half of it for large LoRA ranks, so that more programs fit on a multiprocessor."""
 _PARTS, _PROGRAMS = 8, 1024
-"""Split-K: a sum is computed in up to so many parts to have so many programs; torch adds them up in a fixed order."""
+"""Split-K: a sum is split into up to _PARTS parts to get _PROGRAMS programs; torch adds the parts in a fixed order."""
 
 
 def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
@@ -27,7 +27,7 @@ def down(x: Tensor | Quantized, a: Tensor, drop: Dropout) -> Tensor:
     num_parts = min(_PARTS, max(1, _PROGRAMS // num_tiles))
     parts = torch.empty(num_parts, num_rows, rank, dtype=torch.float32, device=a.device)
     grid = (num_tiles, num_parts)
-    args = (values, scale, a, parts, *mask(drop), num_rows, rank, width, num_parts)
+    args = (values, scale, a, parts, *mask_args(drop), num_rows, rank, width, num_parts)
     _down[grid](*args, **of_x, **_tile(rank, drop))
     return parts.sum(0).to(BF16)
 
@@ -37,7 +37,7 @@ def down_backward(low_grad: Tensor, x: Tensor | Quantized, drop: Dropout) -> Ten
     (num_rows, width), rank = values.shape, low_grad.shape[1]
     parts, tile = torch.empty(_PARTS, rank, width, dtype=torch.float32, device=low_grad.device), _tile(rank, drop)
     grid = (triton.cdiv(width, tile["COLUMNS"]), _PARTS)
-    args = (low_grad.contiguous(), values, scale, parts, *mask(drop), width, rank, num_rows, _PARTS)
+    args = (low_grad.contiguous(), values, scale, parts, *mask_args(drop), width, rank, num_rows, _PARTS)
     _down_backward[grid](*args, **of_x, **tile)
     return parts.sum(0).to(BF16)
 
@@ -46,13 +46,13 @@ def add_down_gradient(grad: Tensor, low_grad: Tensor, a: Tensor, drop: Dropout) 
     (num_rows, width), rank = grad.shape, len(a)
     tile = _tile(rank, drop) | {"COLUMNS": _COLUMNS, "num_warps": 4 if rank <= 32 else 8}
     grid = (triton.cdiv(num_rows, rows_of_tile(rank)), triton.cdiv(width, _COLUMNS))
-    args = (grad, low_grad.contiguous(), a, *mask(drop), num_rows, width, rank)
+    args = (grad, low_grad.contiguous(), a, *mask_args(drop), num_rows, width, rank)
     _add_down_gradient[grid](*args, **tile)
     return grad
 
 
 def _values_and_scale(x: Tensor | Quantized) -> tuple[Tensor, Tensor, dict[str, bool]]:
-    """Return x, its scale (or, where it has none, any tensor) and the kernels' options."""
+    """Return x, its scale (without one, any tensor) and the kernels' options."""
     values, scale = x if isinstance(x, Quantized) else (x, None)
     return values, values if scale is None else scale, {"SCALED": scale is not None}
 
@@ -63,12 +63,12 @@ def _tile(rank: int, drop: Dropout) -> dict[str, int]:
 
 
 def rows_of_tile(rank: int) -> int:
-    """Return the height of a tile: each reads A anew, which must not take longer than to read x."""
+    """Return the height of a tile: each program reads A, which must not take longer than reading x."""
     return 32 if rank <= 32 else 64
 
 
 def padded(rank: int) -> int:
-    """Return the rank padded to a size that tensor cores can multiply."""
+    """Return the LoRA rank padded to a size that tensor cores support."""
     return max(16, triton.next_power_of_2(rank)) if rank else 0
 
 
@@ -82,7 +82,7 @@ def _load_with_dropout(x_ptr, row, column, num_rows, width, seed, threshold, DRO
     return x
 
 
-@by_value
+@jit_for_any_seed
 def _down(
     x_ptr, scale_ptr, a_ptr, parts_ptr, seed, threshold, dropout_scale, num_rows, rank,
     width: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr,
@@ -104,7 +104,7 @@ def _down(
     tl.store(parts_ptr + at, total, (row < num_rows)[:, None] & (r < rank)[None, :])
 
 
-@by_value
+@jit_for_any_seed
 def _down_backward(
     low_grad_ptr, x_ptr, scale_ptr, parts_ptr, seed, threshold, dropout_scale, width, rank,
     num_rows: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr,
@@ -125,7 +125,7 @@ def _down_backward(
     tl.store(parts_ptr + at, total * dropout_scale, (r < rank)[:, None] & (column < width)[None, :])
 
 
-@by_value
+@jit_for_any_seed
 def _add_down_gradient(
     grad_ptr, low_grad_ptr, a_ptr, seed, threshold, dropout_scale, num_rows, width, rank,
     DROP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,

@@ -1,6 +1,6 @@
-"""Dequantises NF4 in Triton: reads 4.127 bits a weight, writes BF16.
+"""NF4 dequantisation in Triton: reads 4.127 bits per weight, writes BF16.
 
-Few large programs leave most multiprocessors to the GEMM that runs at the same time.
+It uses few large programs, to leave most multiprocessors to the GEMM that runs at the same time.
 """
 
 import triton
@@ -11,18 +11,18 @@ from jobs.weights.nf4 import BLOCK, GROUP, Nf4, dynamic_map, nf4_levels
 
 _BLOCK, _GROUP = tl.constexpr(BLOCK), tl.constexpr(GROUP)
 _BLOCKS = 256
-"""Of a weight, at once in a program."""
+"""Blocks of a weight that a program processes at once."""
 PROGRAMS = 48
-"""Each takes a multiprocessor of its own."""
+"""Number of programs; each occupies one multiprocessor."""
 
 
 def dequantize(weight: Nf4, out: Tensor, *, programs: int | None = None) -> Tensor:
-    """Write the weight, of as many numbers as `out` has or fewer, into `out`; return it."""
+    """Write the weight into `out`, which has at least as many elements; return `out`."""
     num_blocks, device = weight.absmax.numel(), out.device
     tables = nf4_levels(device), dynamic_map(device)
     num_tiles = triton.cdiv(num_blocks, _BLOCKS)
     num_programs = min(programs or PROGRAMS, num_tiles)
-    # Without fusion to FMA the bits are those of torch.
+    # Without FMA fusion the result is bitwise the same as torch's.
     options = {"TILES": triton.cdiv(num_tiles, num_programs), "num_warps": 16, "enable_fp_fusion": False}
     _dequantize[(num_programs,)](*weight, *tables, out, num_blocks, BLOCKS=_BLOCKS, **options)
     return out

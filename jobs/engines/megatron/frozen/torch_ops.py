@@ -1,4 +1,4 @@
-"""The layer's operations in plain torch, for CPUs. `Fp8Ops` says what each of them returns.
+"""`Fp8Ops` in plain torch, for CPUs.
 
 Shape letters: M rows (tokens), H hidden, F width of the MLP, D head dimension, G query groups, R queries of a group.
 """
@@ -14,12 +14,12 @@ from torch.nn.functional import silu
 from jobs.engines.megatron.hashing import hash32
 from jobs.engines.megatron.linear_weights import QuantizedLinear, Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
-from jobs.engines.megatron.torch_math import by_rows, in_fp32, norm, rotated, swiglu_gradient
+from jobs.engines.megatron.torch_math import dequantize, norm, quantize_rows, rotate, swiglu_gradient
 
 
 @dataclass(frozen=True)
 class TorchOps:
-    """`Fp8Ops` in torch, for any dtypes: with FP32 in place of FP8 and BF16, nothing is rounded to fewer bits."""
+    """`Fp8Ops` for any data types: with FP32 in place of FP8 and BF16, nothing is rounded."""
 
     quantized_dtype: torch.dtype | None = FP8
     output_dtype: torch.dtype = BF16
@@ -28,7 +28,7 @@ class TorchOps:
     def quantize(self, x_MH: Tensor) -> Quantized:
         if self.quantized_dtype is None:
             return Quantized(x_MH.to(self.output_dtype), None)
-        return by_rows(x_MH, self.quantized_dtype)
+        return quantize_rows(x_MH, self.quantized_dtype)
 
     def matmul(self, x: Quantized, weight: Quantized) -> Tensor:
         y_MN = x.values.float() @ weight.values.float().T
@@ -39,9 +39,9 @@ class TorchOps:
     def transpose(self, weight: Quantized) -> Quantized:
         return Quantized(weight.values.T.contiguous(), weight.scale)
 
-    def frozen_weights(self, linears: Sequence[Any]) -> "OnDemand | Unquantized":
+    def frozen_weights(self, linears: Sequence[Any]) -> "WeightsOnDemand | Unquantized":
         is_dense = self.quantized_dtype is None and not self.is_nf4
-        return Unquantized() if is_dense else OnDemand(self)
+        return Unquantized() if is_dense else WeightsOnDemand(self)
 
     def norm_quantize(self, x_MH: Tensor, weight_H: Tensor, eps: float) -> tuple[Quantized, Tensor]:
         normed_MH, rstd_M = norm(x_MH, weight_H, eps)
@@ -66,7 +66,7 @@ class TorchOps:
         if adapted:
             grad_MH = grad_MH + _with_dropout(adapted.grad.float(), adapted.drop)
         grad_MH = grad_MH * weight_H
-        unit_MH = torch.where(weight_H == 0, 0, in_fp32(normed) / weight_H)  # x / rms
+        unit_MH = torch.where(weight_H == 0, 0, dequantize(normed) / weight_H)  # x / rms
         along_M = (grad_MH * unit_MH).mean(1)
         grad_MH = rstd_M[:, None] * (grad_MH - unit_MH * along_M[:, None])
         return (residual_MH.float() + grad_MH).to(residual_MH.dtype)
@@ -85,13 +85,13 @@ class TorchOps:
         if lora:
             qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
         qkv = qkv.view(len(qkv), groups, -1, dim)
-        qk = rotated(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
+        qk = rotate(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
         return qk[:, :, :-1].flatten(1, 2), qk[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
 
     def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
         groups = dk.shape[1]
         dqk = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
-        dqk = rotated(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
+        dqk = rotate(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
         dqkv = torch.cat([dqk, dv[:, :, None]], dim=2).flatten(1)
         return dqkv, self.quantize(dqkv)
 
@@ -104,22 +104,22 @@ class TorchOps:
         return hidden, Quantized(gate_up, None) if is_plain else self.quantize(torch.cat([gate_MF, up_MF]))
 
     def swiglu_backward_quantize(self, grad_MF: Tensor, gate_up: Quantized) -> Quantized:
-        gate_MF, up_MF = in_fp32(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
+        gate_MF, up_MF = dequantize(gate_up).chunk(2, dim=1 if gate_up.scale is None else 0)
         return self.quantize(swiglu_gradient(grad_MF, gate_MF, up_MF))
 
     def down(self, x: Tensor | Quantized, a_RI: Tensor, drop: Dropout) -> Tensor:
-        return (_with_dropout(in_fp32(x), drop) @ a_RI.float().T).to(self.output_dtype)
+        return (_with_dropout(dequantize(x), drop) @ a_RI.float().T).to(self.output_dtype)
 
     def down_backward(self, low_grad_MR: Tensor, x: Tensor | Quantized, drop: Dropout) -> Tensor:
-        return (low_grad_MR.float().T @ _with_dropout(in_fp32(x), drop)).to(self.output_dtype)
+        return (low_grad_MR.float().T @ _with_dropout(dequantize(x), drop)).to(self.output_dtype)
 
     def add_down_gradient(self, grad_MI: Tensor, low_grad_MR: Tensor, a_RI: Tensor, drop: Dropout) -> Tensor:
         return grad_MI.copy_(grad_MI.float() + _with_dropout(low_grad_MR.float() @ a_RI.float(), drop))
 
 
 @dataclass(frozen=True)
-class OnDemand:
-    """`FrozenWeights` without buffers: every weight is transposed, or dequantised, when it is requested."""
+class WeightsOnDemand:
+    """`FrozenWeights` without prefetching: a weight is transposed or dequantised when it is requested."""
 
     ops: TorchOps
 
@@ -131,7 +131,7 @@ class OnDemand:
 
 
 def _with_dropout(x_MH: Tensor, drop: Dropout) -> Tensor:
-    """Return dropout(x) by the mask that `Dropout` describes."""
+    """Return dropout(x) with the mask that `Dropout` defines."""
     if not drop.threshold:
         return x_MH
     index = torch.arange(x_MH.numel(), device=x_MH.device).view_as(x_MH)

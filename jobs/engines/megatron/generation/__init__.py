@@ -1,1 +1,1 @@
-"""Generate tokens with the weights and layers that the engine trains: prompts in, answers out."""
+"""Generation with the weights and layers that the engine trains: prompts in, answers out."""

@@ -1,9 +1,8 @@
-"""Attention of one new token in each slot, in Triton: RoPE, the new key and value, and flash decoding.
+"""Decode attention in Triton, for one new token per slot: RoPE, update of the KV cache, and flash decoding.
 
-A program takes the queries of one group of one slot, and a part of the keys behind it (split-K), so that a few slots
-occupy the whole GPU too. The program of the first part takes the new key and value from the linear's output, and
-writes them to their place; the others do not need them. The program that ends last of all parts merges them by the
-logarithms of their sums of exponentials.
+A program processes the queries of one group of one slot and a part of its keys (split-K), so that a few slots also
+occupy the full GPU. The program of the first part reads the new key and value from the linear's output and writes them
+to the cache; the other programs do not need them. The program that finishes last merges all parts by their log-sum-exp.
 
 Shape letters: B slots, G key/value groups, R queries of a group, T tokens of a slot, D head dimension, P parts.
 """
@@ -20,60 +19,60 @@ from jobs.engines.megatron.generation.one_row_kernels import launch_options
 from jobs.engines.megatron.triton_target import FACTOR
 
 _KEYS = 64
-"""Of a tile."""
+"""Keys of a tile."""
 _PROGRAMS = 264
-"""As many as there should be: two for each multiprocessor of an H100 or H200."""
+"""Target number of programs: two per multiprocessor of an H100 or H200."""
 _MOST_PARTS = 16
 
 
 def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
     """Return the output [B, G * R * D] for qkv [B, G * (R + 2) * D] and keys, values [B, G, T, D].
 
-    positions [B]: of the new tokens, whose keys and values are written; angles [T, D]: of RoPE.
+    positions [B]: of the new tokens, whose keys and values are written to the cache; angles [T, D]: RoPE's angles.
     """
-    num_slots, (_, groups, room, dim) = len(qkv), keys.shape
+    num_slots, (_, groups, capacity, dim) = len(qkv), keys.shape
     repeats = qkv.shape[1] // (groups * dim) - 2
-    parts, rows = num_parts(num_slots * groups, room), max(16, triton.next_power_of_2(repeats))
+    parts, rows = num_parts(num_slots * groups, capacity), max(16, triton.next_power_of_2(repeats))
     out = qkv.new_empty(num_slots, groups * repeats * dim)
     outs = torch.empty(num_slots, groups, parts, rows, dim, dtype=torch.float32, device=qkv.device)
     lses = torch.empty(num_slots, groups, parts, rows, dtype=torch.float32, device=qkv.device)
     options = {"PARTS": parts, "ROWS": rows, "HALF": dim // 2, "REPEATS": repeats, "KEYS": _KEYS, "num_warps": 4}
     options |= launch_options()
     tensors = (qkv, keys, values, positions, angles, out, outs, lses, _counters(qkv.device))
-    _attend[(parts, groups, num_slots)](*tensors, dim**-0.5, room, **options)
+    _attend[(parts, groups, num_slots)](*tensors, dim**-0.5, capacity, **options)
     return out
 
 
-def num_parts(num_groups: int, room: int) -> int:
-    """Return into how many parts the keys of a group are split, a power of two."""
-    wanted: int = min(_MOST_PARTS, _PROGRAMS // num_groups, triton.cdiv(room, _KEYS))
-    return 1 << max(0, wanted.bit_length() - 1)
+def num_parts(num_groups: int, capacity: int) -> int:
+    """Return the number of parts of a group's keys, a power of two."""
+    target: int = min(_MOST_PARTS, _PROGRAMS // num_groups, triton.cdiv(capacity, _KEYS))
+    return 1 << max(0, target.bit_length() - 1)
 
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Return how many parts of each group are done; whoever ends last sets it back to 0. All layers share them."""
+    """Return counters of finished parts per group; the last program resets them to 0. All layers share them."""
     return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
 @triton.jit
 def _halves(ptr, head, column, inside, HALF: tl.constexpr):
-    """Return both halves of heads in FP32; head: [R, 1] or a number."""
+    """Return both halves of heads in FP32; head: [R, 1] or a scalar."""
     at = ptr + head * (2 * HALF) + column
     low = tl.load(at, inside, other=0.0).to(tl.float32)
     return low, tl.load(at + HALF, inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _turned(low, high, cos, sin, ptr):
-    """Return both halves of heads with RoPE applied, rounded to the type of the cache."""
+def _apply_rope(low, high, cos, sin, ptr):
+    """Return both halves of heads with RoPE applied, rounded to the data type of the cache."""
     DTYPE: tl.constexpr = ptr.dtype.element_ty
     return (low * cos - high * sin).to(DTYPE), (high * cos + low * sin).to(DTYPE)
 
 
 @triton.jit
 def _prefetch(ptr, row, num_rows, WIDTH: tl.constexpr):
-    """Ask for some rows of the cache, before the queries are known that attend to them."""
+    """Prefetch rows of the cache into L2, before the queries are available."""
     LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth  # of L2: 128 bytes
     line = tl.arange(0, WIDTH // LINE)[None, :] * LINE
     at = ptr + tl.minimum(row, num_rows - 1)[:, None] * WIDTH + line
@@ -86,7 +85,7 @@ def _merge(
     out, most, total, out_at, outs_ptr, lses_ptr, done_ptr, index, part, row, column,
     PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr,
 ):  # fmt: skip
-    """Hand this part over, and if all others have done so, store the output of them all."""
+    """Store the output of this part; the program that finishes last merges all parts and stores the result."""
     first, lse_at = index * PARTS, tl.arange(0, ROWS)
     at = outs_ptr + (first + part) * (ROWS * 2 * HALF) + row * (2 * HALF) + column
     tl.store(at, out / tl.maximum(total, 1e-30)[:, None], row < REPEATS)
@@ -113,9 +112,9 @@ def _own(
     new_ptr, keys_ptr, values_ptr, own_at, q_low, q_high, cos, sin, scale, half, column,
     HALF: tl.constexpr, REPEATS: tl.constexpr,
 ):  # fmt: skip
-    """Write the new token's key and value to their place, and return its scores and its value."""
+    """Write the new token's key and value to the cache; return its scores and its value."""
     low, high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
-    low, high = _turned(low, high, cos, sin, keys_ptr)
+    low, high = _apply_rope(low, high, cos, sin, keys_ptr)
     v = tl.load(new_ptr + (REPEATS + 1) * (2 * HALF) + column)
     tl.store(keys_ptr + own_at + half, low)
     tl.store(keys_ptr + own_at + HALF + half, high)
@@ -129,7 +128,7 @@ def _with_keys(
     out, most, total, keys_ptr, values_ptr, slot_at, begin, position, q_low, q_high, scale, half, column,
     HALF: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return the output with a tile of keys and values, the highest score so far, and the sum of exponentials."""
+    """Update the output with a tile of keys and values; return it, the highest score and the sum of exponentials."""
     key = begin + tl.arange(0, KEYS)[:, None]
     is_key, at = key < position, slot_at + key * (2 * HALF)
     k_low = tl.load(keys_ptr + at + half, is_key, other=0.0).to(FACTOR)
@@ -146,7 +145,7 @@ def _with_keys(
 
 @triton.jit
 def _attend(
-    qkv_ptr, keys_ptr, values_ptr, positions_ptr, angles_ptr, out_ptr, outs_ptr, lses_ptr, done_ptr, scale, room,
+    qkv_ptr, keys_ptr, values_ptr, positions_ptr, angles_ptr, out_ptr, outs_ptr, lses_ptr, done_ptr, scale, capacity,
     PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr, KEYS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -154,15 +153,15 @@ def _attend(
     half, column, row = tl.arange(0, HALF)[None, :], tl.arange(0, 2 * HALF)[None, :], tl.arange(0, ROWS)[:, None]
     position = tl.load(positions_ptr + tl.program_id(2)).to(tl.int32)
     angle = tl.load(angles_ptr + position * DIM + half)
-    cos, sin, slot_at = tl.cos(angle), tl.sin(angle), index.to(tl.int64) * room * DIM
+    cos, sin, slot_at = tl.cos(angle), tl.sin(angle), index.to(tl.int64) * capacity * DIM
     per_part, new_ptr = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS, qkv_ptr + index * (REPEATS + 2) * DIM
     if OVERLAPPED:
         first = part * per_part + tl.arange(0, KEYS)
-        _prefetch(keys_ptr + slot_at, first, room, 2 * HALF)
-        _prefetch(values_ptr + slot_at, first, room, 2 * HALF)
+        _prefetch(keys_ptr + slot_at, first, capacity, 2 * HALF)
+        _prefetch(values_ptr + slot_at, first, capacity, 2 * HALF)
         gdc_wait()
     low, high = _halves(new_ptr, row, half, row < REPEATS, HALF)
-    q_low, q_high = _turned(low, high, cos, sin, keys_ptr)
+    q_low, q_high = _apply_rope(low, high, cos, sin, keys_ptr)
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
     if part == 0:

@@ -1,9 +1,9 @@
-"""Linears of a few rows (2 to 64) in Triton: the weights are the wide side of a tensor core's GEMM, each read once.
+"""Linears of a few rows (2 to 64) in Triton: the weights are the wide operand of the tensor cores, and are read once.
 
-RMSNorm comes first, as a kernel of its own. A program multiplies some outputs by a part of the inputs (split-K), so
-that small linears occupy the whole GPU too; the program that ends last of all parts adds them up in their order, and
-applies SwiGLU and the residual there. FP8 weights go into the tensor cores as they are: a row x is written as two FP8
-numbers for each of its own, x = scale * (high + low / 16), which together round as little as one BF16 number.
+RMSNorm is a separate kernel that runs first. A program multiplies some outputs by a part of the inputs (split_fp8-K),
+so that small linears also occupy the full GPU; the program that finishes last adds the parts in order, and applies
+SwiGLU and the residual. FP8 weights are multiplied without conversion: each value of a row x is written as two FP8
+values, x = scale * (high + low / 16), which together are as accurate as one BF16 value.
 
 Shape letters: M rows, I and O input and output of a linear; in comments, of a tile.
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.generation.one_row_kernels import Factors, launch_options, weights_tile
+from jobs.engines.megatron.generation.one_row_kernels import WeightOperands, launch_options, weights_tile
 from jobs.engines.megatron.quantize import FP8, LARGEST, SMALLEST_AMAX
 from jobs.engines.megatron.trained.ops import NormWeights
 from jobs.engines.megatron.triton_target import FACTOR, HAS_PTX
@@ -27,23 +27,23 @@ MOST_ROWS = 64
 _FP8_FACTOR = tl.constexpr(tl.float8e4nv if HAS_PTX.value else tl.float32)
 _LARGEST, _SMALLEST_AMAX = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_AMAX)
 LOW = 16.0
-"""What the second FP8 number is larger by: the first one keeps 4 bits."""
+"""The factor of the second FP8 value: the first one has 4 significant bits."""
 _LOW = tl.constexpr(LOW)
 _PROGRAMS, _MOST_PARTS = 264, 8
-"""As many programs as there should be, two for each multiprocessor of an H100 or H200; parts of a linear's inputs."""
+"""Target number of programs (two per multiprocessor of an H100 or H200), and maximum number of split_fp8-K parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How many inputs a program multiplies at once, and how many tiles are on their way."""
+    """The inputs of a tile, and the number of pipeline stages."""
 
     inputs: int
     stages: int
 
 
 _OUTPUTS, _NUM_WARPS = 64, 4
-"""Outputs of a program, the least that a product of Hopper's tensor cores (wgmma) takes; with SwiGLU so many gates and
-as many ups."""
+"""Outputs per program: the minimum of Hopper's tensor core instruction (wgmma). With SwiGLU a program computes this
+many gates and as many ups."""
 TILES = {
     (torch.bfloat16, False): Tile(128, 4),
     (torch.bfloat16, True): Tile(64, 4),
@@ -52,13 +52,13 @@ TILES = {
     (torch.uint8, False): Tile(128, 1),
     (torch.uint8, True): Tile(128, 1),
 }
-"""By the dtype of the weights and whether they are gates and ups; the fastest of 36 for 31 rows on an H200, or within
-3 % of it (docs/results/2026-11-23-generation.md). For 4-bit weights none was measured."""
+"""By the data type of the weights and whether they are gates and ups: the fastest of 36 for 31 rows on an H200, or
+within 3 % of it (docs/results/2026-11-23-generation.md). Tiles for 4-bit weights were not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [M, I] as a product takes them: in BF16, or scale * (high + low / 16) in FP8."""
+    """Rows [M, I] as operand of a GEMM: in BF16, or scale * (high + low / 16) in FP8."""
 
     high: Tensor
     low: Tensor | None = None
@@ -66,15 +66,17 @@ class Rows:
     """[M], in FP32."""
 
 
-def multiply(x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor) -> Tensor:
+def multiply(
+    x: Tensor, weights: WeightOperands, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
+) -> Tensor:
     """Fill `out` [M, O] with the products of x [M, I], and return it."""
     return _multiply(_rows(x, weights[0].dtype, norm), weights, residual, out)
 
 
 def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
-    """Return rows as weights of this dtype take them."""
+    """Return the rows as operand for weights of this data type."""
     if dtype is FP8:
-        numbers, scale = split(x, norm)
+        numbers, scale = split_fp8(x, norm)
         high, low = numbers
         return Rows(high, low, scale)
     if norm is None:
@@ -84,8 +86,8 @@ def _rows(x: Tensor, dtype: torch.dtype, norm: NormWeights | None) -> Rows:
     return Rows(high)
 
 
-def split(x: Tensor, norm: NormWeights | None) -> tuple[Tensor, Tensor]:
-    """Return both FP8 numbers [2, M, I] of rows x [M, I], and the scale of each row [M]."""
+def split_fp8(x: Tensor, norm: NormWeights | None) -> tuple[Tensor, Tensor]:
+    """Return both FP8 values [2, M, I] of rows x [M, I], and the scale of each row [M]."""
     numbers, scale = torch.empty(2, *x.shape, dtype=FP8, device=x.device), x.new_empty(len(x), dtype=torch.float32)
     high, low = numbers
     _prepare(x, norm, high, low, scale)
@@ -101,7 +103,7 @@ def _prepare(
     _rows_kernel[(len(x),)](x, norm_weight, high, low, scale, eps, **options)
 
 
-def _multiply(rows: Rows, weights: Factors, residual: Tensor | None, out: Tensor) -> Tensor:
+def _multiply(rows: Rows, weights: WeightOperands, residual: Tensor | None, out: Tensor) -> Tensor:
     (num_rows, num_outputs), width, is_gated = out.shape, rows.high.shape[1], weights[2] is not None
     tile, num_tiles = TILES[weights[0].dtype, is_gated], triton.cdiv(num_outputs, _OUTPUTS)
     num_steps = triton.cdiv(width, tile.inputs)
@@ -118,7 +120,7 @@ def _multiply(rows: Rows, weights: Factors, residual: Tensor | None, out: Tensor
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Return how many parts of each tile are done; whoever ends last sets it back to 0. All linears share them."""
+    """Return counters of finished parts per tile; the last program resets them to 0. All linears share them."""
     return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
@@ -160,7 +162,7 @@ def _added(
     sums, low_sums, values_ptr, scale_ptr, levels_ptr, output, begin, num_outputs, high, low,
     WIDTH: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums [O, M] with the products of a tile of weights."""
+    """Return the sums [O, M] after adding the products of a tile of weights."""
     DTYPE: tl.constexpr = _FP8_FACTOR if values_ptr.dtype.element_ty == tl.float8e4nv else FACTOR
     weights = weights_tile(values_ptr, scale_ptr, levels_ptr, output, begin, num_outputs, WIDTH, INPUTS, DTYPE)
     sums = tl.dot(weights, high, sums)
@@ -171,7 +173,7 @@ def _added(
 
 @triton.jit
 def _is_last(sums, up_sums, up_ptr, sums_ptr, done_ptr, tile, part, at, PARTS: tl.constexpr, SIZE: tl.constexpr):
-    """Hand the sums of a part over, which lie SIZE apart, and return whether all others have done so."""
+    """Store the sums of a part, at a stride of SIZE, and return whether this program finished last."""
     tl.store(sums_ptr + part * SIZE + at, sums)
     if up_ptr is not None:
         tl.store(sums_ptr + (PARTS + part) * SIZE + at, up_sums)
@@ -220,7 +222,7 @@ def _sums(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums [O, M] of gates, or of all outputs, and those of ups, from the first input on."""
+    """Return the sums [O, M] of gates (or of all outputs) and of ups, starting at the input `first`."""
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     low_sums, up_sums, up_low_sums = sums, sums, sums
     for step in tl.range(0, STEPS, num_stages=STAGES):

@@ -1,6 +1,6 @@
-"""The model's forward pass while it generates: of whole prompts, and of one new token in each slot.
+"""The forward pass of generation: prefill of prompts, and decode steps of one new token per slot.
 
-Both go through the same layers; only attention differs. Nothing here reads a number that the device has computed.
+Both use the same layers; only attention differs. Nothing here waits for the device.
 
 Shape letters: M rows, B slots or prompts, S tokens of the longest prompt, H hidden, O output of a linear, V vocabulary
 of this TP rank, T tokens of a slot, D head dimension.
@@ -19,7 +19,7 @@ from torch.nn.functional import embedding
 from bench.contract.generation import Sampling
 from bench.contract.model import Model
 from jobs.engines.megatron.attention import attend
-from jobs.engines.megatron.generation.kv_cache import Slots
+from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.ops import GenerationOps
 from jobs.engines.megatron.generation.ranks import OneRank, Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
@@ -27,16 +27,16 @@ from jobs.engines.megatron.generation.weights import Weights
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
 Attend = Callable[[int, Tensor], Tensor]
-"""Returns a layer's output of attention [M, O] for its number and its qkv [M, O]."""
+"""Returns the attention output [M, O] of a layer, for its index and its qkv [M, O]."""
 
 
-_ALONE = cast(ProcessGroup, OneRank())
-"""Attention is not split over ranks; `attend` asks the group for its size alone then."""
+_NO_CP = cast(ProcessGroup, OneRank())
+"""Generation uses no context parallelism; `attend` then only reads the size of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The model of a TP rank, and what it computes with."""
+    """The model of a TP rank: weights, operations and sampling settings."""
 
     model: Model
     weights: Weights
@@ -51,7 +51,7 @@ class Decoder:
 
     @property
     def groups(self) -> int:
-        """Key/value groups of this rank."""
+        """Number of key/value groups of this rank."""
         return self.model.num_query_groups // self.ranks.size
 
     def norm(self, weight_H: Tensor) -> NormWeights:
@@ -60,48 +60,48 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts on the device, padded at their ends: no token sees what comes after it."""
+    """Prompts on the device, padded on the right: attention is causal, so no token attends to the padding."""
 
     tokens_SB: Tensor
     lengths_B: Tensor
     slots_B: Tensor
-    """Where the answer of each goes."""
+    """The slot of each answer."""
     seeds_B: Tensor
 
 
-def step(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> None:
-    """Append the next token to every slot."""
-    decoder.ops.append(step_logits(decoder, slots, angles_TD), slots, decoder.sampling, decoder.ranks)
+def step(decoder: Decoder, cache: KvCache, angles_TD: Tensor) -> None:
+    """Run one decode step: sample and append the next token of every slot."""
+    decoder.ops.append(step_logits(decoder, cache, angles_TD), cache, decoder.sampling, decoder.ranks)
 
 
-def prefill(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
-    """Fill the prompts' slots with their keys and values; draw and return the first new token of each [B]."""
-    logits_BV = prompt_logits(decoder, slots, angles_TD, prompts)
+def prefill(decoder: Decoder, cache: KvCache, angles_TD: Tensor, prompts: Prompts) -> Tensor:
+    """Write the keys and values of the prompts to the cache; sample and return the first new token of each [B]."""
+    logits_BV = prompt_logits(decoder, cache, angles_TD, prompts)
     tokens_B = next_tokens(logits_BV, decoder.sampling, decoder.ranks, prompts.seeds_B, prompts.lengths_B)
-    slots.start(prompts.slots_B, tokens_B, prompts.lengths_B, prompts.seeds_B)
+    cache.start(prompts.slots_B, tokens_B, prompts.lengths_B, prompts.seeds_B)
     return tokens_B
 
 
-def step_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor) -> Tensor:
-    """Return the logits [B, V] in FP32 of what follows the newest token of every slot; its key and value are kept."""
+def step_logits(decoder: Decoder, cache: KvCache, angles_TD: Tensor) -> Tensor:
+    """Return the logits [B, V] in FP32 after the newest token of every slot; its key and value go to the cache."""
 
     def attended(layer: int, qkv_BO: Tensor) -> Tensor:
-        return decoder.ops.attend(qkv_BO, slots.keys[layer], slots.values[layer], slots.positions_B, angles_TD)
+        return decoder.ops.attend(qkv_BO, cache.keys[layer], cache.values[layer], cache.positions_B, angles_TD)
 
-    return _logits(decoder, _layers(decoder, _embedded(decoder, slots.tokens_B), attended))
+    return _logits(decoder, _layers(decoder, _embedded(decoder, cache.tokens_B), attended))
 
 
-def prompt_logits(decoder: Decoder, slots: Slots, angles_TD: Tensor, prompts: Prompts) -> Tensor:
-    """Return the logits [B, V] in FP32 of what follows each prompt; keys and values are kept."""
+def prompt_logits(decoder: Decoder, cache: KvCache, angles_TD: Tensor, prompts: Prompts) -> Tensor:
+    """Return the logits [B, V] in FP32 after each prompt; keys and values go to the cache."""
     num_tokens, batch = prompts.tokens_SB.shape
     angles_MD = angles_TD[:num_tokens].repeat_interleave(batch, dim=0)
 
     def attended(layer: int, qkv_MO: Tensor) -> Tensor:
         heads = decoder.trained.split_heads(qkv_MO, None, angles_MD, decoder.groups, decoder.dim)
         q, k, v = (x.unflatten(0, (num_tokens, batch)) for x in heads)
-        for cache, new in ((slots.keys[layer], k), (slots.values[layer], v)):
-            cache[prompts.slots_B, :, :num_tokens] = new.permute(1, 2, 0, 3)
-        out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=_ALONE)
+        for cached, new in ((cache.keys[layer], k), (cache.values[layer], v)):
+            cached[prompts.slots_B, :, :num_tokens] = new.permute(1, 2, 0, 3)
+        out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=_NO_CP)
         return out_SBND.flatten(2).flatten(0, 1)
 
     x_MH = _layers(decoder, _embedded(decoder, prompts.tokens_SB.flatten()), attended)
@@ -114,7 +114,7 @@ def _logits(decoder: Decoder, x_BH: Tensor) -> Tensor:
 
 
 def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:
-    """Return the rows of the embedding, which is split over the ranks by tokens."""
+    """Return the embeddings; the table is split over the TP ranks by vocabulary."""
     table_VH, ranks = decoder.weights.embedding_VH, decoder.ranks
     if ranks.size == 1:
         return embedding(tokens_M, table_VH)
@@ -124,7 +124,7 @@ def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:
 
 
 def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
-    """Return the output of the last layer. TP ranks add up their products, and the first one adds the residual."""
+    """Return the output of the last layer. TP ranks sum their partial outputs; the first rank adds the residual."""
     ops, ranks = decoder.ops, decoder.ranks
     for index, layer in enumerate(decoder.weights.layers):
         qkv_MO = ops.linear(x_MH, layer.qkv, norm=decoder.norm(layer.norm_H))
@@ -137,7 +137,7 @@ def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
 
 
 def angles(model: Model, num_positions: int, device: torch.device) -> Tensor:
-    """Return the angles [T, D] in FP32; both halves of a row are the same."""
+    """Return RoPE's angles [T, D] in FP32; both halves of a row are the same."""
     rope = RotaryEmbedding(
         kv_channels=model.hidden_size // model.num_attention_heads,
         rotary_percent=1.0,

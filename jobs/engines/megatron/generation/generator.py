@@ -1,4 +1,4 @@
-"""Implement the protocol of `jobs.engines.generation`: this rank's part of the model, ready to answer."""
+"""MegatronGenerator: implements `jobs.engines.generation.Generator`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ class MegatronGenerator:
     """This rank's part of the model; see `jobs.engines.generation.Generator`.
 
     Raises:
-        ConfigError: the model is not like Llama, or cannot be split over the TP ranks.
+        ConfigError: the model is not of Llama's architecture, or TP cannot split it.
     """
 
     def __init__(self, plan: GenerationPlan, seed: int, *, ranks: Ranks, device: torch.device) -> None:
@@ -45,12 +45,12 @@ class MegatronGenerator:
 
     @torch.no_grad()
     def warm_up(self, requests: Sequence[Request]) -> None:
-        calls = [[one] for one in requests] if self._asked.order is Order.one_by_one else [list(requests)]
-        num_slots = min(len(calls[0]), self._asked.max_batch or len(calls[0]))
-        room = max(len(one.prompt) + one.length for one in requests)
-        self._batch = self._new_batch(num_slots, room)
+        calls = [[one] for one in requests] if self._settings.order is Order.one_by_one else [list(requests)]
+        num_slots = min(len(calls[0]), self._settings.max_batch or len(calls[0]))
+        capacity = max(len(one.prompt) + one.length for one in requests)
+        self._batch = self._new_batch(num_slots, capacity)
         for call in calls:
-            self._batch.rehearse(call)
+            self._batch.warm_up(call)
 
     def facts(self) -> list[Fact]:
         is_captured, dtype = self.place.device.type == "cuda", self.place.dtype
@@ -67,37 +67,37 @@ class MegatronGenerator:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], *, seed: int) -> list[Answer]:
-        room = max(len(one.prompt) + one.length for one in requests)
-        if self._batch is None or self._batch.slots.room < room:
+        capacity = max(len(one.prompt) + one.length for one in requests)
+        if self._batch is None or self._batch.cache.capacity < capacity:
             self.warm_up(requests)
         assert self._batch is not None
-        return self._batch.answers(requests, seed=seed)
+        return self._batch.generate(requests, seed=seed)
 
-    def _new_batch(self, num_slots: int, room: int) -> Batch:
-        self._batch = None  # its memory is free before there is another one
-        made, model = self._decoder(), self.plan.config.model
-        shape = {"layers": model.num_layers, "groups": made.groups, "dim": made.dim}
-        batch_slots = kv_cache.empty(num_slots, room, **shape, like=made.weights.embedding_VH)
-        angles_TD = angles(model, batch_slots.room, self.place.device)
-        parts = (made, batch_slots, angles_TD)
-        is_continuous = self._asked.batching is Batching.continuous
-        return Batch(batch_slots, batch.steps(*parts), batch.prefills(*parts), is_continuous)
+    def _new_batch(self, num_slots: int, capacity: int) -> Batch:
+        self._batch = None  # frees its memory before the new batch is allocated
+        decoder, model = self._decoder(), self.plan.config.model
+        shape = {"layers": model.num_layers, "groups": decoder.groups, "dim": decoder.dim}
+        cache = kv_cache.empty(num_slots, capacity, **shape, like=decoder.weights.embedding_VH)
+        angles_TD = angles(model, cache.capacity, self.place.device)
+        parts = (decoder, cache, angles_TD)
+        is_continuous = self._settings.batching is Batching.continuous
+        return Batch(cache, batch.decode_steps(*parts), batch.prefills(*parts), is_continuous)
 
     def _decoder(self) -> Decoder:
         model = self.plan.config.model
-        self._weights = self._weights or weights.random(model, self.place, seed=self.seed)
-        return decoder(model, self._weights, self.place, self._asked.sampling)
+        self._weights = self._weights or weights.random_weights(model, self.place, seed=self.seed)
+        return build_decoder(model, self._weights, self.place, self._settings.sampling)
 
     @property
-    def _asked(self) -> Generation:
-        asked = self.plan.config.task.generation
-        assert asked is not None, "the plan is of kind generate"
-        return asked
+    def _settings(self) -> Generation:
+        settings = self.plan.config.task.generation
+        assert settings is not None, "the plan is of kind generate"
+        return settings
 
 
-def decoder(model: Model, weights: Weights, place: weights.Place, sampling: Sampling) -> Decoder:
-    """Return the model with the operations of its device and precision."""
-    is_fp32 = place.precision is WeightPrecision.fp32  # quantised weights change nothing about activations
+def build_decoder(model: Model, weights: Weights, place: weights.Place, sampling: Sampling) -> Decoder:
+    """Return the model with the operations for its device and precision."""
+    is_fp32 = place.precision is WeightPrecision.fp32  # activations are in BF16 with quantised weights too
     trained = trained_ops(place.device, Precision.fp32 if is_fp32 else Precision.bf16)
     ops: GenerationOps = TorchOps(trained)
     if place.device.type == "cuda" and not is_fp32:
@@ -108,14 +108,15 @@ def decoder(model: Model, weights: Weights, place: weights.Place, sampling: Samp
 
 
 def require_llama(model: Model) -> None:
-    """Do nothing if the model consists of Llama's parts.
+    """Check that the model has Llama's architecture.
 
     Raises:
-        ConfigError: it does not, and nothing here computes others.
+        ConfigError: it has another one, which is not implemented here.
     """
     if unmet := differs_from_llama(model):
         raise ConfigError(
-            f"engine=megatron generates with a Llama, and {', '.join(f'{k} is {v}' for k, v in unmet.items())}",
+            "engine=megatron supports generation with Llama models only, but in this model "
+            + ", ".join(f"{k} is {v}" for k, v in unmet.items()),
             where=", ".join(unmet),
-            fix="choose a Llama model",
+            fix="choose a Llama model, or engine=huggingface",
         )

@@ -1,4 +1,4 @@
-"""`GenerationOps` on a GPU: few rows through kernels of their own, many rows (of prompts) through torch's GEMMs."""
+"""`GenerationOps` on a GPU: few rows use Triton kernels, many rows (of prompts) use torch's GEMMs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +10,8 @@ from bench.contract.generation import Sampling
 from jobs.engines.megatron.fp8_gemm import matmul
 from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
-from jobs.engines.megatron.generation.kv_cache import Slots
-from jobs.engines.megatron.generation.one_row_kernels import Factors, of_gates_and_ups, of_outputs
+from jobs.engines.megatron.generation.kv_cache import KvCache
+from jobs.engines.megatron.generation.one_row_kernels import WeightOperands, gated_operands, plain_operands
 from jobs.engines.megatron.generation.ops import TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Linear
@@ -19,7 +19,7 @@ from jobs.engines.megatron.quantize import FP8, Quantized
 from jobs.engines.megatron.trained.ops import NormWeights
 
 _FP8_ALIGNMENT = 16
-"""What cuBLAS wants the sizes of an FP8 weight to be multiples of."""
+"""cuBLAS requires the sizes of an FP8 weight to be multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,36 @@ class GpuOps:
         if len(x_MI) > MOST_ROWS:
             return self.many_rows.linear(x_MI, weight, norm=norm, residual_MO=residual_MO)
         out_MO = x_MI.new_empty(len(x_MI), weight.shape[0])
-        return _kernels(x_MI).multiply(x_MI, of_outputs(weight), norm=norm, residual=residual_MO, out=out_MO)
+        return _kernels(x_MI).multiply(x_MI, plain_operands(weight), norm=norm, residual=residual_MO, out=out_MO)
 
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         if len(x_MI) > MOST_ROWS:
             return self.many_rows.logits(x_MI, weight, norm)
         out_MO = x_MI.new_empty(len(x_MI), weight.shape[0], dtype=torch.float32)
-        return _kernels(x_MI).multiply(x_MI, of_outputs(weight), norm=norm, residual=None, out=out_MO)
+        return _kernels(x_MI).multiply(x_MI, plain_operands(weight), norm=norm, residual=None, out=out_MO)
 
     def gated(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         if len(x_MI) > MOST_ROWS:
             return self.many_rows.trained.swiglu(self.linear(x_MI, weight, norm=norm))[0].values
         out_MF = x_MI.new_empty(len(x_MI), weight.shape[0] // 2)
-        return _kernels(x_MI).multiply(x_MI, of_gates_and_ups(weight), norm=norm, residual=None, out=out_MF)
+        return _kernels(x_MI).multiply(x_MI, gated_operands(weight), norm=norm, residual=None, out=out_MF)
 
     def attend(
         self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
     ) -> Tensor:
         return attention_kernels.attend(qkv_BO, keys_BGTD, values_BGTD, positions_B, angles_TD)
 
-    def append(self, logits_BV: Tensor, slots: Slots, sampling: Sampling, ranks: Ranks) -> None:
+    def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
         if ranks.size > 1 or sampling.top_k is not None or sampling.top_p is not None:
-            return self.many_rows.append(logits_BV, slots, sampling, ranks)
-        return sampling_kernels.append(logits_BV, slots, sampling)
+            return self.many_rows.append(logits_BV, cache, sampling, ranks)
+        return sampling_kernels.append(logits_BV, cache, sampling)
 
 
 class _Kernels(Protocol):
     """A module of kernels for few rows."""
 
     def multiply(
-        self, x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
+        self, x: Tensor, weights: WeightOperands, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
     ) -> Tensor: ...
 
 
@@ -75,17 +75,17 @@ def _kernels(x_MI: Tensor) -> _Kernels:
 
 
 def _is_fp8_gemm(weight: Linear) -> bool:
-    """Return whether Hopper's FP8 GEMMs take this weight."""
+    """Return whether Hopper's FP8 GEMMs support this weight."""
     return weight.values.dtype is FP8 and all(size % _FP8_ALIGNMENT == 0 for size in weight.shape)
 
 
 def _fp8_product(x_MI: Tensor, weight: Linear, norm: NormWeights | None) -> Tensor:
-    """Return weight norm(x) [M, O] by an FP8 GEMM; each row is two FP8 numbers for each of its own, and two rows of it.
+    """Return weight norm(x) [M, O] by an FP8 GEMM; each row of x is split into two FP8 rows (high and low values).
 
-    An FP8 GEMM over twice the rows takes less time than the conversion of the weight to BF16 and a GEMM in BF16.
+    An FP8 GEMM with twice the rows takes less time than the conversion of the weight to BF16 and a BF16 GEMM.
     """
     assert weight.scale is not None, "each row of an FP8 weight has a scale"
-    numbers_2MI, scale_M = few_rows_kernels.split(x_MI, norm)
+    numbers_2MI, scale_M = few_rows_kernels.split_fp8(x_MI, norm)
     rows = Quantized(numbers_2MI.flatten(0, 1), torch.cat([scale_M, scale_M / LOW]))
     high_MO, low_MO = matmul(rows, Quantized(weight.values, weight.scale)).chunk(2)
     return high_MO.add_(low_MO)

@@ -1,9 +1,8 @@
-"""Linears of one row in Triton, bound by the memory that holds the weights: every weight is read once.
+"""Linears of one row in Triton, bound by the memory bandwidth of the weights: every weight is read once.
 
-A program computes some outputs. Their products stay in registers, with FP32 sums. RMSNorm needs no pass of its own: the
-sums are of norm_weight * x, and 1 / rms of x, whose squares are summed up on the way, is multiplied at the end. SwiGLU
-and the residual are applied where the sums are at hand. Loop bounds are constants because Triton's interpreter needs
-that.
+A program computes some outputs; products and FP32 sums stay in registers. RMSNorm needs no separate pass: the kernel
+sums norm_weight * x and the squares of x in the same loop, and multiplies by 1 / rms of x at the end. SwiGLU and the
+residual are applied to the sums in registers. Loop bounds are constants because Triton's interpreter needs them.
 
 Shape letters: I and O input and output of a linear; in comments, of a tile.
 """
@@ -25,12 +24,13 @@ _BLOCK = tl.constexpr(BLOCK)
 ONCE = tl.constexpr("evict_first")
 """L2 policy: a step reads each weight once."""
 IS_OVERLAPPED = HAS_PTX.value
-"""Whether a kernel starts while the one before it ends (programmatic dependent launch): 1 to 2 % of a token."""
+"""Whether a kernel may start before the previous one has ended (programmatic dependent launch): saves 1 to 2 % per
+token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How many outputs and inputs a program multiplies at once, how many tiles are on their way, and its warps."""
+    """Outputs and inputs of a tile, the number of pipeline stages, and the warps of a program."""
 
     outputs: int
     inputs: int
@@ -39,35 +39,37 @@ class Tile:
 
 
 NORMED, OTHER = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4)
-"""The fastest of 30 on an H200, or within 3 % of it (docs/results/2026-11-23-generation.md): for linears with RMSNorm
-that have no gates, and for all others. A program loads x and the norm's weights once for all of its outputs."""
+"""Tiles for linears with RMSNorm but without gates, and for all others: the fastest of 30 on an H200, or within 3 % of
+it (docs/results/2026-11-23-generation.md). A program loads x and the norm's weights once for all of its outputs."""
 
 
-Factors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""Values and scales of the outputs; of gates and of ups, where the outputs are silu(gate) * up."""
+WeightOperands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Values and scales of the outputs, or of gates and of ups if the outputs are silu(gate) * up."""
 
 
-def of_outputs(weight: Linear) -> Factors:
+def plain_operands(weight: Linear) -> WeightOperands:
     return weight.values, weight.scale, None, None
 
 
-def of_gates_and_ups(weight: Linear) -> Factors:
-    """Return the factors of a weight whose first half of outputs are gates."""
+def gated_operands(weight: Linear) -> WeightOperands:
+    """Return the operands of a weight whose first half of outputs are gates."""
     half = weight.shape[0] // 2
     return weight.values, weight.scale, weight.values[half:], None if weight.scale is None else weight.scale[half:]
 
 
 def launch_options() -> dict[str, bool]:
-    """Return the options of a kernel that may start before the one in front of it has ended."""
+    """Return the options for programmatic dependent launch."""
     return {"OVERLAPPED": True, "launch_pdl": True} if IS_OVERLAPPED else {"OVERLAPPED": False}
 
 
-def multiply(x: Tensor, weights: Factors, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor) -> Tensor:
+def multiply(
+    x: Tensor, weights: WeightOperands, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
+) -> Tensor:
     """Fill `out` [1, O] with the products of x [1, I], and return it."""
     num_outputs, is_gated = out.shape[1], weights[2] is not None
     tile = NORMED if norm and not is_gated else OTHER
     outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
-    stages = 1 if is_nf4 else tile.stages  # of 4-bit weights, their absmax would be copied one by one
+    stages = 1 if is_nf4 else tile.stages  # with more stages the absmax of 4-bit weights would be copied one by one
     options = {"OUTPUTS": outputs, "INPUTS": tile.inputs, "STAGES": stages, "WIDTH": x.shape[1]}
     options |= {"num_warps": tile.num_warps} | launch_options()
     norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
@@ -81,7 +83,7 @@ def weights_tile(
     values_ptr, scale_ptr, levels_ptr, output, begin, num_outputs, WIDTH: tl.constexpr, INPUTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return weights [O, I] from input `begin` on; an FP8 row's scale is left to the end of the sum."""
+    """Return weights [O, I] starting at input `begin`; the row scales of FP8 are applied to the final sum."""
     is_output = (output < num_outputs)[:, None]
     if values_ptr.dtype.element_ty == tl.uint8:
         byte = begin // 2 + tl.arange(0, INPUTS // 2)[None, :]
@@ -91,7 +93,7 @@ def weights_tile(
         absmax = tl.load(scale_ptr + block, inside, other=0.0)
         first = tl.load(levels_ptr + (pair >> 4).to(tl.int32)) * absmax
         second = tl.load(levels_ptr + (pair & 15).to(tl.int32)) * absmax
-        tile = tl.interleave(first, second).to(tl.bfloat16)  # rounded as a dequantised weight is
+        tile = tl.interleave(first, second).to(tl.bfloat16)  # rounded like a dequantised weight
     else:
         column = begin + tl.arange(0, INPUTS)[None, :]
         inside = is_output & (column < WIDTH)

@@ -1,7 +1,7 @@
-"""The operations of generation, as an interface, and in torch.
+"""The operations of generation: the interface, and its implementation in torch.
 
-In torch they consist of the operations of training, with the GEMMs of torch: for prompts, for CPUs and for FP32. On a
-GPU few rows go through kernels of their own (`gpu_ops`).
+The torch implementation uses the operations of training and torch's GEMMs; it is for prompts, CPUs and FP32. On a GPU
+few rows use Triton kernels (`gpu_ops`).
 
 Shape letters: M rows, B slots, H hidden, I and O input and output of a linear, F width of the MLP, G query groups,
 T tokens of a slot, D head dimension.
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.contract.generation import Sampling
-from jobs.engines.megatron.generation.kv_cache import Slots
+from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
 from jobs.engines.megatron.generation.weights import Linear
@@ -23,12 +23,12 @@ from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
 
 class GenerationOps(Protocol):
-    """The operations. Sums are in FP32; results are in the dtype of the activations where nothing else is said."""
+    """The operations. Sums are in FP32; results are in the data type of the activations unless documented otherwise."""
 
     def linear(
         self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
     ) -> Tensor:
-        """Return residual + weight norm(x) [M, O]; without a norm x is taken as it is."""
+        """Return residual + weight norm(x) [M, O]; without a norm: residual + weight x."""
 
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         """Return weight norm(x) [M, O] in FP32."""
@@ -39,14 +39,14 @@ class GenerationOps(Protocol):
     def attend(
         self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
     ) -> Tensor:
-        """Return the output of attention [B, O] of one new token in each slot.
+        """Return the attention output [B, O] of one new token per slot.
 
-        Its key and its value are written to their place, and it attends to all tokens up to itself. RoPE turns its
-        queries and its key by the angles of its position.
+        Its key and value are written to the cache, and it attends to all tokens up to itself. RoPE rotates its queries
+        and its key by the angles of its position.
         """
 
-    def append(self, logits_BV: Tensor, slots: Slots, sampling: Sampling, ranks: Ranks) -> None:
-        """Draw the next token of every slot from its logits [B, V], of this rank's vocabulary, and append it."""
+    def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
+        """Sample the next token of every slot from logits [B, V] of this rank's vocabulary, and append it."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ class TorchOps:
     def attend(
         self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
     ) -> Tensor:
-        slots_B, (_, groups, room, dim) = torch.arange(len(qkv_BO), device=qkv_BO.device), keys_BGTD.shape
+        slots_B, (_, groups, capacity, dim) = torch.arange(len(qkv_BO), device=qkv_BO.device), keys_BGTD.shape
         q, k, v = self.trained.split_heads(qkv_BO, None, angles_TD[positions_B], groups, dim)
         keys_BGTD[slots_B, :, positions_B], values_BGTD[slots_B, :, positions_B] = k, v
-        is_seen_BT = torch.arange(room, device=qkv_BO.device) <= positions_B[:, None]
+        is_seen_BT = torch.arange(capacity, device=qkv_BO.device) <= positions_B[:, None]
         out_BN1D = scaled_dot_product_attention(
             q[:, :, None], keys_BGTD, values_BGTD, attn_mask=is_seen_BT[:, None, None], enable_gqa=True
         )
         return out_BN1D.flatten(1)
 
-    def append(self, logits_BV: Tensor, slots: Slots, sampling: Sampling, ranks: Ranks) -> None:
-        slots.append(next_tokens(logits_BV, sampling, ranks, slots.seeds_B, slots.positions_B + 1))
+    def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
+        cache.append(next_tokens(logits_BV, sampling, ranks, cache.seeds_B, cache.positions_B + 1))
 
     def _normed(self, x_MI: Tensor, norm: NormWeights | None) -> Tensor:
         return x_MI if norm is None else self.trained.norm(x_MI, norm)[0].values

@@ -1,4 +1,4 @@
-"""The TP ranks of a replica, and what they exchange while they generate."""
+"""The TP ranks of a replica, and their collectives during generation."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.distributed import ProcessGroup
 
 
 class OneRank:
-    """Stands for a process group of this rank alone, where none need exist."""
+    """A substitute for a process group of one rank, if no process group exists."""
 
     def size(self) -> int:
         return 1
@@ -16,7 +16,7 @@ class OneRank:
 
 
 class Ranks:
-    """The TP ranks of a replica. Without a group, this rank is alone."""
+    """The TP ranks of a replica. Without a group there is only this rank."""
 
     def __init__(self, group: ProcessGroup | OneRank | None = None) -> None:
         self.group = group or OneRank()
@@ -29,7 +29,7 @@ class Ranks:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return what all ranks have, one after the other in a new first dimension."""
+        """Return the tensors of all ranks, stacked in a new first dimension."""
         if self.size == 1:
             return x[None]
         out = x.new_empty(self.size * len(x), *x.shape[1:])
@@ -37,5 +37,5 @@ class Ranks:
         return out.view(self.size, *x.shape)
 
     def gather_columns(self, x_BV: Tensor) -> Tensor:
-        """Return the columns of all ranks side by side."""
+        """Return the columns of all ranks, concatenated."""
         return x_BV if self.size == 1 else self.gather(x_BV).movedim(0, 1).flatten(1)

@@ -1,6 +1,6 @@
-"""Draw the next token of every slot, and append it, in one Triton kernel; `sampling` says what is drawn.
+"""Sample the next token of every slot and append it, in one Triton kernel. `sampling` documents the method.
 
-A program takes some tokens of one slot; the program that ends last of a slot compares the best ones of all.
+A program processes some tokens of one slot; the program of a slot that finishes last compares the best tokens of all.
 """
 
 from functools import cache
@@ -11,34 +11,34 @@ import triton.language as tl
 from torch import Tensor
 
 from bench.contract.generation import Sampling
-from jobs.engines.megatron.generation.kv_cache import Slots
+from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.hash_kernel import hash32
 
 _TOKENS = 2048
-"""Of a program."""
+"""Tokens per program."""
 
 
-def append(logits_BV: Tensor, slots: Slots, sampling: Sampling) -> None:
+def append(logits_BV: Tensor, cache: KvCache, sampling: Sampling) -> None:
     """Append the token with the largest logit, or, with a temperature, with the largest sum of logit and noise."""
     num_slots, vocab_size = logits_BV.shape
     parts = triton.cdiv(vocab_size, _TOKENS)
     best = logits_BV.new_empty(num_slots, parts)
     best_token = torch.empty(num_slots, parts, dtype=torch.int32, device=logits_BV.device)
-    numbers = (slots.tokens_B, slots.positions_B, slots.rows_BT, slots.seeds_B)
+    numbers = (cache.tokens_B, cache.positions_B, cache.rows_BT, cache.seeds_B)
     tensors = (logits_BV, *numbers, best, best_token, _counters(num_slots, logits_BV.device))
     options = {"TOKENS": _TOKENS, "SIZE": triton.next_power_of_2(parts), "IS_DRAWN": sampling.temperature > 0}
-    _append[(parts, num_slots)](*tensors, vocab_size, slots.room, sampling.temperature, **options)
+    _append[(parts, num_slots)](*tensors, vocab_size, cache.capacity, sampling.temperature, **options)
 
 
 @cache
 def _counters(num_slots: int, device: torch.device) -> Tensor:
-    """Return how many programs of each slot are done; whoever ends last sets it back to 0."""
+    """Return counters of finished programs per slot; the last program resets them to 0."""
     return torch.zeros(num_slots, dtype=torch.int32, device=device)
 
 
 @triton.jit
 def _noise(seed, position, token):
-    """Return a number of Gumbel's distribution for each token id."""
+    """Return Gumbel noise for each token id."""
     of_answer = hash32(hash32(seed.to(tl.uint32)) ^ position.to(tl.uint32))
     uniform = ((hash32(of_answer ^ token.to(tl.uint32)) >> 9).to(tl.float32) + 0.5) * (2.0**-23)  # neither 0 nor 1
     return -tl.log(-tl.log(uniform))
@@ -46,8 +46,8 @@ def _noise(seed, position, token):
 
 @triton.jit
 def _append(
-    logits_ptr, tokens_ptr, positions_ptr, rows_ptr, seeds_ptr, best_ptr, best_token_ptr, done_ptr, vocab_size, room,
-    temperature, TOKENS: tl.constexpr, SIZE: tl.constexpr, IS_DRAWN: tl.constexpr,
+    logits_ptr, tokens_ptr, positions_ptr, rows_ptr, seeds_ptr, best_ptr, best_token_ptr, done_ptr, vocab_size,
+    capacity, temperature, TOKENS: tl.constexpr, SIZE: tl.constexpr, IS_DRAWN: tl.constexpr,
 ):  # fmt: skip
     part, parts, slot = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     token = part * TOKENS + tl.arange(0, TOKENS)
@@ -64,8 +64,8 @@ def _append(
         bests = tl.load(best_ptr + slot * parts + other, other < parts, other=float("-inf"), cache_modifier=".cg")
         _, winner = tl.max(bests, 0, return_indices=True)
         chosen = tl.load(best_token_ptr + slot * parts + winner, cache_modifier=".cg").to(tl.int64)
-        position = tl.minimum(position, room - 1)
+        position = tl.minimum(position, capacity - 1)
         tl.store(positions_ptr + slot, position)
-        tl.store(rows_ptr + slot * room + position, chosen)
+        tl.store(rows_ptr + slot * capacity + position, chosen)
         tl.store(tokens_ptr + slot, chosen)
         tl.store(done_ptr + slot, 0)

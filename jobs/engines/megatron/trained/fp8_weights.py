@@ -1,4 +1,4 @@
-"""FP8 copies of the linears' trained weights, made once a step without waiting for the device."""
+"""FP8 copies of trained weights, updated once a step without waiting for the device."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ from jobs.engines.megatron.trained.ops import Operand
 
 _TILE = 128
 _MULTIPLE = 16
-"""cuBLASLt wants rows of a multiple of 16 bytes; zeros are added to the sum."""
+"""cuBLASLt needs rows of a multiple of 16 bytes; the padding is zero."""
 
 
 def tokens_last(x: Operand) -> Operand:
-    """Return FP8 rows [M, I] as [I, M padded to 16 tokens] with one scale [1]."""
+    """Return FP8 rows [M, I] transposed to [I, M padded to 16 tokens], with one scale [1]."""
     assert x.scale is not None
     num_rows, width = x.values.shape
     length = triton.cdiv(num_rows, _MULTIPLE) * _MULTIPLE
@@ -59,9 +59,9 @@ def _quantize_tensor(x_ptr, scale_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 class Fp8Weights:
-    """`LinearWeights` in FP8 on a GPU: a copy of each weight with one scale, transposed when the backward pass asks.
+    """`LinearWeights` in FP8 on a GPU: a copy of each weight with one scale, transposed for the backward pass.
 
-    The TP ranks of a weight share its scale, so that their number does not change how it is rounded.
+    The TP ranks of a weight share its scale, so that rounding does not depend on tp.
     """
 
     def __init__(self, linears: Sequence[ParallelLinear]) -> None:
@@ -83,7 +83,7 @@ class Fp8Weights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Quantise the weights again."""
-        self.transposes.forget()
+        self.transposes.invalidate()
         amax = torch.stack([torch.linalg.vector_norm(linear.weight, float("inf")) for linear in self.linears]).float()
         group = self.linears[0].tp_group
         if group.size() > 1:

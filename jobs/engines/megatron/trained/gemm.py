@@ -1,4 +1,4 @@
-"""GEMMs that add the gradient of a weight to FP32 in place, on a GPU."""
+"""GEMMs on a GPU that accumulate the gradient of a weight in an FP32 buffer in place, by cuBLASLt."""
 
 import ctypes
 import logging
@@ -34,7 +34,7 @@ class CublasError(RuntimeError):
 
 
 class Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, and what it needs."""
+    """cublasLtMatmulHeuristicResult_t: an algorithm and its requirements."""
 
     _fields_ = (
         ("algorithm", c_uint64 * 8),
@@ -46,7 +46,7 @@ class Heuristic(ctypes.Structure):
 
 
 class Layout(NamedTuple):
-    """A column-major matrix: its stored rows and columns, and the distance between its columns in numbers."""
+    """A column-major matrix: its stored rows and columns, and the stride of its columns in elements."""
 
     rows: int
     columns: int
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A GEMM of cuBLASLt with its own algorithm; alignments are in bytes, of a, b and d (in cuBLAS's order)."""
+    """The key of a GEMM of cuBLASLt, one algorithm each; alignments are in bytes, of a, b and d (in cuBLAS's order)."""
 
     dtype: torch.dtype
     a: Layout
@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 
 def problem(out_OI: Tensor, left: Tensor, right: Tensor, *, fast_accumulation: bool) -> Problem:
-    """Return the GEMM that `add_matmul` asks cuBLASLt for."""
+    """Return the cuBLASLt GEMM of `add_matmul`."""
     a, b, d = (Layout(x.shape[1], x.shape[0], x.stride(0)) for x in (right, left, out_OI))
     is_fp8 = left.dtype is torch.float8_e4m3fn
     transposes = (OP_T, OP_N) if is_fp8 else (OP_N, OP_T)
@@ -82,11 +82,11 @@ def alignment(address: int) -> int:
 def loaded_library(maps: str, cuda: str | None) -> str | None:
     """Return the path of the libcublasLt that a process has loaded, from its /proc/PID/maps.
 
-    cuda: torch's version of CUDA; where several libraries are loaded, that version's is taken.
+    cuda: torch's version of CUDA; of several loaded libraries, the one of this version is chosen.
     """
     paths = [line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libcublasLt.so" in line]
-    own = [path for path in paths if f"libcublasLt.so.{(cuda or '').split('.')[0]}" in path]
-    return next(iter([*own, *paths]), None)
+    matching = [path for path in paths if f"libcublasLt.so.{(cuda or '').split('.')[0]}" in path]
+    return next(iter([*matching, *paths]), None)
 
 
 @cache
@@ -98,7 +98,7 @@ def load() -> "CublasLt | None":
 
 @dataclass
 class Plan:
-    """A GEMM's descriptors, and the algorithm that cuBLASLt chose for it before its first call."""
+    """The descriptors of a GEMM, and the algorithm that cuBLASLt chose for it before its first call."""
 
     matmul: c_void_p
     layouts: tuple[c_void_p, c_void_p, c_void_p]
@@ -107,7 +107,7 @@ class Plan:
 
 @dataclass
 class CublasLt:
-    """cuBLASLt with a handle. Its descriptors live as long as the process: there are few shapes."""
+    """cuBLASLt with a handle. Descriptors are never destroyed, because there are few shapes."""
 
     library: Any
     handle: c_void_p = field(default_factory=c_void_p)
@@ -128,60 +128,60 @@ class CublasLt:
         beta: float = 1.0,
         fast_accumulation: bool = False,
     ) -> None:
-        """Compute out = beta * out + the product, as the module says; scales [1]: of left and right, on the device.
+        """Compute out = beta * out + the product; scales [1]: of left and right, on the device.
 
         Raises:
-            CublasError: cuBLASLt cannot or did not compute it; its status is named.
+            CublasError: cuBLASLt returned an error status, or has no algorithm for these shapes.
         """
-        asked = problem(out_OI, left, right, fast_accumulation=fast_accumulation)
-        plan = self.plans.get(asked) or self._plan(asked)
+        key = problem(out_OI, left, right, fast_accumulation=fast_accumulation)
+        plan = self.plans.get(key) or self._plan(key)
         if scales is not None:
             self._set(plan.matmul, DESC_A_SCALE_POINTER, c_void_p(scales[1].data_ptr()))
             self._set(plan.matmul, DESC_B_SCALE_POINTER, c_void_p(scales[0].data_ptr()))
-        plan.heuristic = plan.heuristic or self._heuristic(asked, plan)
+        plan.heuristic = plan.heuristic or self._heuristic(key, plan)
         stream, (a, b, d) = torch.cuda.current_stream().cuda_stream, plan.layouts
         workspace = self._workspace(out_OI.device, stream)
         self._call(
             "cublasLtMatmul", self.handle, plan.matmul, byref(c_float(1)), right.data_ptr(), a, left.data_ptr(), b,
             byref(c_float(beta)), out_OI.data_ptr(), d, out_OI.data_ptr(), d, byref(plan.heuristic.algorithm),
-            workspace.data_ptr(), workspace.numel(), stream, asked=asked,
+            workspace.data_ptr(), workspace.numel(), stream, problem=key,
         )  # fmt: skip
 
-    def _plan(self, asked: Problem) -> Plan:
+    def _plan(self, problem: Problem) -> Plan:
         matmul = c_void_p()
-        self._call("cublasLtMatmulDescCreate", byref(matmul), COMPUTE_32F, DATA_TYPES[torch.float32], asked=asked)
-        for attribute, value in zip((DESC_TRANSA, DESC_TRANSB), asked.transposes, strict=True):
+        self._call("cublasLtMatmulDescCreate", byref(matmul), COMPUTE_32F, DATA_TYPES[torch.float32], problem=problem)
+        for attribute, value in zip((DESC_TRANSA, DESC_TRANSB), problem.transposes, strict=True):
             self._set(matmul, attribute, c_int32(value))
-        if asked.fast_accumulation:
+        if problem.fast_accumulation:
             self._set(matmul, DESC_FAST_ACCUM, c_int8(1))
-        a, b = self._layout(asked.a, asked.dtype), self._layout(asked.b, asked.dtype)
-        self.plans[asked] = Plan(matmul, (a, b, self._layout(asked.d, torch.float32)))
-        return self.plans[asked]
+        a, b = self._layout(problem.a, problem.dtype), self._layout(problem.b, problem.dtype)
+        self.plans[problem] = Plan(matmul, (a, b, self._layout(problem.d, torch.float32)))
+        return self.plans[problem]
 
     def _layout(self, layout: Layout, dtype: torch.dtype) -> c_void_p:
         created = c_void_p()
         self._call("cublasLtMatrixLayoutCreate", byref(created), DATA_TYPES[dtype], *layout)
         return created
 
-    def _heuristic(self, asked: Problem, plan: Plan) -> Heuristic:
+    def _heuristic(self, problem: Problem, plan: Plan) -> Heuristic:
         preference, best, count = c_void_p(), Heuristic(), c_int()
         self._call("cublasLtMatmulPreferenceCreate", byref(preference))
-        wanted: dict[int, c_uint64 | c_uint32] = {PREF_MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES)}
-        a, b, d = asked.alignments
-        wanted |= {PREF_MIN_ALIGNMENT_A_BYTES + i: c_uint32(bytes_) for i, bytes_ in enumerate((a, b, d, d))}
-        for attribute, value in wanted.items():
+        preferences: dict[int, c_uint64 | c_uint32] = {PREF_MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES)}
+        a, b, d = problem.alignments
+        preferences |= {PREF_MIN_ALIGNMENT_A_BYTES + i: c_uint32(bytes_) for i, bytes_ in enumerate((a, b, d, d))}
+        for attribute, value in preferences.items():
             size = ctypes.sizeof(value)
             self._call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, byref(value), size)
         layouts = (*plan.layouts, plan.layouts[-1])
         args = (self.handle, plan.matmul, *layouts, preference, 1, byref(best), byref(count))
-        self._call("cublasLtMatmulAlgoGetHeuristic", *args, asked=asked)
+        self._call("cublasLtMatmulAlgoGetHeuristic", *args, problem=problem)
         self._call("cublasLtMatmulPreferenceDestroy", preference)
         if count.value == 0:
-            raise CublasError(f"cuBLASLt has no algorithm for {asked}")
+            raise CublasError(f"cuBLASLt has no algorithm for this GEMM: {problem}")
         return best
 
     def _workspace(self, device: torch.device, stream: int) -> Tensor:
-        """Return memory that only the GEMMs of one stream use."""
+        """Return the workspace of the GEMMs of one stream."""
         if (device, stream) not in self.workspaces:
             self.workspaces[device, stream] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self.workspaces[device, stream]
@@ -189,11 +189,11 @@ class CublasLt:
     def _set(self, matmul: c_void_p, attribute: int, value: Any) -> None:
         self._call("cublasLtMatmulDescSetAttribute", matmul, attribute, byref(value), ctypes.sizeof(value))
 
-    def _call(self, name: str, *args: Any, asked: Problem | None = None) -> None:
+    def _call(self, name: str, *args: Any, problem: Problem | None = None) -> None:
         status = getattr(self.library, name)(*args)
         if status:
             meaning = self.library.cublasLtGetStatusName(status).decode()
-            raise CublasError(f"{name} returned {meaning} ({status})" + (f" for {asked}" if asked else ""))
+            raise CublasError(f"{name} returned {meaning} ({status})" + (f" for {problem}" if problem else ""))
 
 
 SIGNATURES = {
@@ -207,11 +207,11 @@ SIGNATURES = {
     "cublasLtMatmulAlgoGetHeuristic": (*(c_void_p,) * 7, c_int, c_void_p, c_void_p),
     "cublasLtMatmul": (*(c_void_p,) * 14, c_size_t, c_void_p),
 }
-"""The types of arguments: handles, descriptors and addresses are pointers."""
+"""Argument types: handles, descriptors and addresses are pointers."""
 
 
 def declare(library: Any) -> None:
-    """Tell ctypes the types of the functions; without them it would cut 64-bit integers."""
+    """Declare the argument types for ctypes, which would truncate 64-bit integers otherwise."""
     for name, types in SIGNATURES.items():
         getattr(library, name).argtypes = types
     library.cublasLtGetStatusName.restype = c_char_p
@@ -223,25 +223,27 @@ log = logging.getLogger(__name__)
 def add_weight_gradient(main_grad_OI: Tensor, grad: Operand, x: Operand, *, fast_accumulation: bool = False) -> None:
     """Add grad^T x to the FP32 gradient, for grad [M, O] and x [M, I], both in BF16 or both in FP8.
 
-    fast_accumulation: sum in FP8 GEMMs with the tensor cores' 14 bits or so, without adding up in FP32 meanwhile.
+    fast_accumulation: FP8 GEMMs accumulate in the tensor cores only (about 14 bits), without promotion to FP32.
     """
     if grad.scale is None:
-        # The product is computed in FP32 and added by cuBLAS: self and out are one tensor, which torch 2.10 allows.
+        # cuBLAS computes the product in FP32 and adds it: self and out are the same tensor, which torch 2.10 allows.
         torch.addmm(main_grad_OI, grad.values.T, x.values, out_dtype=torch.float32, out=main_grad_OI)
     else:
         fp8_gemm()(main_grad_OI, tokens_last(grad), tokens_last(x), fast_accumulation)
 
 
 Fp8Gemm = Callable[[Tensor, Operand, Operand, bool], None]
-"""Adds left right^T to the gradient [O, I], for left [O, M] and right [I, M]; the last argument: fast accumulation."""
+"""Adds left right^T to the gradient [O, I], for left [O, M] and right [I, M]; last argument: fast accumulation."""
 
 
 @cache
 def fp8_gemm() -> Fp8Gemm:
-    """Return the GEMM of cuBLASLt, or torch's where that library cannot be found."""
+    """Return the GEMM of cuBLASLt, or torch's if the library is not loaded."""
     library = load()
     if library is None:
-        log.warning("torch has not loaded libcublasLt: FP8 weight gradients are added in a second pass over memory")
+        log.warning(
+            "torch has not loaded libcublasLt: FP8 weight gradients are accumulated by a separate, slower kernel"
+        )
         return add_by_torch
 
     def add(main_grad_OI: Tensor, left: Operand, right: Operand, fast_accumulation: bool) -> None:
@@ -253,7 +255,7 @@ def fp8_gemm() -> Fp8Gemm:
 
 
 def add_by_torch(main_grad_OI: Tensor, left: Operand, right: Operand, fast_accumulation: bool) -> None:
-    """Do what cuBLASLt does in one GEMM with a GEMM and an addition."""
+    """Add left right^T to the gradient with a GEMM and a separate addition, without cuBLASLt."""
     assert left.scale is not None and right.scale is not None
     main_grad_OI += torch._scaled_mm(
         left.values,

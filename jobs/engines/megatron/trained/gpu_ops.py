@@ -1,7 +1,7 @@
-"""The trained layer's operations on a GPU: `TrainedOps` by Triton kernels and cuBLAS's GEMMs, in BF16 and in FP8.
+"""`TrainedOps` on a GPU, in BF16 and in FP8: Triton kernels and cuBLAS's GEMMs.
 
-The scales of FP8 rows are powers of two, so that the operands of weight gradients keep their bits when they are given
-one common scale (`transpose_kernels`).
+The scales of FP8 rows are powers of two, so that operands of weight gradients are converted exactly to one common scale
+(`fp8_weights.tokens_last`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeig
 
 
 class Bf16GpuOps:
-    """`TrainedOps` in BF16 on a GPU; the protocol says what each operation returns."""
+    """`TrainedOps` in BF16."""
 
     dtype, to_fp8 = BF16, False
 
@@ -45,8 +45,8 @@ class Bf16GpuOps:
     ) -> tuple[Tensor, Operand, NormStats]:
         return norm_kernels.add_norm(x_MH, y_MH, bias_H, weights, to_fp8=self.to_fp8)
 
-    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
-        return norm_kernels.norm_again(x_MH, stats, weights, to_fp8=self.to_fp8)
+    def recompute_norm(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        return norm_kernels.recompute_norm(x_MH, stats, weights, to_fp8=self.to_fp8)
 
     def norm_backward(
         self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
@@ -67,7 +67,7 @@ class Bf16GpuOps:
         return hidden, saved
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        return row_kernels.swiglu_backward_again(grad_MF, saved)
+        return row_kernels.swiglu_backward_recompute(grad_MF, saved)
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
         return norm_kernels.gelu(x_MF, bias_F, to_fp8=self.to_fp8)
@@ -77,7 +77,7 @@ class Bf16GpuOps:
 
 
 class Fp8GpuOps(Bf16GpuOps):
-    """`TrainedOps` in FP8 on a GPU, between activations and weights in BF16."""
+    """`TrainedOps` in FP8; activations between GEMMs and weights are in BF16."""
 
     to_fp8 = True
 

@@ -1,12 +1,12 @@
-"""The transformer layer of whole-model training. Its hand-written forward and backward pass serve every precision.
+"""The transformer layer that trains all weights. Its hand-written forward and backward passes support every precision.
 
-Llama's parts are RMSNorm, SwiGLU, RoPE and GQA without biases; GPT-3's are LayerNorm, exact GELU and biases. Gradients
-of the weights are added straight to `weight.main_grad`, the FP32 buffers of megatron-core's DistributedDataParallel.
-Autograd sees the gradient of the layer's input alone. The inputs of qkv and fc1 are computed again from the inputs of
-the norms, the input of fc2 from that of its activation function.
+Llama has RMSNorm, SwiGLU, RoPE and GQA without biases; GPT-3 has LayerNorm, exact GELU and biases. Weight gradients are
+added directly to `weight.main_grad`, the FP32 buffers of megatron-core's DistributedDataParallel. Autograd only gets
+the gradient of the layer's input. The inputs of qkv and fc1 are recomputed from the inputs of the norms, the input of
+fc2 from the input of its activation function.
 
-These tensors are saved for the backward pass; hidden width h, K or V width k, MLP width f, p bytes per number (2 in
-BF16 and FP8, 4 in FP32), q bytes per number of a GEMM's operand (1 in FP8, else p):
+These tensors are saved for the backward pass; hidden width h, K or V width k, MLP width f, p bytes per element (2 in
+BF16 and FP8, 4 in FP32), q bytes per element of a GEMM operand (1 in FP8, else p):
 
 | saved tensor                       | bytes per token                | split over           |
 | ---------------------------------- | ------------------------------ | -------------------- |
@@ -18,7 +18,7 @@ BF16 and FP8, 4 in FP32), q bytes per number of a GEMM's operand (1 in FP8, else
 | gate and up, or the input of GELU  | 2 q f or q f                   | tp; 0 if recomputed  |
 | their scales, in FP8               | 8 or 4                         | not split; likewise  |
 
-The input of the first norm is the output of the layer before, so that each layer holds two hidden states and no third.
+The input of the first norm is the output of the previous layer, so each layer holds two hidden states, not three.
 
 Shape letters: S sequence and B batch of this rank, M = S * B tokens (between the linears under SP: those of this TP
 rank), H hidden, D head dimension, O output of a linear on this TP rank.
@@ -35,18 +35,18 @@ from torch.nn import Parameter
 
 from bench.contract.modules import Part
 from jobs.engines.megatron.attention import attend, attend_backward
-from jobs.engines.megatron.own_layer import OwnLayer
+from jobs.engines.megatron.hand_written_layer import HandWrittenLayer
 from jobs.engines.megatron.tensor_parallel import ParallelLinear, Pending, TensorParallel
 from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand, TrainedOps
-from jobs.profiles.ranges import named
+from jobs.profiles.ranges import profile_range
 
 
-class TrainedLayer(OwnLayer):
-    """The layer; ops is a `TrainedOps`."""
+class TrainedLayer(HandWrittenLayer):
+    """The transformer layer that trains all weights."""
 
     ops: TrainedOps
     linear_weights: LinearWeights
-    """All layers of a rank share one; `model.build` sets it, and `Parts.refresh_weights` follows changes of weights."""
+    """Shared by all layers of a rank; `model.build` sets it, `ModelAndOptimizer.refresh_weights` updates it."""
 
     def forward(
         self,
@@ -55,7 +55,7 @@ class TrainedLayer(OwnLayer):
         rotary_pos_emb: Tensor | None = None,
         **_unused: Any,
     ) -> tuple[Tensor, None]:
-        """Return the layer's output [S, B, H] and, as megatron-core expects, a context, which is None."""
+        """Return the layer's output [S, B, H], and None as the context that megatron-core expects."""
         y_SBH: Tensor = _LayerFunction.apply(  # type: ignore[no-untyped-call]  # torch's
             self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states
         )
@@ -64,7 +64,7 @@ class TrainedLayer(OwnLayer):
 
 @dataclass(slots=True)
 class SavedActivations:
-    """What the forward pass saves for the backward pass; qkv and activation are None if they are recomputed."""
+    """The activations saved for the backward pass; qkv and activation are None if they are recomputed."""
 
     input_MH: Tensor
     stats: NormStats
@@ -78,12 +78,12 @@ class SavedActivations:
 
 SavedByAttention = tuple[NormStats, tuple[Tensor, Tensor, Tensor] | None, Tensor, Tensor]
 SavedByMlp = tuple[Tensor, NormStats, Operand | None]
-"""Four of `SavedActivations`, and the last three."""
+"""Fields of `SavedActivations`: stats to lse, and the last three."""
 Norm = torch.nn.RMSNorm | torch.nn.LayerNorm
 
 
 class _LayerFunction(Function):
-    """The layer, as autograd calls it."""
+    """The layer as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, layer: TrainedLayer, keep: bool, freqs: Tensor | None, x_SBH: Tensor) -> Tensor:
@@ -92,20 +92,20 @@ class _LayerFunction(Function):
         x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep)
         if keep:
             ctx.layer, ctx.freqs = layer, freqs
-            layer.keep(ctx, SavedActivations(x_SBH.flatten(0, 1), *saved_by_attention, *saved_by_mlp))
+            layer.save_activations(ctx, SavedActivations(x_SBH.flatten(0, 1), *saved_by_attention, *saved_by_mlp))
         return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, None, None, Tensor]:
         layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1])
-        saved = ctx.layer.kept(ctx)
+        saved = ctx.layer.load_activations(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         dx_MH = layer_pass.attention_backward(grad_MH, grad, saved)
         return None, None, None, dx_MH.view_as(grad_SBH)
 
 
 class _LayerPass:
-    """One pass of a micro-batch through the layer, forward or backward: the layer and its ranks."""
+    """One forward or backward pass of a micro-batch through the layer, with its process groups."""
 
     def __init__(self, layer: TrainedLayer, freqs: Tensor | None, batch: int) -> None:
         self.layer, self.ops, self.weights, self.batch = layer, layer.ops, layer.linear_weights, batch
@@ -118,90 +118,90 @@ class _LayerPass:
         }
 
     def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, SavedByAttention]:
-        """Return the output of attention without proj's bias, to be added to x, and the activations to save."""
-        with named(Part.norm):
+        """Return the output of attention (without proj's bias and the residual x), and the activations to save."""
+        with profile_range(Part.norm):
             normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
         qkv = self.heads(self.tp.gather_quantized(normed))
-        with named(Part.attention):
+        with profile_range(Part.attention):
             attended, lse = attend(*qkv, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
         saved_qkv = qkv if keep and not self.layer.recompute_qkv else None
         del normed, attended, qkv
-        with named(Part.output):
+        with profile_range(Part.output):
             y_MH = self.ops.matmul(self.ops.operand(attended_MO), self.weights.forward(self.layer.proj))
         return self.tp.reduce(y_MH), (stats, saved_qkv, attended_MO, lse)
 
     def heads(self, normed: Operand) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
         attention, linear = self.layer.self_attention, self.layer.qkv
-        with named(Part.qkv):
+        with profile_range(Part.qkv):
             qkv_MO = self.ops.matmul(normed, self.weights.forward(linear))
         shape = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
-        with named(Part.rope):
+        with profile_range(Part.rope):
             q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, SavedByMlp]:
         """Return x + y with proj's bias, the output of the MLP, and the activations to save."""
         norm_weights = self.norm_weights(self.layer.pre_mlp_layernorm)
-        with named(Part.norm):
+        with profile_range(Part.norm):
             x_MH, normed, stats = self.ops.add_norm(x_MH, y_MH, self.layer.proj.bias, norm_weights)
         activation: Operand | None
         hidden, activation = self.activate(self.tp.gather_quantized(normed))
         if not keep or self.layer.recompute_fc1:
             activation = None
         del normed
-        with named(Part.fc2):
+        with profile_range(Part.fc2):
             y_MH = self.tp.reduce(self.ops.matmul(hidden, self.weights.forward(self.fc2)))
             if self.fc2.bias is not None:
                 y_MH.add_(self.fc2.bias)
         return x_MH, y_MH, (x_MH, stats, activation)
 
     def activate(self, normed: Operand) -> tuple[Operand, Operand]:
-        """Return the input of fc2, and what the backward pass of the activation function needs."""
-        with named(Part.fc1):
+        """Return the input of fc2, and the saved tensor for the backward pass of the activation function."""
+        with profile_range(Part.fc1):
             fc1_MO = self.ops.matmul(normed, self.weights.forward(self.fc1))
-        with named(Part.activation):
+        with profile_range(Part.activation):
             if self.layer.config.gated_linear_unit:
                 return self.ops.swiglu(fc1_MO)
             return self.ops.gelu(fc1_MO, self.fc1.bias)
 
     def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Operand]:
-        """Return the gradient of x + y, the residual's included: this rank's rows, and all TP ranks' as an operand."""
+        """Return the gradient of x + y, residual included: this rank's rows, and all TP ranks' rows as an operand."""
         norm = self.layer.pre_mlp_layernorm
-        with named(Part.fc2):
+        with profile_range(Part.fc2):
             self.add_bias_gradient(self.fc2.bias, grad_MH)
             grad = self.tp.gather_quantized(self.ops.operand(grad_MH))
         normed: Pending[Operand] | None = None
         if saved.activation is None:
-            normed = self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
+            normed = self.start_recompute_norm(saved.mlp_input_MH, saved.mlp_stats, norm)
             saved.activation = self.activate(normed.wait())[1]
         fc1_grad, hidden = self.activation_backward(grad, saved)
-        with named(Part.fc2):
+        with profile_range(Part.fc2):
             self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
         del grad, hidden
-        normed = normed or self.normed_again(saved.mlp_input_MH, saved.mlp_stats, norm)
-        with named(Part.fc1):
+        normed = normed or self.start_recompute_norm(saved.mlp_input_MH, saved.mlp_stats, norm)
+        with profile_range(Part.fc1):
             normed_grad = self.linear_backward(self.fc1, fc1_grad, normed)
         del fc1_grad, normed
         grad_MH, grad = self.norm_backward(normed_grad, grad_MH, saved.mlp_input_MH, saved.mlp_stats, norm)
         return grad_MH, self.tp.gather_quantized(grad)
 
     def activation_backward(self, grad: Operand, saved: SavedActivations) -> tuple[Operand, Operand]:
-        """Return the gradient of fc1's output, and the input of fc2 again; the activation is no longer saved."""
-        with named(Part.fc2):
+        """Return the gradient of fc1's output and the recomputed input of fc2; free the saved activation."""
+        with profile_range(Part.fc2):
             hidden_grad = self.ops.matmul(grad, self.weights.backward(self.fc2))
         activation, saved.activation = saved.activation, None
         assert activation is not None
-        with named(Part.activation):
+        with profile_range(Part.activation):
             if self.layer.config.gated_linear_unit:
                 return self.ops.swiglu_backward(hidden_grad, activation)
             return self.ops.gelu_backward(hidden_grad, activation)
 
     def attention_backward(self, grad_MH: Tensor, grad: Operand, saved: SavedActivations) -> Tensor:
-        """Return the gradient of the layer's input, from the gradients that `mlp_backward` returns."""
+        """Return the gradient of the layer's input, from the results of `mlp_backward`."""
         norm, x_MH = self.layer.input_layernorm, saved.input_MH
-        with named(Part.output):
+        with profile_range(Part.output):
             self.add_bias_gradient(self.layer.proj.bias, grad_MH)
             attended_grad = self.ops.matmul(grad, self.weights.backward(self.layer.proj))
             self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
@@ -209,26 +209,27 @@ class _LayerPass:
         normed: Pending[Operand] | None = None
         qkv, saved.qkv = saved.qkv, None
         if qkv is None:
-            normed = self.normed_again(x_MH, saved.stats, norm)
+            normed = self.start_recompute_norm(x_MH, saved.stats, norm)
             qkv = self.heads(normed.wait())
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
-        with named(Part.attention):
+        with profile_range(Part.attention):
             grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
         del attended_grad, qkv, out
-        normed = normed or self.normed_again(x_MH, saved.stats, norm)
-        with named(Part.rope):
+        normed = normed or self.start_recompute_norm(x_MH, saved.stats, norm)
+        with profile_range(Part.rope):
             dq, dk, dv = grads
             qkv_grad = self.ops.merge_heads(dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1), self.freqs_MD)
         del grads, dq, dk, dv
-        with named(Part.qkv):
+        with profile_range(Part.qkv):
             normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
         del qkv_grad, normed
         return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
 
     def linear_backward(self, linear: ParallelLinear, grad: Operand, normed: Pending[Operand]) -> Tensor:
-        """Add the gradients of qkv or fc1; return that of its input, of this rank's rows under SP.
+        """Add the weight gradients of qkv or fc1; return the gradient of its input (under SP, of this rank's rows).
 
-        Collectives run beside GEMMs: normed is gathered during the first one, and the result reduced during the second.
+        Collectives overlap with GEMMs: normed is gathered during the first GEMM, the result is reduced during the
+        second.
         """
         normed_grad = self.tp.start_reduce(self.ops.matmul(grad, self.weights.backward(linear)))
         self.ops.add_weight_gradient(main_grad(linear.weight), grad, normed.wait())
@@ -236,16 +237,16 @@ class _LayerPass:
         return normed_grad.wait()
 
     def add_bias_gradient(self, bias: Parameter | None, grad: Tensor | Operand) -> None:
-        """Add the gradient of a linear's bias, if it has one, from that of the linear's output."""
+        """Add the gradient of a linear's bias, if it has one, from the gradient of the linear's output."""
         if bias is not None:
             main_grad(bias).add_(self.ops.column_sum(grad))
 
     def norm_backward(
         self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, norm: Norm
     ) -> tuple[Tensor, Operand]:
-        """Add the gradients of a norm's weights; return residual + that of its input, and the same as an operand."""
+        """Add the gradients of a norm's weights; return residual + the gradient of its input, also as an operand."""
         weights = self.norm_weights(norm)
-        with named(Part.norm):
+        with profile_range(Part.norm):
             dx_MH, dx, gradients = self.ops.norm_backward(grad_MH, residual_MH, x_MH, stats, weights)
             main_grad(norm.weight).add_(gradients.weight_H)
             if gradients.bias_H is not None:
@@ -253,10 +254,10 @@ class _LayerPass:
                 main_grad(norm.bias).add_(gradients.bias_H)
         return dx_MH, dx
 
-    def normed_again(self, x_MH: Tensor, stats: NormStats, norm: Norm) -> Pending[Operand]:
-        """Start to compute the output of a norm again, the rows of all TP ranks."""
-        with named(Part.norm):
-            return self.tp.start_gather_quantized(self.ops.norm_again(x_MH, stats, self.norm_weights(norm)))
+    def start_recompute_norm(self, x_MH: Tensor, stats: NormStats, norm: Norm) -> Pending[Operand]:
+        """Recompute the output of a norm, and start to gather the rows of all TP ranks."""
+        with profile_range(Part.norm):
+            return self.tp.start_gather_quantized(self.ops.recompute_norm(x_MH, stats, self.norm_weights(norm)))
 
     def norm_weights(self, norm: Norm) -> NormWeights:
         return NormWeights(norm.weight, getattr(norm, "bias", None), self.layer.config.layernorm_epsilon)
@@ -267,10 +268,10 @@ class _LayerPass:
 
 
 def main_grad(weight: Parameter) -> Tensor:
-    """Return where the gradient of a weight is summed.
+    """Return the FP32 buffer of a weight's gradient.
 
     Raises:
-        RuntimeError: the layer is not in a model that DistributedDataParallel wraps.
+        RuntimeError: the model is not wrapped in DistributedDataParallel.
     """
     grad: Tensor | None = getattr(weight, "main_grad", None)
     if grad is None:

@@ -1,9 +1,9 @@
-"""RMSNorm and LayerNorm in Triton, forward and backward, of the layer whose weights are trained.
+"""RMSNorm, LayerNorm and GELU in Triton, forward and backward, for the layer that trains all weights.
 
-A program of the forward pass computes one row in FP32. One of the backward pass computes many rows one after the other,
-so that it can sum the gradients of weight and bias over them; it stores its part of these sums, and torch adds the
-parts up in a fixed order. Results are in BF16, or in FP8 with a scale for each row. What is also stored in BF16 is
-rounded to BF16 before it is quantised, so that both copies hold the same numbers.
+A forward program computes one row in FP32. A backward program computes many rows one after another and sums the
+gradients of weight and bias over them; torch then adds the partial sums of all programs in a fixed order. Results are
+in BF16, or in FP8 with one scale per row. A result that is also stored in BF16 is rounded to BF16 before it is
+quantised, so that both copies hold the same values.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeig
 
 
 def empty_operand(num_rows: int, width: int, device: torch.device, to_fp8: bool) -> Operand:
-    """Return rows that a kernel is to fill: in FP8 with a scale for each, or in BF16."""
+    """Return uninitialised rows for a kernel's output: in FP8 with one scale per row, or in BF16."""
     if not to_fp8:
         return Operand(torch.empty(num_rows, width, dtype=BF16, device=device))
     values = torch.empty(num_rows, width, dtype=FP8, device=device)
@@ -75,7 +75,7 @@ def add_norm(
     return total, out, stats
 
 
-def norm_again(x: Tensor, stats: NormStats, weights: NormWeights, *, to_fp8: bool) -> Operand:
+def recompute_norm(x: Tensor, stats: NormStats, weights: NormWeights, *, to_fp8: bool) -> Operand:
     num_rows, width = x.shape
     out = empty_operand(num_rows, width, x.device, to_fp8)
     _launch_norm(x, None, None, None, out, stats, weights, AGAIN=True)
@@ -109,12 +109,12 @@ def _launch_norm(
     out: Operand,
     stats: NormStats,
     weights: NormWeights,
-    **again: bool,
+    **options: bool,
 ) -> None:
     block = triton.next_power_of_2(x.shape[1])
     _norm[(len(x),)](
         x, y, y_bias, weights.weight_H, weights.bias_H, total, *out, *stats, weights.eps, x.shape[1],
-        **again, BLOCK=block, num_warps=min(8, max(1, block // 256)),
+        **options, BLOCK=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _store(values_ptr, scale_ptr, row, at, inside, x):
-    """Store a row, in FP8 if there is a place for its scale."""
+    """Store a row; in FP8 if there is a pointer for its scale."""
     if scale_ptr is not None:
         scale = scale_of(tl.max(tl.abs(x), 0), POWERS=True)
         tl.store(scale_ptr + row, scale)
@@ -211,12 +211,12 @@ def _norm_backward(
 
 
 _CHUNK = 4096
-"""How many columns of a row are processed at once."""
+"""Columns of a row that are processed at once."""
 _LOWEST = tl.constexpr(0.17)
 _STEEPEST = tl.constexpr(1.13)
 _AGAIN = tl.constexpr("evict_last")
 _ONCE = tl.constexpr("evict_first")
-"""L2 policies: the second pass over a row reads what the first has read."""
+"""L2 policies: the second pass over a row reads the same data as the first."""
 
 
 def gelu(x: Tensor, bias: Tensor | None, *, to_fp8: bool) -> tuple[Operand, Operand]:
@@ -230,11 +230,11 @@ def gelu(x: Tensor, bias: Tensor | None, *, to_fp8: bool) -> tuple[Operand, Oper
 
 
 def gelu_backward(grad: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-    """Return the gradient of x and GELU(x + bias) again, in the form of what `gelu` saved."""
+    """Return the gradient of x and the recomputed GELU(x + bias), in the format of `saved`."""
     num_rows, width = grad.shape
-    out, again = (empty_operand(num_rows, width, grad.device, saved.scale is not None) for _ in range(2))
-    _gelu_backward[(num_rows,)](grad, *saved, *out, *again, WIDTH=width, **_chunks(width))
-    return out, again
+    out, recomputed = (empty_operand(num_rows, width, grad.device, saved.scale is not None) for _ in range(2))
+    _gelu_backward[(num_rows,)](grad, *saved, *out, *recomputed, WIDTH=width, **_chunks(width))
+    return out, recomputed
 
 
 def _chunks(width: int) -> dict[str, int]:
@@ -244,7 +244,7 @@ def _chunks(width: int) -> dict[str, int]:
 
 @triton.jit
 def _cumulative(x):
-    """Return the cumulative function of the normal distribution: GELU(x) is x times that."""
+    """Return the cumulative distribution function of the normal distribution: GELU(x) is x times that."""
     return 0.5 * tl.erf(x * 0.7071067811865476) + 0.5
 
 
@@ -280,7 +280,7 @@ def _gelu(
         scale = scale_of(tl.maximum(most * _cumulative(most), _LOWEST), POWERS=True)
         tl.store(out_scale_ptr + row, scale)
         tl.store(saved_scale_ptr + row, saved_scale)
-    for back in range(0, WIDTH, CHUNK):  # in reverse: what was read last is most likely still in L2
+    for back in range(0, WIDTH, CHUNK):  # in reverse: the chunks read last are most likely still in L2
         column = (WIDTH - 1) // CHUNK * CHUNK - back + tl.arange(0, CHUNK)
         x = _load_biased(x_ptr, bias_ptr, column, column < WIDTH, _ONCE)
         if saved_ptr is not None:

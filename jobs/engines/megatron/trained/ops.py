@@ -1,4 +1,4 @@
-"""The operations of the layer whose weights are trained, as an interface; each precision and device implements it.
+"""The operations of the layer that trains all weights, as an interface; there is one implementation per device.
 
 Shape letters: M rows (tokens), H hidden, F width of the MLP, O and I output and input of a linear, D head dimension,
 N heads, G query groups.
@@ -14,11 +14,11 @@ from jobs.engines.megatron.quantize import Quantized
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
 
 Operand = Quantized
-"""An operand of a GEMM; each row of FP8 activations and gradients has a scale, and a weight has one."""
+"""An operand of a GEMM. In FP8, activations and gradients have one scale per row; a weight has one scale."""
 
 
 class NormStats(NamedTuple):
-    """What a norm's backward pass needs beside its input: 1 / rms [M], and LayerNorm's mean [M] (None for RMSNorm)."""
+    """The statistics for a norm's backward pass: 1 / rms [M], and LayerNorm's mean [M] (None for RMSNorm)."""
 
     rstd_M: Tensor
     mean_M: Tensor | None = None
@@ -40,30 +40,30 @@ class NormGradients(NamedTuple):
 
 
 class LinearWeights(Protocol):
-    """The operands that the GEMMs of this rank's linears take: BF16 weights, or FP8 copies made once a step."""
+    """The weights of this rank's linears as GEMM operands: BF16 weights, or FP8 copies updated once a step."""
 
     def forward(self, linear: ParallelLinear) -> Operand:
         """Return the weight [O, I]."""
 
     def backward(self, linear: ParallelLinear) -> Operand:
-        """Return the weight as [I, O], which need not be contiguous in BF16; valid until two others are asked for."""
+        """Return the weight as [I, O], not always contiguous in BF16; valid until two others are requested."""
 
     def refresh(self) -> None:
-        """Follow the weights, which the optimizer has changed or a checkpoint has replaced."""
+        """Update copies after the optimizer or a checkpoint has changed the weights."""
 
 
 class TrainedOps(Protocol):
-    """The operations. Sums are in FP32. Where a bias may be None, the model has none."""
+    """The operations. Sums are in FP32. A bias is None if the model has no biases."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and of the activations between GEMMs: BF16, on CPUs also FP32."""
+        """The data type of weights and of activations between GEMMs: BF16; on CPUs also FP32."""
 
     def linear_weights(self, linears: Sequence[ParallelLinear]) -> LinearWeights:
-        """Return the operands of all linears of this rank, passed in the order of the backward pass."""
+        """Return the weights of this rank's linears as operands; `linears` are in the order of the backward pass."""
 
     def operand(self, x_MH: Tensor) -> Operand:
-        """Return the rows as a GEMM's operand."""
+        """Return the rows as a GEMM operand."""
 
     def matmul(self, x: Operand, weight: Operand) -> Tensor:
         """Return x weight^T [M, O] in `dtype`, for x [M, I] and weight [O, I]."""
@@ -82,8 +82,8 @@ class TrainedOps(Protocol):
     ) -> tuple[Tensor, Operand, NormStats]:
         """Return x + y + bias, and its norm."""
 
-    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
-        """Return what `norm` returned, from its input."""
+    def recompute_norm(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        """Recompute the output of `norm` from its input and statistics."""
 
     def norm_backward(
         self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
@@ -98,21 +98,21 @@ class TrainedOps(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [M, N, D], k and v [M, G, D], each contiguous, with the bias added and RoPE applied to q and k.
 
-        qkv: rows that hold each group's queries, key and value; freqs: RoPE's angles, None for learned positions. Where
-        neither bias nor RoPE changes the numbers, views may be returned.
+        qkv: rows of each group's queries, key and value; freqs: RoPE's angles, None for learned positions. Without bias
+        and RoPE the results may be views.
         """
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
-        """Return the gradient of the rows [M, O] that `split_heads` takes."""
+        """Return the gradient of the qkv rows [M, O] of `split_heads`."""
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
-        """Return silu(gate) * up [M, F], and what `swiglu_backward` needs; gates are the first half of each row."""
+        """Return silu(gate) * up [M, F], and the tensor for `swiglu_backward`; gates are the first half of a row."""
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        """Return the gradient of gate and up [M, 2 F], and silu(gate) * up [M, F] again."""
+        """Return the gradient of gate and up [M, 2 F], and the recomputed silu(gate) * up [M, F]."""
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
-        """Return GELU(x + bias) [M, F], exact with erf, and what `gelu_backward` needs."""
+        """Return GELU(x + bias) [M, F], exact (erf), and the tensor for `gelu_backward`."""
 
     def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        """Return the gradient of x [M, F], and GELU(x + bias) again."""
+        """Return the gradient of x [M, F], and the recomputed GELU(x + bias)."""

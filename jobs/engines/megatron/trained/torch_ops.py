@@ -1,4 +1,4 @@
-"""The trained layer's operations in plain torch, for CPUs and for FP32. `TrainedOps` says what each of them returns.
+"""`TrainedOps` in plain torch, for CPUs and for FP32.
 
 Shape letters are those of `ops`.
 """
@@ -13,13 +13,13 @@ from torch.nn.functional import gelu, silu
 from jobs.engines.megatron.linear_weights import Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
-from jobs.engines.megatron.torch_math import by_rows, in_fp32, rotated, swiglu_gradient
+from jobs.engines.megatron.torch_math import dequantize, quantize_rows, rotate, swiglu_gradient
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
 @dataclass(frozen=True)
 class PlainTorchOps:
-    """`TrainedOps` in FP32 or BF16. Whatever is not a GEMM is computed in FP32 and rounded once."""
+    """`TrainedOps` in FP32 or BF16. Everything except GEMMs is computed in FP32 and rounded once."""
 
     dtype: torch.dtype
 
@@ -36,28 +36,28 @@ class PlainTorchOps:
         main_grad_OI.addmm_(grad.values.float().T, x.values.float())
 
     def column_sum(self, x: Tensor | Operand) -> Tensor:
-        return in_fp32(x).sum(0)
+        return dequantize(x).sum(0)
 
     def norm(self, x_MH: Tensor, weights: NormWeights) -> tuple[Operand, NormStats]:
         x_MH = x_MH.float()
         mean_M = None if weights.bias_H is None else x_MH.mean(1)
         centred_MH = x_MH if mean_M is None else x_MH - mean_M[:, None]
         stats = NormStats(torch.rsqrt(centred_MH.square().mean(1) + weights.eps), mean_M)
-        return self.norm_again(x_MH, stats, weights), stats
+        return self.recompute_norm(x_MH, stats, weights), stats
 
     def add_norm(
         self, x_MH: Tensor, y_MH: Tensor, bias_H: Tensor | None, weights: NormWeights
     ) -> tuple[Tensor, Operand, NormStats]:
-        sum_MH = _added(x_MH.float() + y_MH.float(), bias_H).to(self.dtype)
+        sum_MH = _add_bias(x_MH.float() + y_MH.float(), bias_H).to(self.dtype)
         return sum_MH, *self.norm(sum_MH, weights)
 
-    def norm_again(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
-        return self.operand(_added(_unit(x_MH, stats) * weights.weight_H.float(), weights.bias_H))
+    def recompute_norm(self, x_MH: Tensor, stats: NormStats, weights: NormWeights) -> Operand:
+        return self.operand(_add_bias(_normalized(x_MH, stats) * weights.weight_H.float(), weights.bias_H))
 
     def norm_backward(
         self, grad_MH: Tensor, residual_MH: Tensor, x_MH: Tensor, stats: NormStats, weights: NormWeights
     ) -> tuple[Tensor, Operand, NormGradients]:
-        grad_MH, unit_MH = grad_MH.float(), _unit(x_MH, stats)
+        grad_MH, unit_MH = grad_MH.float(), _normalized(x_MH, stats)
         bias_grad_H = None if weights.bias_H is None else grad_MH.sum(0)
         gradients = NormGradients((grad_MH * unit_MH).sum(0), bias_grad_H)
         grad_MH = grad_MH * weights.weight_H.float()
@@ -70,16 +70,16 @@ class PlainTorchOps:
     def split_heads(
         self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = _added(qkv_MO.float(), bias_O).view(len(qkv_MO), groups, -1, head_dim)
+        qkv = _add_bias(qkv_MO.float(), bias_O).view(len(qkv_MO), groups, -1, head_dim)
         q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
         if freqs_MD is not None:
-            q, k = (rotated(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
+            q, k = (rotate(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
         return q.to(self.dtype).contiguous(), k.to(self.dtype).contiguous(), v.to(self.dtype).contiguous()
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
         grads = [x.float() for x in (dq, dk, dv)]
         if freqs_MD is not None:
-            grads[:2] = (rotated(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
+            grads[:2] = (rotate(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
         groups = dk.shape[1]
         return self.operand(torch.cat([x.unflatten(1, (groups, -1)) for x in grads], dim=2).flatten(1))
 
@@ -88,21 +88,21 @@ class PlainTorchOps:
         return self.operand(silu(gate_MF) * up_MF), self.operand(torch.cat([gate_MF, up_MF]))
 
     def swiglu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        gate_MF, up_MF = in_fp32(saved).chunk(2)
+        gate_MF, up_MF = dequantize(saved).chunk(2)
         return self.operand(swiglu_gradient(grad_MF, gate_MF, up_MF)), self.operand(silu(gate_MF) * up_MF)
 
     def gelu(self, x_MF: Tensor, bias_F: Tensor | None) -> tuple[Operand, Operand]:
-        x_MF = _added(x_MF.float(), bias_F)
+        x_MF = _add_bias(x_MF.float(), bias_F)
         return self.operand(gelu(x_MF)), self.operand(x_MF)
 
     def gelu_backward(self, grad_MF: Tensor, saved: Operand) -> tuple[Operand, Operand]:
-        x_MF = in_fp32(saved)
+        x_MF = dequantize(saved)
         return self.operand(torch.ops.aten.gelu_backward(grad_MF.float(), x_MF)), self.operand(gelu(x_MF))
 
 
 @dataclass(frozen=True)
 class Fp8TorchOps(PlainTorchOps):
-    """`TrainedOps` in FP8, between activations and weights of another dtype."""
+    """`TrainedOps` with FP8 operands; activations between GEMMs and weights have the data type `dtype`."""
 
     dtype: torch.dtype = BF16
 
@@ -110,13 +110,13 @@ class Fp8TorchOps(PlainTorchOps):
         return Fp8Weights(linears)
 
     def operand(self, x_MH: Tensor) -> Operand:
-        return by_rows(x_MH, FP8)
+        return quantize_rows(x_MH, FP8)
 
     def matmul(self, x: Operand, weight: Operand) -> Tensor:
-        return (in_fp32(x) @ in_fp32(weight).T).to(self.dtype)
+        return (dequantize(x) @ dequantize(weight).T).to(self.dtype)
 
     def add_weight_gradient(self, main_grad_OI: Tensor, grad: Operand, x: Operand) -> None:
-        main_grad_OI.addmm_(in_fp32(with_one_scale(grad)).T, in_fp32(with_one_scale(x)))
+        main_grad_OI.addmm_(dequantize(with_one_scale(grad)).T, dequantize(with_one_scale(x)))
 
 
 class Fp8Weights:
@@ -142,17 +142,17 @@ class Fp8Weights:
 
 
 def with_one_scale(x: Operand) -> Operand:
-    """Return FP8 rows rounded again, with the largest of their scales [1]: a sum over rows cannot have one for each."""
+    """Return FP8 rows rescaled to the largest of their scales [1], because a sum over rows needs one common scale."""
     assert x.scale is not None
     largest = x.scale.amax(0, keepdim=True)
     return Operand((x.values.float() * (x.scale / largest)[:, None]).to(FP8), largest)
 
 
-def _added(x_MH: Tensor, bias_H: Tensor | None) -> Tensor:
+def _add_bias(x_MH: Tensor, bias_H: Tensor | None) -> Tensor:
     return x_MH if bias_H is None else x_MH + bias_H.float()
 
 
-def _unit(x_MH: Tensor, stats: NormStats) -> Tensor:
-    """Return a norm's output in FP32 before its weight and bias."""
+def _normalized(x_MH: Tensor, stats: NormStats) -> Tensor:
+    """Return a norm's output in FP32, before its weight and bias are applied."""
     x_MH = x_MH.float() if stats.mean_M is None else x_MH.float() - stats.mean_M[:, None]
     return x_MH * stats.rstd_M[:, None]

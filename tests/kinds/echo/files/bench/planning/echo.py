@@ -13,13 +13,13 @@ def check(config: Config) -> None:
     echo = _block(config)
     if not echo.words or echo.repeats < 1:
         what = f"{len(echo.words)} words, {echo.repeats} times"
-        raise ConfigError(what, where="task.echo", fix="name a word, and repeat it once or more")
+        raise ConfigError(what, where="task.echo", fix="give a word, and repeat it once or more")
 
 
 def make(config: Config, base: Config | None) -> EchoPlan:
     """Return the plan of a run that echoes."""
     echo = _block(config)
-    words = [word for word in echo.words for _ in range(echo.repeats)]
+    words = [text for text in echo.words for _ in range(echo.repeats)]
     return EchoPlan(**fields_of_all(config), world=split(config, tp=1, pp=1, cp=1, sp=False), words=words)
 
 

@@ -21,11 +21,11 @@ class EchoReport(TrialsKindReport[EchoPlan, EchoResult]):
         return f"echo: {trial.judged.result.platform}"
 
     def tables(self, trial: ShownTrial[EchoResult], *, more: Sequence[Row] = ()) -> list[TextTable]:
-        rows = [("words", str(len(trial.found.echoed)), ""), trial.valid_row, *more]
+        rows = [("words", str(len(trial.kind_result.echoed)), ""), trial.valid_row, *more]
         return [TextTable(self.title(trial), rows, caption="n = 1 run")]
 
     def table_rows(self, trial: ShownTrial[EchoResult]) -> Iterator[Sequence[object]]:
-        yield from ((word,) for word in trial.found.echoed)
+        yield from ((text,) for text in trial.kind_result.echoed)
 
 
 REPORT = EchoReport()

@@ -10,7 +10,7 @@ from bench.mlperf.result import Result, differing
 from bench.results.measurement import Measurement
 
 WORDS, ECHO = "echo_words", "echo"
-"""The keys of the log: the words that are echoed, and one word with the time that it took."""
+"""The keys of the log: the words that are echoed, and one text with the time that it took."""
 UNITS = {"word_rate": "words/s"}
 
 
@@ -25,7 +25,7 @@ class EchoResult:
 
     @property
     def problems(self) -> list[str]:
-        return [f"{word} was not echoed" for word in self.wanted if word not in self.echoed]
+        return [f"{text} was not echoed" for text in self.wanted if text not in self.echoed]
 
     @property
     def valid(self) -> bool:

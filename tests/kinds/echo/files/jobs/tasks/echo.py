@@ -34,10 +34,10 @@ def run(begun: program.Begun[EchoPlan]) -> None:
     log.start(mllog.RUN_START)
     echo = plan.config.task.echo
     assert echo is not None
-    for word in (word for word in plan.words if word != echo.loses):
+    for text in (text for text in plan.words if text != echo.loses):
         began_s = time.monotonic()
         time.sleep(0.01)
-        log.event("echo", word, seconds=time.monotonic() - began_s)
+        log.event("echo", text, seconds=time.monotonic() - began_s)
     log.finish(mllog.SUCCESS)
 
 
