@@ -41,6 +41,10 @@ class MissingLogError(LogError):
     exit_code = 2
 
 
+class IncompleteError(BenchError):
+    """A run has no result, since it has not ended, or was interrupted."""
+
+
 def with_rule(rule: str | None, what: str) -> str:
     """Return a message that begins with the ID of its rule, once."""
     return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"
