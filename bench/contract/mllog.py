@@ -30,6 +30,8 @@ class Binding:
     trial: int
     attempt: int
     """Counted from 1."""
+    plan_sha256: str | None = None
+    """The plan that the ranks must read (`plan_kinds.identity`); None in bindings of earlier versions."""
 
 
 def save(folder: Path, binding: Binding) -> None:
@@ -88,7 +90,11 @@ MONOTONIC_MS = "monotonic_ms"
 """Metadata of each of our records: the time since boot, which no process can change."""
 
 RUN_ATTEMPT = "run_attempt"
-"""The first record: the nonce of the attempt, with its trial and number, and the inode and owner of the file."""
+"""The first record: the nonce of the attempt, with its trial and number, the {plan_sha256} of the plan that its ranks
+read (`bench.contract.plan_kinds.identity`), and the inode and owner of the file."""
+INPUT_SHA256 = "input_sha256"
+"""The checksum of an {input} that the ranks read, by these names."""
+TRAIN_ROWS, EVAL_ROWS, CHECKPOINT_FILES, TOKENIZER = "train rows", "eval rows", "checkpoint", "tokenizer"
 LOG_SHA256 = "log_sha256"
 """After run_stop, and after each later record: the SHA-256 of the first {bytes} of the file, up to this record."""
 RESUMED = "resumed"
@@ -203,6 +209,7 @@ class Writer:
         """Start and stop times of the run and its blocks, by key, in milliseconds of the monotonic clock."""
         if binding and self._binding:
             file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
+            number |= {} if binding.plan_sha256 is None else {"plan_sha256": binding.plan_sha256}
             self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
 
     def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
