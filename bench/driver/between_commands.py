@@ -64,16 +64,17 @@ def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None]) -> None:
         preflight.require(findings)
 
 
-def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str) -> bool:
+def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, nonce: str | None = None) -> bool:
     """Open the next attempt of a trial; return False if the trial already has its result.
 
-    A trial that succeeded, but whose job was interrupted before judging it, gets its result now.
+    A trial that succeeded, but whose job was interrupted before judging it, gets its result now. `nonce` is the
+    attempt's; its ranks get the same one, so that they cannot take a later attempt for theirs.
 
     Raises:
         SubmitError: this job has started the trial launch.attempts times.
     """
     trials.settle(run, plan, trial)
-    return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes)
+    return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes, nonce=nonce)
 
 
 def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
@@ -178,7 +179,7 @@ def _step(args: argparse.Namespace, plan: Plan) -> int:
             check_nodes(run, plan, say=print)
         case "begin":
             trial = plan.trials[args.trial]
-            is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes)
+            is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes, nonce=args.nonce)
             what = "starts" if is_open else "already finished"
             print(f"trial {trial.index}, seed {trial.seed}: {what}", flush=True)
             return 0 if is_open else TRIAL_DONE
@@ -204,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     begun.add_argument("trial", type=int)
     begun.add_argument("--job", required=True)
     begun.add_argument("--nodes", required=True)
+    begun.add_argument("--nonce", help="nonce of the attempt, which its ranks get as RUNSTOP_ATTEMPT (default: random)")
     judged = steps.add_parser("judge", help="judge a trial that exited with 0")
     judged.add_argument("trial", type=int)
     closed = steps.add_parser("close", help="write status.json")
