@@ -17,7 +17,7 @@ from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
 from bench.contract import atomic_files, plan_kinds
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, array_task
+from bench.contract.run_files import JOB, MANIFEST, PLAN, STATUS, SUBMISSION, array_task
 from bench.errors import BenchError
 from bench.preflight import nodes
 from bench.results.kind import Judged
@@ -122,6 +122,19 @@ def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Colle
             with suppress(OSError):  # the run has its final status; `verify` reports the missing manifest
                 manifest.write(run)
     return 1 if exit_code or any(outcomes.get(trial) is not Outcome.valid for trial in of_job) else 0
+
+
+def finish_run(run: Path, plan: Plan) -> int:
+    """Write the status and the manifest of a run that was killed after its last trial was judged; return its exit code.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    every = [trial.index for trial in plan.trials]
+    code = close_run(run, plan, exit_code=0, what="every trial ended", of_job=every)
+    if not (run / MANIFEST).exists():
+        manifest.write(run)  # raises what `close_run` ignores
+    return code
 
 
 def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, what: str) -> None:
