@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -46,6 +46,23 @@ def load(folder: Path, trial: int) -> Binding | None:
     with suppress(TypeError):
         return Binding(**atomic_files.read_object(folder / run_files.binding(trial)))
     return None
+
+
+def own(folder: Path, trial: int, env: Mapping[str, str] = os.environ) -> Binding | None:
+    """Return the binding of the attempt that this rank was started for; None for ranks started by hand.
+
+    Raises:
+        ConfigError: the trial has a later attempt.
+    """
+    binding, nonce = load(folder, trial), env.get(run_files.ATTEMPT_VARIABLE)
+    if nonce and (binding is None or binding.nonce != nonce):
+        raise ConfigError(
+            f"this rank was started for an earlier attempt at trial {trial}; a later attempt has begun",
+            where=str(folder / run_files.binding(trial)),
+            fix="nothing: only the ranks of the last attempt write the log",
+            rule="CFG-05",
+        )
+    return binding
 
 
 CACHE_CLEAR = "cache_clear"

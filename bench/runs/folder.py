@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from bench import masking
-from bench.contract import plan_kinds, plan_paths
+from bench.contract import atomic_files, plan_kinds, plan_paths
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
@@ -36,8 +36,7 @@ def make(plan: Plan, config_yaml: str) -> Path:
         _require_ours_or_remove(folder)
         (folder / RANK_LOGS).mkdir(mode=NOT_OTHERS)
         for name, text in ((CONFIG, config_yaml), (PLAN, plan_text)):
-            with (folder / name).open("x") as file:
-                file.write(text)
+            atomic_files.write_text(folder / name, text)  # the plan last: with it a killed launch can be resumed
     except FileExistsError as error:
         raise ConfigError(
             "the run folder exists already",

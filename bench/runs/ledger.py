@@ -151,7 +151,20 @@ def changed_plan(folder: Path) -> ConfigError | None:
     )
 
 
-def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, nodes: str | None = None) -> bool:
+def new_nonce() -> str:
+    """Return the nonce of an attempt."""
+    return secrets.token_hex(16)
+
+
+def begin(
+    folder: Path,
+    trial: Trial,
+    *,
+    attempts: int,
+    job: str | None = None,
+    nodes: str | None = None,
+    nonce: str | None = None,
+) -> bool:
     """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
     Attempts after which there was a new checkpoint are not counted.
@@ -182,7 +195,7 @@ def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, 
             where=str(folder / LEDGER),
             fix="raise walltime, or use nodes whose jobs are not preempted, then `runstop resume RUN`",
         )
-    nonce = secrets.token_hex(16)
+    nonce = nonce or new_nonce()
     new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
     attempts_of.save(
         folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
@@ -296,8 +309,14 @@ def _cause(folder: Path, trial: int) -> str | None:
 
 
 def _set_aside(folder: Path, trial: Trial, number: int) -> None:
-    """Move the files of an attempt to attempts/TRIAL.NUMBER."""
-    kept = folder / run_files.attempt(trial.index, number)
+    """Move the files of an attempt to attempts/TRIAL.NUMBER.
+
+    Its binding is moved before the others are listed: a rank of that attempt that still runs then cannot open a log.
+    """
+    kept, binding = folder / run_files.attempt(trial.index, number), folder / run_files.binding(trial.index)
+    if binding.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        binding.rename(kept / binding.name)
     left = [path for pattern in run_files.of_attempt(trial.index) for path in folder.glob(pattern)]
     if left:
         kept.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 from bench import backends
 from bench.backends.protocol import Backend, Job, JobState, Queue
 from bench.contract import atomic_files
-from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, STATUS, SUBMISSION
+from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RANK_LOGS, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
 from bench.runs import status as statuses
+from bench.runs.folder import plan_in
 from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
@@ -99,7 +101,13 @@ def find(folder: Path) -> Run:
     Raises:
         ConfigError: the folder is not a run folder, or there is no backend of the name in job.json.
     """
-    if not (folder / JOB).exists() and not (folder / LEDGER).exists():
+    if not any((folder / name).exists() for name in (JOB, LEDGER, PLAN)):
+        if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
+            raise ConfigError(
+                f"the launch was killed before it wrote {PLAN}; it started nothing",
+                where=str(folder),
+                fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
+            )
         raise ConfigError(
             "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
@@ -198,7 +206,7 @@ def _with_unrecorded_jobs(run: Run, queue: Queue) -> Run:
 def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
     """Return a run from its folder alone, without the states of its jobs."""
     # Earlier versions did not write the name; of their runs only those of Slurm have a job.json.
-    written = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    written = str(job.get("backend", BackendName.slurm.name)) if job else _planned_queue(path)
     name = BackendName.__members__.get(written)
     outcomes = tuple(entry.outcome for entry in ledger.entries(path))
     status = statuses.read(path)
@@ -212,6 +220,14 @@ def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
         status=status,
         unknown_backend="" if name else written,
     )
+
+
+def _planned_queue(path: Path) -> str:
+    """Return the queue in the plan of a run that was killed before it had a job.json; `local` for runs without one."""
+    plan = None if (path / LEDGER).exists() else plan_in(path)
+    if plan is not None and isinstance(backends.for_plan(plan), Queue):
+        return plan.config.cluster.backend.name
+    return BackendName.local.name
 
 
 def _job_ids(entries: Any) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from bench.contract import checksums, mllog, plan_kinds, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from bench.errors import ConfigError
 from jobs.ranks import process_group
 from jobs.ranks.guard import Guard, guarded
 from jobs.ranks.identity import Rank, from_environment
@@ -63,6 +64,22 @@ def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[
         plan = plan_kinds.required(loaded(args.plan, mllog.load(folder, args.trial)), plan_type)
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
-        log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)
+        log = _opened(folder, trial) if is_writer else mllog.Writer(None)
         guard.finish = log.abort
         yield Begun(plan, trial, who, log, folder, guard)
+
+
+def _opened(folder: Path, trial: Trial) -> mllog.Writer:
+    """Open the log of a trial for the attempt that this rank was started for.
+
+    Raises:
+        ConfigError: there is a log, or a later attempt has begun; this rank then leaves no log.
+    """
+    log = mllog.Writer(folder / trial.log, mllog.own(folder, trial.index))
+    try:
+        mllog.own(folder, trial.index)
+    except ConfigError:  # the later attempt began after the first look, and has moved the earlier files away
+        log.close()
+        (folder / trial.log).unlink()
+        raise
+    return log
