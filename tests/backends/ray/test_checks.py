@@ -194,6 +194,7 @@ def test_runs_of_the_same_size_share_one_job(dashboard: Dashboard, tmp_path: Pat
     for plan, folder in runs[:2]:
         BACKEND.prepare_shared(plan, folder, forced=[broken("RAY-03", "few", "there")])
     prepared = {"backend": "ray", "jobs": [], "address": ADDRESS, "forced": ["RAY-03: few"]}
+    prepared["inode"] = runs[0][1].stat().st_ino
     assert json.loads((runs[0][1] / JOB).read_text()) == prepared
     job = BACKEND.submit_shared(runs, study, name="study")
     (body,) = dashboard.accepted
