@@ -4,7 +4,14 @@ The names below are the public interface; `docs/api.md` has an example of each f
 use, since ranks import this package for its contract alone.
 """
 
-from typing import TYPE_CHECKING, Any
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != __file__.removesuffix("/bench/__init__.py"):
+    # `python -m bench` puts the working directory first in sys.path, and an empty entry of PYTHONPATH puts it there
+    # again. It may be a run folder of another user, whose argparse.py would run. A checkout keeps its own folder.
+    sys.path[:] = [path for path in sys.path if path not in ("", sys.path[0])]
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan

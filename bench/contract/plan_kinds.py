@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.contract import codec, old_plans, run_files
+from bench.contract import codec, old_plans, regular_files, run_files
 from bench.contract.data import Data
 from bench.contract.generation import GenerationMemory, GenerationRequest, TokenCost, WeightPrecision
 from bench.contract.kernels import Point
@@ -280,7 +280,7 @@ def identity(plan_json: str) -> str:
 def load(path: Path) -> Plan:
     """Return the plan in a file."""
     try:
-        return loads(path.read_text(), where=str(path))
+        return loads(regular_files.read_text(path, follows_links=True), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(

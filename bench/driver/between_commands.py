@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
-from bench.contract import atomic_files, plan_kinds
+from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan, Trial
 from bench.contract.run_files import JOB, MANIFEST, PLAN, STATUS, SUBMISSION, array_task
 from bench.errors import BenchError
@@ -174,6 +174,7 @@ def _explained(run: Path, status: Status, what: str) -> Status:
 
 def main() -> None:
     """Run one step for a batch script."""
+    regular_files.keep_others_from_writing()
     args = _parser().parse_args()
     try:
         plan = plan_kinds.load(args.run / PLAN)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench import backends
+from bench.backends import run_lock
 from bench.backends.protocol import JobState, Queue
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
@@ -37,9 +38,11 @@ def cancel(folder: Path) -> str:
     """Cancel the job of a run and return its id; finished trials are kept.
 
     Raises:
-        ConfigError: the run has no active job.
+        ConfigError: the run has no active job, or another user can write to it.
         SubmitError: the backend refuses.
     """
+    runs.require_run(folder)
+    require_ours(folder.resolve())
     run = runs.find(folder)
     if not run.is_active:
         raise ConfigError(
@@ -47,7 +50,12 @@ def cancel(folder: Path) -> str:
             where=str(folder),
             fix="runstop runs lists active runs",
         )
-    backends.get(run.backend).cancel(run.id)
+    backend = backends.get(run.backend)
+    if not backend.is_of(run.id, folder):
+        what = f"{run.backend.name} has no job {run.id} of yours that was started for this folder"
+        fix = "if the folder was renamed or copied, cancel the job with the commands of the queue"
+        raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-11")
+    backend.cancel(run.id)
     has_started = any(job.state is not JobState.queued for job in run.states)
     if not has_started:  # so no script writes the status
         status = Status(
@@ -77,8 +85,9 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
         ConfigError: the run is still active, all trials have finished, or nothing is left to resume from.
         SubmitError: the backend refuses the job; the folder is then unchanged.
     """
-    run = runs.find(folder)
+    runs.require_run(folder)
     require_ours(folder.resolve())
+    run = runs.find(folder)
     _check_ended(run)
     _check_resumable(run)
     if _has_results(run):
@@ -104,7 +113,7 @@ def _resume_lock(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds the lock.
     """
-    with (folder / RUN_LOCK).open("a") as lock:
+    with open(folder / RUN_LOCK, "a", opener=run_lock.opener) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, checkpoint, checksums, plan_kinds, run_files
+from bench.contract import atomic_files, checkpoint, checksums, plan_kinds, regular_files, run_files
 from bench.contract import mllog as attempts_of
 from bench.contract.mllog import Binding
 from bench.contract.plan import Plan, Trial
@@ -116,7 +116,7 @@ def read(folder: Path) -> list[Entry]:
         BenchError: there is no ledger, or it is damaged.
     """
     try:
-        return [_entry(raw) for raw in json.loads((folder / LEDGER).read_text())]
+        return [_entry(raw) for raw in json.loads(regular_files.read_bytes(folder / LEDGER))]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BenchError(
             f"the ledger cannot be read: {error!r}",
@@ -135,7 +135,7 @@ def entries(folder: Path) -> list[Entry]:
 def _plan_sha256(folder: Path) -> str | None:
     """Return the identity of the plan in a folder; None if it has none, or one that cannot be read."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
-        return plan_kinds.identity((folder / PLAN).read_text())
+        return plan_kinds.identity(regular_files.read_text(folder / PLAN))
     return None
 
 
@@ -302,7 +302,7 @@ def _cause(folder: Path, trial: int) -> str | None:
     """Return why the last attempt was interrupted, from the file that its batch script wrote; remove the file."""
     for name in (run_files.interrupted(f"_{trial}"), run_files.interrupted()):
         with suppress(OSError):
-            cause = (folder / name).read_text().strip()
+            cause = regular_files.read_text(folder / name).strip()
             (folder / name).unlink()
             return cause or None
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.contract import atomic_files, codec, run_files
+from bench.contract import atomic_files, codec, regular_files, run_files
 from bench.contract.atomic_files import Content
 from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan
@@ -184,12 +184,12 @@ def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:
         return
     if (changed := ledger.changed_plan(folder)) is not None:
         yield _same(f"{PLAN}, ledger", "the plan with which the run started", changed.what, rule=CHANGED)
-    if (folder / SCRIPT).is_file():
-        texts = [(folder / name).read_text(errors="replace") for name in (SCRIPT, PLAN)]
+    if regular_files.is_regular(folder / SCRIPT):
+        texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
         differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
         yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
-    if (folder / CONFIG).is_file():
-        yield _config((folder / CONFIG).read_text(errors="replace"), plan)
+    if regular_files.is_regular(folder / CONFIG):
+        yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
 
 
 def _config(config_yaml: str, plan: Plan) -> Compared:

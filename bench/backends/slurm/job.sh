@@ -281,6 +281,8 @@ main() {
   local k
   trap 'on_signal "SLU-07: the time limit is near"' USR1
   trap 'on_signal stopped' TERM
+  umask go-w # no other user may change what this job executes or believes
+  export SLURM_UMASK && SLURM_UMASK=$(umask) # srun takes the umask of the ranks from it
   open_run "$@"
   require "opening the run" between_commands open --job "$array"
   for k in ${before_trials[@]+"${before_trials[@]}"}; do before_trial "$k"; done
