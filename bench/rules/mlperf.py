@@ -119,6 +119,10 @@ SCORE: Texts = {
         "there are no official rules for these runs",
         "score a benchmark and batch size that the official rules cover",
     ),
+    "SCO-07": (
+        "several logs are copies of one run",
+        "keep one of them and run the missing trials, each with a new seed: a score is of independent runs",
+    ),
     "PCK-01": (
         "the number of runs of a benchmark is not the number that its rules require",
         "run the missing trials, each with a new seed",
