@@ -151,6 +151,12 @@ def test_one_step_late_per_interval_is_on_schedule(written_log: MakeLog, late_by
     assert {finding.rule for finding in findings(path)} == rules
 
 
+def test_batch_size_that_no_evaluation_fits_is_an_error(written_log: MakeLog) -> None:
+    """Batches of 8 logged as 9: 1,536 samples are no whole number of steps."""
+    (error,) = [f for f in findings(written_log(global_batch_size=9)) if f.severity == "error"]
+    assert error.rule == "REC-01" and error.what.startswith("global_batch_size is 9, but an evaluation is after 1,5")
+
+
 def test_a_target_reached_before_the_first_evaluation_of_the_rules_is_an_error(written_log: MakeLog) -> None:
     path = places(llama31_8b_log(written_log), (1536, 3072, 6144))
     assert [f.severity for f in findings(path) if f.rule == "EVL-02"] == ["error"] and not parse(path).valid
