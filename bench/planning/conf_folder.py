@@ -10,7 +10,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parents[1]
 
 
-def found(places: Iterable[Path]) -> Path:
+def first_with_configs(places: Iterable[Path]) -> Path:
     """Return the first folder `conf` with launch.yaml in these places.
 
     Raises:
@@ -22,4 +22,4 @@ def found(places: Iterable[Path]) -> Path:
     raise FileNotFoundError(f"runstop is incomplete: no folder conf in or next to {_PACKAGE}")
 
 
-CONF = found((_PACKAGE, _PACKAGE.parent, *map(Path, sys.path)))
+CONF = first_with_configs((_PACKAGE, _PACKAGE.parent, *map(Path, sys.path)))

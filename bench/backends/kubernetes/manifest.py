@@ -100,7 +100,7 @@ def _object(plan: Plan, job: JobNames, version: str, kind: str, *, node: str | N
     metadata: Object = {
         "name": job.name if node is None else f"{job.name}-{node}",
         "namespace": names.settings(plan).namespace,
-        "labels": names.labels(job.name, {} if node is None else {names.NODE: node}),
+        "labels": names.settings(plan).labels | names.labels(job.name, {} if node is None else {names.NODE: node}),
     }
     more = {"annotations": dict(job.annotations)} if job.annotations else {}
     return {"apiVersion": version, "kind": kind, "metadata": metadata | more}
@@ -134,8 +134,7 @@ def _work(plan: Plan, job: JobNames) -> list[Object]:
             workload = [_pytorchjob(plan, job)]
         case ObjectKind.trainjob:
             workload = _trainjob(plan, job)
-    if (queue := names.settings(plan).queue) is not None:
-        workload[-1]["metadata"]["labels"][names.QUEUE] = queue
+    workload[-1]["metadata"]["labels"] |= names.queue_labels(plan)
     return workload
 
 
