@@ -51,6 +51,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+FINAL_CODES = (1, 2)
+"""Exit codes of a run that has failed for good: 1 for its work, 2 for its input. After any other code but 0 a backend
+may start the run again."""
+
+
 def with_rule(rule: str | None, what: str) -> str:
     """Return a message that begins with the ID of its rule, once."""
     return what if rule is None or what.startswith(f"{rule}: ") else f"{rule}: {what}"

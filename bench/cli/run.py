@@ -166,8 +166,7 @@ def _runs(args: argparse.Namespace) -> int:
     from bench.runs import run
 
     root = args.folder or run.root()
-    run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
-    return 0
+    return run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:

@@ -22,10 +22,13 @@ SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes"
 REFRESH_S = 10.0
 
 
-def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> None:
-    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active."""
+def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> int:
+    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active.
+
+    Return the exit code: 1 if a backend does not answer that a listed run may still use.
+    """
     while True:
-        runs = [run for run in run_folders.below(root) if run.is_active or not active]
+        runs = [run for run in run_folders.below(root) if run.is_active or run.may_be_active or not active]
         newest = sorted(runs, key=_start, reverse=True)[:limit]
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
@@ -33,8 +36,8 @@ def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | N
                 print(masked_json.line(row(run, results)), flush=True)
         else:
             show_sheet(sheet(root, listed, num_runs=len(runs)))
-        if not watch or not any(run.is_active for run in runs):
-            return
+        if not watch or not any(run.is_active or run.may_be_active for run in runs):
+            return int(any(run.may_be_active for run in runs))
         time.sleep(REFRESH_S)
 
 
@@ -55,7 +58,9 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     ]
     active = sum(run.is_active for run, _ in runs)
     more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older runs not listed: use --limit N"
-    caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "no runs in this folder"
+    unknown = sum(run.may_be_active for run, _ in runs)
+    counts = f"queued or running: {active}" + (f", not known: {unknown}" if unknown else "")
+    caption = f"runs: {len(runs)}, {counts}{more}" if runs else "no runs in this folder"
     filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
     return TextTable(
         f"runs in {short(root)}",

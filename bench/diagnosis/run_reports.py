@@ -60,8 +60,9 @@ def launcher_report(folder: Path) -> list[Scan]:
     if last.get("outcome") == "interrupted":
         what = log_scan.shown(str(last.get("what") or f"the launcher got {_signal(last.get('exit_code'))}").encode())
         fix = last.get("fix") or (None if is_batch else _START_AGAIN)
+        rule = str(last.get("rule") if last.get("rule") in RULES else "SLU-08")
         # Rank reports about other ranks follow from this signal, unless one names a cause.
-        return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, fix))]
+        return [_only(Clue(rule, Weight.DEATH, file, 1, what, fix))]
     scans = _launcher_message(last, file, is_batch=is_batch)
     weighed = [
         replace(scan, clues=tuple(_with_launcher_weight(clue, is_batch=is_batch) for clue in scan.clues))

@@ -16,11 +16,12 @@ from bench.backends.local import master_port
 from bench.backends.nodes import lead
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE, STOPPED, TIME_IS_NEAR, CutShortError, NodeLostError
 from bench.backends.nodes.lead import Nodes, Running, require_prepared
+from bench.contract import atomic_files, plan_paths, run_files
 from bench.contract import plan as plans
-from bench.contract import plan_paths, run_files
 from bench.contract.plan import Command, Plan, Trial
+from bench.contract.schema import BackendName
 from bench.driver import between_commands
-from bench.errors import BenchError, Stopped, exit_code_of, with_rule
+from bench.errors import FINAL_CODES, BenchError, Stopped, exit_code_of, with_rule
 from bench.results.kind import Judged
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
@@ -33,8 +34,11 @@ IN_STATUS = ("SLU-07", "RUN-02")
 """Rules that only the driver can detect (time limit, signal). `why` finds all others in the logs."""
 SETTLE_S = 3.0
 """When a whole job is stopped, other nodes may get the signal this much earlier than this node."""
-FINAL_CODES = (1, 2)
-"""Exit codes of a failed run: 1 for its work, 2 for its input. The ranks' own exit codes are in their error files."""
+KILLED = {
+    BackendName.kubernetes: with_rule("KUB-18", "the pod of node 0 got a signal: it was deleted, evicted or preempted"),
+    BackendName.ray: with_rule("RAY-08", "the job's driver, or its worker on node 0, has ended"),
+}
+"""What a signal means where `runstop cancel` leaves a note in job.json, if there is none."""
 
 
 class Progress(Protocol):
@@ -221,12 +225,15 @@ def _node_lost(run: Drive, why: str) -> int:
 
 def _stop_early(run: Drive, why: str, exit_code: int) -> int:
     """End before the work is done; the backend may restart the run, unless the user stopped it."""
+    is_stopped = why == STOPPED
+    if is_stopped and atomic_files.read_object(run.folder / run_files.JOB).get(run_files.CANCELLED) != run.job:
+        why = KILLED.get(run.plan.config.cluster.backend, why)
     run.progress.say(f"{time.strftime('%F %T')} {why}")
     if why == TIME_IS_NEAR and not run.made_progress:
         return _finish(run, 1, f"{why}, and this start of the run has finished nothing")
     with suppress(OSError):  # for the ledger, which then moves the files of this attempt to attempts/
         (run.folder / run_files.interrupted()).write_text(f"{why}\n")
-    if why == STOPPED:
+    if is_stopped:
         with suppress(OSError, BenchError):
             (run.folder / run_files.DISK_RESERVE).unlink(missing_ok=True)
             between_commands.abort_trials(run.folder, run.plan, run.trials)

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench import backends
+from bench import backends, masked_json
 from bench.backends import run_lock
 from bench.backends.protocol import JobState, Queue
+from bench.contract import atomic_files, plan_kinds
 from bench.contract import plan as plans
-from bench.contract import plan_kinds
 from bench.contract.run_files import (
     ATTEMPTS,
+    CANCELLED,
     DISK_RESERVE,
     JOB,
     LEDGER,
@@ -24,6 +25,7 @@ from bench.contract.run_files import (
     STATUS,
     SUBMISSION,
 )
+from bench.contract.schema import BackendName
 from bench.driver import between_commands
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
@@ -55,7 +57,8 @@ def cancel(folder: Path) -> str:
         what = f"{run.backend.name} has no job {run.id} of yours that was started for this folder"
         fix = "if the folder was renamed or copied, cancel the job with the commands of the queue"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-11")
-    backend.cancel(run.id)
+    with _noted(run):
+        backend.cancel(run.id)
     has_started = any(job.state is not JobState.queued for job in run.states)
     if not has_started:  # so no script writes the status
         status = Status(
@@ -72,6 +75,24 @@ def cancel(folder: Path) -> str:
             fix = "free disk space; `runstop runs` shows the job's state in the queue"
             raise BenchError(what, where=str(folder / STATUS), fix=fix, rule="CFG-08") from error
     return run.id
+
+
+@contextmanager
+def _noted(run: Run) -> Iterator[None]:
+    """Note in job.json that the user cancels a job, where its processes get the same signal for other reasons."""
+    file = run.folder / JOB
+    content = atomic_files.read_object(file)
+    if run.backend not in (BackendName.kubernetes, BackendName.ray) or not content:
+        yield
+        return
+    with suppress(OSError):
+        masked_json.write(file, content | {CANCELLED: run.id})
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            masked_json.write(file, content)
+        raise
 
 
 def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> int:

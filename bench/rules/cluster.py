@@ -99,8 +99,8 @@ SLURM: Texts = {
         "raise walltime (minutes per trial; `runstop resume RUN --walltime MIN`), or find out why the run was slow",
     ),
     "SLU-08": (
-        "the run was cancelled",
-        "start the run again; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
+        "the run was cancelled, or stopped by a signal",
+        "`runstop resume RUN` continues it; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
     ),
     "SLU-09": (
         "a node failed",

@@ -15,7 +15,7 @@ from bench.backends.protocol import Backend, Job, JobState, NamesServers, Queue
 from bench.contract import atomic_files
 from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RANK_LOGS, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError, with_rule
 from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
@@ -50,6 +50,8 @@ class Run:
     """Whether its backend could be queried from this machine."""
     foreign: str = ""
     """Why the server that its job.json names is not queried: another user wrote the folder, or it is a copy."""
+    may_be_active: bool = False
+    """Whether its backend did not answer, and the folder does not show that the run has ended."""
     unknown_backend: str = ""
     """The backend in job.json if there is none of that name; `backend` is then meaningless, and is not queried."""
 
@@ -185,6 +187,7 @@ def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(folders))}
     from_folders = [_from_folder(path, job) for path, job in raw.items()]
     queried: dict[Path, Run] = {}
+    silent = set[BackendName]()
     known = [run for run in from_folders if not run.unknown_backend]
     for name in {run.backend for run in known}:
         try:
@@ -192,8 +195,15 @@ def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
         except BenchError as error:
             if must_answer:
                 raise
-            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, error.what)
-    return [queried.get(run.folder, replace(run, is_queried=False)) for run in from_folders]
+            what = with_rule(error.rule, error.what)
+            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, what)
+            silent.add(name)
+    return [queried.get(run.folder) or _not_queried(run, is_silent=run.backend in silent) for run in from_folders]
+
+
+def _not_queried(run: Run, *, is_silent: bool) -> Run:
+    is_open = is_silent and run.status is None and not run.unknown_backend
+    return replace(run, is_queried=False, may_be_active=is_open)
 
 
 def _query(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:

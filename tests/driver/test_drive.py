@@ -1,5 +1,6 @@
 """How the driver runs the commands of a plan, and how runs end; fake nodes record calls in place of ranks."""
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import pytest
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE, STOPPED, TIME_IS_NEAR, Interruption, NodeLostError
 from bench.contract import mllog, plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan, Trial
+from bench.contract.schema import BackendName
+from bench.diagnosis import explain
 from bench.driver import between_commands
 from bench.driver import drive as drives
 from bench.driver.drive import Drive
@@ -241,6 +244,31 @@ def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool) -> None:
     assert f"resume {run.folder}" in str(run.status.fix) and not (run.folder / run_files.DISK_RESERVE).exists()
     assert run.outcomes[0] is Outcome.valid and run.nodes.num_stopped == len(run.nodes.started) - 1
     assert manifest.read(run.folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "note", "rule"),
+    [
+        (BackendName.kubernetes, None, "KUB-18"),
+        (BackendName.kubernetes, "an earlier job", "KUB-18"),
+        (BackendName.kubernetes, "this", "SLU-08"),
+        (BackendName.ray, None, "RAY-08"),
+        (BackendName.ray, "this", "SLU-08"),
+        (BackendName.ssh, None, "SLU-08"),
+    ],
+)
+def test_a_signal_is_a_cancelled_run_only_if_its_user_has_cancelled_it(
+    run: Run, backend: BackendName, note: str | None, rule: str
+) -> None:
+    """Pods are deleted, and drivers killed, by others than the user, too."""
+    run.plan.config.cluster.backend = backend
+    cancelled = {} if note is None else {"cancelled": run.driven.job if note == "this" else note}
+    (run.folder / "job.json").write_text(json.dumps({"backend": backend.name, "jobs": []} | cancelled))
+    run.nodes.acts["trial 0"] = lambda: run.interruption._stop(signal.SIGTERM, None)
+    assert run.ends() == 143
+    assert (run.status.outcome, run.status.rule) == (Ending.interrupted, rule)
+    assert f"{rule}: " in (run.folder / run_files.interrupted()).read_text()
+    assert explain([run.folder]).rule == rule
 
 
 def test_a_lost_node_is_the_cause_unless_this_node_gets_a_signal_a_moment_later(

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench import masked_json
 from bench.backends.nodes.channel import TOKEN
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
-from bench.contract import plan_kinds, regular_files
+from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
+from bench.contract.run_files import CANCELLED, JOB, NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
 from bench.errors import BenchError, Stopped, with_rule
 from bench.rules.registry import RULES
 
@@ -169,8 +170,16 @@ class DriverJob:
     def check(self) -> None:
         """Raise Stopped if this process has received a signal."""
         if self.signum is not None:
+            self._note()
             signum, self.signum = self.signum, None  # the shutdown itself must not be interrupted
             raise Stopped(signum)
+
+    def _note(self) -> None:
+        """Note in job.json that the job is cancelled, before runners get their signals; Ray's own page may do that."""
+        file = self.run / JOB
+        with suppress(OSError):
+            if content := atomic_files.read_object(file):
+                masked_json.write(file, content | {CANCELLED: self.id})
 
     def say(self, text: str) -> None:
         print(text, flush=True)
