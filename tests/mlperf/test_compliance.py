@@ -57,6 +57,18 @@ def test_deviation_is_reported(written_log: MakeLog, changes: dict[str, object],
     assert not parse(path).valid
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "target", "is_easier"),
+    [("bert", 0.71, True), ("bert", 0.73, False), ("llama2_70b_lora", 0.93, True), ("llama2_70b_lora", 0.92, False)],
+)
+def test_a_target_that_is_easier_than_the_official_one_is_reported(
+    written_log: MakeLog, benchmark: str, target: float, is_easier: bool
+) -> None:
+    """A lower accuracy is easier, and a higher loss."""
+    path = written_log(submission_benchmark=benchmark, target_accuracy=target)
+    assert ("LOG-12" in {finding.rule for finding in findings(path)}) is is_easier
+
+
 LLAMA31_8B_SETTINGS: dict[str, object] = {
     "submission_benchmark": "llama31_8b",
     "target_accuracy": 3.3,
