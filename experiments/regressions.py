@@ -56,9 +56,7 @@ def shares(slower: float, *, spread: float, num_new: int, num_checks: int) -> di
     rng = np.random.default_rng([round(1e4 * slower), round(1e4 * spread), num_new])
     logs = rng.normal(0, spread, (num_checks, NUM_EARLIER + num_new))
     logs[:, NUM_EARLIER:] += math.log1p(-slower)
-    verdicts = Counter(
-        judge(history(np.exp(row)), SPEED, tolerance=TOLERANCE, newest=num_new).change for row in logs
-    )
+    verdicts = Counter(judge(history(np.exp(row)), SPEED, tolerance=TOLERANCE, newest=num_new).change for row in logs)
     return {change: verdicts[change] / num_checks for change in Change}
 
 
