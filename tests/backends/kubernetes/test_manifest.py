@@ -270,15 +270,15 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "rule", "what"),
     [
-        (["cluster.kubernetes.image=null"], "KUB-15", "no image is set"),
+        (["cluster.kubernetes.image=null"], "KUB-15", "the container image of the pods is not set"),
         (["cluster.kubernetes.image=Bad Image"], "KUB-15", "is not a valid image name"),
         (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may refer to another image later"),
-        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "Kubernetes does not accept"),
-        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "Kubernetes does not accept"),
-        (["cluster.kubernetes.results=null"], "KUB-15", "no volume holds cluster.paths.logs"),
-        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "exactly one of claim and host_path"),
+        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "is not a valid value for"),
+        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "is not a valid value for"),
+        (["cluster.kubernetes.results=null"], "KUB-15", "no volume is mounted at cluster.paths.logs"),
+        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "must have either claim or host_path"),
         (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be used as a path in pods"),
-        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "pods may not run as root"),
+        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "run_as_user is root, but pods may not run as root"),
         (["launch.array=true"], "KUB-15", "does not support job arrays"),
         (["cluster.kubernetes.version='1.20'", "cluster.kubernetes.object=jobset"], "KUB-16", "needs Kubernetes 1.27"),
         (
