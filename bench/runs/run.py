@@ -101,7 +101,7 @@ def find(folder: Path) -> Run:
     """
     if not (folder / JOB).exists() and not (folder / LEDGER).exists():
         raise ConfigError(
-            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+            "this folder has no run", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
     run = _runs([folder])[0]
     if run.unknown_backend:
@@ -120,7 +120,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
         BenchError: a backend cannot be queried, and `must_answer` is set.
     """
     if not root.is_dir():
-        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
     folders = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
     return _runs([folder for folder in folders if not _is_of_several(folder)], must_answer=must_answer)
 
