@@ -170,7 +170,7 @@ def refuse(texts: Iterable[str], *, where: str) -> None:
     for text in texts:
         if secret := first(text):
             raise ConfigError(
-                f"the file would hold {secret}",
+                f"the file would contain a secret: {secret}",
                 where=where,
                 fix="revoke it; pass secrets by the name of an environment variable or file, never by value",
                 rule="CFG-07",

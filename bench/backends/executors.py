@@ -56,7 +56,7 @@ class Script:
         return ["sbatch", "--parsable", *self.arguments, str(self.path), str(self.folder.absolute())]
 
     def __call__(self) -> None:
-        raise TypeError(f"Slurm runs {self.path}; it is not a function")
+        raise TypeError(f"{self.path} is a script for Slurm and cannot be called as a function")
 
 
 class StateWatcher(SlurmInfoWatcher):
@@ -163,7 +163,7 @@ class ScriptExecutor(SlurmExecutor):
 
     def _job(self, script: Any) -> Job[Any]:
         if not isinstance(script, Script):
-            raise TypeError("this executor submits scripts; submitit.SlurmExecutor submits functions")
+            raise TypeError("this executor submits only scripts; use submitit.SlurmExecutor for functions")
         return RunJob(script.folder, self._sbatch(script), watcher=self._watcher, read=self._read)
 
 

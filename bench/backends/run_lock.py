@@ -29,7 +29,7 @@ def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Itera
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                f"another process is driving this {noun}",
+                f"another process is already working on this {noun}",
                 where=str(folder),
                 fix=fix or f"runstop watch {folder}",
                 rule="CFG-05",

@@ -242,7 +242,7 @@ def parsed(text: str) -> Host:
     match = _HOST.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is not a host",
+            f"{text!r} is not a valid host",
             where="cluster.hosts",
             fix="use NAME, USER@NAME, or NAME:GROUPSxGPUS such as rig0:2x4",
         )

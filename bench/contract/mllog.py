@@ -290,7 +290,7 @@ class Writer:
 
     def _write(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
         if key == RUN_STOP:
-            raise ValueError("run_stop is written once, by finish()")
+            raise ValueError("run_stop cannot be logged directly: only finish() writes it")
         with self._lock:
             self._append(event_type, key, value, metadata)
             self._started |= key == RUN_START

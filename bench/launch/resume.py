@@ -216,7 +216,7 @@ def _resume_here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]
 
     if arguments:
         raise ConfigError(
-            f"{' '.join(arguments)} is an option for a queue; backend {run.backend.name} has no queue",
+            f"{' '.join(arguments)} is an option for queues, but backend {run.backend.name} has no queue",
             where="--sbatch",
             fix="leave it out",
         )

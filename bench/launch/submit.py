@@ -83,7 +83,11 @@ def _planned(overrides: list[str], config_dir: Path | None) -> tuple[Plan, str]:
 
 def _require_executor(plan: Plan) -> None:
     if plan.config.launch.dry_run:
-        raise ConfigError("launch.dry_run starts nothing", where="launch.dry_run", fix="call bench.plan instead")
+        raise ConfigError(
+            "bench.submit cannot start a run with launch.dry_run=true",
+            where="launch.dry_run",
+            fix="call bench.plan instead",
+        )
     if not isinstance(backends.for_plan(plan), InProcess | SubmitsArrays):
         name = plan.config.cluster.backend.name
         fix = "use runstop launch, or a cluster with backend local, ssh or slurm"

@@ -223,7 +223,7 @@ def _quoted(raw: bytes) -> str:
 def _event(record: Any, line: int) -> Event:
     """Return the record as an event; ValueError names what is missing or wrong."""
     if missing := [name for name in Event.__struct_fields__[:-1] if name not in record]:
-        raise ValueError(f"no {', '.join(missing)}")
+        raise ValueError(f"the record has no {', '.join(missing)}")
     time_ms, event_type, key, value, metadata = (record[name] for name in Event.__struct_fields__[:-1])
     if not is_number(time_ms):
         raise ValueError(f"time_ms is {time_ms!r:.40}, not a number of milliseconds")

@@ -142,7 +142,7 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
     wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in errors(r.findings))]
     if without or wrong:
         names = ", ".join(name(r) for r in trials.results if r in without or r in wrong)
-        yield broken("SCO-03", f"no seed in {names}", _ALL, severity="error" if wrong else "warning")
+        yield broken("SCO-03", f"no seed is logged in {names}", _ALL, severity="error" if wrong else "warning")
 
 
 def _copies(trials: Trials) -> Iterator[Finding]:

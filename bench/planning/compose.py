@@ -255,7 +255,9 @@ def _search_path(config_dir: Path) -> str:
     """Return the override that adds a site's folder, quoted for Hydra's grammar."""
     if not config_dir.is_dir():
         raise ConfigError(
-            "no such folder", where=f"--config-dir {config_dir}", fix="give the folder that contains cluster/"
+            "this folder does not exist",
+            where=f"--config-dir {config_dir}",
+            fix="give the folder that contains cluster/",
         )
     quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"hydra.searchpath=['file://{quoted}']"

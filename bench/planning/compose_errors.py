@@ -100,7 +100,7 @@ def _wrong_choice(text: str) -> ConfigError | None:
             "a config group needs exactly one choice", where="command line", fix="give one; --help lists them"
         )
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
-        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
+        return ConfigError(f"the key {gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
     for old, new in MOVED.items():
         group, _, name = old.rpartition(".")
         is_in_class = f"'{group.title()}'" in text or old in old_plans.CONFIG_KEYS
@@ -121,7 +121,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
-            "cluster.environment has no such variable yet",
+            "the variable is not in cluster.environment yet",
             where="cluster.environment",
             fix="add a variable with a leading +: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
@@ -163,7 +163,7 @@ def _unquoted(override: str) -> ConfigError:
     unknown = (letter for letter in value if not letter.isascii() or letter in "'\"`!#&;<>|^")
     letter = next(unknown, "a character")
     return ConfigError(
-        f"{override}: {letter} must be quoted",
+        f"the override {override} contains {letter}, which must be quoted",
         where="command line",
         fix=f"put the value in double quotes and the whole override in single quotes: {quoted}",
     )
@@ -172,7 +172,7 @@ def _unquoted(override: str) -> ConfigError:
 def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     fix = _offer(near, "all keys: runstop launch --cfg job")
-    return ConfigError(f"no key {name!r}", where="command line", fix=fix)
+    return ConfigError(f"unknown key {name!r}", where="command line", fix=fix)
 
 
 def _offer(near: list[str], others: str) -> str:

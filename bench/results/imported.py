@@ -69,12 +69,12 @@ def read(path: Path) -> list[Summary]:
 
 def _require_answers(loads: list[Summary], path: Path) -> None:
     if not loads:
-        raise LogError("the file has no load", where=str(path), fix=FIX)
+        raise LogError("the file has no results of any load", where=str(path), fix=FIX)
     for one in loads:
         failed = one.failed or 0
         if one.requests - failed <= 0:
             raise LogError(
-                f"{failed} of {one.requests} requests of load {one.load!r} failed, so that it has no rates and times",
+                f"{failed} of {one.requests} requests of load {one.load!r} failed, so the load has no rates and times",
                 where=str(path),
                 fix="see the responses of the server, then run the load again",
             )

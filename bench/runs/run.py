@@ -140,7 +140,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
         BenchError: a backend cannot be queried, and `must_answer` is set.
     """
     if not root.is_dir():
-        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
     found = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
     return _runs([folder for folder in found if not _is_of_several(folder)], must_answer=must_answer)
 

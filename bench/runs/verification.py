@@ -64,7 +64,7 @@ def verify(folder: Path) -> Verification:
     """
     if not any((folder / name).is_file() for name in (PLAN, LEDGER, MANIFEST)):
         raise ConfigError(
-            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+            "this folder has no run", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
     known, plan = manifest.read(folder), plan_in(folder)
     compared = [*_manifest(folder, known), *_trials(folder, plan), *_plan(folder, plan), *_image(known)]

@@ -179,7 +179,9 @@ def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
 def _files(group: str, config_dir: Path | None) -> Mapping[str, Path]:
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
-            "no such folder", where=f"--config-dir {config_dir}", fix="name a folder with a subfolder study/"
+            "this folder does not exist",
+            where=f"--config-dir {config_dir}",
+            fix="name a folder with a subfolder study/",
         )
     folders = [CONF / group, *([config_dir / group] if config_dir else [])]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}

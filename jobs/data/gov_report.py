@@ -120,7 +120,7 @@ def _from_parquet(path: Path) -> Iterator[Row]:
                 for i, (tokens, labels) in enumerate(zip(*columns, strict=True)):
                     yield _row(path, i, np.asarray(tokens, dtype=np.int64), np.asarray(labels, dtype=np.int64))
     except (OSError, KeyError, ValueError, TypeError, arrow.ArrowException) as error:
-        _refuse(path, f"not rows of input_ids and labels: {error!r}")
+        _refuse(path, f"the file does not have rows of input_ids and labels: {error!r}")
 
 
 def _row(path: Path, i: int, tokens: np.ndarray, labels: np.ndarray) -> Row:
@@ -135,10 +135,13 @@ def _from_npy(path: Path) -> Iterator[Row]:
         rows = _unpickled(path)
         for i, row in enumerate(rows):
             if list(row.get("seq_start_id", [0])) != [0]:
-                _refuse(path, f"row {i} has a document mask, seq_start_id {list(row['seq_start_id'])[:4]} …")
+                _refuse(
+                    path,
+                    f"row {i} has a document mask (not supported): seq_start_id {list(row['seq_start_id'])[:4]} …",
+                )
             yield np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["loss_mask"], dtype=np.int64) != 0
     except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
-        _refuse(path, f"not rows of input_ids and loss_mask: {error!r}")
+        _refuse(path, f"the file does not have rows of input_ids and loss_mask: {error!r}")
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -143,14 +143,14 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"{name} holds rows {tokens.shape} and counts {counts.shape}; the plan says {(num_rows, data.seq_length)}",
+            f"{name} has rows {tokens.shape} and counts {counts.shape}, but the plan has {(num_rows, data.seq_length)}",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
         )
     if lengths is not None and lengths.shape != (num_rows,):
         raise ConfigError(
-            f"{name} has the lengths of {lengths.shape} rows; the plan says {(num_rows,)}",
+            f"{name} has the lengths of {lengths.shape} rows, but the plan needs {(num_rows,)}",
             where=str(folder / f"{name}_lengths.npy"),
             fix="prepare the data again",
             rule="CFG-06",

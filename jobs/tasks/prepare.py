@@ -96,7 +96,7 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
     if data.source is DataSource.prepared:
         if not (folder / "train_tokens.npy").exists():
             raise ConfigError(
-                f"no prepared rows of {data.name}",
+                f"there are no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
                 fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; "
                 "create them with python -m jobs.tasks.convert rows",

@@ -315,7 +315,7 @@ def test_convert_prepares_the_rows_of_a_run(
     planned = c4(tmp_path)
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
-    assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
+    assert "SOURCE and FOLDER were given, but cannot be used with this plan" in capsys.readouterr().err
     assert not plan_paths.is_prepared(planned)
     make_here(planned, monkeypatch)
     assert convert.main(["rows", str(tmp_path / "plan.json")]) == 0

@@ -289,7 +289,7 @@ def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFi
     [
         (["lora_70b"], "no valid run of lora_70b"),
         (["--measurement", "speed"], "no run has the measurement speed"),
-        (["--folder", "/nowhere"], "no such folder"),
+        (["--folder", "/nowhere"], "this folder does not exist"),
     ],
 )
 def test_bad_requests_are_refused(

@@ -416,6 +416,6 @@ def test_a_second_local_resume_changes_nothing(ended: Path, monkeypatch: pytest.
     (ended / JOB).unlink()
     before = contents(ended)
     monkeypatch.setattr(resume, "_check_ended", lambda run: None)  # the first one started after this check
-    with run_lock.driving(ended), pytest.raises(ConfigError, match="another process is driving this run"):
+    with run_lock.driving(ended), pytest.raises(ConfigError, match="another process is already working on this run"):
         resume.resume(ended)
     assert contents(ended) == before

@@ -182,7 +182,7 @@ def test_fully_checked_benchmark_needs_a_seed_of_every_run(runs: MakeRuns, bench
     """Published sets of dlrm_dcnv2 without seeds have official scores."""
     scored = score(runs(range(2), submission_benchmark=benchmark, target_accuracy=None, seed=None), ruleset="5.1.0")
     problems = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
-    assert problems == [(severity, "no seed in result_0.txt, result_1.txt")]
+    assert problems == [(severity, "no seed is logged in result_0.txt, result_1.txt")]
 
 
 def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None:
@@ -216,7 +216,7 @@ def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
 
 
 def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> None:
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="this is not a folder"):
         score(tmp_path / "absent")
     with pytest.raises(LogError, match="no result_"):
         score(tmp_path)

@@ -210,7 +210,7 @@ def test_prompts_of_a_file_have_their_own_length_or_the_tasks(tmp_path: Path) ->
         ('{"prompt": "a", "lenght": 3}', "expected an object with the keys prompt and length, got"),
         ('["a"]', "expected an object with the keys prompt and length, got list"),
         ('{"prompt": " "}', "the prompt is ' '"),
-        ('{"prompt": "a", "length": "3"}', "the length is '3', not a number of tokens"),
+        ('{"prompt": "a", "length": "3"}', "the length is '3', but must be a number of tokens"),
         ('{"prompt": "a", "length": true}', "the length is True"),
         (b'{"prompt": "\xff"}', "not UTF-8 text"),
         ('{"prompt": "a\\ud800b", "length": 10}', r"the prompt contains '\\ud800', which is not a valid character"),

@@ -104,7 +104,7 @@ def test_page_links_numbers_to_runs_and_is_reproducible(written: Path, tmp_path:
 
 def test_other_page_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not overwritten: index\.html"):
+    with pytest.raises(ConfigError, match=r"does not overwrite: index\.html"):
         report.write_study(study_results.precisions(tmp_path), tmp_path)
 
 

@@ -67,7 +67,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
         ("arms: {'!': {}}", r"no folder name can be made of the arm name '!'"),
         ("pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]", r"no arm '7B z3'[\s\S]*mean 7B Z3\?"),
-        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compared with itself"),
+        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compares 7B Z3 with itself"),
         ("pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]", r"no column with the measurement 'mfu'"),
         (
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",

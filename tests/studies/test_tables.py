@@ -256,8 +256,11 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *words, "--runs", "100000000000"])
         printed = capsys.readouterr().err
-        assert ended.value.code == 2 and "100000000000 runs of each arm\n  where: --runs" in printed
-    with pytest.raises(ConfigError, match=r"1001 runs of each arm\n.*mine.yaml: runs\n.*set a number from 1 to 1,000"):
+        assert ended.value.code == 2 and "100000000000 runs of each arm, but needs" in printed
+    with pytest.raises(
+        ConfigError,
+        match=r"1001 runs of each arm, but needs 1 to 1,000\n.*mine.yaml: runs\n.*set a number from 1 to 1,000",
+    ):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
     stored = tmp_path / "mine-here" / folders.STUDY
     stored.write_text(stored.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))

@@ -37,7 +37,7 @@ def texts(subject: Subject) -> Iterator[Finding]:
     """Yield each name or value that Kubernetes would refuse."""
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
-            yield broken("KUB-15", f"Kubernetes does not accept {text!r:.80} here", f"{WHERE}.{key}")
+            yield broken("KUB-15", f"{text!r:.80} is not a valid value for {key}", f"{WHERE}.{key}")
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
@@ -83,7 +83,7 @@ def image(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", what, "container", fix=fix)
     if not text:
         fix = "set it to an image that contains runstop and its engine (docs/kubernetes.md shows how to build one)"
-        yield broken("KUB-15", "no image is set", f"{WHERE}.image", fix=fix)
+        yield broken("KUB-15", "the container image of the pods is not set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
         yield broken("KUB-15", f"{text!r:.80} is not a valid image name", f"{WHERE}.image")
     elif "@sha256:" not in text:
@@ -119,9 +119,9 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix="choose another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
-            yield broken("KUB-15", f"no volume holds cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
+            yield broken("KUB-15", f"no volume is mounted at cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", "a volume needs exactly one of claim and host_path", f"{WHERE}.{name}")
+            yield broken("KUB-15", f"the volume {name} must have either claim or host_path", f"{WHERE}.{name}")
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
@@ -159,7 +159,7 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", what, "cluster.slurm", fix="set cluster.slurm=null")
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
         fix = "set it to the name of the GPU resource, for example nvidia.com/gpu"
-        yield broken("KUB-15", "the run needs GPUs, but no GPU resource is set", f"{WHERE}.gpu_resource", fix=fix)
+        yield broken("KUB-15", "the run needs GPUs, but gpu_resource is not set", f"{WHERE}.gpu_resource", fix=fix)
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
         what = f"the number of {k.gpu_resource} follows from cluster.ranks_per_node"
         yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix="remove it")
@@ -177,19 +177,21 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", what, f"{WHERE}.workload_priority_class", fix=f"set {WHERE}.queue, or remove it")
     if k.run_as_user is not None and k.run_as_user < 1:
         fix = "set it to the id of a user other than root who may write the results"
-        yield broken("KUB-15", "pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
+        yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = "choose a port from 1024 to 65535"
         yield broken("KUB-15", f"{k.port} is not a valid unprivileged port", f"{WHERE}.port", fix=fix)
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
         fix = "set shm_gib and grace_s to 1 or more, keep_h to 0 or more"
-        yield broken("KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
+        yield broken(
+            "KUB-15", "shm_gib, grace_s or keep_h is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix
+        )
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
         what = "before Kubernetes 1.24 a run is one Job per node, and Kueue would admit these Jobs one by one"
         yield broken("KUB-16", what, f"{WHERE}.queue", fix="set it to null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to the server version that `kubectl version` shows, or choose object=job"
-        yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)
+        yield broken("KUB-16", f"object={k.object.name} needs Kubernetes 1.27 or later", f"{WHERE}.version", fix=fix)
 
 
 _ANY_PLACE = pod_template.Place(name="run", folder="/run", node="0", lead="run-0")
@@ -369,7 +371,7 @@ def permissions(subject: Subject) -> Iterator[Finding | str]:
     missing = [name.removeprefix("may ") for name in required if not response(subject, name)["status"].get("allowed")]
     if missing:
         namespace = names.settings(subject.plan).namespace
-        yield broken("KUB-07", f"this user may not {', '.join(missing)}", f"namespace {namespace}")
+        yield broken("KUB-07", f"this user has no permission to {', '.join(missing)}", f"namespace {namespace}")
     else:
         yield f"{len(required)} permissions"
 

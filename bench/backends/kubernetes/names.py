@@ -49,7 +49,9 @@ def read_id(text: str) -> JobId:
     """
     match = _ID.fullmatch(text)
     if match is None or match["kind"] not in ObjectKind.__members__:
-        raise SubmitError("not the id of a Kubernetes job", where=text, fix="list the jobs with `runstop runs`")
+        raise SubmitError(
+            f"{text!r:.80} is not the id of a Kubernetes job", where="job id", fix="list the jobs with `runstop runs`"
+        )
     return JobId(
         kind=ObjectKind[match["kind"]], namespace=match["namespace"], name=match["name"], context=match["context"]
     )

@@ -44,7 +44,7 @@ def require_shared(nodes: "Nodes") -> None:
     others = [member for member in nodes.members if not member.is_shared]
     if rank_0 := next((member for member in others if member.number == 0), None):
         raise ConfigError(
-            f"rank 0 writes the log on {rank_0.name}, which cannot access the run folder of this machine",
+            f"rank 0 cannot write the log: its host {rank_0.name} cannot access the run folder of this machine",
             where="LOGDIR",
             fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
             "system",
@@ -53,9 +53,9 @@ def require_shared(nodes: "Nodes") -> None:
     if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, but {names} does not share it",
+            f"all nodes write checkpoints into the run folder, but {names} cannot access it",
             where="task.training.checkpoint_every_steps",
-            fix="put LOGDIR on a file system that all nodes share, or set this key to null",
+            fix="put LOGDIR on a file system that all nodes share, or set task.training.checkpoint_every_steps=null",
             rule="HST-09",
         )
 
@@ -66,7 +66,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared, but {member.name} does not have it",
+                f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
                 where="DATADIR, MODEL",
                 fix="copy it to the same path on every host, or use a shared file system",
                 rule="HST-10",

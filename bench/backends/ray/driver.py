@@ -100,7 +100,7 @@ def run_attempt(group: Group, words: Sequence[str], driver: Driver) -> int:
     if runners.lost and not (0 in runners.ended and runners.ended[0].exit_code == 0):
         raise next(iter(runners.lost.values()))
     if 0 not in runners.ended:
-        raise LostError("RAY-04", f"node 0 ({group.names[0]}) does not end, although other nodes have ended")
+        raise LostError("RAY-04", f"node 0 ({group.names[0]}) has not ended, although the other nodes have")
     if not (folder / STATUS).exists() and runners.ended[0].exit_code != RESTART_EXIT_CODE:
         announce_runners(runners, say)
     return runners.ended[0].exit_code
@@ -250,7 +250,7 @@ def _run(job: DriverJob, plan: Plan) -> int:
                 return _close(job, plan, str(lost))
         if code != RESTART_EXIT_CODE:
             return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
-    raise AssertionError("the last attempt's runner must not request a restart")
+    raise AssertionError("the runner of the last attempt requested another attempt")
 
 
 def _arguments(job: DriverJob, number: int, *, is_last: bool) -> list[str]:

@@ -219,7 +219,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
 
 def _executor(folder: Path, known: Sequence[str]) -> executors.ScriptExecutor:
     def no_result(folder: Path) -> Any:
-        raise AssertionError("bench.launch.submit reads results")
+        raise AssertionError("this executor cannot read results; bench.launch.submit does")
 
     return executors.ScriptExecutor(
         folder, sbatch=lambda submission: _accepted(submission, known), states=client.states, read=no_result

@@ -75,7 +75,7 @@ def load(engine: ModelAndOptimizer, folder: Path, *, adapters: bool) -> None:
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ConfigError(
-            f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
+            f"this is not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
             fix="run jobs.tasks.prepare, or point MODEL at a megatron-core checkpoint of this model",
             rule="CFG-06",

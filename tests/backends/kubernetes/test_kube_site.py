@@ -150,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         {"refused": {"create batch jobs", "delete  services", "list  pods"}},
         "permissions",
         "",
-        [broken("KUB-07", "this user may not create Job, delete Service, list Pod", "namespace team")],
+        [broken("KUB-07", "this user has no permission to create Job, delete Service, list Pod", "namespace team")],
     ),
     "a dry run by a user who is not logged in": (
         {f"POST {JOBS}": refusal(401, "Unauthorized", "Unauthorized")},

@@ -224,7 +224,7 @@ def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
 
 @pytest.mark.parametrize("id", ["12", "pod/default/a", "job/default", "job/Default/a", "job/../a", "job/default/a b"])
 def test_the_id_of_another_backend_is_refused(id: str) -> None:
-    with pytest.raises(SubmitError, match="not the id of a Kubernetes job"):
+    with pytest.raises(SubmitError, match="is not the id of a Kubernetes job"):
         states.states([id])
 
 

@@ -135,7 +135,7 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
     opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
-    with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log on rig0, which cannot access"):
+    with pytest.raises(ConfigError, match="HST-09: rank 0 cannot write the log: its host rig0 cannot access"):
         opening.__enter__()
     assert notes().count("shutdown rig0") == 1, "it is shut down"
 
@@ -145,8 +145,8 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     [
         ("echo 'ssh: Could not resolve hostname rig1: no' >&2; echo later >&2", "HST-06", "ssh: Could not", None),
         ("echo of a shell; echo 'the last line' >&2; echo >&2", None, "the last line", "read "),
-        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "it sent 'ready' instead of join", "read "),
-        ("exit 3", None, "the connection was closed", "read "),
+        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "the other node sent 'ready' instead of join", "read "),
+        ("exit 3", None, "the other node has closed the connection", "read "),
     ],
 )
 def test_a_host_that_does_not_start_is_reported_with_its_error(

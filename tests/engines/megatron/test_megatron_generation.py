@@ -388,7 +388,7 @@ class Half:
         ),
         ({"num_query_groups": 1}, WeightPrecision.bf16, "tp=2 cannot split 1 query groups"),
         ({"vocab_size": 511}, WeightPrecision.bf16, "tp=2 cannot split 511 rows of the vocabulary"),
-        ({}, WeightPrecision.nf4, "rows of 96 weights of fc2, not a multiple of the NF4 block size 64"),
+        ({}, WeightPrecision.nf4, "a row of fc2 has 96 weights per rank, not a multiple of the NF4 block size 64"),
     ],
 )
 def test_unsupported_model_is_refused(changes: dict[str, Any], weights: WeightPrecision, message: str) -> None:
