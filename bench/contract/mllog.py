@@ -209,8 +209,8 @@ class Writer:
         """Start and stop times of the run and its blocks, by key, in milliseconds of the monotonic clock."""
         if binding and self._binding:
             file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
-            number |= {} if binding.plan_sha256 is None else {"plan_sha256": binding.plan_sha256}
-            self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
+            plan = {} if binding.plan_sha256 is None else {"plan_sha256": binding.plan_sha256}
+            self.event(RUN_ATTEMPT, binding.nonce, **number, **plan, inode=file.st_ino, uid=file.st_uid)
 
     def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
         """Write a POINT_IN_TIME record.

@@ -83,8 +83,8 @@ class Rows:
 
 def row_sha256(tokens: np.ndarray, counts: np.ndarray) -> bytes:
     """Return the SHA-256 of a row: of its tokens and counts [S], as they are in the files."""
-    digest = hashlib.sha256(np.ascontiguousarray(tokens))
-    digest.update(np.ascontiguousarray(counts))
+    digest = hashlib.sha256(np.ascontiguousarray(tokens).data)
+    digest.update(np.ascontiguousarray(counts).data)
     return digest.digest()
 
 
