@@ -1,4 +1,4 @@
-"""The checksums of rows and weights: written with their folder, compared by whoever reads them.
+"""The checksums of rows and weights: written with their folder, compared when they are read.
 
 A folder's manifest.json lists its files: {"files": [{path, bytes, sha256}, …]}. Standard library only: ranks import it.
 """
@@ -48,13 +48,13 @@ def write(folder: Path, names: Iterable[str]) -> None:
 def listed(folder: Path) -> dict[str, Content]:
     """Return the contents in a folder's manifest, by name; empty without a manifest. Files without a sha256 are left
     out."""
-    found = {}
+    contents = {}
     entries = atomic_files.read_object(folder / MANIFEST).get("files")
     for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {"path": str(path), "bytes": int(size), "sha256": str(digest)}:
-                found[path] = Content(bytes=size, sha256=digest)
-    return found
+                contents[path] = Content(bytes=size, sha256=digest)
+    return contents
 
 
 def identity(contents: Mapping[str, Content]) -> str:

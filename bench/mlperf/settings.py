@@ -20,6 +20,11 @@ def software(log: Log) -> dict[str, str]:
     return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
 
 
+def inputs(log: Log) -> dict[str, str]:
+    """Return the checksum of each input that the log names: its rows, its checkpoint, its tokenizer."""
+    return {str(record.metadata.get("input")): str(record.value) for record in log.all(mllog.INPUT_SHA256)}
+
+
 def hyperparameters(log: Log) -> dict[str, Any]:
     """Return the settings with one value in the whole log, because some logs record them after run_start."""
     points = (key for key, records in log.by_key.items() if records[0].event_type == "POINT_IN_TIME")

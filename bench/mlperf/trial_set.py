@@ -168,7 +168,8 @@ def _course(result: Result) -> tuple[Any, ...]:
 def _differences(trials: Trials) -> Iterator[Finding]:
     """Yield fields that differ between trials; a failed trial may have ended before it logged a field.
 
-    A platform is a name that the submitter typed: published sets with two spellings have official scores.
+    A platform is a name that the submitter typed: published sets with two spellings have official scores. Only logs of
+    runstop name the checksums of their inputs.
     """
     for field in ALIKE:
         logged = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
@@ -176,6 +177,11 @@ def _differences(trials: Trials) -> Iterator[Finding]:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in by_value.items())
             severity: Severity = "warning" if field == "platform" else "error"
             yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)
+    for each in sorted({each for result in trials.results for each in result.inputs}):
+        named = {name(r): r.inputs[each] for r in trials.results if each in r.inputs}
+        if len(set(named.values())) > 1:
+            values = ", ".join(f"{sha256:.12}… in {file}" for file, sha256 in named.items())
+            yield _error("SCO-04", f"the SHA-256 of the {each} differs: {values}")
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:

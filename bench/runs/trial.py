@@ -11,7 +11,7 @@ from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan, Trial
 from bench.errors import LogError
 from bench.mlperf import log as logs
-from bench.mlperf import provenance_checks
+from bench.mlperf import provenance_checks, settings
 from bench.mlperf.log import Log
 from bench.mlperf.result import parse
 from bench.results.kind import Judged, judge
@@ -73,15 +73,9 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
     differences = [problem.titled for problem in input_problems(folder, plan, trial, judged.log)]
     judged = replace(judged, differences=(*judged.differences, *differences))
     outcome = Outcome.valid if judged.valid else Outcome.invalid
-    inputs = logged_inputs(judged.log) or None
+    inputs = judged.result.inputs or None
     ledger.end(folder, trial.index, outcome, inputs=inputs, **facts(judged), **content(log))
     return judged
-
-
-def logged_inputs(log: Log) -> dict[str, str]:
-    """Return the checksum of each input that a log names, by input."""
-    records = log.all(mllog.INPUT_SHA256)
-    return {str(record.metadata.get("input")): str(record.value) for record in records}
 
 
 def input_problems(folder: Path, plan: Plan, trial: Trial, log: Log) -> Iterator[Finding]:
@@ -98,7 +92,7 @@ def input_problems(folder: Path, plan: Plan, trial: Trial, log: Log) -> Iterator
         yield broken(CHANGED, changed.what, changed.where)
     if log.events and log.events[0].metadata.get("plan_sha256") != own.plan_sha256:
         yield broken(CHANGED, "its ranks read another plan than the one with which the run started", where)
-    inputs = logged_inputs(log)
+    inputs = settings.inputs(log)
     for name in _expected_inputs(plan):
         if name not in inputs:
             yield broken(CHANGED, f"the log has no checksum of its {name}: ranks of an earlier version wrote it", where)

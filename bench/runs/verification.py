@@ -148,7 +148,7 @@ def _log(path: Path, entry: Entry, entries: list[Entry]) -> Iterator[Compared]:
     else:
         yield from _bound(path, log, entry.nonce, entries)
     if entry.outcome.is_result:
-        yield from _facts(path, log, entry)
+        yield from _facts(path, entry)
 
 
 def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[Compared]:
@@ -166,11 +166,11 @@ def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[C
         yield _same(f"{path.name}, its own checksums", "as written", what, rule="LOG-18")
 
 
-def _facts(path: Path, log: Log, entry: Entry) -> Iterator[Compared]:
+def _facts(path: Path, entry: Entry) -> Iterator[Compared]:
     """Yield whether the numbers in the ledger are those in the log."""
     result = results.parse(path)
     for name, sha256 in (entry.inputs or {}).items():
-        in_log = f"sha256 {trial.logged_inputs(log).get(name)}"
+        in_log = f"sha256 {result.inputs.get(name)}"
         yield _same(f"{path.name}, {name} in the ledger", in_log, f"sha256 {sha256}", rule=CHANGED)
     for name in ("minutes", "samples_to_target", "eval_final"):
         in_ledger, in_log = getattr(entry, name), getattr(result, name)

@@ -18,6 +18,7 @@ from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_
 from bench.cli import main
 from bench.console.result import score_sheets
 from bench.console.sheet import show
+from bench.contract.mllog import Binding
 from bench.errors import ConfigError, LogError
 from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score, score
@@ -27,6 +28,7 @@ from helpers import clock
 from helpers.examples import in_proportion
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
+from helpers.written_log import INPUTS
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
@@ -166,6 +168,19 @@ def test_copies_of_one_run_under_other_seeds_are_no_score(
     for finding in scored.findings:
         names = ", ".join(f"result_{number}.txt" for number in copied)
         assert finding.what == f"{names} have the same evaluations: they are copies of one run"
+
+
+def test_runs_on_different_rows_are_no_score(runs: MakeRuns, tmp_path: Path) -> None:
+    """Whether or not a log is bound to an attempt; logs without checksums are not compared."""
+    other = {"after": {"input_sha256": "e" * 64}}
+    assert rules(score(runs(changes={7: other}))) == set()
+    for name in ("result_3.txt", "result_7.txt"):
+        (tmp_path / name).unlink()
+    different = {"eval rows": "5" * 64}
+    bound = Binding(nonce="0", trial=0, attempt=1)
+    scored = score(runs((3, 7), changes={3: {"binding": bound}, 7: {"binding": bound, "inputs": INPUTS | different}}))
+    ours = [f.what for f in scored.findings if f.rule == "SCO-04"]
+    assert ours == [f"the SHA-256 of the eval rows differs: {'2' * 12}… in result_3.txt, {'5' * 12}… in result_7.txt"]
 
 
 def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:

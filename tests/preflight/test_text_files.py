@@ -149,7 +149,7 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     path = Path(str(plan_.data_dir)) / "train_tokens.npy"
     path.write_bytes(path.read_bytes()[:-1])
     by_size, by_manifest = (one.what for one in findings(plan_))
-    assert "train_tokens.npy has" in by_size and "1 of 6 files differ from manifest.json" in by_manifest
+    assert "train_tokens.npy has" in by_size and "1 of 8 files differ from manifest.json" in by_manifest
 
 
 @pytest.mark.parametrize(
