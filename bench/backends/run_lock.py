@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Itera
             raise ConfigError(
                 f"another process is driving this {noun}",
                 where=str(folder),
-                fix=fix or f"runstop watch {folder}",
+                fix=fix or f"runstop watch {shlex.quote(str(folder))}",
                 rule="CFG-05",
             ) from error
         except OSError:  # the file system has no locks

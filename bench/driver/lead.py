@@ -17,8 +17,8 @@ from bench.backends.nodes import channel
 from bench.backends.nodes.interruption import Interruption
 from bench.backends.nodes.lead import Nodes, require_shared
 from bench.console import trial as trial_tables
-from bench.contract import plan as plans
 from bench.contract import atomic_files, plan_kinds, plan_paths, run_files
+from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.driver.drive import Drive, drive
 from bench.errors import BenchError, ConfigError, written

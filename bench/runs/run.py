@@ -18,7 +18,7 @@ from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs import ledger
 from bench.runs import status as statuses
-from bench.runs.folder import plan_in
+from bench.runs.folder import plan_in, short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
@@ -159,7 +159,9 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
         if not is_pending:
             return
         if time.monotonic() - missing_since > LAG_S:
-            raise SubmitError("the backend no longer knows the job", where=str(folder), fix=f"runstop why {folder}")
+            raise SubmitError(
+                "the backend no longer knows the job", where=str(folder), fix=f"runstop why {short(folder)}"
+            )
         time.sleep(POLL_S)
 
 
