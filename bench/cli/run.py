@@ -11,6 +11,7 @@ from bench.cli import arguments
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
 from bench.contract import plan_kinds
+from bench.runs.folder import short
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +203,7 @@ def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
     for folder in arguments.run_folders(args.folders):
-        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {folder}")
+        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
     return 0
 
 

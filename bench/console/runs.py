@@ -9,6 +9,7 @@ from typing import Any
 
 from bench import masked_json
 from bench.console.sheet import show as show_sheet
+from bench.contract.schema import BackendName
 from bench.errors import with_rule
 from bench.report.tables import TextTable
 from bench.runs import run as run_folders
@@ -131,6 +132,9 @@ def _reason(run: Run) -> str:
     if run.is_active:
         return run.state.reason if run.state else ""
     if run.has_died:
-        return "no final status: the batch script was killed or its node failed; to continue: runstop resume"
+        killed = "the batch script was killed or its node failed"
+        if run.backend in (BackendName.local, BackendName.ssh):
+            killed = "the process that drove the run was killed, or its machine failed"
+        return f"no final status: {killed}; to continue: runstop resume {short(run.folder)}"
     status = run.status
     return with_rule(status.rule, status.what or "") if status and status.exit_code else ""

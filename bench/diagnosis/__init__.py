@@ -252,6 +252,8 @@ def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
     """Return the fix, with numbers if the plan and the records have them."""
     if best.rule == "SLU-07" and trial and (hung := fixes.hung(trial.events, best.text, plan)):
         return hung
+    if best.rule in ("RUN-02", "RUN-04") and fixes.BUS_ERROR.search(best.text):
+        return fixes.MAPPED_FILE
     if best.fix:
         return best.fix
     better = None

@@ -158,8 +158,8 @@ def _known(outcomes: Sequence[Outcome], *, exit_code: int) -> Status:
         return Status(outcome=Ending.passed, exit_code=0, what="all node checks passed; the plan has no trials")
     if all(outcome is Outcome.valid for outcome in outcomes) and exit_code == 0:
         return Status(outcome=Ending.valid, exit_code=0, what=ALL_VALID)
-    is_judged = bool(outcomes) and all(outcome.is_result for outcome in outcomes)
-    return Status(outcome=Ending.invalid if is_judged else Ending.failed, exit_code=exit_code or 1)
+    is_invalid = all(outcome.is_result for outcome in outcomes) and Outcome.invalid in outcomes
+    return Status(outcome=Ending.invalid if is_invalid else Ending.failed, exit_code=exit_code or 1)
 
 
 def _explained(run: Path, status: Status, what: str) -> Status:
@@ -167,7 +167,7 @@ def _explained(run: Path, status: Status, what: str) -> Status:
 
     cause = diagnosis.explain([run])
     if cause.rule in (None, diagnosis.UNKNOWN):
-        return replace(status, what=what, during=what, fix=f"runstop why {run.resolve()}")
+        return replace(status, what=what, during=what, fix="runstop why RUN")
     explained = replace(status, what=cause.title, during=what, rule=cause.rule, fix=cause.fix)
     return replace(explained, evidence=cause.evidence, file=cause.file, line=cause.line)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,7 @@ RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
 IN_STATUS = ("SLU-07", "RUN-02")
 """Rules that only the driver can detect (time limit, signal). `why` finds all others in the logs."""
+PORT_TRIES = 3
 SETTLE_S = 3.0
 """When a whole job is stopped, other nodes may get the signal this much earlier than this node."""
 KILLED = {
@@ -63,6 +65,10 @@ class FailedError(Exception):
     def __init__(self, exit_code: int, what: str) -> None:
         super().__init__(what)
         self.exit_code, self.what = exit_code, what
+
+
+class PortInUseError(FailedError):
+    """Another program took the port of rank 0 after it was chosen."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,11 +107,11 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         run.check()
         with connect() as nodes:
             for command in run.plan.commands[: len(run.plan.commands) - len(run.plan.trials)]:
-                _before_trials(run, nodes, command)
+                _with_other_ports(run, partial(_before_trials, run, nodes, command))
             if plans.command(run.plan, plans.PREPARE) is None:
                 run.progress.say("nothing to prepare")
             for trial, command in zip(run.plan.trials, plans.trial_commands(run.plan), strict=True):
-                _trial(run, nodes, trial, command)
+                _with_other_ports(run, partial(_trial, run, nodes, trial, command))
     except FailedError as error:
         return _finish(run, error.exit_code, error.what)
     except CutShortError as error:
@@ -133,6 +139,16 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         _finish(run, 1, "the driver failed")
         raise
     return _finish(run, 0, "every trial ended")
+
+
+def _with_other_ports(run: Drive, act: Callable[[], None]) -> None:
+    """Run ranks, and run them again if their port is in use: each start chooses another port."""
+    for _ in range(PORT_TRIES - 1):
+        try:
+            return act()
+        except PortInUseError as error:
+            run.progress.say(f"{error.what}; trying another port")
+    return act()
 
 
 def _before_trials(run: Drive, nodes: Nodes, command: Command) -> None:
@@ -179,6 +195,9 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
         (run.folder / run_files.caches(trial.index)).write_text("".join(f"{line}\n" for line in lines))
     try:
         _run(run, nodes, command, attempt)
+    except PortInUseError as error:
+        (run.folder / run_files.interrupted()).write_text(f"{error.what}\n")  # for the ledger
+        raise
     except FailedError:
         trials.require_own(run.folder, trial)  # if another run wrote the log, report that instead
         raise
@@ -201,6 +220,9 @@ def _run(run: Drive, nodes: Nodes, command: Command, attempt: str | None = None)
     except NodeLostError:
         raise
     except BenchError as error:
+        is_chosen_here = run.plan.config.cluster.master_port is None
+        if is_chosen_here and error.rule == "NCC-05" and run_files.PORT_IN_USE in error.what:
+            raise PortInUseError(1, with_rule(error.rule, error.what)) from None
         run.progress.failed(error)
         what = with_rule(error.rule, error.what) if error.rule in IN_STATUS else f"{command.name} failed"
         raise FailedError(error.exit_code if error.exit_code in FINAL_CODES else 1, what) from None
@@ -238,7 +260,7 @@ def _stop_early(run: Drive, why: str, exit_code: int) -> int:
             (run.folder / run_files.DISK_RESERVE).unlink(missing_ok=True)
             between_commands.abort_trials(run.folder, run.plan, run.trials)
         rule, _, what = why.partition(": ")
-        fix = f"to continue: runstop resume {run.folder}"
+        fix = "to continue: runstop resume RUN"
         status = Status(outcome=Ending.interrupted, exit_code=exit_code, rule=rule, what=what, fix=fix)
         statuses.write(run.folder, status)
         with suppress(OSError):

@@ -66,7 +66,7 @@ def cancel(folder: Path) -> str:
             exit_code=143,
             rule="SLU-08",
             what="the job was cancelled before it started",
-            fix=f"to continue: runstop resume {short(folder)}",
+            fix="to continue: runstop resume RUN",
         )
         try:
             statuses.write(folder, status)
@@ -138,7 +138,7 @@ def _resume_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            what, fix = "another process is resuming this run", f"to see its job: runstop runs {folder.parent}"
+            what, fix = "another process is resuming this run", f"to see its job: runstop runs {short(folder.parent)}"
             raise ConfigError(what, where=str(folder), fix=fix, rule="CFG-05") from error
         except OSError:
             pass

@@ -47,9 +47,15 @@ def explained() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError
 
     try:
         yield
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}" if mark else "a file of the config"
+        fix = "write plain YAML: texts, numbers, lists and mappings, without tags such as !!python"
+        raise ConfigError(f"not valid YAML: {error.problem}", where=where, fix=fix, rule="CFG-09") from error
     except AssertionError as error:
         if "Unexpected type for root: NoneType" not in str(error):
             raise

@@ -166,6 +166,6 @@ def of_array(parent: Path) -> Path:
 
 
 def short(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it, else as it is."""
+    """Return the path, quoted for a shell; relative to the working directory if it is below it."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return shlex.quote(str(path) if relative.startswith("..") else relative)

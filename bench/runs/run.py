@@ -19,7 +19,7 @@ from bench.errors import BenchError, ConfigError, SubmitError, with_rule
 from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
-from bench.runs.folder import plan_in
+from bench.runs.folder import plan_in, short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
@@ -171,7 +171,9 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
         if not is_pending:
             return
         if time.monotonic() - missing_since > LAG_S:
-            raise SubmitError("the backend no longer knows the job", where=str(folder), fix=f"runstop why {folder}")
+            raise SubmitError(
+                "the backend no longer knows the job", where=str(folder), fix=f"runstop why {short(folder)}"
+            )
         time.sleep(POLL_S)
 
 

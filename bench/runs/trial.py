@@ -9,7 +9,7 @@ from typing import Any
 from bench.contract import atomic_files, mllog
 from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan, Trial
-from bench.errors import LogError
+from bench.errors import LogError, with_rule
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks, settings
 from bench.mlperf.log import Log
@@ -18,6 +18,8 @@ from bench.results.kind import Judged, judge
 from bench.rules.finding import Finding, broken
 from bench.runs import ledger
 from bench.runs.ledger import Outcome
+
+LOG_REMOVED = "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again"
 
 
 def unowned_log(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:
@@ -66,6 +68,12 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
         if failed:
             return None
         raise _refused(problem)
+    if not failed and not log.exists():
+        what = f"{log.name} is missing, although the ranks ended well: it was removed while they ran"
+        missing = LogError(what, where=str(log), fix=LOG_REMOVED, rule="LOG-01")
+        titled = with_rule(missing.rule, what)
+        ledger.end(folder, trial.index, Outcome.aborted, cause=titled, not_as_planned=[titled])
+        raise missing
     if failed and not (log.exists() and parse(log).status == mllog.SUCCESS):
         ledger.end(folder, trial.index, Outcome.aborted, **content(log))
         return None

@@ -187,6 +187,43 @@ def test_a_rank_that_fails_ends_the_run_and_its_trial_is_aborted(
     assert name != "trial 1" or run.outcomes == [Outcome.valid, Outcome.aborted]
 
 
+@pytest.mark.parametrize(("times", "exit_code"), [(1, 0), (3, 1)])
+def test_a_port_that_is_in_use_gets_another_try(run: Run, times: int, exit_code: int) -> None:
+    """Rank 0 reports it after it has opened the log, so that the trial needs another attempt."""
+    what, write = f"port 4711 {run_files.PORT_IN_USE} on rig0", run.nodes.acts["trial 0"]
+    report = {"time": 1.0, "exit_code": 1, "rule": "NCC-05", "what": what, "where": "rank 0 on rig0", "fix": "again"}
+    seen: list[int] = []
+
+    def starts() -> None:
+        seen.append(len(seen))
+        run.nodes.codes.pop("trial 0", None)
+        if len(seen) > times:
+            write()
+        else:
+            mllog.Writer(run.folder / "result_0.txt", mllog.load(run.folder, 0)).close()
+            (run.folder / run_files.rank_error("trial 0", 0)).write_text(json.dumps(report))
+            run.nodes.codes["trial 0"] = {0: 1}
+
+    run.nodes.acts["trial 0"] = starts
+    assert run.ends() == exit_code and run.progress.lines.count(f"NCC-05: {what}; trying another port") == min(times, 2)
+    attempts = ledger.read(run.folder)[0].attempts
+    assert [attempt.cause for attempt in attempts[:1]] == [f"NCC-05: {what}"] and len(seen) == min(times + 1, 3)
+    assert run.outcomes[0] is (Outcome.valid if times == 1 else Outcome.aborted)
+
+
+def test_a_log_that_is_removed_while_the_ranks_run_is_the_cause(run: Run) -> None:
+    run.nodes.acts.pop("trial 0")
+    assert run.ends() == 1 and run.outcomes[0] is Outcome.aborted
+    (error,) = run.progress.errors
+    assert (error.rule, error.fix) == (
+        "LOG-01",
+        "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again",
+    )
+    fix = error.fix.replace("RUN", str(run.folder))
+    assert error.what == "result_0.txt is missing, although the ranks ended well: it was removed while they ran"
+    assert (run.status.rule, run.status.fix) == ("LOG-01", fix)
+
+
 def test_an_existing_log_of_another_run_is_reported_as_the_cause(run: Run, written_log: MakeLog) -> None:
     """The ranks only report that the log exists (CFG-05)."""
     written_log(name="run/result_0.txt")

@@ -1,6 +1,7 @@
 """The Kubernetes backend: checks, manifests and jobs."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -144,7 +145,8 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     except NoServerError as error:
         if not _is_there(job):
             what = f"{error.what}; the job may have been created anyway"
-            fix = f"run `runstop runs` to see whether the job exists; if it does not: runstop resume {folder}"
+            again = f"runstop resume {shlex.quote(str(folder))}"
+            fix = f"run `runstop runs` to see whether the job exists; if it does not: {again}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
     except BenchError:
         (folder / SUBMISSION).unlink(missing_ok=True)
