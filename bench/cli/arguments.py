@@ -156,7 +156,11 @@ def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
     copy.rename(packed)
     try:
         with gzip.open(packed) as stream, copy.open("wb") as target:
-            shutil.copyfileobj(stream, target)
+            while chunk := stream.read(1 << 20):
+                target.write(chunk)
+                if target.tell() > regular_files.MAX_LOG_BYTES:
+                    what = f"the log has more than {regular_files.MAX_LOG_BYTES:,} bytes"
+                    raise LogError(what, where=str(path), fix="keep its MLLOG lines: zgrep ':::MLLOG' FILE")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the log cannot be decompressed: {error}"
         raise LogError(

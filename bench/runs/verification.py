@@ -55,8 +55,8 @@ class Verification:
         return {"folder": self.folder, "verified": self.passed, "compared": [asdict(each) for each in self.compared]}
 
 
-def verify(folder: Path) -> Verification:
-    """Check a run folder, which may have been copied or moved.
+def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:
+    """Check a run folder, which may have been copied or moved; `manifest_data` replaces the content of its manifest.
 
     Raises:
         ConfigError: the folder is not a run folder.
@@ -65,7 +65,8 @@ def verify(folder: Path) -> Verification:
         raise ConfigError(
             "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
-    known, plan = manifest.read(folder), plan_in(folder)
+    known = manifest.read(folder) if manifest_data is None else manifest.loads(manifest_data)
+    plan = plan_in(folder)
     compared = [*_manifest(folder, known), *_trials(folder, plan), *_plan(folder, plan), *_image(known)]
     return Verification(folder=str(folder), compared=tuple(compared))
 
@@ -104,7 +105,7 @@ def _why_none(folder: Path) -> str:
 
 def _content(path: Path) -> Content | str:
     try:
-        return atomic_files.checksum(path)
+        return atomic_files.checksum(path, max_bytes=regular_files.MAX_LOG_BYTES)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
