@@ -91,7 +91,7 @@ def count(text: str) -> int:
 
 
 STDIN = Path("-")
-WRITER_S = 5
+WRITER_S = 5.0
 """Seconds that a pipe is waited for."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -129,7 +129,7 @@ def _pipe(path: Path) -> BinaryIO:
     pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
-    if not waiting.poll(WRITER_S * 1000):
+    if not waiting.poll(int(WRITER_S * 1000)):
         os.close(pipe)
         raise LogError("nothing is written into this pipe", where=str(path), fix="give a file, or start the writer")
     os.set_blocking(pipe, True)

@@ -177,12 +177,15 @@ def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:
     if plan is None:
         yield _same(PLAN, "a plan", "missing, or cannot be read")
         return
-    if regular_files.is_regular(folder / SCRIPT):
-        texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
-        differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
-        yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
-    if regular_files.is_regular(folder / CONFIG):
-        yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
+    try:
+        if regular_files.is_regular(folder / SCRIPT):
+            texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
+            differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
+            yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
+        if regular_files.is_regular(folder / CONFIG):
+            yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
+    except OSError as error:
+        yield _same(f"{SCRIPT} and {CONFIG}", "readable", f"cannot be read: {error.strerror}")
 
 
 def _config(config_yaml: str, plan: Plan) -> Compared:

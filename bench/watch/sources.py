@@ -50,7 +50,7 @@ class Queue:
     def waits_for(self) -> str:
         """What a trial that has not started waits for."""
         run = self._look()
-        if run is None or run.state is None or run.state.state is JobState.running:
+        if run is None or not run.jobs or run.state is None or run.state.state is JobState.running:
             return "the first line of its log"
         return f"job {run.jobs[-1]}: {run.state.native_state}" + (f" ({run.state.reason})" if run.state.reason else "")
 
