@@ -66,14 +66,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """
     from bench.runs import folder, run
 
-    found = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
-    for path in found:
+    folders = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
+    for path in folders:
         if control_character(str(path)):
             fix = "rename it; its author may have meant to confuse readers"
             raise ConfigError("the path has control characters", where=str(path), fix=fix)
-        if path.is_dir() and (why := folder.foreign(path)):
+        if run.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; it is only read", file=sys.stderr)
-    return found
+    return folders
 
 
 def positive(text: str) -> float:

@@ -8,8 +8,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_BYTES = 1 << 28
@@ -18,8 +18,8 @@ MAX_LOG_BYTES = 1 << 33
 """Of a log, which is read in parts: 8 GiB take about 7 s."""
 
 
-def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file for reading, unbuffered; never wait for another process.
+def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | None = None) -> FileIO:
+    """Open a regular file for reading; never wait for another process.
 
     Raises:
         OSError: it cannot be opened, is not a regular file, is a symbolic link (unless `follows_links`), or has more
@@ -29,7 +29,7 @@ def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | No
         _require_regular(Path(path).stat(), path)  # opening a device can have effects
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
     try:
-        file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+        file = FileIO(os.open(path, flags), "rb")
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error

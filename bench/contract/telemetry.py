@@ -89,7 +89,7 @@ def read(path: Path) -> Iterator[Sample]:
     Raises:
         OSError: the file cannot be read.
     """
-    with io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace") as file:  # type: ignore[arg-type]
+    with io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace") as file:
         yield from _parsed(file)
 
 

@@ -118,9 +118,9 @@ def _require_job_file(folder: Path) -> None:
     held = atomic_files.read_object(folder / JOB)
     jobs, arguments, environment = (held.get(name) for name in ("jobs", "arguments", "environment"))
     are_jobs = isinstance(jobs, list) and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in jobs)
-    are_words = isinstance(arguments or [], list) and all(isinstance(word, str) for word in arguments or [])
+    are_texts = isinstance(arguments or [], list) and all(isinstance(text, str) for text in arguments or [])
     values = (environment or {}).values() if isinstance(environment or {}, dict) else [None]
-    if not (are_jobs and are_words and all(isinstance(value, str) for value in values)):
+    if not (are_jobs and are_texts and all(isinstance(value, str) for value in values)):
         what, fix = "the record of the run's jobs is damaged", "start a new run"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-05")
 

@@ -34,7 +34,7 @@ def sign(folder: Path, key: Path) -> Path:
         raise ConfigError("the run is signed already", where=str(folder / SIGNATURE), fix=fix)
     if not regular_files.is_regular(key):
         fix = "give a private key, such as ~/.ssh/id_ed25519, or the public key of one in ssh-agent"
-        raise ConfigError("there is no key in this place", where=str(key), fix=fix)
+        raise ConfigError("not a key file", where=str(key), fix=fix)
     data = _manifest(folder)
     if not verification.verify(folder, data).passed:
         fix = f"runstop verify {folder} shows what differs; only a run that is as it ended is signed"
@@ -57,7 +57,7 @@ def verify(folder: Path, *, allowed_signers: Path, revoked: Path | None = None) 
     """
     for path in (allowed_signers, *([revoked] if revoked else [])):
         if not path.is_file():
-            raise ConfigError("there is no file in this place", where=str(path), fix="see `man ssh-keygen`: -Y verify")
+            raise ConfigError("not a file", where=str(path), fix="see `man ssh-keygen`: -Y verify")
     data = _manifest(folder)
     checked = verification.verify(folder, data)
     signer, why = _signer(folder, data, allowed_signers, revoked)
@@ -89,10 +89,10 @@ def _signer(folder: Path, data: bytes, allowed: Path, revoked: Path | None) -> t
         file.write(signature)
         file.flush()
         of_signature = ["-s", file.name]
-        found = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), *of_signature], b"")
-        names = found.stdout.decode(errors="replace").replace(",", "\n").split()  # a line may have several
-        if found.returncode or not names:
-            return None, f"the key is not in {allowed.name}, or the file is not a signature: {_last_line(found)}"
+        listed = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), *of_signature], b"")
+        names = listed.stdout.decode(errors="replace").replace(",", "\n").split()  # a line may have several
+        if listed.returncode or not names:
+            return None, f"the key is not in {allowed.name}, or the file is not a signature: {_last_line(listed)}"
         more = ["-r", str(revoked)] if revoked else []
         words = ["-Y", "verify", "-f", str(allowed), "-n", NAMESPACE, *of_signature, *more]
         for name in names:

@@ -243,13 +243,13 @@ def run_folder(folder: Path) -> WatchedTrials:
         raise ConfigError(
             "this job only checks its nodes: it has no trials to watch", where=str(folder), fix=f"runstop why {folder}"
         )
-    is_foreign = bool(folders.foreign(folder))  # trackers write into the folder, and some send to a server
+    has_others = bool(folders.other_writers(folder))  # trackers write into the folder, and some send to a server
     trials = tuple(
         Watched(
             f"{command.name} ({trial.index + 1} of {count})",
             Follower(folder / trial.log),
             planned(plan, command),
-            curves=None if is_foreign else trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            curves=None if has_others else trackers.curves(plan, folder, trial=Path(trial.log).stem),
             gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)

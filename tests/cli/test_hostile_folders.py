@@ -181,15 +181,15 @@ def test_the_folder_of_another_user_is_read_with_a_note(
     assert stop.value.code == 0 and " owns it; it is only read\n" in capsys.readouterr().err
 
 
-def test_ray_is_asked_only_at_an_address_that_this_user_chose(
+def test_ray_is_queried_only_at_an_address_that_this_user_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder that was copied is this user's, and its job.json is still its author's: no token is sent there."""
-    asked: list[str | None] = []
+    requests: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.headers.get("Authorization"))
+            requests.append(self.headers.get("Authorization"))
             self.send_error(404)
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -208,7 +208,7 @@ def test_ray_is_asked_only_at_an_address_that_this_user_chose(
     for verb in ("runs", "why", "watch", "logs", "cancel"):
         with pytest.raises(SystemExit):
             main([verb, *map(str, VERBS[verb](run))])
-    assert (asked, reached) == ([], [])
+    assert (requests, reached) == ([], [])
     assert "this folder is a copy of another one" in capsys.readouterr().err
     (run / "job.json").write_text(json.dumps(job | {"inode": run.stat().st_ino}))
     with pytest.raises(SystemExit):
@@ -274,4 +274,4 @@ def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) 
     with pytest.raises(OSError, match="3 bytes, more than 2"):
         (tmp_path / "file").write_text("abc")
         regular_files.read_bytes(tmp_path / "file", max_bytes=2)
-    assert folders.foreign(tmp_path) == ""
+    assert folders.other_writers(tmp_path) == ""

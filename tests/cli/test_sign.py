@@ -156,7 +156,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     assert "the folder has changed since the run ended" in capsys.readouterr().err
     (folder / "facts/rank_0000.json").write_text(kept)
     assert run("sign", folder, "--key", keys.public(keys.alice).with_suffix(".txt")) == 2
-    assert "there is no key in this place" in capsys.readouterr().err
+    assert "not a key file" in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.allowed) == 2
     assert "the key cannot be used: " in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.alice) == 0

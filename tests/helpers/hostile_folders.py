@@ -1,4 +1,4 @@
-"""Run folders as a hostile author leaves them for a reader: what is no file, what lies, and what names others."""
+"""Run folders as a hostile author leaves them: devices in the place of files, false values, names of other jobs."""
 
 import fcntl
 import json
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import IO
 
 from bench.backends.slurm import script
+from bench.mlperf import result as results
 from bench.planning import compose
-from bench.runs import manifest
+from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs.status import Ending, Status
 from helpers.clock import Clock
@@ -26,7 +27,8 @@ _held: list[IO[str]] = []
 def honest(folder: Path, clock: Clock) -> Path:
     """Write a run on Slurm that has ended with a valid trial; every verb reads it without an error."""
     plan, config_yaml = compose.for_run(["task=lora_tiny", "cluster=slurm_test"])
-    plant(folder, clock, 100.0, plan=plan)
+    log = plant(folder, clock, 100.0, plan=plan) / "result_0.txt"
+    ledger.end(folder, 0, ledger.Outcome.valid, minutes=results.parse(log).minutes)
     (folder / "rank_logs").mkdir()
     (folder / "rank_logs/trial_0.out").write_text("step 1\n")
     (folder / "slurm-7.out").write_text("job 7, attempt 0, on dgx-1\n")
@@ -75,7 +77,7 @@ def _job(**content: object) -> Damage:
 
 
 def _unended(damage: Damage) -> Damage:
-    """The same in a run that has not ended, so that its backend is asked."""
+    """The same in a run that has not ended, so that its backend is queried."""
 
     def both(folder: Path) -> None:
         for name in ("status.json", "manifest.json", "ledger.json", "result_0.txt", "slurm-7.out"):
@@ -209,7 +211,7 @@ HOSTILE: dict[str, Damage] = {
     "a script that all can write to": _mode("job.sbatch", 0o666),
     "a ledger that a group can write to": _mode("ledger.json", 0o664),
     "logs that all can write to": _mode("rank_logs", 0o777),
-    "a plan that nobody can read": _mode("plan.json", 0o000),
+    "a plan that cannot be read": _mode("plan.json", 0o000),
 }
 """What a hostile author changes in an honest folder."""
 
