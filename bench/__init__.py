@@ -7,8 +7,8 @@ use, since ranks import this package for its contract alone.
 import sys
 
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != __file__.removesuffix("/bench/__init__.py"):
-    # `python -m bench` puts the working directory first in sys.path, and an empty entry of PYTHONPATH puts it there
-    # again. It may be a run folder of another user, whose argparse.py would run. A checkout keeps its own folder.
+    # `python -m bench VERB` puts the working directory first in sys.path, and so does an empty entry of PYTHONPATH. It
+    # may be a run folder of another user, whose argparse.py would run. A checkout keeps its own folder.
     sys.path[:] = [path for path in sys.path if path not in ("", sys.path[0])]
 
 from typing import TYPE_CHECKING, Any  # noqa: E402

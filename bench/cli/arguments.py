@@ -66,14 +66,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """
     from bench.runs import folder, run
 
-    found = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
-    for path in found:
+    folders = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
+    for path in folders:
         if control_character(str(path)):
             fix = "rename it; its author may have meant to confuse readers"
             raise ConfigError("the path has control characters", where=str(path), fix=fix)
-        if path.is_dir() and (why := folder.foreign(path)):
+        if run.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; it is only read", file=sys.stderr)
-    return found
+    return folders
 
 
 def positive(text: str) -> float:
@@ -91,7 +91,7 @@ def count(text: str) -> int:
 
 
 STDIN = Path("-")
-WRITER_S = 5
+WRITER_S = 5.0
 """Seconds that a pipe is waited for."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -129,7 +129,7 @@ def _pipe(path: Path) -> BinaryIO:
     pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
-    if not waiting.poll(WRITER_S * 1000):
+    if not waiting.poll(int(WRITER_S * 1000)):
         os.close(pipe)
         raise LogError("nothing is written into this pipe", where=str(path), fix="give a file, or start the writer")
     os.set_blocking(pipe, True)
@@ -156,7 +156,11 @@ def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
     copy.rename(packed)
     try:
         with gzip.open(packed) as stream, copy.open("wb") as target:
-            shutil.copyfileobj(stream, target)
+            while chunk := stream.read(1 << 20):
+                target.write(chunk)
+                if target.tell() > regular_files.MAX_LOG_BYTES:
+                    what = f"the log has more than {regular_files.MAX_LOG_BYTES:,} bytes"
+                    raise LogError(what, where=str(path), fix="keep its MLLOG lines: zgrep ':::MLLOG' FILE")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the log cannot be decompressed: {error}"
         raise LogError(

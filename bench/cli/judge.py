@@ -1,4 +1,4 @@
-"""The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify."""
+"""The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify, sign."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import masked_json, masking
 from bench.cli import arguments
-from bench.errors import LogError
+from bench.errors import ConfigError, LogError
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
@@ -336,15 +336,30 @@ def _add_verify(verbs: arguments.Verbs) -> None:
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     arguments.takes_runs(parser, "run folders, or copies of them (default: latest, the newest run)")
+    parser.add_argument("--signed", action="store_true", help="also check that an allowed signer signed it")
+    parser.add_argument(
+        "--allowed-signers",
+        type=Path,
+        metavar="FILE",
+        help="names and public keys of signers, as ssh-keygen reads them",
+    )
+    parser.add_argument("--revoked", type=Path, metavar="FILE", help="public keys that are no longer valid, or a KRL")
     arguments.takes_json(parser, "one JSON object per run")
 
 
 def _verify(args: argparse.Namespace) -> int:
     from bench.console import diagnosis as verification_sheets
     from bench.console import sheet
-    from bench.runs import verification
+    from bench.runs import signature, verification
 
-    verified = [verification.verify(folder) for folder in arguments.run_folders(args.runs)]
+    if bool(args.signed) != (args.allowed_signers is not None) or (args.revoked and not args.signed):
+        fix = "runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN"
+        raise ConfigError("--signed needs --allowed-signers; both need each other", where="command line", fix=fix)
+    keys = {"allowed_signers": args.allowed_signers, "revoked": args.revoked}
+    verified = [
+        signature.verify(folder, **keys) if args.signed else verification.verify(folder)
+        for folder in arguments.run_folders(args.runs)
+    ]
     for each in verified:
         if args.json:
             print(masked_json.line(each.to_json()))
@@ -353,4 +368,25 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if all(each.passed for each in verified) else 1
 
 
-VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_score, _add_report, _add_pack, _add_verify)
+def _add_sign(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _sign,
+        help="sign the manifest of a run with an SSH key, so that others can check who vouches for it",
+        example="runs/20261121-lora70b-dgx2-acbd --key ~/.ssh/id_ed25519",
+    )
+    arguments.takes_runs(parser, "run folders (default: latest, the newest run)")
+    parser.add_argument(
+        "--key", type=Path, required=True, metavar="FILE", help="private key, or public key of one in ssh-agent"
+    )
+
+
+def _sign(args: argparse.Namespace) -> int:
+    from bench.runs import signature
+
+    for folder in arguments.run_folders(args.runs):
+        print(signature.sign(folder, args.key))
+    return 0
+
+
+VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_score, _add_report, _add_pack, _add_verify, _add_sign)

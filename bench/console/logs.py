@@ -84,7 +84,7 @@ def _printing(folder: Path) -> Run | None:
     if not (folder / JOB).exists():
         return None
     run = runs.find(folder)
-    return run if run.jobs and not run.foreign and isinstance(backends.get(run.backend), KeepsOutput) else None
+    return run if run.jobs and not run.why_not_queried and isinstance(backends.get(run.backend), KeepsOutput) else None
 
 
 def written(folder: Path) -> Iterator[Path]:

@@ -115,9 +115,9 @@ class Content:
     sha256: str
 
 
-def checksum(path: Path) -> Content:
-    """Return the size and the SHA-256 of a file."""
-    with regular_files.opened(path, follows_links=True) as file:
+def checksum(path: Path, *, max_bytes: int | None = None) -> Content:
+    """Return the size and the SHA-256 of a file; OSError if it is not a file, or has more than `max_bytes`."""
+    with regular_files.opened(path, follows_links=True, max_bytes=max_bytes) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Content(bytes=file.tell(), sha256=digest)
 

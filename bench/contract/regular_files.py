@@ -19,7 +19,7 @@ MAX_LOG_BYTES = 1 << 33
 
 
 def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | None = None) -> FileIO:
-    """Open a regular file for reading, unbuffered; never wait for another process.
+    """Open a regular file for reading; never wait for another process.
 
     Raises:
         OSError: it cannot be opened, is not a regular file, is a symbolic link (unless `follows_links`), or has more

@@ -149,9 +149,22 @@ def _queued(queue: Queue, folder: Path, *, walltime_min: int | None = None, argu
     """Submit a job that continues a run, and return its id; after an error the folder is unchanged."""
     run = runs.find(folder)
     _check_ended(run)  # again, under the lock: another process may have resumed it
+    _require_job_file(folder)
     left = 1 if run.elements else sum(not outcome.is_result for outcome in run.outcomes) or 1
     with ledger.reopened(folder), without_reserve(folder):
         return queue.resume(folder, trials_left=left, walltime_min=walltime_min, arguments=arguments)
+
+
+def _require_job_file(folder: Path) -> None:
+    """Raise ConfigError if job.json has values of other types than a backend writes."""
+    held = atomic_files.read_object(folder / JOB)
+    jobs, arguments, environment = (held.get(name) for name in ("jobs", "arguments", "environment"))
+    are_jobs = isinstance(jobs, list) and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in jobs)
+    are_texts = isinstance(arguments or [], list) and all(isinstance(text, str) for text in arguments or [])
+    values = (environment or {}).values() if isinstance(environment or {}, dict) else [None]
+    if not (are_jobs and are_texts and all(isinstance(value, str) for value in values)):
+        what, fix = "the record of the run's jobs is damaged", "start a new run"
+        raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-05")
 
 
 @contextmanager

@@ -115,7 +115,8 @@ class Follower:
 
     def _open(self) -> bool:
         # It may not exist, or not be readable yet; a pipe could block forever.
-        with suppress(OSError), regular_files.opened(self._path, follows_links=True) as file:
+        limit = regular_files.MAX_LOG_BYTES
+        with suppress(OSError), regular_files.opened(self._path, follows_links=True, max_bytes=limit) as file:
             self._file = os.dup(file.fileno())
         return self._file is not None
 

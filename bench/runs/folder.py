@@ -1,8 +1,8 @@
 """Create the folder of a run, and open the folders of others: what other users wrote is read, and not acted on.
 
 `require_ours` comes before everything that runs, signals, cancels, submits or changes a run. Verbs that only read open
-any folder; they read regular files only (`bench.contract.regular_files`), say whose folder it is (`foreign`), and ask
-no server that it names.
+any folder; they read regular files only (`bench.contract.regular_files`), say whose folder it is (`other_writers`), and
+query no server that it names.
 """
 
 import itertools
@@ -30,7 +30,7 @@ FILES = (
     *(run_files.OWNER, run_files.SUBMISSION, run_files.DISK_RESERVE, run_files.RESULTS, run_files.binding("*")),
     *(run_files.prepare_log("*"), run_files.health("*"), run_files.interrupted("*")),
 )
-"""What a run executes or believes when it goes on."""
+"""What a run executes or believes when it is resumed."""
 FOLDERS = (
     *(run_files.RANK_LOGS, run_files.ATTEMPTS, run_files.facts("*"), run_files.checkpoints("*")),
     *(f"{run_files.checkpoints('*')}/*", run_files.adapters("*")),
@@ -111,11 +111,11 @@ def _require_our_file(path: Path, folder: Path, *, is_folder: bool) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise _not_ours(f"{_name(status.st_uid)} owns this file of the run", path, fix="start a run of your own")
     if status.st_mode & OTHERS_WRITE:
-        fix = f"if you are sure that nobody changed it: chmod -R go-w {shlex.quote(str(folder))}"
+        fix = f"if you are sure that no one changed it: chmod -R go-w {shlex.quote(str(folder))}"
         raise _not_ours("other users can write to this file of the run", path, fix=fix)
 
 
-def foreign(folder: Path) -> str:
+def other_writers(folder: Path) -> str:
     """Return why a run folder is not this user's alone, as a sentence; empty if it is."""
     try:
         status = folder.resolve().stat()

@@ -19,7 +19,7 @@ from bench.contract import atomic_files, checkpoint, checksums, plan_kinds, regu
 from bench.contract import mllog as attempts_of
 from bench.contract.mllog import Binding
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import LEDGER, MANIFEST, PLAN, STATUS
+from bench.contract.run_files import LEDGER, MANIFEST, PLAN, SIGNATURE, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs.older_outcomes import with_current_outcome
 
@@ -226,7 +226,7 @@ def reopen(folder: Path) -> None:
         opened = [replace(e, outcome=Outcome.interrupted) if e.outcome is Outcome.aborted else e for e in before]
         if opened != before:
             _write(folder, opened)
-        final_files = [folder / name for name in (MANIFEST, STATUS) if (folder / name).exists()]
+        final_files = [folder / name for name in (SIGNATURE, MANIFEST, STATUS) if (folder / name).exists()]
         if final_files:
             kept = _numbered(folder / run_files.ATTEMPTS, "run")
             kept.mkdir(parents=True)

@@ -6,6 +6,7 @@ read again.
 """
 
 import hashlib
+import json
 import os
 import stat
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, checksums, mllog, run_files
+from bench.contract import atomic_files, checksums, mllog, regular_files, run_files
 from bench.contract.atomic_files import Content
 from bench.contract.run_files import JOB, MANIFEST
 from bench.errors import LogError
@@ -75,13 +76,25 @@ def write(folder: Path) -> None:
 
 def read(folder: Path) -> Manifest | None:
     """Return a run's manifest; None if there is none, or if it has changed since it was written."""
-    raw = atomic_files.read_object(folder / MANIFEST)
+    try:
+        return loads(regular_files.read_bytes(folder / MANIFEST))
+    except OSError:
+        return None
+
+
+def loads(data: bytes) -> Manifest | None:
+    """Return the manifest with this content; None if it has changed since it was written."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    raw = raw if isinstance(raw, dict) else {}
     body = {name: value for name, value in raw.items() if name != "sha256"}
     try:
         known = {path: Content(**entry) for path, entry in body["files"].items()}
         manifest = Manifest(**(body | {"files": known, "folders": tuple(body["folders"])}))
-        is_whole = (folder / MANIFEST).read_bytes() == masked_json.text(_sealed(body)).encode()
-    except (OSError, KeyError, TypeError, AttributeError):
+        is_whole = data == masked_json.text(_sealed(body)).encode()
+    except (KeyError, TypeError, AttributeError, ValueError):
         return None
     return manifest if is_whole and manifest.version == VERSION else None
 

@@ -48,7 +48,7 @@ class Run:
     """The final status; None until the job has written it."""
     is_queried: bool = True
     """Whether its backend could be queried from this machine."""
-    foreign: str = ""
+    why_not_queried: str = ""
     """Why the server that its job.json names is not queried: another user wrote the folder, or it is a copy."""
     may_be_active: bool = False
     """Whether its backend did not answer, and the folder does not show that the run has ended."""
@@ -87,8 +87,8 @@ class Run:
 
     @property
     def _unknown(self) -> str:
-        if self.foreign:
-            return f"unknown: {self.backend.name} is not queried, since {self.foreign}"
+        if self.why_not_queried:
+            return f"unknown: {self.backend.name} is not queried, since {self.why_not_queried}"
         if not self.is_queried:
             return f"unknown: {self.unknown_backend or self.backend.name} cannot be queried here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
@@ -116,9 +116,14 @@ def find(folder: Path) -> Run:
     return run
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run folder."""
+    return any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN))
+
+
 def require_run(folder: Path) -> None:
     """Raise ConfigError if a folder is not a run folder."""
-    if not any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN)):
+    if not is_run(folder):
         if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
             raise ConfigError(
                 f"the launch was killed before it wrote {PLAN}; it started nothing",
@@ -141,8 +146,8 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
     """
     if not root.is_dir():
         raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    found = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
-    return _runs([folder for folder in found if not _is_of_several(folder)], must_answer=must_answer)
+    listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
+    return _runs([folder for folder in listed if not _is_of_several(folder)], must_answer=must_answer)
 
 
 def _is_of_several(folder: Path) -> bool:
@@ -213,16 +218,18 @@ def _query(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
     if not backend.is_available():
         return {}
     if isinstance(backend, NamesServers):
-        foreign = {run.folder: why for run in runs if (why := _foreign(run.folder, backend))}
-        own = _states(backend, [run for run in runs if run.folder not in foreign])
-        others = [replace(run, foreign=foreign[run.folder], is_queried=False) for run in runs if run.folder in foreign]
+        whys = {run.folder: why for run in runs if (why := _why_not_queried(run.folder, backend))}
+        own = _states(backend, [run for run in runs if run.folder not in whys])
+        others = [
+            replace(run, why_not_queried=whys[run.folder], is_queried=False) for run in runs if run.folder in whys
+        ]
         return own | {run.folder: run for run in others}
     return _states(backend, runs)
 
 
-def _foreign(folder: Path, backend: NamesServers) -> str:
+def _why_not_queried(folder: Path, backend: NamesServers) -> str:
     """Return why a backend must not ask the server that a folder names; empty if it may."""
-    if why := folders.foreign(folder):
+    if why := folders.other_writers(folder):
         return why
     return "" if backend.is_own_server(folder) else "this folder is a copy of another one"
 

@@ -56,8 +56,8 @@ class Verification:
         return {"folder": self.folder, "verified": self.passed, "compared": [asdict(each) for each in self.compared]}
 
 
-def verify(folder: Path) -> Verification:
-    """Check a run folder, which may have been copied or moved.
+def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:
+    """Check a run folder, which may have been copied or moved; `manifest_data` replaces the content of its manifest.
 
     Raises:
         ConfigError: the folder is not a run folder.
@@ -66,7 +66,8 @@ def verify(folder: Path) -> Verification:
         raise ConfigError(
             "this folder has no run", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
-    known, plan = manifest.read(folder), plan_in(folder)
+    known = manifest.read(folder) if manifest_data is None else manifest.loads(manifest_data)
+    plan = plan_in(folder)
     compared = [*_manifest(folder, known), *_trials(folder, plan), *_plan(folder, plan), *_image(known)]
     return Verification(folder=str(folder), compared=tuple(compared))
 
@@ -107,7 +108,7 @@ def _why_none(folder: Path) -> str:
 
 def _content(path: Path) -> Content | str:
     try:
-        return atomic_files.checksum(path)
+        return atomic_files.checksum(path, max_bytes=regular_files.MAX_LOG_BYTES)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
@@ -184,12 +185,15 @@ def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:
         return
     if (changed := ledger.changed_plan(folder)) is not None:
         yield _same(f"{PLAN}, ledger", "the plan with which the run started", changed.what, rule=CHANGED)
-    if regular_files.is_regular(folder / SCRIPT):
-        texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
-        differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
-        yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
-    if regular_files.is_regular(folder / CONFIG):
-        yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
+    try:
+        if regular_files.is_regular(folder / SCRIPT):
+            texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
+            differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
+            yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
+        if regular_files.is_regular(folder / CONFIG):
+            yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
+    except OSError as error:
+        yield _same(f"{SCRIPT} and {CONFIG}", "readable", f"cannot be read: {error.strerror}")
 
 
 def _config(config_yaml: str, plan: Plan) -> Compared:

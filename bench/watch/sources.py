@@ -51,7 +51,7 @@ class Queue:
     def waits_for(self) -> str:
         """What a trial that has not started waits for."""
         run = self._look()
-        if run is None or run.state is None or run.state.state is JobState.running:
+        if run is None or not run.jobs or run.state is None or run.state.state is JobState.running:
             return "the first line of its log"
         return f"job {run.jobs[-1]}: {run.state.native_state}" + (f" ({run.state.reason})" if run.state.reason else "")
 
@@ -246,13 +246,13 @@ def run_folder(folder: Path) -> WatchedTrials:
             where=str(folder),
             fix=f"runstop why {shlex.quote(str(folder))}",
         )
-    is_foreign = bool(folders.foreign(folder))  # trackers write into the folder, and some send to a server
+    has_others = bool(folders.other_writers(folder))  # trackers write into the folder, and some send to a server
     trials = tuple(
         Watched(
             f"{command.name} ({trial.index + 1} of {count})",
             Follower(folder / trial.log),
             planned(plan, command),
-            curves=None if is_foreign else trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            curves=None if has_others else trackers.curves(plan, folder, trial=Path(trial.log).stem),
             gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)

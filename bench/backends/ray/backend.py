@@ -49,8 +49,8 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
 def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
     """Submit one job for several runs, which run one after another on the same nodes, and return its id."""
     plan, names = runs[0][0], [run.name for _, run in runs]
-    job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "runs": names}
-    job |= {"address": request.address(plan), INODE: folder.stat().st_ino}
+    job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan)}
+    job |= {"runs": names, INODE: folder.stat().st_ino}
     masked_json.write(folder / JOB, job)
     number = _submitted(plan, folder, [run for _, run in runs], job)
     record_shared_jobs(folder)
