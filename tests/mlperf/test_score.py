@@ -135,7 +135,7 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
         ({"changes": {7: {"submission_benchmark": None}}}, {"SCO-04", "SCO-05"}),
         ({"evals": AT_3072[-3:]}, {"SCO-05"}),
         ({"submission_benchmark": None}, {"SCO-06"}),
-        ({"submission_benchmark": "../bert"}, {"SCO-06"}),
+        ({"submission_benchmark": "../bert"}, {"SCO-02", "SCO-06"}),
         ({"submission_org": "example (tiny: not a submission)"}, {"SCO-06"}),
     ],
 )
