@@ -231,8 +231,9 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     for key, units in _COUNTED.items():
         is_evaluation = key == mllog.EVAL_ACCURACY
         known = units[:1] if is_evaluation and log.benchmark.schedule else units
-        first, last = known[0], known[-1]
-        bad = [e for e in log.all(key) if not (_is_count(e.metadata.get(first)) or _is_count(e.metadata.get(last)))]
+        if log.benchmark.evaluates_afterwards:
+            known = (*known, "step_num")
+        bad = [e for e in log.all(key) if not any(_is_count(e.metadata.get(unit)) for unit in known)]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
             yield finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")

@@ -239,6 +239,20 @@ def test_benchmark_that_is_not_judged_here_has_no_other_error(written_log: MakeL
     assert (error.rule, error.what) == ("LOG-23", "'maskrcnn' is not a benchmark that is judged here")
 
 
+@pytest.mark.parametrize(("clip_at", "converged"), [(5000, True), (6000, False)])
+def test_metrics_count_together_at_one_checkpoint(written_log: MakeLog, clip_at: int, converged: bool) -> None:
+    """stable_diffusion of v3.1 counts steps, and evaluates its checkpoints after the run in any order."""
+    path = written_log(submission_benchmark="stable_diffusion", target_accuracy=None, evals=(95.0, 82.0, 0.2))
+    text = path.read_text()
+    for value, metric, step in ((95.0, "FID", 6000), (82.0, "FID", 5000), (0.2, "CLIP", clip_at)):
+        record = rf'("eval_accuracy", "value": {value}, "metadata": {{.*?)"samples_count": \d+'
+        text = re.sub(record, rf'\1"metric": "{metric}", "step_num": {step}', text)
+    path.write_text(text)
+    result = parse(path)
+    assert result.converged == converged
+    assert {f.rule for f in result.findings if f.severity == "error"} == (set() if converged else {"LOG-07"})
+
+
 def test_names_and_colons_in_texts_are_no_damage(written_log: MakeLog) -> None:
     path = written_log(submission_org="a: b", note='{"key": 1, "key": 2}', other={"a": {"key": 1}, "b": {"key": ":"}})
     assert findings(path) == []
