@@ -137,15 +137,22 @@ def _check_falls(log: Log) -> Iterator[Finding]:
 
     A single decrease means that the clock was set back, unless only one record is earlier: that record was logged late.
     Several decreases mean several processes with different clocks. Benchmarks that evaluate after the run often log
-    late.
+    late, and some logs of others have all evaluations at their end, with the times of their checkpoints.
     """
     if log.is_ours or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
     run = log.run
     falls = [n for n, (a, b) in enumerate(pairwise(run), 1) if a.time_ms - b.time_ms > FALL_MS]
     for n in falls[:1]:
-        severity: Severity = "error" if len(falls) == 1 and not _is_alone(run, n) else "warning"
+        is_late = len(falls) > 1 or _is_alone(run, n) or _ends_with_evaluations(run, n)
+        severity: Severity = "warning" if is_late else "error"
         yield finding("LOG-19", severity, run[n].line, _fell(run[n - 1], run[n], len(falls)))
+
+
+def _ends_with_evaluations(run: Sequence[Event], place: int) -> bool:
+    """Return whether all evaluations of a run, and nothing else but run_stop, are after a place."""
+    keys = [event.key for event in run]
+    return {*keys[place:-1]} == {mllog.EVAL_ACCURACY} and mllog.EVAL_ACCURACY not in keys[:place]
 
 
 def _is_alone(run: Sequence[Event], place: int) -> bool:
@@ -168,13 +175,13 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     """Yield samples or steps that do not increase from one evaluation, or one training record, to the next.
 
     Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times. So in a log that
-    is not ours only a count that decreases is reported.
+    is not ours only a count that decreases is reported, and none of evaluations after the run, which have any order.
     """
-    ours = log.is_ours
+    ours, afterwards = log.is_ours, log.benchmark is not None and log.benchmark.evaluates_afterwards
     if len(log.all(mllog.RUN_START)) > 1:
         return
-    keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
-    for key in keys:
+    evaluations = () if afterwards and not ours else (mllog.EVAL_ACCURACY,)
+    for key in (*evaluations, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ())):
         for unit in ("samples_count", "step"):
             pairs = list(_not_rising(log.all(key), unit, may_repeat=not ours))
             for before, after in pairs[:1]:

@@ -38,12 +38,13 @@ EventStretch = tuple[Event, Stretch | None]
 
 
 class TrackedBlock(NamedTuple):
-    """A block of training, timed twice."""
+    """A block of training, timed by time_ms and by the speed that the run tracked."""
 
     time_s: float
-    """By time_ms."""
     own_s: float
-    """By the speed that the run tracked."""
+    """By the median speed in the block."""
+    last_s: float
+    """By the last speed in the block."""
     line: int
 
 
@@ -87,9 +88,9 @@ def _contradicted(blocks: Sequence[TrackedBlock]) -> Iterator[Finding]:
     """
     if len(blocks) < FEWEST:
         return
-    usual = median(block.time_s / block.own_s for block in blocks)
+    usual = median(block.time_s / block.last_s for block in blocks)
     for block in blocks:
-        own_s = usual * block.own_s
+        own_s = usual * block.last_s
         if abs(block.time_s - own_s) > max(DEVIATION_S, DEVIATION * own_s):
             took = f"a block of training took {block.time_s:,.1f} s by time_ms"
             yield finding("LOG-20", "warning", block.line, f"{took}, but {own_s:,.1f} s by its logged throughput")
@@ -139,7 +140,7 @@ def _scaled_run(log: Log, run_s: float) -> Iterator[Finding]:
 
 
 def _tracked_blocks(log: Log, followed: Iterable[EventStretch]) -> Iterator[TrackedBlock]:
-    """Yield each block of training with a tracked speed: the median of its records."""
+    """Yield each block of training with a tracked speed."""
     trained, took_ms, gbs = 0.0, 0.0, log.integer(mllog.GLOBAL_BATCH_SIZE)
     rates: list[float] = []
     for event, stretch in followed:
@@ -149,7 +150,7 @@ def _tracked_blocks(log: Log, followed: Iterable[EventStretch]) -> Iterator[Trac
             rates.append(rate)
         if event.key == mllog.EVAL_ACCURACY:
             if rates and took_ms > 0:
-                yield TrackedBlock(took_ms / 1000, trained / median(rates), event.line)
+                yield TrackedBlock(took_ms / 1000, trained / median(rates), trained / rates[-1], event.line)
             trained, took_ms, rates = 0.0, 0.0, []
 
 

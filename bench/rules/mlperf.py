@@ -80,6 +80,11 @@ LOG: Texts = {
         "the times of the log are shorter than the speed that the run itself measured allows",
         "find out which program changed time_ms or the tracked values; score only logs as their run wrote them",
     ),
+    "LOG-23": (
+        "the rules of the log's benchmark are not known here, so the trial is not judged",
+        "correct the name of the benchmark; of maskrcnn and older ones only MLPerf's own checker has the rules "
+        "(`runstop parse FILE --official 3.1.0`)",
+    ),
     "REC-01": (
         "a value differs from the value that the rules fix",
         "set the value of the rules, or submit to the open division",

@@ -338,6 +338,27 @@ def test_records_of_other_logs_may_be_late_or_from_several_clocks(written_trial:
     assert problems(late(near, lines=[line_of(near, "tracked_stats", nth=3)], seconds=-1.0)) == []
 
 
+def test_evaluations_at_the_end_of_other_logs_have_the_times_of_their_checkpoints(written_trial: WriteTrial) -> None:
+    """As in logs of bert by Intel; a clock that is set back after some of the evaluations is still an error."""
+    path = other_log(written_trial())
+    lines = [line for line in path.read_text().splitlines(keepends=True) if '"eval_st' not in line]
+    evaluated = [line for line in lines if '"eval_accuracy"' in line]
+    others = [line for line in lines if '"eval_accuracy"' not in line]
+    stop = next(n for n, line in enumerate(others) if '"run_stop"' in line)
+    path.write_text("".join([*others[:stop], *evaluated, *others[stop:]]))
+    assert ("LOG-19", "warning") in problems(path) and ("LOG-19", "error") not in problems(path)
+    path.write_text("".join(lines))
+    shifted(path, -40, first_line=line_of(path, "eval_accuracy", nth=2))
+    assert ("LOG-19", "error") in problems(path)
+
+
+def test_order_of_evaluations_after_the_run_is_not_reported(written_trial: WriteTrial) -> None:
+    path = other_log(written_trial())
+    text = path.read_text().replace("llama2_70b_lora", "stable_diffusion")
+    path.write_text(re.sub(r'(accuracy", "value": .*"samples_count": )1920', r"\g<1>4", text))
+    assert "LOG-04" not in dict(problems(path))
+
+
 @pytest.mark.parametrize("key", ["eval_accuracy", "train_loss", "tracked_stats"])
 def test_counts_must_increase_in_our_log(written_trial: WriteTrial, key: str) -> None:
     path = written_trial()

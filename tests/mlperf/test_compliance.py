@@ -219,6 +219,12 @@ def test_open_division_has_no_fixed_values(written_log: MakeLog) -> None:
         (r"run_stop", "run_stop ", "LOG-02", "error"),
         (r'"samples_count": 1536', '"samples_count": 1528', "EVL-01", "warning"),
         (r'(.*"seed".*\n)', r"\1", "LOG-15", "warning"),
+        (r"llama2_70b_lora", "llama2_70b_lorra", "LOG-23", "error"),
+        (r'"status": "success"', '"status": "aborted", "status": "success"', "LOG-09", "error"),
+        (r'"key": "eval_accuracy", "value": 0', '"value": 0.9, "key": "eval_accuracy", "value": 0', "LOG-09", "error"),
+        (r'"namespace": ""(.*"status")', r'"status": ""\1: "aborted", "status"', "LOG-09", "error"),
+        (r'"namespace": ""(.*run_start)', r'"namespace": ":::MLLOG {}"\1', "LOG-09", "error"),
+        (r'("run_start".*"file": )', r'\1":::MLLOG x", "other": ', "LOG-09", "error"),
     ],
 )
 def test_damage_is_reported(
@@ -235,6 +241,33 @@ def test_damage_is_reported(
         text = re.sub(pattern, replacement, text)
     path.write_text(text)
     assert (rule, severity) in {(finding.rule, finding.severity) for finding in findings(path)}
+
+
+def test_benchmark_that_is_not_judged_here_has_no_other_error(written_log: MakeLog) -> None:
+    """The evaluations of maskrcnn are objects; its rules are MLPerf's alone."""
+    path = written_log(submission_benchmark="maskrcnn", target_accuracy=None)
+    path.write_text(re.sub(r'("eval_accuracy", "value": )[\d.]+', r'\1{"BBOX": 0.378, "SEGM": 0.34}', path.read_text()))
+    (error,) = [f for f in findings(path) if f.severity == "error"]
+    assert (error.rule, error.what) == ("LOG-23", "'maskrcnn' is not a benchmark that is judged here")
+
+
+@pytest.mark.parametrize(("clip_at", "converged"), [(5000, True), (6000, False)])
+def test_metrics_count_together_at_one_checkpoint(written_log: MakeLog, clip_at: int, converged: bool) -> None:
+    """stable_diffusion of v3.1 counts steps, and evaluates its checkpoints after the run in any order."""
+    path = written_log(submission_benchmark="stable_diffusion", target_accuracy=None, evals=(95.0, 82.0, 0.2))
+    text = path.read_text()
+    for value, metric, step in ((95.0, "FID", 6000), (82.0, "FID", 5000), (0.2, "CLIP", clip_at)):
+        record = rf'("eval_accuracy", "value": {value}, "metadata": {{.*?)"samples_count": \d+'
+        text = re.sub(record, rf'\1"metric": "{metric}", "step_num": {step}', text)
+    path.write_text(text)
+    result = parse(path)
+    assert result.converged == converged
+    assert {f.rule for f in result.findings if f.severity == "error"} == (set() if converged else {"LOG-07"})
+
+
+def test_names_and_colons_in_texts_are_no_damage(written_log: MakeLog) -> None:
+    path = written_log(submission_org="a: b", note='{"key": 1, "key": 2}', other={"a": {"key": 1}, "b": {"key": ":"}})
+    assert findings(path) == []
 
 
 def test_an_appended_log_shows_its_trials(written_log: MakeLog) -> None:

@@ -137,7 +137,7 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
         ({"changes": {7: {"submission_benchmark": None}}}, {"SCO-04", "SCO-05"}),
         ({"evals": AT_3072[-3:]}, {"SCO-05"}),
         ({"submission_benchmark": None}, {"SCO-06"}),
-        ({"submission_benchmark": "../bert"}, {"SCO-06"}),
+        ({"submission_benchmark": "../bert"}, {"SCO-02", "SCO-06"}),
         ({"submission_org": "example (tiny: not a submission)"}, {"SCO-06"}),
     ],
 )
@@ -149,24 +149,21 @@ PRECISE = tuple(value + 1.23456e-6 for value in (*AT_3072[:-1], 0.92))
 
 
 @pytest.mark.parametrize(
-    ("evals", "minutes", "copied"),
-    [
-        (PRECISE, {}, TEN),
-        (AT_3072, dict.fromkeys((3, 7), 23), (3, 7)),
-        (AT_3072, {}, ()),
-    ],
+    ("evals", "copies", "reported"),
+    [(PRECISE, (), TEN), (AT_3072, (3, 7), (3, 7)), (AT_3072, (), ())],
     ids=["with other times", "with round values", "round values alone"],
 )
 def test_copies_of_one_run_under_other_seeds_are_no_score(
-    runs: MakeRuns, evals: tuple[float, ...], minutes: dict[int, int], copied: Sequence[int]
+    runs: MakeRuns, evals: tuple[float, ...], copies: Sequence[int], reported: Sequence[int]
 ) -> None:
     folder = runs(evals=evals, alike=True)
-    for number, took_min in minutes.items():
-        set_minutes(folder / f"result_{number}.txt", took_min)
+    for number in copies:
+        text = (folder / "result_3.txt").read_text()
+        (folder / f"result_{number}.txt").write_text(text.replace('"value": 103', f'"value": {100 + number}'))
     scored = score(folder)
-    assert rules(scored) == ({"SCO-07"} if copied else set())
+    assert rules(scored) == ({"SCO-07"} if reported else set())
     for finding in scored.findings:
-        names = ", ".join(f"result_{number}.txt" for number in copied)
+        names = ", ".join(f"result_{number}.txt" for number in reported)
         assert finding.what == f"{names} have the same evaluations: they are copies of one run"
 
 
@@ -350,3 +347,32 @@ def test_ten_published_runs_have_their_published_score() -> None:
     assert scored.rcp_factor == pytest.approx(1.0347222, abs=5e-8)
     assert scored.official_minutes == pytest.approx(29.10069, abs=5e-6)
     assert sorted(SMC.iterdir()) == before
+
+
+def copied(folder: Path, change: Callable[[str], str]) -> Path:
+    folder.mkdir()
+    for log in SMC.iterdir():
+        (folder / log.name).write_text(change(log.read_text()))
+    return folder
+
+
+@with_corpus
+@pytest.mark.parametrize("scale", [0.7, 0.95])
+def test_ten_published_runs_with_scaled_times_have_no_score(tmp_path: Path, scale: float) -> None:
+    """Each of them tracks 2.08 samples/s, and its times now give 2.2 or 3."""
+    scaled = re.compile(r'(?<="time_ms": )\d+')
+    folder = copied(
+        tmp_path / "scaled",
+        lambda text: scaled.sub(lambda time: str(round(1.7e12 + scale * (int(time[0]) - 1.7e12))), text),
+    )
+    scored = score(folder)
+    assert rules(scored) >= {"SCO-02"} and scored.num_failed == 10
+    assert all(any(f.rule == "LOG-22" for f in result.findings) for result in scored.results)
+
+
+@with_corpus
+def test_ten_copies_of_a_published_run_have_no_score(tmp_path: Path) -> None:
+    original, seeds = min(SMC.iterdir()).read_text(), iter(range(1, 11))
+    seed = re.compile(r'(?<="key": "seed", "value": )\d+')
+    scored = score(copied(tmp_path / "copies", lambda _: seed.sub(str(next(seeds)), original)))
+    assert rules(scored) == {"SCO-07"} and len({result.seed for result in scored.results}) == 10

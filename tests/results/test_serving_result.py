@@ -271,7 +271,9 @@ def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pyt
     file.write_text(json.dumps(guidellm(0)))
     assert bench("parse", file) == 1
     assert "50 of 50 requests of load 'constant 20.0/s' failed" in capsys.readouterr().err
-    file.write_text('{"something": "else"}')
+    file.write_text(
+        json.dumps({"log": ':::MLLOG {"time_ms": 1, "event_type": "", "key": "", "value": 1, "metadata": {}}'})
+    )
     assert bench("parse", file) == 1
     assert "not a result of AIPerf, GuideLLM or vllm bench serve" in capsys.readouterr().err
 
