@@ -21,6 +21,8 @@ from bench.contract import cluster
 from bench.contract.cluster import Ssh
 from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE
+from bench.contract.schema import EngineName
+from bench.contract.task import Kind
 from bench.rules import RULES
 from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
 
@@ -28,6 +30,14 @@ _OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout"
 _ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
 """A host without power or network is detected after 15 s."""
 PROBE_TIMEOUT_S = 60
+PROBE = (
+    "import bench.driver, importlib.util, sys; "
+    "missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]; "
+    "sys.exit('No module named ' + ', '.join(missing) if missing else 0)"
+)
+"""Looks for packages on a host without importing them; a missing parent package raises ModuleNotFoundError."""
+PACKAGES = {EngineName.megatron: ("megatron.core",), EngineName.huggingface: ("transformers",)}
+"""What the ranks of an engine import."""
 COMMAND_NOT_FOUND = 127
 
 
@@ -95,8 +105,9 @@ def _address(name: str, plan: Plan) -> str:
 def _probe_hosts(plan: Plan) -> dict[str, Future[Answer]]:
     """Probe all hosts at the same time: whether they can be reached and can start ranks."""
     container = plan.config.container
-    variables = [f"{key}={value}" for key, value in python_paths().items()]
-    line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.driver"])
+    paths = python_paths(plan.environment.get("PYTHONPATH", ""))
+    variables = [f"{key}={value}" for key, value in paths.items()]
+    line = shlex.join(["env", *variables, _python(plan), "-c", PROBE, *_packages(plan)])
     if containers.is_ours(plan):
         engine = container.runtime.name
         line = (
@@ -105,6 +116,13 @@ def _probe_hosts(plan: Plan) -> dict[str, Future[Answer]]:
         line += f"; {engine} version >/dev/null"  # docker version also needs the daemon
     with ThreadPoolExecutor(max_workers=32) as pool:
         return {name: pool.submit(_run, on_host(plan, name, line)) for name in _names(plan)}
+
+
+def _packages(plan: Plan) -> list[str]:
+    """Return the packages that every rank imports; a server, and a framework with its own loop, have their own."""
+    is_ours = plan.config.task.kind is not Kind.serve and plan.config.engine.name in PACKAGES
+    of_engine = PACKAGES.get(plan.config.engine.name, ()) if plan.config.task.kind is not Kind.kernels else ()
+    return ["psutil", *(("numpy", "torch", *of_engine) if is_ours else ())]
 
 
 def _run(words: Sequence[str]) -> Answer:

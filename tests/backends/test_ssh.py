@@ -102,6 +102,14 @@ def test_unusable_hosts_are_reported_before_the_start(rigs: Hosts, tmp_path: Pat
     one_unknown = findings(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
     assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
     assert [line[:6] for line in findings(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    missing = findings(rigs, f"cluster.ssh.python={bare}/bin/python")
+    assert [line.partition(": ")[2] for line in missing] == [missing[0].partition(": ")[2]] * 2
+    assert missing[0].startswith("HST-07") and "No module named" in missing[0], missing
+    packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    planned = f"+cluster.environment.PYTHONPATH='{packages}'"
+    assert findings(rigs, f"cluster.ssh.python={bare}/bin/python", planned) == []
     if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode:
         in_docker = findings(rigs, "container=docker", "container.image=absent")
         assert [line[:6] for line in in_docker] == ["HST-08", "HST-08"], "neither a client nor a daemon"

@@ -13,7 +13,7 @@ import pytest
 
 from bench.backends import ssh
 from bench.backends.nodes import lead as every_node
-from bench.backends.nodes import remote
+from bench.backends.nodes import processes, remote
 from bench.backends.nodes.processes import PACKAGES
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import Ssh
@@ -87,6 +87,25 @@ OPTIONS = (
     "-F mine -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 )
+
+
+def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
+    def probe(*packages: str) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-c", ssh.PROBE, *packages]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert probe("json", "xml.dom").returncode == 0
+    assert probe("json", "absent", "other").stderr == "No module named absent, other\n"
+    assert "No module named 'absent'" in probe("absent.core").stderr
+    one = ("cluster.num_nodes=1", "cluster.hosts=[rig0]")
+    needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "serve_7b")}
+    assert needs == {"attention": ["psutil", "numpy", "torch"], "serve_7b": ["psutil"]}
+
+
+def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"rel::/inherited:{PACKAGES}")
+    environment = processes.environment({"PYTHONPATH": "/mine:also/rel"}, ("rig0", 1))
+    assert environment["PYTHONPATH"] == f"{PACKAGES}:/mine:/inherited"
 
 
 def test_a_node_is_started_by_ssh_and_on_this_machine_directly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +233,9 @@ def test_every_host_is_checked_for_starting_ranks(
     assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
     assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
     assert refused.where == "cluster.hosts" and refused.severity == "error"
-    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.driver'"
-    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.driver") == 2
+    packages = "psutil numpy torch megatron.core"
+    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c {shlex.quote(ssh.PROBE)} {packages}"
+    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(f" -c {ssh.PROBE} {packages}") == 2
     contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
     contained.config.cluster.hosts = ["localhost", "rig1"]
     for name in ("sh", "env"):
