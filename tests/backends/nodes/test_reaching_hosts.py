@@ -98,8 +98,11 @@ def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
     assert probe("json", "absent", "other").stderr == "No module named absent, other\n"
     assert "No module named 'absent'" in probe("absent.core").stderr
     one = ("cluster.num_nodes=1", "cluster.hosts=[rig0]")
-    needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "serve_7b")}
-    assert needs == {"attention": ["psutil", "numpy", "torch"], "serve_7b": ["psutil"]}
+    needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "generate_7b")}
+    assert needs == {
+        "attention": ["psutil", "numpy", "torch"],
+        "generate_7b": ["psutil", "numpy", "torch", "megatron.core"],
+    }
 
 
 def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
