@@ -30,12 +30,7 @@ _OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout"
 _ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
 """A host without power or network is detected after 15 s."""
 PROBE_TIMEOUT_S = 60
-PROBE = (
-    "import bench.driver, importlib.util, sys; "
-    "missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]; "
-    "sys.exit('No module named ' + ', '.join(missing) if missing else 0)"
-)
-"""Looks for packages on a host without importing them; a missing parent package raises ModuleNotFoundError."""
+PROBE = "from bench.backends.nodes import member; member.probe()"
 PACKAGES = {EngineName.megatron: ("megatron.core",), EngineName.huggingface: ("transformers",)}
 """What the ranks of an engine import."""
 COMMAND_NOT_FOUND = 127
@@ -143,9 +138,17 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
         answer = future.result()
         if answer.exit_code == 0:
             yield name
+            yield from _loopback(subject.plan, name, answer.out.strip())
             continue
         what, rule = remote.find_rule(answer.err, f"exit code {answer.exit_code}")
         yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
+
+
+def _loopback(plan: Plan, name: str, address: str) -> Iterator[Finding]:
+    """Yield a warning if Gloo would use the loopback interface of a host, by the address of the host's own name."""
+    if plan.world.num_nodes > 1 and address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in plan.environment:
+        what, fix = f"{name}: its own name resolves to {address}, where Gloo would listen", RULES["NCC-08"].fix
+        yield broken("NCC-08", what, "cluster.hosts", fix=fix, severity="warning")
 
 
 def groups(subject: Subject) -> Iterator[Finding]:
@@ -163,4 +166,4 @@ LAPTOP = (
     Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
     Check("groups of GPUs", ("HST-11",), groups),
 )
-LOGIN = (Check("hosts", ("HST-04", "HST-05", "HST-06", "HST-07", "HST-08"), reached),)
+LOGIN = (Check("hosts", ("HST-04", "HST-05", "HST-06", "HST-07", "HST-08", "NCC-08"), reached),)

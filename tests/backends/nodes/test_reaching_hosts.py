@@ -92,17 +92,26 @@ OPTIONS = (
 def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
     def probe(*packages: str) -> "subprocess.CompletedProcess[str]":
         argv = [sys.executable, "-c", ssh.PROBE, *packages]
-        return subprocess.run(argv, capture_output=True, text=True, check=False)
+        env = os.environ | {"PYTHONPATH": str(PACKAGES)}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
     assert probe("json", "xml.dom").returncode == 0
+    assert probe("json").stdout.strip() == socket.gethostbyname(socket.gethostname())
     assert probe("json", "absent", "other").stderr == "No module named absent, other\n"
-    assert "No module named 'absent'" in probe("absent.core").stderr
+    assert probe("absent.core").stderr.endswith("No module named 'absent'\n")
     one = ("cluster.num_nodes=1", "cluster.hosts=[rig0]")
     needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "generate_7b")}
     assert needs == {
         "attention": ["psutil", "numpy", "torch"],
         "generate_7b": ["psutil", "numpy", "torch", "megatron.core"],
     }
+
+
+def test_a_host_whose_own_name_is_a_loopback_address_is_a_warning() -> None:
+    plan, named = planned(), planned("+cluster.environment.GLOO_SOCKET_IFNAME=eth0")
+    (one,) = ssh._loopback(plan, "rig0", "127.0.1.1")
+    assert (one.rule, one.severity) == ("NCC-08", "warning") and "127.0.1.1" in one.what
+    assert [*ssh._loopback(plan, "rig0", "10.0.0.4"), *ssh._loopback(named, "rig0", "127.0.1.1")] == []
 
 
 def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
