@@ -4,12 +4,21 @@ The names below are the public interface; `docs/api.md` has an example of each f
 use, since ranks import this package for its contract alone.
 """
 
-from typing import TYPE_CHECKING, Any
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != __file__.removesuffix("/bench/__init__.py"):
+    # `python -m bench` puts the working directory first in sys.path, and an empty entry of PYTHONPATH puts it there
+    # again. It may be a run folder of another user, whose argparse.py would run. A checkout keeps its own folder.
+    sys.path[:] = [path for path in sys.path if path not in ("", sys.path[0])]
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
     from bench.diagnosis import Explanation, explain
     from bench.errors import BenchError, ConfigError, LogError, SubmitError
+    from bench.history.compare import Compared
+    from bench.history.compare import compare_runs as compare
     from bench.launch.submit import job, submit
     from bench.mlperf.forecast import Forecast, forecast
     from bench.mlperf.official import Verdict, official_verdict
@@ -39,6 +48,8 @@ _PUBLIC = {
     "SubmitError": "bench.errors:SubmitError",
     "Plan": "bench.contract.plan:Plan",
     "plan": "bench.planning.compose:compose",
+    "Compared": "bench.history.compare:Compared",
+    "compare": "bench.history.compare:compare_runs",
     "job": "bench.launch.submit:job",
     "submit": "bench.launch.submit:submit",
     "RunResult": "bench.runs.result:RunResult",
@@ -71,6 +82,7 @@ _PUBLIC = {
 
 __all__ = (  # in the order of docs/api.md; a literal, so that editors and type checkers can read it
     "BenchError",
+    "Compared",
     "ConfigError",
     "Event",
     "Explanation",
@@ -86,6 +98,7 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "System",
     "Verdict",
     "View",
+    "compare",
     "explain",
     "forecast",
     "job",

@@ -17,6 +17,7 @@ class BenchError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str, fix: str, rule: str | None = None) -> None:
+        what, where, fix = shown(what), shown(where), shown(fix)
         super().__init__(f"{with_rule(rule, what)}\n  where: {where}\n  fix:   {fix}")
         self.what, self.where, self.fix, self.rule = what, where, fix, rule
 
@@ -39,6 +40,15 @@ class MissingLogError(LogError):
     """A log that the user named does not exist."""
 
     exit_code = 2
+
+
+class IncompleteError(BenchError):
+    """A run has no result, since it has not ended, or was interrupted."""
+
+
+def shown(text: str) -> str:
+    """Return a text without characters that control a terminal: names of files and texts of other users have them."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 FINAL_CODES = (1, 2)

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -321,12 +320,11 @@ class LocalBackend:
         """Return the states of runs; the id of a local run is its folder."""
         return {folder: _state(folder) for folder in ids}
 
+    def is_of(self, job: str, folder: Path) -> bool:
+        return Path(job) == folder
+
     def cancel(self, job: str) -> None:
-        host, pid = run_lock.driver(Path(job)) or ("", 0)
-        if host != socket.gethostname():
-            what = f"the run is driven by a process on {host}" if host else "no process is driving the run"
-            raise SubmitError(what, where=job, fix=f"run runstop cancel on {host}" if host else "nothing to cancel")
-        os.kill(pid, signal.SIGTERM)
+        run_lock.stop_driver(Path(job))
 
 
 def _state(folder: str) -> Job:

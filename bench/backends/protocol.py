@@ -80,6 +80,13 @@ class Backend(Protocol):
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
         """Return the states of jobs by id, with as few queries as possible; unknown jobs are left out."""
 
+    def is_of(self, job: str, folder: Path) -> bool:
+        """Return whether this user started a job for a run folder, by what the backend knows; job.json is not evidence.
+
+        Raises:
+            SubmitError: the backend cannot be queried.
+        """
+
     def cancel(self, job: str) -> None:
         """End a job.
 
@@ -94,6 +101,14 @@ class InProcess(Backend, Protocol):
 
     def nodes(self, plan: Plan, folder: Path) -> AbstractContextManager[Nodes]:
         """Hold the nodes that run a plan's commands; at the end of the block no process of the run is left on them."""
+
+
+@runtime_checkable
+class NamesServers(Backend, Protocol):
+    """A backend whose job.json names the server that has the jobs, so that it is not queried for any folder."""
+
+    def is_own_server(self, folder: Path) -> bool:
+        """Return whether this user chose the server that the job.json of a folder names; the user owns the folder."""
 
 
 @runtime_checkable

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from bench import masking
 from bench.cli import arguments, compare, images, judge, run, study
-from bench.errors import BenchError, exit_code_of_signals, output_is_written
+from bench.contract import regular_files
+from bench.errors import BenchError, exit_code_of_signals, output_is_written, shown
 
 LAUNCH = "launch"
 
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     0: success. 1: a log is not valid, or a check failed. 2: bad input. 128 + N: signal N ended it.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    regular_files.keep_others_from_writing()
     if argv[:1] == [LAUNCH]:
         return _launch(argv[1:])
     args = _parse(argv)
@@ -56,9 +58,16 @@ def _set_log_level(verbosity: int) -> None:
     """Log to stderr: warnings by default, INFO with -v, DEBUG with -vv. Only modules of `bench` are affected."""
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     logger, handler = logging.getLogger("bench"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     logger.handlers = [handler]
     logger.setLevel(level)
+
+
+class _Formatter(logging.Formatter):
+    """Removes the characters that control a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
 
 
 def _launch(argv: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 import gzip
+import os
+import select
 import shutil
 import sys
 import tempfile
@@ -11,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from bench.errors import LogError
+from bench.contract import regular_files
+from bench.errors import ConfigError, LogError
+from bench.texts import control_character
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -55,10 +59,21 @@ def pasteable(command: str) -> str:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Resolve paths: `latest` and an empty list mean the newest run."""
-    from bench.runs import run
+    """Resolve paths: `latest` and an empty list mean the newest run. Say on stderr which folders are of other users.
 
-    return [run.resolved(path) for path in paths or [Path(run.LATEST)]]
+    Raises:
+        ConfigError: a path has characters that control a terminal; every message would print it.
+    """
+    from bench.runs import folder, run
+
+    found = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
+    for path in found:
+        if control_character(str(path)):
+            fix = "rename it; its author may have meant to confuse readers"
+            raise ConfigError("the path has control characters", where=str(path), fix=fix)
+        if path.is_dir() and (why := folder.foreign(path)):
+            print(f"{path}: {why}; it is only read", file=sys.stderr)
+    return found
 
 
 def positive(text: str) -> float:
@@ -76,6 +91,8 @@ def count(text: str) -> int:
 
 
 STDIN = Path("-")
+WRITER_S = 5
+"""Seconds that a pipe is waited for."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -96,17 +113,32 @@ def _plain(path: Path, folder: Path) -> Path:
     folder.mkdir()
     if path == STDIN:
         _unpack(sys.stdin.buffer, copy, path)
-    elif path.is_fifo() or _is_gzip(path):
-        with path.open("rb") as source:
+    elif path.is_fifo():
+        with _pipe(path) as source:
+            _unpack(source, copy, path)
+    elif _is_gzip(path):
+        with regular_files.opened(path, follows_links=True) as source:
             _unpack(source, copy, path)
     else:
         return path
     return copy
 
 
+def _pipe(path: Path) -> BinaryIO:
+    """Open a pipe; LogError if no program writes into it within WRITER_S."""
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if not waiting.poll(WRITER_S * 1000):
+        os.close(pipe)
+        raise LogError("nothing is written into this pipe", where=str(path), fix="give a file, or start the writer")
+    os.set_blocking(pipe, True)
+    return os.fdopen(pipe, "rb")
+
+
 def _is_gzip(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with regular_files.opened(path, follows_links=True) as file:
             return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     except OSError:  # the reader reports the cause
         return False

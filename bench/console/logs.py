@@ -1,11 +1,13 @@
 """Print the output of a run's job and ranks with secrets masked, and follow it as it grows."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench import backends, masking
 from bench.backends.protocol import KeepsOutput
+from bench.contract.regular_files import is_regular, opened
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
@@ -14,6 +16,7 @@ from bench.runs.folder import short
 from bench.runs.run import Run
 
 POLL_S = 1.0
+MAX_BYTES = 1 << 26
 _PATTERNS = (
     "*.out",
     "*.err",
@@ -44,7 +47,7 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
             limit = num_lines if path not in read else None
             lines, read[path] = _lines(path, read.get(path, 0))
             if lines and path != last:
-                print(f"==> {short(path)} <==", flush=True)
+                print(f"==> {printable(short(path))} <==", flush=True)
                 last = path
             _print(lines[-limit:] if limit else lines)
         if is_over:
@@ -67,7 +70,7 @@ def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
             shown = new[-num_lines:] if num_lines and name not in read else new
             read[name] = len(lines)
             if shown and name != last:
-                print(f"==> {name} <==", flush=True)
+                print(f"==> {printable(name)} <==", flush=True)
                 last = name
             _print(shown)
         if not (follow and run.is_active):
@@ -81,20 +84,31 @@ def _printing(folder: Path) -> Run | None:
     if not (folder / JOB).exists():
         return None
     run = runs.find(folder)
-    return run if run.jobs and isinstance(backends.get(run.backend), KeepsOutput) else None
+    return run if run.jobs and not run.foreign and isinstance(backends.get(run.backend), KeepsOutput) else None
 
 
 def written(folder: Path) -> Iterator[Path]:
     """Yield the output files of the job, then those of the ranks, by name."""
     for pattern in _PATTERNS:
-        yield from sorted(path for path in folder.glob(pattern) if path.stat().st_size)
+        yield from sorted(path for path in folder.glob(pattern) if is_regular(path) and path.stat().st_size)
 
 
 def _lines(path: Path, start: int) -> tuple[list[str], int]:
-    """Return the complete lines of a file from an offset, and the offset of the next line."""
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read()
+    """Return the complete lines of a file from an offset, and the offset of the next line.
+
+    Of more than MAX_BYTES only the last ones are read.
+    """
+    try:
+        with opened(path) as file:
+            start = max(start, file.seek(0, os.SEEK_END) - MAX_BYTES)
+            file.seek(start)
+            data = bytearray()
+            while len(data) < MAX_BYTES and (chunk := file.read(1 << 20)):
+                data += chunk
+    except OSError as error:
+        raise ConfigError(
+            f"the output cannot be read: {error.strerror}", where=str(path), fix="make the file readable"
+        ) from error
     whole = data[: data.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), start + len(whole)
 

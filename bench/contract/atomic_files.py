@@ -11,9 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bench.contract import regular_files
+
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file atomically: readers never see a partial file, even after a crash.
+    """Replace a JSON file atomically; raises like `write_text`."""
+    write_text(path, text(content))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace a text file atomically: readers never see a partial file, even after a crash.
 
     Raises:
         OSError: writing failed; the file is unchanged.
@@ -21,7 +28,7 @@ def write(path: Path, content: Any) -> None:
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         with _open_new(part) as file:
-            file.write(text(content))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -33,10 +40,16 @@ def write(path: Path, content: Any) -> None:
 def _open_new(path: Path) -> IO[str]:
     """Create a file without following links; a file left by a dead process is removed first."""
     try:
-        return path.open("x")
+        return create(path)
     except FileExistsError:
         path.unlink()
-        return path.open("x")
+        return create(path)
+
+
+def create(path: Path) -> IO[str]:
+    """Create a file that other users cannot write to, whatever the umask; FileExistsError if it exists."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666 & ~regular_files.OTHERS_WRITE), "w")
 
 
 @contextmanager
@@ -84,7 +97,7 @@ def text(content: Any) -> str:
 def read(path: Path) -> Any:
     """Return the content of a JSON file; None if it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        return json.loads(path.read_text())
+        return json.loads(regular_files.read_bytes(path))
     return None
 
 
@@ -104,7 +117,7 @@ class Content:
 
 def checksum(path: Path) -> Content:
     """Return the size and the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with regular_files.opened(path, follows_links=True) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Content(bytes=file.tell(), sha256=digest)
 

@@ -6,6 +6,7 @@ job array share one run folder, so the files that every task writes carry its nu
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from bench.contract.schema import BackendName
 
@@ -15,6 +16,8 @@ LEDGER = "ledger.json"
 STATUS = "status.json"
 MANIFEST = "manifest.json"
 """The checksums of all files of the result, written last."""
+SIGNATURE = "manifest.json.sig"
+"""A signature of the manifest, as ssh-keygen -Y sign writes it."""
 JOB = "job.json"
 """What was submitted to the backend, and all jobs of the run."""
 CANCELLED = "cancelled"
@@ -51,6 +54,8 @@ NODE_VARIABLE = "RUNSTOP_NODE"
 """The node's name for users. Set for the processes of a node by backends other than Slurm."""
 RESTART_VARIABLE = "RUNSTOP_RESTART"
 """Set for ranks that were started again within an attempt at a trial: how often."""
+ATTEMPT_VARIABLE = "RUNSTOP_ATTEMPT"
+"""Set for the ranks of a trial: the nonce of the attempt that they were started for."""
 ARRAY_TASK_VARIABLE = "RUNSTOP_ARRAY_TASK"
 """Set by the batch script for its ranks: _3 in task 3 of a job array."""
 _OLD_ARRAY_TASK_VARIABLE = "BENCH_ELEMENT"
@@ -64,6 +69,16 @@ OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     BackendName.kubernetes: (KUBERNETES_MANIFEST, JOB),
 }
 """Files of the runs of each backend."""
+
+
+def runs_in(shared: Mapping[str, Any]) -> list[str]:
+    """Return the names of the run folders in job.json of a shared job, which are next to its folder."""
+    names = shared.get("runs")
+    return [name for name in names if _is_name(name)] if isinstance(names, list) else []
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def array_task(env: Mapping[str, str] = os.environ) -> str:

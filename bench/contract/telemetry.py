@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from bench.contract import regular_files
+
 EVERY_S = 1.0
 """Interval between two samples."""
 REASONS = {
@@ -87,7 +89,7 @@ def read(path: Path) -> Iterator[Sample]:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open(newline="", errors="replace") as file:
+    with io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace") as file:
         yield from _parsed(file)
 
 
@@ -97,7 +99,7 @@ def newest(path: Path) -> list[Sample]:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with regular_files.opened(path) as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         tail = file.read().decode(errors="replace").splitlines(keepends=True)
     latest = {sample.gpu: sample for sample in _parsed(tail[1:])}  # the first line is the header, or truncated

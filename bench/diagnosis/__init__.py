@@ -41,7 +41,7 @@ def printed_files(folder: Path) -> Iterator[list[Path]]:
     with suppress(BenchError):
         run = run_folders.find(folder)
         backend = backends.get(run.backend)
-        if run.jobs and isinstance(backend, KeepsOutput):
+        if run.jobs and not run.foreign and isinstance(backend, KeepsOutput):
             for process, text in backend.output(run.id).items():
                 for line in text.splitlines(keepends=True):
                     named = _NAMED.match(line)

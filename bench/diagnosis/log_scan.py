@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from io import FileIO
 from pathlib import Path
 from re import _parser  # type: ignore[attr-defined]  # private, but it is the parser of re itself
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
+from bench.contract import regular_files
 from bench.errors import with_rule
 from bench.mlperf.reader import printable
 from bench.rules import RULES
@@ -266,12 +266,11 @@ _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 def scan(path: Path) -> Scan:
     """Return the signs in a file of any content; OSError if it cannot be read."""
     reader, rest = _Reader(str(path)), b""
-    with FileIO(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            data = rest + chunk
-            end = data.rfind(b"\n") + 1 or max(0, len(data) - AFTER) * (len(data) > _MAX_LINE_BYTES)
-            rest = data[end:]
-            reader.feed(data[:end])
+    for chunk in regular_files.chunks(path, _CHUNK_BYTES):
+        data = rest + chunk
+        end = data.rfind(b"\n") + 1 or max(0, len(data) - AFTER) * (len(data) > _MAX_LINE_BYTES)
+        rest = data[end:]
+        reader.feed(data[:end])
     reader.feed(rest)
     return reader.finish()
 

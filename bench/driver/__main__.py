@@ -12,10 +12,12 @@ from pathlib import Path
 
 from bench.backends.nodes import channel, member
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE, CutShortError, Interruption, NodeLostError
+from bench.contract import regular_files
 from bench.errors import BenchError, exit_code_of
 
 
 def main() -> None:
+    regular_files.keep_others_from_writing()
     args = _parser().parse_args()
     try:
         if args.node == 0 and not args.stdio:

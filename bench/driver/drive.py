@@ -23,7 +23,7 @@ from bench.contract.schema import BackendName
 from bench.driver import between_commands
 from bench.errors import FINAL_CODES, BenchError, Stopped, exit_code_of, with_rule
 from bench.results.kind import Judged
-from bench.runs import manifest
+from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.status import Ending, Status
@@ -169,7 +169,8 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
     """Run and judge a trial, unless it already has its result."""
     run.check()
     names = ",".join(nodes.names)
-    if not between_commands.begin_trial(run.folder, run.plan, trial, job=run.job, nodes=names):
+    attempt = ledger.new_nonce()
+    if not between_commands.begin_trial(run.folder, run.plan, trial, job=run.job, nodes=names, nonce=attempt):
         run.progress.say(f"trial {trial.index}, seed {trial.seed}: already finished")
         return
     run.progress.say(f"trial {trial.index}, seed {trial.seed}: starts")
@@ -177,7 +178,7 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
         lines = nodes.drop_caches(words.split(), check=run.check)
         (run.folder / run_files.caches(trial.index)).write_text("".join(f"{line}\n" for line in lines))
     try:
-        _run(run, nodes, command)
+        _run(run, nodes, command, attempt)
     except FailedError:
         trials.require_own(run.folder, trial)  # if another run wrote the log, report that instead
         raise
@@ -186,14 +187,14 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
     run.check()
 
 
-def _run(run: Drive, nodes: Nodes, command: Command) -> None:
+def _run(run: Drive, nodes: Nodes, command: Command, attempt: str | None = None) -> None:
     """Run a command on every rank of every node.
 
     Raises:
         FailedError: a rank failed, or the time limit was reached.
         NodeLostError: the connection to a node was lost, which explains how the ranks ended.
     """
-    with lead.started(nodes, command, run.folder, port=master_port(run.plan)) as ranks:
+    with lead.started(nodes, command, run.folder, port=master_port(run.plan), attempt=attempt) as ranks:
         run.progress.follow(nodes, command, lambda: _is_running(run, ranks))
     try:
         ranks.check()

@@ -114,6 +114,15 @@ def _no_runs(path: Path) -> ConfigError:
     return ConfigError("no runs found", where=str(path), fix=fix)
 
 
+def compare_runs(first: Path, second: Path, *, measurement: str | None = None) -> Compared:
+    """Compare the valid trials of two run folders, or of two folders of runs.
+
+    Raises:
+        ConfigError: as `run_set` and `compared`.
+    """
+    return compared(run_set(str(first)), run_set(str(second)), measurement=measurement)
+
+
 def compared(
     first: RunSet,
     second: RunSet,

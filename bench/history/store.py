@@ -16,6 +16,7 @@ from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
 
+from bench.contract import regular_files
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError, ConfigError
 from bench.history import measured_trials
@@ -97,7 +98,7 @@ def _code() -> str:
 def _read(root: Path) -> Known:
     """Return the content of the cache; empty if there is none, or if it is damaged or of another version."""
     path = root / STORE
-    if not path.exists():
+    if not _is_own(path):
         return {}
     try:
         # The file is never changed in place, so no lock is needed; shared file systems may not have locks.
@@ -109,6 +110,16 @@ def _read(root: Path) -> Known:
     except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
         _log.warning("%s cannot be read, and is rebuilt from the logs: %s", path, error)
         return {}
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether only this user can have written the cache; the cache of another one is not believed."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    is_ours = status.st_uid in (os.geteuid(), 0) and not status.st_mode & regular_files.OTHERS_WRITE
+    return is_ours and regular_files.is_regular(path)
 
 
 def _known(store: sqlite3.Connection, root: Path) -> Known:

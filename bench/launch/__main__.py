@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import bench
 from bench import masking, preflight
+from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning.compose import CONF, compose, plan_of, register, typed, with_new_options
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Plan the runs with Hydra, run them, and exit with the highest exit code of all runs."""
+    regular_files.keep_others_from_writing()
     _print_version(sys.argv[1:])
     codes: list[int] = []
     created: list[Path] = []

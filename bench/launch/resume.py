@@ -1,16 +1,32 @@
 """Cancel a run, or resume a run that has ended, on any backend."""
 
 import fcntl
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench import backends, masked_json
+from bench.backends import run_lock
 from bench.backends.protocol import JobState, Queue
 from bench.contract import atomic_files, plan_kinds
 from bench.contract import plan as plans
-from bench.contract.run_files import CANCELLED, DISK_RESERVE, JOB, LEDGER, PLAN, RUN_LOCK, STATUS
+from bench.contract.run_files import (
+    ATTEMPTS,
+    CANCELLED,
+    DISK_RESERVE,
+    JOB,
+    LEDGER,
+    MANIFEST,
+    PLAN,
+    RESULTS,
+    RUN_LOCK,
+    STATUS,
+    SUBMISSION,
+)
 from bench.contract.schema import BackendName
+from bench.driver import between_commands
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
 from bench.runs import run as runs
@@ -24,9 +40,11 @@ def cancel(folder: Path) -> str:
     """Cancel the job of a run and return its id; finished trials are kept.
 
     Raises:
-        ConfigError: the run has no active job.
+        ConfigError: the run has no active job, or another user can write to it.
         SubmitError: the backend refuses.
     """
+    runs.require_run(folder)
+    require_ours(folder.resolve())
     run = runs.find(folder)
     if not run.is_active:
         raise ConfigError(
@@ -34,8 +52,13 @@ def cancel(folder: Path) -> str:
             where=str(folder),
             fix="runstop runs lists active runs",
         )
+    backend = backends.get(run.backend)
+    if not backend.is_of(run.id, folder):
+        what = f"{run.backend.name} has no job {run.id} of yours that was started for this folder"
+        fix = "if the folder was renamed or copied, cancel the job with the commands of the queue"
+        raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-11")
     with _noted(run):
-        backends.get(run.backend).cancel(run.id)
+        backend.cancel(run.id)
     has_started = any(job.state is not JobState.queued for job in run.states)
     if not has_started:  # so no script writes the status
         status = Status(
@@ -75,16 +98,24 @@ def _noted(run: Run) -> Iterator[None]:
 def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> int:
     """Resume a run: finished trials are kept, the others get another attempt; return the exit code.
 
+    A run that was killed after its last trial was judged gets its final status and its manifest, and no job.
     `walltime_min` is the new time limit of each trial; `arguments` are added to the backend's command, such as
     --exclude=dgx-7 to sbatch. Without a queue the run continues in this process.
 
     Raises:
-        ConfigError: the run is still active, or all trials have finished.
+        ConfigError: the run is still active, all trials have finished, or nothing is left to resume from.
         SubmitError: the backend refuses the job; the folder is then unchanged.
     """
-    run = runs.find(folder)
+    runs.require_run(folder)
     require_ours(folder.resolve())
+    run = runs.find(folder)
     _check_ended(run)
+    _check_resumable(run)
+    if _has_results(run):
+        with written(folder), _resume_lock(folder), without_reserve(folder):
+            code = between_commands.finish_run(folder, plan_kinds.load(folder / PLAN))
+        print(f"all trials of {short(folder)} had finished; {STATUS} and {MANIFEST} are complete now")
+        return code
     match backends.get(run.backend):
         case Queue() as queue:
             with written(folder), _resume_lock(folder):
@@ -103,7 +134,7 @@ def _resume_lock(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds the lock.
     """
-    with (folder / RUN_LOCK).open("a") as lock:
+    with open(folder / RUN_LOCK, "a", opener=run_lock.opener) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -145,13 +176,37 @@ def _check_ended(run: Run) -> None:
         raise ConfigError(
             f"job {run.id} is {run.state_name}",
             where=str(run.folder),
-            fix=f"wait until it has ended, or cancel it: runstop cancel {run.folder}",
+            fix=f"wait until it has ended, or cancel it: runstop cancel {short(run.folder)}",
         )
-    if run.outcomes and all(outcome.is_result for outcome in run.outcomes):
+    is_complete = run.status is not None and run.status.outcome in (Ending.valid, Ending.invalid)
+    if _has_results(run) and is_complete and os.path.lexists(run.folder / MANIFEST):
         raise ConfigError(
             "all trials have finished; there is nothing to resume",
             where=str(run.folder / LEDGER),
-            fix=f"to see the results: runstop score {run.folder}",
+            fix=f"to see the results: runstop score {short(run.folder)}",
+        )
+
+
+def _has_results(run: Run) -> bool:
+    return bool(run.outcomes) and all(outcome.is_result for outcome in run.outcomes)
+
+
+def _check_resumable(run: Run) -> None:
+    """Raise ConfigError if another attempt could only fail: without the ledger, or before there was a job."""
+    folder = run.folder
+    logs = [name for name in (RESULTS, STATUS, ATTEMPTS) for _ in folder.glob(name)]
+    if not (folder / LEDGER).exists() and logs:
+        raise ConfigError(
+            f"{LEDGER} is missing, so nothing shows which trials have finished",
+            where=str(folder / LEDGER),
+            fix=f"restore it from a copy, or start a new run; runstop parse checks the {RESULTS} that are left",
+        )
+    is_queued = isinstance(backends.get(run.backend), Queue)
+    if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
+        raise ConfigError(
+            "the launch was killed before it submitted a job; it started nothing",
+            where=str(folder),
+            fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
         )
 
 

@@ -3,7 +3,8 @@
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from bench.backends.nodes.lead import Nodes
 from bench.backends.protocol import InProcess
 from bench.console import sheet
 from bench.console import trial as trial_tables
-from bench.contract import checkpoint
+from bench.contract import checkpoint, regular_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.driver.drive import Drive, drive
@@ -75,7 +76,7 @@ def run(plan: Plan, folder: Path) -> int:
     )
     backend = backends.for_plan(plan)
     assert isinstance(backend, InProcess), backend
-    with run_lock.driving(folder):
+    with _kept_from_others(), run_lock.driving(folder):
         with written(folder), ledger.reopened(folder):
             pass  # all or nothing; a new run has nothing to reopen
         driven = Drive(
@@ -93,6 +94,16 @@ def run(plan: Plan, folder: Path) -> int:
     if hints := _next_commands(plan, folder, code):
         console.print(hints)
     return code
+
+
+@contextmanager
+def _kept_from_others() -> Iterator[None]:
+    """Give files that this process and its ranks create in the block to this user alone."""
+    before = regular_files.keep_others_from_writing()
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _next_commands(plan: Plan, folder: Path, exit_code: int) -> str:

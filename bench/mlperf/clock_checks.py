@@ -18,6 +18,9 @@ SLEWED = 500e-6
 too, other systems may not. A clock that is set jumps instead."""
 MAX_DRIFT_MS = 1000
 """How far the wall clock may move in addition to slewing: a leap second is one second."""
+RUN_DRIFT, MIN_DRIFT_MS = 0.001, 20
+"""Between run_start and run_stop it may move by this share of the run only, which is less for runs below 1,000 s; but
+always by these milliseconds, in which the two clocks of a record are read."""
 FALL_MS = 1000
 """How far time_ms may decrease in a log that is not ours. The largest decrease in 74 published logs is 51 ms, where the
 records of several nodes are merged, and 0 ms after run_start, where one process writes."""
@@ -72,15 +75,22 @@ def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
         yield finding(
             "LOG-19", "error", after.line, f"{fell} {where}; a monotonic clock cannot decrease: records were moved"
         )
-    if not back and (pair := _clock_jump(moments)):
+    if not back and (pair := _clock_jump(moments, MAX_DRIFT_MS) or _clock_jump_in_run(log)):
         yield finding("LOG-19", "error", pair[1].line, _jump_text(*pair) + _both_times(log))
 
 
-def _clock_jump(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
-    """Return the first two records between which the wall clock moved further than slewing can.
+def _clock_jump_in_run(log: Log) -> tuple[Moment, Moment] | None:
+    """Return the first two records of the run between which the wall clock moved by a share of the run."""
+    moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in log.run]
+    took_ms = moments[-1].monotonic_ms - moments[0].monotonic_ms if moments else 0
+    return _clock_jump(moments, min(MAX_DRIFT_MS, max(MIN_DRIFT_MS, RUN_DRIFT * took_ms)))
+
+
+def _clock_jump(moments: Sequence[Moment], limit_ms: float) -> tuple[Moment, Moment] | None:
+    """Return the first two records between which the wall clock moved further than slewing and a limit allow.
 
     Slewing changes ahead_ms by at most SLEWED of the time between them. After subtracting the fastest slew in either
-    direction, ahead_ms may not rise by more than MAX_DRIFT_MS above its lowest value so far.
+    direction, ahead_ms may not rise by more than the limit above its lowest value so far.
     """
     jumps: list[tuple[Moment, Moment]] = []
     for sign in (1, -1):
@@ -89,7 +99,7 @@ def _clock_jump(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
         for n, value in enumerate(left):
             if value <= left[lowest]:
                 lowest = n
-            elif value - left[lowest] > MAX_DRIFT_MS:
+            elif value - left[lowest] > limit_ms:
                 jumps.append((moments[lowest], moments[n]))
                 break
     return min(jumps, key=lambda pair: pair[1].line, default=None)

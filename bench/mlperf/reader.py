@@ -11,14 +11,13 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
 from bench import masking
-from bench.contract import mllog
+from bench.contract import mllog, regular_files
 from bench.errors import LogError, MissingLogError
 
 _TOKEN = b":::MLLOG"
@@ -66,9 +65,8 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
     try:
         if Path(path).is_fifo():  # system() and the official checker read it again
             raise OSError(errno.ESPIPE, "it is a pipe and can be read only once; save it to a file")
-        with FileIO(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                records += scanner.feed(chunk)
+        for chunk in regular_files.chunks(path, _CHUNK_BYTES):
+            records += scanner.feed(chunk)
     except OSError as error:
         reason = error.strerror or "unreadable"
         kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
@@ -116,9 +114,9 @@ class Follower:
         self.close()
 
     def _open(self) -> bool:
-        if self._path.is_file():  # a pipe, for example, could block forever
-            with suppress(OSError):  # deleted already, or not readable yet
-                self._file = os.open(self._path, os.O_RDONLY)
+        # It may not exist, or not be readable yet; a pipe could block forever.
+        with suppress(OSError), regular_files.opened(self._path, follows_links=True) as file:
+            self._file = os.dup(file.fileno())
         return self._file is not None
 
     def _is_replaced(self) -> bool:
@@ -249,7 +247,7 @@ def _with_new_names(event: Event) -> Event:
 
 def system(path: Path | str) -> dict[str, Any]:
     """Return the SYSJSON record that MLPerf's run scripts print before a trial; empty if there is none."""
-    with suppress(OSError), FileIO(path) as file:
+    with suppress(OSError), regular_files.opened(path, follows_links=True) as file:
         head = file.read(_SYSTEM_WITHIN_BYTES)
         for mark in re.finditer(rb":::SYSJSON\s*(\{.*)", head):
             with suppress(ValueError, RecursionError):
@@ -268,7 +266,7 @@ def checksums(path: Path | str, sizes: Collection[int]) -> tuple[dict[int, str],
         OSError: the file cannot be read.
     """
     checksums, whole, done = {}, hashlib.sha256(), 0
-    with FileIO(path) as file:
+    with regular_files.opened(path, follows_links=True) as file:
         for size in sorted(size for size in sizes if size >= 0):
             while done < size and (chunk := file.read(min(_CHUNK_BYTES, size - done))):
                 whole.update(chunk)

@@ -19,6 +19,9 @@ from bench.rules.finding import Finding, Severity, broken, errors
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
 """Fields that must be equal in all runs of a score; not the submitter: published sets spell it in several ways."""
 
+_FEW_DIGITS = 5
+"""Values with more decimals than these do not agree by chance at two evaluations. Of 9,321 published runs 12 do, and
+they are copies: their times agree to the millisecond, too."""
 _ALL = "all trials"
 """The location of findings about a set of logs."""
 
@@ -120,6 +123,7 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
         message = f"{len(trials.failed)} runs failed, and at most {trials.num_dropped} may fail: {why}"
         yield _error("SCO-02", message)
     yield from _seeds(trials)
+    yield from _copies(trials)
     yield from _differences(trials)
     if rcp.passed is False:
         yield _error("SCO-05", _rcp_failure(rcp))
@@ -139,6 +143,26 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
     if without or wrong:
         names = ", ".join(name(r) for r in trials.results if r in without or r in wrong)
         yield broken("SCO-03", f"no seed in {names}", _ALL, severity="error" if wrong else "warning")
+
+
+def _copies(trials: Trials) -> Iterator[Finding]:
+    """Yield the runs whose evaluations are those of another run."""
+    by_course: dict[Any, list[str]] = {}
+    for result in trials.results:
+        if len(result.evaluations) > 1:
+            by_course.setdefault(_course(result), []).append(name(result))
+    for files in by_course.values():
+        if len(files) > 1:
+            yield _error("SCO-07", f"{', '.join(files)} have the same evaluations: they are copies of one run")
+
+
+def _course(result: Result) -> tuple[Any, ...]:
+    """Return what no two runs have in common: their evaluations, and their times where the values have few digits."""
+    values = tuple((one.samples, one.metric, one.value) for one in result.evaluations)
+    if sum(one.value != round(one.value, _FEW_DIGITS) for one in result.evaluations) > 1:
+        return values
+    since = result.run_start_ms or 0
+    return *values, *(one.time_ms - since for one in result.evaluations), result.minutes
 
 
 def _differences(trials: Trials) -> Iterator[Finding]:

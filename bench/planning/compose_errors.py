@@ -55,10 +55,17 @@ def explained() -> Iterator[None]:
             raise
         raise _below_null(error) from error
     except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
-        known = _explain(error)
+        known = caused_by(error) or _explain(error)
         if known is None:
             raise
         raise known from error
+
+
+def caused_by(error: BaseException | None) -> ConfigError | None:
+    """Return the ConfigError that caused an error, such as one of a resolver."""
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__
+    return error
 
 
 def _below_null(error: AssertionError) -> ConfigError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.contract import regular_files
 from bench.errors import LogError
 from bench.mlperf.reader import is_number
 
@@ -42,7 +43,7 @@ class Summary:
 def is_json(path: Path) -> bool:
     """Return whether a file is a JSON object, and not a log."""
     try:
-        with path.open("rb") as file:
+        with regular_files.opened(path, follows_links=True) as file:
             return file.read(64).lstrip().startswith(b"{")
     except OSError:
         return False
@@ -55,9 +56,7 @@ def read(path: Path) -> list[Summary]:
         LogError: the file is of no such tool, or all requests of a load failed.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise LogError("the file is larger than 1 GiB", where=str(path), fix=FIX)
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(regular_files.read_bytes(path, max_bytes=MAX_BYTES, follows_links=True))
     except (OSError, ValueError, RecursionError) as error:
         raise LogError(f"the file cannot be read: {error}", where=str(path), fix=FIX) from error
     for is_of, summaries in _TOOLS:

@@ -1,20 +1,40 @@
-"""Create the folder of a run, and check that no other user can write to it."""
+"""Create the folder of a run, and open the folders of others: what other users wrote is read, and not acted on.
 
+`require_ours` comes before everything that runs, signals, cancels, submits or changes a run. Verbs that only read open
+any folder; they read regular files only (`bench.contract.regular_files`), say whose folder it is (`foreign`), and ask
+no server that it names.
+"""
+
+import itertools
 import os
+import pwd
+import shlex
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
 from bench import masking
-from bench.contract import plan_kinds, plan_paths
+from bench.contract import atomic_files, plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan
+from bench.contract.regular_files import OTHERS_WRITE
 from bench.contract.run_files import CONFIG, PLAN, RANK_LOGS
 from bench.errors import ConfigError
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+FILES = (
+    *(run_files.CONFIG, run_files.PLAN, run_files.LEDGER, run_files.STATUS, run_files.MANIFEST, run_files.JOB),
+    *(run_files.SCRIPT, run_files.KUBERNETES_MANIFEST, run_files.RAY_JOB, run_files.LEDGER_LOCK, run_files.RUN_LOCK),
+    *(run_files.OWNER, run_files.SUBMISSION, run_files.DISK_RESERVE, run_files.RESULTS, run_files.binding("*")),
+    *(run_files.prepare_log("*"), run_files.health("*"), run_files.interrupted("*")),
+)
+"""What a run executes or believes when it goes on."""
+FOLDERS = (
+    *(run_files.RANK_LOGS, run_files.ATTEMPTS, run_files.facts("*"), run_files.checkpoints("*")),
+    *(f"{run_files.checkpoints('*')}/*", run_files.adapters("*")),
+)
 NOT_OTHERS = 0o777 & ~OTHERS_WRITE
 """The mode of a run folder; the umask may remove more bits."""
 
@@ -36,8 +56,7 @@ def make(plan: Plan, config_yaml: str) -> Path:
         _require_ours_or_remove(folder)
         (folder / RANK_LOGS).mkdir(mode=NOT_OTHERS)
         for name, text in ((CONFIG, config_yaml), (PLAN, plan_text)):
-            with (folder / name).open("x") as file:
-                file.write(text)
+            atomic_files.write_text(folder / name, text)  # the plan last: with it a killed launch can be resumed
     except FileExistsError as error:
         raise ConfigError(
             "the run folder exists already",
@@ -58,10 +77,10 @@ def make(plan: Plan, config_yaml: str) -> Path:
 
 
 def require_ours(folder: Path) -> None:
-    """Raise ConfigError unless this user owns a run folder, and no other user can write to it or replace it.
+    """Raise ConfigError unless this user owns a run folder and its files, and no other user can write to them.
 
     A user who can write there can change results, and the plan, which defines what runs. `check_owner` in job.sh
-    makes the same checks.
+    makes the same checks of the folder. Files of root are accepted: a container may run as root.
     """
     status, parent = folder.lstat(), folder.resolve().parent.stat()
     if stat.S_ISLNK(status.st_mode):
@@ -74,6 +93,43 @@ def require_ours(folder: Path) -> None:
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         fix = "set LOGDIR to a folder below it that only you can write to"
         raise _not_ours("every user can rename files here, including this run folder", folder.parent, fix=fix)
+    for path, is_folder in _content(folder):
+        _require_our_file(path, folder, is_folder=is_folder)
+
+
+def _content(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the files and folders that a run acts on, and whether it must be a folder."""
+    for pattern, is_folder in itertools.chain(((name, False) for name in FILES), ((name, True) for name in FOLDERS)):
+        yield from ((path, is_folder) for path in sorted(folder.glob(pattern)))
+
+
+def _require_our_file(path: Path, folder: Path, *, is_folder: bool) -> None:
+    status = path.lstat()
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
+        kind = "a folder" if is_folder else "a file"
+        raise _not_ours(f"this is not {kind} of a run", path, fix="start a run of your own")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _not_ours(f"{_name(status.st_uid)} owns this file of the run", path, fix="start a run of your own")
+    if status.st_mode & OTHERS_WRITE:
+        fix = f"if you are sure that nobody changed it: chmod -R go-w {shlex.quote(str(folder))}"
+        raise _not_ours("other users can write to this file of the run", path, fix=fix)
+
+
+def foreign(folder: Path) -> str:
+    """Return why a run folder is not this user's alone, as a sentence; empty if it is."""
+    try:
+        status = folder.resolve().stat()
+    except OSError:  # the reader reports it
+        return ""
+    if status.st_uid != os.geteuid():
+        return f"{_name(status.st_uid)} owns it"
+    return "other users can write to it" if status.st_mode & OTHERS_WRITE else ""
+
+
+def _name(uid: int) -> str:
+    with suppress(KeyError):
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"
 
 
 def _require_ours_or_remove(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.backends.protocol import Backend, Job, JobState, Queue
+from bench.backends.protocol import Backend, Job, JobState, NamesServers, Queue
 from bench.contract import atomic_files
-from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, STATUS, SUBMISSION
+from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RANK_LOGS, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError, with_rule
+from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
+from bench.runs.folder import plan_in
 from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
@@ -45,6 +48,8 @@ class Run:
     """The final status; None until the job has written it."""
     is_queried: bool = True
     """Whether its backend could be queried from this machine."""
+    foreign: str = ""
+    """Why the server that its job.json names is not queried: another user wrote the folder, or it is a copy."""
     may_be_active: bool = False
     """Whether its backend did not answer, and the folder does not show that the run has ended."""
     unknown_backend: str = ""
@@ -82,6 +87,8 @@ class Run:
 
     @property
     def _unknown(self) -> str:
+        if self.foreign:
+            return f"unknown: {self.backend.name} is not queried, since {self.foreign}"
         if not self.is_queried:
             return f"unknown: {self.unknown_backend or self.backend.name} cannot be queried here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
@@ -101,15 +108,26 @@ def find(folder: Path) -> Run:
     Raises:
         ConfigError: the folder is not a run folder, or there is no backend of the name in job.json.
     """
-    if not (folder / JOB).exists() and not (folder / LEDGER).exists():
-        raise ConfigError(
-            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
-        )
+    require_run(folder)
     run = _runs([folder])[0]
     if run.unknown_backend:
         what = f"there is no backend {run.unknown_backend}; there are {', '.join(BackendName.__members__)}"
         raise ConfigError(what, where=str(folder / JOB), fix="use the version of runstop that started the run")
     return run
+
+
+def require_run(folder: Path) -> None:
+    """Raise ConfigError if a folder is not a run folder."""
+    if not any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN)):
+        if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
+            raise ConfigError(
+                f"the launch was killed before it wrote {PLAN}; it started nothing",
+                where=str(folder),
+                fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
+            )
+        raise ConfigError(
+            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+        )
 
 
 def below(root: Path, *, must_answer: bool = False) -> list[Run]:
@@ -123,8 +141,8 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
     """
     if not root.is_dir():
         raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
-    folders = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
-    return _runs([folder for folder in folders if not _is_of_several(folder)], must_answer=must_answer)
+    found = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
+    return _runs([folder for folder in found if not _is_of_several(folder)], must_answer=must_answer)
 
 
 def _is_of_several(folder: Path) -> bool:
@@ -192,6 +210,24 @@ def _query(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
     """Return the runs of a backend with their states, by folder; empty if the backend is not on this machine."""
     if not backend.is_available():
         return {}
+    if isinstance(backend, NamesServers):
+        foreign = {run.folder: why for run in runs if (why := _foreign(run.folder, backend))}
+        own = _states(backend, [run for run in runs if run.folder not in foreign])
+        others = [replace(run, foreign=foreign[run.folder], is_queried=False) for run in runs if run.folder in foreign]
+        return own | {run.folder: run for run in others}
+    return _states(backend, runs)
+
+
+def _foreign(folder: Path, backend: NamesServers) -> str:
+    """Return why a backend must not ask the server that a folder names; empty if it may."""
+    if why := folders.foreign(folder):
+        return why
+    return "" if backend.is_own_server(folder) else "this folder is a copy of another one"
+
+
+def _states(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
+    if not runs:
+        return {}
     if isinstance(backend, Queue):
         runs = [_with_unrecorded_jobs(run, backend) for run in runs]
     known = backend.states([run.id for run in runs if run.jobs or not isinstance(backend, Queue)])
@@ -208,7 +244,7 @@ def _with_unrecorded_jobs(run: Run, queue: Queue) -> Run:
 def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
     """Return a run from its folder alone, without the states of its jobs."""
     # Earlier versions did not write the name; of their runs only those of Slurm have a job.json.
-    written = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    written = str(job.get("backend", BackendName.slurm.name)) if job else _planned_queue(path)
     name = BackendName.__members__.get(written)
     outcomes = tuple(entry.outcome for entry in ledger.entries(path))
     status = statuses.read(path)
@@ -222,6 +258,14 @@ def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
         status=status,
         unknown_backend="" if name else written,
     )
+
+
+def _planned_queue(path: Path) -> str:
+    """Return the queue in the plan of a run that was killed before it had a job.json; `local` for runs without one."""
+    plan = None if (path / LEDGER).exists() else plan_in(path)
+    if plan is not None and isinstance(backends.for_plan(plan), Queue):
+        return plan.config.cluster.backend.name
+    return BackendName.local.name
 
 
 def _job_ids(entries: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, PLAN
 from bench.errors import BenchError
@@ -60,8 +61,8 @@ def with_overrides(config_yaml: str, overrides: Sequence[str]) -> str:
 
 
 def _overrides(folder: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError), (folder / CONFIG).open(encoding="utf-8") as file:
-        first = file.readline()
+    with suppress(OSError, UnicodeDecodeError):
+        first = regular_files.read_text(folder / CONFIG).partition("\n")[0]
         return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
     return ""
 

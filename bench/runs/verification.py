@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends
-from bench.contract import atomic_files, codec, run_files
+from bench.contract import atomic_files, codec, regular_files, run_files
 from bench.contract.atomic_files import Content
+from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
 from bench.errors import BenchError, ConfigError, LogError
@@ -86,12 +87,14 @@ def _manifest(folder: Path, known: Manifest | None) -> Iterator[Compared]:
         return
     yield _same(MANIFEST, "as written by the run", "as written by the run")
     yield _information("written", f"{known.written} by runstop {known.bench}")
-    present = manifest.files(folder)
+    unlisted = tuple(f"{name}/" for name in known.folders)
+    present = [name for name in manifest.files(folder) if name in known.files or not name.startswith(unlisted)]
     for name in sorted({*known.files, *present}):
         actual = _content(folder / name) if name in present else "missing, or a symbolic link"
         yield _same(name, _shown(known.files.get(name, "no such file")), _shown(actual))
     for name in known.folders:
         yield _same(f"{name}/", "present", "present" if (folder / name).is_dir() else "missing")
+        yield _information(f"{name}/, its files", "no checksums: an earlier version wrote none")
 
 
 def _why_none(folder: Path) -> str:
@@ -145,7 +148,7 @@ def _log(path: Path, entry: Entry, entries: list[Entry]) -> Iterator[Compared]:
     else:
         yield from _bound(path, log, entry.nonce, entries)
     if entry.outcome.is_result:
-        yield from _facts(path, entry)
+        yield from _facts(path, log, entry)
 
 
 def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[Compared]:
@@ -163,9 +166,12 @@ def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[C
         yield _same(f"{path.name}, its own checksums", "as written", what, rule="LOG-18")
 
 
-def _facts(path: Path, entry: Entry) -> Iterator[Compared]:
+def _facts(path: Path, log: Log, entry: Entry) -> Iterator[Compared]:
     """Yield whether the numbers in the ledger are those in the log."""
     result = results.parse(path)
+    for name, sha256 in (entry.inputs or {}).items():
+        in_log = f"sha256 {trial.logged_inputs(log).get(name)}"
+        yield _same(f"{path.name}, {name} in the ledger", in_log, f"sha256 {sha256}", rule=CHANGED)
     for name in ("minutes", "samples_to_target", "eval_final"):
         in_ledger, in_log = getattr(entry, name), getattr(result, name)
         if in_ledger is not None or in_log is not None:
@@ -176,12 +182,14 @@ def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:
     if plan is None:
         yield _same(PLAN, "a plan", "missing, or cannot be read")
         return
-    if (folder / SCRIPT).is_file():
-        texts = [(folder / name).read_text(errors="replace") for name in (SCRIPT, PLAN)]
+    if (changed := ledger.changed_plan(folder)) is not None:
+        yield _same(f"{PLAN}, ledger", "the plan with which the run started", changed.what, rule=CHANGED)
+    if regular_files.is_regular(folder / SCRIPT):
+        texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]
         differing = next(iter(backends.for_plan(plan).differences(*texts)), "the same plan")
         yield _same(f"{SCRIPT}, its plan", "the same plan", differing)
-    if (folder / CONFIG).is_file():
-        yield _config((folder / CONFIG).read_text(errors="replace"), plan)
+    if regular_files.is_regular(folder / CONFIG):
+        yield _config(regular_files.read_text(folder / CONFIG, errors="replace"), plan)
 
 
 def _config(config_yaml: str, plan: Plan) -> Compared:

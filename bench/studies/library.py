@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from bench.contract import regular_files
 from bench.errors import ConfigError
 from bench.planning.compose import CONF
 from bench.results import published as figures
@@ -47,7 +48,8 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         ConfigError: it cannot be read, is not YAML, or has an unknown, missing or mistyped key.
     """
     try:
-        raw = yaml.load(path.read_text(), Loader=_Texts)  # noqa: S506  # a BaseLoader: texts only
+        text = regular_files.read_text(path, follows_links=True)
+        raw = yaml.load(text, Loader=_Texts)  # noqa: S506  # a BaseLoader: texts only
         return msgspec.convert(_with_current_keys(raw), kind, strict=False)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import masked_json
-from bench.mlperf.reader import Follower
+from bench.mlperf.reader import Follower, printable
 from bench.mlperf.result import UNVERIFIED
 from bench.watch.hardware import Gpus
 from bench.watch.lines import View, current, evaluation_line, line, warning_lines
@@ -144,7 +144,7 @@ def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views
 
 
 def _say(console: "Console", text: str) -> None:
-    print(text, file=console.file, flush=True)
+    print(printable(text), file=console.file, flush=True)
 
 
 def _date(time_ms: int) -> str:

@@ -17,6 +17,7 @@ from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULT
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
+from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.watch import prediction, trackers
@@ -242,12 +243,13 @@ def run_folder(folder: Path) -> WatchedTrials:
         raise ConfigError(
             "this job only checks its nodes: it has no trials to watch", where=str(folder), fix=f"runstop why {folder}"
         )
+    is_foreign = bool(folders.foreign(folder))  # trackers write into the folder, and some send to a server
     trials = tuple(
         Watched(
             f"{command.name} ({trial.index + 1} of {count})",
             Follower(folder / trial.log),
             planned(plan, command),
-            curves=trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            curves=None if is_foreign else trackers.curves(plan, folder, trial=Path(trial.log).stem),
             gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)

@@ -18,6 +18,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from bench.contract import checksums
 from bench.contract.atomic_files import atomic_folder
 from bench.contract.model import Model
 from bench.contract.training import Lora
@@ -49,6 +50,7 @@ def write(folder: Path, tensors: dict[str, Tensor], *, lora: Lora, base: str | N
     with atomic_folder(folder) as part:
         (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (part / CONFIG).write_text(json.dumps(described(lora, base), indent=2) + "\n")
+        checksums.write(part, (CONFIG, WEIGHTS))
 
 
 def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:

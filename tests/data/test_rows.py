@@ -97,7 +97,7 @@ def test_published_rows_are_converted(plan: Plan, tmp_path: Path, form: str, cap
         np.testing.assert_array_equal(counts, [labels != -100 for _, labels in BOTH[split]])
     findings = [*preflight.prepared_rows(tmp_path / "rows", plan.config.data), *preflight.manifest(tmp_path / "rows")]
     assert not findings, findings
-    assert len(json.loads((tmp_path / "rows" / "manifest.json").read_text())["files"]) == 4
+    assert len(json.loads((tmp_path / "rows" / "manifest.json").read_text())["files"]) == 6
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {

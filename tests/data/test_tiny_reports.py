@@ -69,5 +69,6 @@ def test_an_interrupted_preparation_starts_again(tmp_path) -> None:  # type: ign
     part.mkdir()
     (part / "half_of_something.npy").touch()
     prepare_rows_of(plan)
-    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths")}
+    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths", "sha256")}
+    names |= {"manifest.json"}
     assert {path.name for path in Path(plan.data_dir).iterdir()} == names and not part.exists()

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +28,11 @@ class ScriptRun:
         return [argv for argv, _ in self.calls if argv[0] == "srun"]
 
 
-def run_script(text: str, root: Path, *words: object, **more: str) -> ScriptRun:
-    """Run a script as Slurm would."""
+def run_script(text: str, root: Path, *words: object, acts: Mapping[str, str] | None = None, **more: str) -> ScriptRun:
+    """Run a script as Slurm would. `acts` has what a command does after its call was recorded, in sh."""
     (root / "bin").mkdir(exist_ok=True)
     for name in STUBS:
-        (root / "bin" / name).write_text(STUB)
+        (root / "bin" / name).write_text(STUB + (acts or {}).get(name, ""))
         (root / "bin" / name).chmod(0o755)
     (root / "slurm_script").write_text(text)
     (root / "cwd").mkdir(exist_ok=True)

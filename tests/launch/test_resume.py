@@ -249,11 +249,11 @@ def test_a_cancel_that_slurm_refuses_changes_nothing(ended: Path, slurm: Slurm, 
 
 def test_a_cancel_with_a_failing_disk_reports_that_the_job_was_cancelled(ended: Path, slurm: Slurm) -> None:
     resume.resume(ended)
-    before = contents(ended)
+    before, queued = contents(ended), (slurm.queue / "100").read_text()
     for failed, error in at_each_operation(ended, lambda: resume.cancel(ended)):
         assert "job 100 was cancelled, but its status could not be written" in str(error), failed
         assert contents(ended) == before, failed
-        (slurm.queue / "100").write_text("")
+        (slurm.queue / "100").write_text(queued)
     assert statuses.read(ended) is not None
 
 

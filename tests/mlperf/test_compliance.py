@@ -57,6 +57,18 @@ def test_deviation_is_reported(written_log: MakeLog, changes: dict[str, object],
     assert not parse(path).valid
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "target", "is_easier"),
+    [("bert", 0.71, True), ("bert", 0.73, False), ("llama2_70b_lora", 0.93, True), ("llama2_70b_lora", 0.92, False)],
+)
+def test_a_target_that_is_easier_than_the_official_one_is_reported(
+    written_log: MakeLog, benchmark: str, target: float, is_easier: bool
+) -> None:
+    """A lower accuracy is easier, and a higher loss."""
+    path = written_log(submission_benchmark=benchmark, target_accuracy=target)
+    assert ("LOG-12" in {finding.rule for finding in findings(path)}) is is_easier
+
+
 LLAMA31_8B_SETTINGS: dict[str, object] = {
     "submission_benchmark": "llama31_8b",
     "target_accuracy": 3.3,
@@ -149,6 +161,12 @@ def test_one_step_late_per_interval_is_on_schedule(written_log: MakeLog, late_by
     path = written_log(evals=(0.95, 0.92))
     path.write_text(path.read_text().replace('"samples_count": 1920', f'"samples_count": {1920 + late_by}'))
     assert {finding.rule for finding in findings(path)} == rules
+
+
+def test_batch_size_that_no_evaluation_fits_is_an_error(written_log: MakeLog) -> None:
+    """Batches of 8 logged as 9: 1,536 samples are no whole number of steps."""
+    (error,) = [f for f in findings(written_log(global_batch_size=9)) if f.severity == "error"]
+    assert error.rule == "REC-01" and error.what.startswith("global_batch_size is 9, but an evaluation is after 1,5")
 
 
 def test_a_target_reached_before_the_first_evaluation_of_the_rules_is_an_error(written_log: MakeLog) -> None:

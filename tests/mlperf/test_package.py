@@ -231,7 +231,7 @@ def test_refused_package_writes_nothing(
 def test_setting_with_a_secret_is_not_published(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
-    message = r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2"
+    message = r"looks like a secret: a value of wandb_api_key .*\n  where: .*config.yaml:2"
     with pytest.raises(ConfigError, match=message) as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)

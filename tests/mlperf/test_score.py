@@ -42,9 +42,16 @@ TEN = range(10)
 def runs(written_log: MakeLog, tmp_path: Path) -> MakeRuns:
     """Write a run of 20 minutes, of 21 and so on, each with its own seed; `changes` are by run number."""
 
-    def make(numbers: Sequence[int] = TEN, changes: dict[int, dict[str, Any]] | None = None, **all_runs: Any) -> Path:
+    def make(
+        numbers: Sequence[int] = TEN,
+        changes: dict[int, dict[str, Any]] | None = None,
+        *,
+        alike: bool = False,
+        **all_runs: Any,
+    ) -> Path:
         for number in numbers:
             settings = {"evals": AT_3072, "seed": 100 + number} | all_runs | (changes or {}).get(number, {})
+            settings["evals"] = [value + (0 if alike else number * 1e-9) for value in settings["evals"]]
             path = written_log(name=f"result_{number}.txt", **settings)
             set_minutes(path, 20 + number)
         return tmp_path
@@ -134,6 +141,31 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
 )
 def test_broken_rules_of_a_set(runs: MakeRuns, options: dict[str, Any], broken: set[str]) -> None:
     assert rules(score(runs(**options))) == broken
+
+
+PRECISE = tuple(value + 1.23456e-6 for value in (*AT_3072[:-1], 0.92))
+
+
+@pytest.mark.parametrize(
+    ("evals", "minutes", "copied"),
+    [
+        (PRECISE, {}, TEN),
+        (AT_3072, dict.fromkeys((3, 7), 23), (3, 7)),
+        (AT_3072, {}, ()),
+    ],
+    ids=["with other times", "with round values", "round values alone"],
+)
+def test_copies_of_one_run_under_other_seeds_are_no_score(
+    runs: MakeRuns, evals: tuple[float, ...], minutes: dict[int, int], copied: Sequence[int]
+) -> None:
+    folder = runs(evals=evals, alike=True)
+    for number, took_min in minutes.items():
+        set_minutes(folder / f"result_{number}.txt", took_min)
+    scored = score(folder)
+    assert rules(scored) == ({"SCO-07"} if copied else set())
+    for finding in scored.findings:
+        names = ", ".join(f"result_{number}.txt" for number in copied)
+        assert finding.what == f"{names} have the same evaluations: they are copies of one run"
 
 
 def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:

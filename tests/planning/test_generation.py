@@ -148,6 +148,17 @@ GENERATION = "task.generation"
             "sampling.top_p",
         ),
         ([TINY, f"{GENERATION}.nf4=true"], "nf4 needs precision bf16, but precision is fp32", "precision"),
+        (
+            [
+                "task=generate_70b",
+                "engine=megatron",
+                f"{GENERATION}.nf4=true",
+                "model.ffn_hidden_size=28640",
+                "cluster=dgxh200",
+            ],
+            "rows in multiples of 64, but a rank has 28640 of model.ffn_hidden_size",
+            f"{GENERATION}.nf4",
+        ),
         ([TINY, "parallel.groups=3"], "3 replicas of 1 need 3 ranks, but the cluster has 2", "parallel.groups"),
         ([TINY, "parallel.tp=2"], "tp is 2, but engine=huggingface does not support tensor", "parallel.tp"),
         ([TINY, "parallel.pp=2"], "pp: generation supports tensor parallelism only", "parallel.pp"),

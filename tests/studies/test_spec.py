@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import ConfigError
+from bench.results.study import PlannedArm
 from bench.studies import arms, folder, library
 from bench.studies.spec import Jobs
 
@@ -132,3 +133,12 @@ FLAT = (
 
 def test_every_shipped_study_loads() -> None:
     assert "tiny" in [name for name, _ in library.titles()]
+
+
+def test_every_pair_of_blocks_has_an_order_of_its_own() -> None:
+    """Shuffled, then reversed: drift within a block favours no arm, and no order is that of all blocks."""
+    planned = [PlannedArm(name=name) for name in "abcdef"]
+    orders = arms.blocks(planned, runs=8, seed=1)
+    assert orders[1::2] == [order[::-1] for order in orders[::2]]
+    assert len(set(orders[::2])) == 4 and all(sorted(order) == list("abcdef") for order in orders)
+    assert arms.blocks(planned, runs=3, seed=1) == orders[:3] and arms.blocks(planned, runs=3, seed=2) != orders[:3]

@@ -18,6 +18,7 @@ from bench.results.study import Cell, Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
+from helpers import study_results
 from helpers.study_runs import failed, valid_run
 
 STUDY = """
@@ -189,6 +190,16 @@ def test_published_figures_are_shown_with_the_arms_of_their_labels(tmp_path: Pat
     ]  # fmt: skip
     assert "X not recommended" in shown.caption and "1 of 9 runs are valid" in shown.caption
     assert "time: published in min, not in s" in shown.caption
+
+
+def test_the_sheet_of_comparisons_names_the_arms_and_the_verdict(tmp_path: Path) -> None:
+    (sheet,) = [one for one in study_sheets.sheets(study_results.precisions(tmp_path)) if one.title == "comparisons"]
+    assert sheet.columns == ("arms", "measurement", "pairs", "difference (%)", "verdict")
+    assert [tuple(row) for row in sheet.rows] == [
+        ("fp8 / bf16", "throughput_per_gpu", "4", "+35.17 (+34.98 to +35.36)", "fp8 is 35.0–35.4 % faster than bf16"),
+        ("bf16 / transformers", "step_time", "", "", "not compared: transformers has no result"),
+    ]
+    assert "margin ±2 %" in sheet.caption
 
 
 def test_after_out_of_memory_the_next_micro_batch_is_used(tmp_path: Path) -> None:

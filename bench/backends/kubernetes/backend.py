@@ -73,6 +73,15 @@ def submitted(folder: Path) -> list[str]:
     return [str(job)] if job and states.active(job) else []
 
 
+def is_of(job: JobId, folder: Path) -> bool:
+    """Return whether the objects of a job have the annotation that names a run folder."""
+    with suppress(_NoSuchKindError):
+        objects = _listed(job, states.KINDS[job.kind])
+        places = [(one["metadata"].get("annotations") or {}).get(names.FOLDER, "") for one in objects]
+        return bool(places) and all(names.is_place(str(place), folder) for place in places)
+    return False
+
+
 def cancel(job: JobId) -> None:
     """Delete the objects that run a job; the cluster then terminates their pods and deletes the objects they own.
 
@@ -253,6 +262,12 @@ class KubernetesBackend:
 
     def submitted(self, folder: Path) -> list[str]:
         return submitted(folder)
+
+    def is_own_server(self, folder: Path) -> bool:
+        return True  # an id names a context of this user's kubeconfig
+
+    def is_of(self, job: str, folder: Path) -> bool:
+        return is_of(names.read_id(job), folder)
 
     def cancel(self, job: str) -> None:
         cancel(names.read_id(job))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -74,6 +75,15 @@ def dns_label(text: str, *, end: str) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     kept = f"r-{plain}"[: MAX_NAME - len(end) - 1] if not plain[:1].isalpha() else plain[: MAX_NAME - len(end) - 1]
     return f"{kept.rstrip('-')}-{end}"
+
+
+def is_place(annotation: str, folder: Path) -> bool:
+    """Return whether an annotation names a run folder; it may be relative to the directory of the submission."""
+    place, parts = Path(annotation), folder.absolute().parts
+    with suppress(OSError):
+        if place.is_absolute() and place.samefile(folder):
+            return True
+    return bool(place.parts) and parts[-len(place.parts) :] == place.parts
 
 
 def in_pods(plan: Plan, folder: Path) -> str:

@@ -165,13 +165,13 @@ class Nodes:
             for member, answer in self._answers("ready", check=check):
                 member.is_shared = bool(answer["is_shared"])
 
-    def start(self, command: Command, port: int) -> None:
-        """Start a command's ranks on every node."""
+    def start(self, command: Command, port: int, attempt: str | None = None) -> None:
+        """Start a command's ranks on every node. `attempt` is the nonce of the attempt at a trial."""
         for member in self.members:
             member.codes = {}
-            self._send(member, "start", command=command.name, host=self._host, port=port)
+            self._send(member, "start", command=command.name, host=self._host, port=port, attempt=attempt)
         if self._own is not None:
-            environment = processes.environment(self._own, (self._host, port))
+            environment = processes.environment(self._own, (self._host, port), attempt)
             self._ranks = Ranks(self.plan, command, self._folder, node=0, environment=environment)
 
     def restart(self, ranks: Sequence[int]) -> None:
@@ -390,13 +390,15 @@ class Running:
 
 
 @contextlib.contextmanager
-def started(nodes: Nodes, command: Command, folder: Path, *, port: int) -> Iterator[Running]:
+def started(
+    nodes: Nodes, command: Command, folder: Path, *, port: int, attempt: str | None = None
+) -> Iterator[Running]:
     """Start a command's ranks; all of them are stopped when the block ends."""
     for old in folder.glob(run_files.rank_error(command.name, "*")):
         old.unlink()
     running = Running(nodes, command, folder)
     try:
-        nodes.start(command, port)
+        nodes.start(command, port, attempt)
         yield running
     finally:
         running.stop()

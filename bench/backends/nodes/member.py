@@ -161,7 +161,7 @@ def handle(node: Node, message: dict[str, Any]) -> None:
                 clear(node, command)
             master = (str(message["host"]), int(message["port"]))
             node.reported = {}
-            environment = processes.environment(node.plan.environment, master)
+            environment = processes.environment(node.plan.environment, master, message.get("attempt"))
             node.ranks = Ranks(node.plan, command, node.folder, node=node.number, environment=environment)
         case "stop":
             if node.ranks is not None:

@@ -1,5 +1,6 @@
 """The Ray backend: checks, requests, manifests and jobs."""
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 from bench import masked_json, masking
 from bench.backends.protocol import Job
 from bench.backends.ray import checks, client, manifest, placement_group, request
-from bench.contract import atomic_files, plan_kinds
+from bench.contract import atomic_files, plan_kinds, run_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, PLAN, RAY_JOB, SUBMISSION
 from bench.contract.schema import BackendName
@@ -21,6 +22,9 @@ from bench.texts import strings
 
 WALLTIME = "walltime"
 """The key in job.json with the time limit per trial, in minutes, of a resumed run; it replaces the plan's."""
+ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+INODE = "inode"
+"""The key in job.json with the inode of the folder in which the run was started: a copy of the folder has another."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -35,6 +39,7 @@ def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
 def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[str, Any]:
     """Write job.json, without a job yet, into a run's folder and return its content."""
     job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan)}
+    job[INODE] = folder.stat().st_ino
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
     masked_json.write(folder / JOB, job)
@@ -44,7 +49,8 @@ def note(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict[st
 def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
     """Submit one job for several runs, which run one after another on the same nodes, and return its id."""
     plan, names = runs[0][0], [run.name for _, run in runs]
-    job = {"backend": BackendName.ray.name, "jobs": [], "address": request.address(plan), "runs": names}
+    job: dict[str, Any] = {"backend": BackendName.ray.name, "jobs": [], "runs": names}
+    job |= {"address": request.address(plan), INODE: folder.stat().st_ino}
     masked_json.write(folder / JOB, job)
     number = _submitted(plan, folder, [run for _, run in runs], job)
     record_shared_jobs(folder)
@@ -54,7 +60,7 @@ def submit_shared(runs: Sequence[tuple[Plan, Path]], folder: Path) -> str:
 def record_shared_jobs(folder: Path) -> None:
     """Add the jobs of a shared job's folder to job.json of each of its runs. Idempotent."""
     shared = atomic_files.read_object(folder / JOB)
-    for run in (folder.parent / name for name in shared.get("runs") or []):
+    for run in (folder.parent / name for name in run_files.runs_in(shared)):
         held = atomic_files.read_object(run / JOB)
         entries = held.get("jobs") or []
         known = [str(entry["id"]) for entry in entries]
@@ -74,6 +80,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
         what = f"{' '.join(arguments)} is an option of sbatch, but this run uses Ray"
         raise ConfigError(what, where="--sbatch", fix="remove --sbatch")
     plan, job = plan_kinds.load(folder / PLAN), atomic_files.read_object(folder / JOB)
+    job |= {"address": request.address(plan), INODE: folder.stat().st_ino}
     if walltime_min is not None:
         job[WALLTIME] = walltime_min
     if (minutes := job.get(WALLTIME)) is not None:
@@ -87,8 +94,35 @@ def submitted(folder: Path) -> list[str]:
     Raises:
         SubmitError: its cluster cannot be queried.
     """
-    address = atomic_files.read_object(folder / JOB).get("address")
-    return client.submitted(str(address), str(folder.absolute())) if address else []
+    held = atomic_files.read_object(folder / JOB)
+    if not request.is_address(address := held.get("address")):
+        return []
+    places = [folder, *(folder.parent / name for name in _shared_jobs(held, folder))]
+    return [job for place in places for job in client.submitted(address, str(place.absolute()))]
+
+
+def _shared_jobs(held: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the names of the folders, next to this one, of the jobs that a run shares with other runs."""
+    entries = [entry for entry in held.get("jobs") or [] if isinstance(entry, dict)]
+    names = run_files.runs_in({"runs": [entry.get("shared") for entry in entries]})
+    listed = {name: atomic_files.read_object(folder.parent / name / JOB) for name in dict.fromkeys(names)}
+    return [name for name, shared in listed.items() if folder.name in run_files.runs_in(shared)]
+
+
+def is_own_server(folder: Path) -> bool:
+    """Return whether this user chose the cluster of a folder: the environment names it, or the run was started here.
+
+    Ray's client sends RAY_AUTH_TOKEN to the address, and job.json of a copied folder names an address of its author.
+    """
+    held = atomic_files.read_object(folder / JOB)
+    places = {request.split(job)[1] for job in _ids(held)} | {str(held.get("address", "")).rstrip("/")}
+    own = {os.environ.get(name, "").rstrip("/") for name in ADDRESS_VARIABLES}
+    return held.get(INODE) == folder.stat().st_ino or places - {""} <= own
+
+
+def _ids(held: Mapping[str, Any]) -> list[str]:
+    entries = held.get("jobs")
+    return [str(entry.get("id")) for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _submitted(plan: Plan, folder: Path, runs: Sequence[Path], job: Mapping[str, Any]) -> str:
@@ -171,6 +205,12 @@ class RayBackend:
 
     def states(self, ids: Sequence[str]) -> dict[str, Job]:
         return client.states(ids)
+
+    def is_own_server(self, folder: Path) -> bool:
+        return is_own_server(folder)
+
+    def is_of(self, job: str, folder: Path) -> bool:
+        return job in submitted(folder)
 
     def cancel(self, job: str) -> None:
         client.stop(job)

@@ -62,6 +62,8 @@ def connect(address: str) -> Any:
 
 def require_listening(address: str) -> None:
     """Raise UnreachableError if nothing listens at the address; Ray's own client would wait for minutes."""
+    if not request.is_address(address):
+        raise unreachable(address, "it is not an http address")
     parts = urlsplit(address)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -84,7 +86,7 @@ def _answering(address: str) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, OSError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise unreachable(address, str(error) or type(error).__name__) from error
 
 

@@ -25,7 +25,7 @@ from bench.backends.nodes.channel import TOKEN
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
-from bench.contract import atomic_files, plan_kinds
+from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import CANCELLED, JOB, NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
 from bench.errors import BenchError, Stopped, with_rule
@@ -189,6 +189,7 @@ class DriverJob:
 
 
 def main() -> None:
+    regular_files.keep_others_from_writing()
     args = _parser().parse_args()
     runs = [path.absolute() for path in args.runs]
     job = DriverJob(args.job or _own_id(), args.plan, args.limit_min, args.walltime, runs[0])

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bench.contract.cluster import Ray, RayCode
 from bench.contract.plan import Plan
@@ -56,6 +56,11 @@ def split(job: str) -> tuple[str, str]:
     return submission, address
 
 
+def is_address(text: Any) -> TypeGuard[str]:
+    """Return whether a text is the address of a dashboard; Ray's client imports a module for any other scheme."""
+    return isinstance(text, str) and re.fullmatch(r"https?://[^/\s@\\?#][^\s@\\?#]*", text) is not None
+
+
 def page(job: str) -> str:
     """Return the URL of a job on Ray's dashboard."""
     submission, address = split(job)
@@ -102,7 +107,7 @@ def address(plan: Plan) -> str:
             fix="set cluster.ray.address=http://HEAD:8265, or export RAY_API_SERVER_ADDRESS",
             rule="RAY-01",
         )
-    if not re.match(r"https?://[^/]", ray.address):
+    if not is_address(ray.address):
         what, fix = f"{ray.address!r:.80} is not a valid dashboard address", "write it as http://HEAD:8265"
         raise ConfigError(what, where="cluster.ray.address", fix=fix, rule="RAY-01")
     return ray.address.rstrip("/")

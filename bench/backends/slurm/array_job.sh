@@ -1,6 +1,7 @@
 # ---- Each task of this array puts the script of its run together, which is self-contained, and runs it. ----
 
 set -euo pipefail
+umask go-w
 
 run_script() { "before_$task" && common && "after_$task"; }
 

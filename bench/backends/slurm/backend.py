@@ -112,6 +112,9 @@ class SlurmBackend:
     def submitted(self, folder: Path) -> list[str]:
         return jobs.submitted(folder)
 
+    def is_of(self, job: str, folder: Path) -> bool:
+        return job in jobs.submitted(folder)
+
     def cancel(self, job: str) -> None:
         answer = client.run(["scancel", job])
         if answer.exit_code:

@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bench.backends.protocol import Job, JobState
+from bench.contract.run_files import SCRIPT
 from bench.errors import SubmitError
 from bench.rules.check import Answer
 
@@ -23,6 +25,7 @@ _OF_A_JOB = re.compile(r"SLURM_(?!CONF|CLUSTERS|JWT|DEBUG_FLAGS)")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 """Times in one format, and lists of array tasks in full."""
 _AGAIN = "try again; `scontrol ping` shows whether Slurm's controller is up"
+_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
 _RANGE = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
 
 
@@ -72,7 +75,7 @@ def states(jobs: Sequence[str]) -> dict[str, Job]:
     Raises:
         SubmitError: the controller cannot be queried.
     """
-    ids = sorted(set(jobs))
+    ids = sorted({job for job in jobs if _ID.fullmatch(job)})  # no option, and no text that Slurm would print
     known: dict[str, Job] = {}
     for first in range(0, len(ids), IDS_PER_QUERY):
         some = ids[first : first + IDS_PER_QUERY]
@@ -93,7 +96,19 @@ def submitted(folder: Path) -> list[str]:
     if answer.exit_code:
         raise SubmitError(_last_line(answer), where="squeue", fix=_AGAIN)
     rows = (line.rstrip().removesuffix("|").partition("|") for line in answer.out.splitlines())
-    return sorted({job.strip() for job, _, command in rows if command.rstrip().endswith(f" {folder.absolute()}")})
+    return sorted({job.strip() for job, _, command in rows if _is_for(command.rstrip(), folder)})
+
+
+def _is_for(command: str, folder: Path) -> bool:
+    """Return whether a job's command is a script with this folder, by any of its paths, as its argument."""
+    if command.endswith(f" {folder.absolute()}"):
+        return True
+    place = command[: max(0, len(command) - 1 - len(SCRIPT) - 1) // 2]  # FOLDER/job.sbatch FOLDER
+    if not place or command != f"{place}/{SCRIPT} {place}":
+        return False
+    with suppress(OSError):
+        return Path(place).samefile(folder)
+    return False
 
 
 def seconds(text: str) -> int | None:

@@ -245,10 +245,12 @@ drop_caches() { # TRIAL: each node reports whether it cleared its page cache; th
 }
 
 run_trial() { # NUMBER
-  local code=0
+  local code=0 nonce
   ! is_preempted || end_reason="SLU-10: preempted"
   [[ -z $end_reason ]] || stop_early
-  between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" || code=$?
+  read -r nonce </proc/sys/kernel/random/uuid
+  export RUNSTOP_ATTEMPT=${nonce//-/} # the ranks of this attempt cannot take a later one for theirs
+  between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" --nonce "$RUNSTOP_ATTEMPT" || code=$?
   ((code != 3)) || return 0 # it has its result already
   require "opening trial $1" test "$code" -eq 0
   [[ -z ${drop_command[*]-} ]] || require "dropping caches" drop_caches "$1"
@@ -279,6 +281,8 @@ main() {
   local k
   trap 'on_signal "SLU-07: the time limit is near"' USR1
   trap 'on_signal stopped' TERM
+  umask go-w # no other user may change what this job executes or believes
+  export SLURM_UMASK && SLURM_UMASK=$(umask) # srun takes the umask of the ranks from it
   open_run "$@"
   require "opening the run" between_commands open --job "$array"
   for k in ${before_trials[@]+"${before_trials[@]}"}; do before_trial "$k"; done

@@ -14,7 +14,7 @@ from bench.backends import executors
 from bench.backends.slurm import client, script
 from bench.backends.slurm.checks import REFUSALS, last_line
 from bench.backends.slurm.script import sbatch_arguments
-from bench.contract import atomic_files
+from bench.contract import atomic_files, regular_files, run_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, SCRIPT, SUBMISSION
 from bench.contract.schema import BackendName, Runtime
@@ -58,7 +58,7 @@ def prepare(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> dict
     if forced:
         job["forced"] = [f"{finding.rule}: {finding.what}" for finding in forced]
     _require_no_secret(job)
-    with (folder / SCRIPT).open("x") as file:
+    with atomic_files.create(folder / SCRIPT) as file:
         file.write(text)
     masked_json.write(folder / JOB, job)
     return job
@@ -87,7 +87,7 @@ def submit_array(runs: Sequence[tuple[Plan, Path]], folder: Path, *, name: str) 
 def _submit_together(runs: Sequence[tuple[Plan, Path]], folder: Path, text: str, *, is_array: bool) -> str:
     """Submit the script of a folder next to the runs' folders. Its job.json lists the runs; theirs get the job's id."""
     masking.refuse([text], where=SCRIPT)
-    with (folder / SCRIPT).open("x") as file:
+    with atomic_files.create(folder / SCRIPT) as file:
         file.write(text)
     environment: dict[str, str] = {}
     held = {run: atomic_files.read_object(run / JOB) for _, run in runs}
@@ -119,7 +119,7 @@ def record_shared_jobs(folder: Path) -> None:
     is_lost = (folder / SUBMISSION).exists()
     if is_lost:
         known += [job for job in client.submitted(folder) if job not in known]
-    for task, run in enumerate(folder.parent / name for name in shared.get("runs") or []):
+    for task, run in enumerate(folder.parent / name for name in run_files.runs_in(shared)):
         held = atomic_files.read_object(run / JOB)
         entries = held.get("jobs") or []
         ids = [_id_of_run(job, task, shared) for job in known]
@@ -142,9 +142,10 @@ def submitted(folder: Path) -> list[str]:
     if not isinstance(name, str) or Path(name).name != name:
         return own
     shared = atomic_files.read_object(folder.parent / name / JOB)
-    if folder.name not in (shared.get("runs") or []):
+    runs = run_files.runs_in(shared)
+    if folder.name not in runs:
         return own
-    task = shared["runs"].index(folder.name)
+    task = runs.index(folder.name)
     return [*own, *(_id_of_run(job, task, shared) for job in client.submitted(folder.parent / name))]
 
 
@@ -174,7 +175,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
 def _walltime_variable(folder: Path) -> str:
     """Return the variable that a run's script reads; scripts of earlier versions read only the old name."""
     name = "RUNSTOP_WALLTIME"
-    return name if name in (folder / SCRIPT).read_text() else "BENCH_WALLTIME"
+    return name if name in regular_files.read_text(folder / SCRIPT) else "BENCH_WALLTIME"
 
 
 def _submitted(folder: Path, job: Mapping[str, Any]) -> str:

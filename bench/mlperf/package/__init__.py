@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masking as known_secrets
-from bench.contract import run_files
+from bench.contract import regular_files, run_files
 from bench.contract.atomic_files import atomic_folder
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
@@ -192,7 +192,7 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
 def _require_no_secret(run: Run) -> None:
     """Refuse to publish a line that looks like a secret."""
     for path in (*(Path(result.file) for result in run.results), *_settings(run)):
-        text = path.read_text(errors="replace")
+        text = regular_files.read_text(path, errors="replace", follows_links=True)
         for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
             what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"

@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,19 @@ def test_the_state_of_a_job_follows_from_its_objects_and_pods(
     server.objects = {JOBS: [job("a", 0, *conditions)], PODS: pods, EVENTS: []}
     known = states.states(["job/default/a"])["job/default/a"]
     assert (known.state, known.native_state, known.rule) == (state, native_state, rule)
+
+
+@pytest.mark.parametrize(("seconds", "native_state", "rule"), [(2.0, "Running", ""), (60.0, "NodeLost", "KUB-13")])
+def test_a_pod_that_its_node_does_not_terminate_shows_a_lost_node(
+    server: Server, seconds: float, native_state: str, rule: str
+) -> None:
+    """A kubelet needs some seconds after the grace period, which the deletion's time includes, to remove a pod."""
+    due = datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    deleted = pod("a", phase="Running")
+    deleted["metadata"]["deletionTimestamp"] = due
+    server.objects = {JOBS: [job("a", 0)], PODS: [deleted], EVENTS: []}
+    known = states.states(["job/default/a"])["job/default/a"]
+    assert (known.native_state, known.rule) == (native_state, rule)
 
 
 def test_a_run_ends_with_its_last_job_and_fails_with_the_first_failed_one(server: Server) -> None:

@@ -45,7 +45,7 @@ class FakeNodes:
     restarted: list[list[int]] = field(default_factory=list)
     started: list[tuple[str, int]] = field(default_factory=list)
 
-    def start(self, command: Command, port: int) -> None:
+    def start(self, command: Command, port: int, attempt: str | None = None) -> None:
         self.started.append((command.name, port))
 
     def exit_codes(self) -> dict[int, int]:

@@ -197,6 +197,7 @@ def test_runs_of_the_same_size_share_one_job(dashboard: Dashboard, tmp_path: Pat
     for plan, folder in runs[:2]:
         BACKEND.prepare_shared(plan, folder, forced=[broken("RAY-03", "few", "there")])
     prepared = {"backend": "ray", "jobs": [], "address": ADDRESS, "forced": ["RAY-03: few"]}
+    prepared["inode"] = runs[0][1].stat().st_ino
     assert json.loads((runs[0][1] / JOB).read_text()) == prepared
     job = BACKEND.submit_shared(runs, study, name="study")
     (body,) = dashboard.accepted
@@ -208,7 +209,8 @@ def test_runs_of_the_same_size_share_one_job(dashboard: Dashboard, tmp_path: Pat
     entry = shared["jobs"][0] | {"shared": "study"}
     BACKEND.record_shared_jobs(study)  # idempotent
     for _, folder in runs[:2]:
-        assert json.loads((folder / JOB).read_text()) == prepared | {"jobs": [entry]}
+        own = {"inode": folder.stat().st_ino, "jobs": [entry]}
+        assert json.loads((folder / JOB).read_text()) == prepared | own
     assert not (runs[2][1] / JOB).exists(), "it was not prepared"
     assert not (study / SUBMISSION).exists() and json.loads((study / RAY_JOB).read_text()) == body
 

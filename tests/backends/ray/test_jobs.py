@@ -109,6 +109,7 @@ def test_two_hundred_runs_cost_one_request_per_cluster(clusters: Clusters, tmp_p
         details = Details(f"job-{number}", "RUNNING" if number else "FAILED", driver_exit_code=None if number else -9)
         clusters.jobs[address].append(details)
         job = {"backend": "ray", "jobs": [{"id": f"job-{number}@{address}", "submitted": 1.0}], "address": address}
+        job["inode"] = folder.stat().st_ino
         (folder / JOB).write_text(json.dumps(job))
     known = runs.below(tmp_path / "many")
     assert clusters.requests == [f"list {ADDRESS}", f"list {other}"]
