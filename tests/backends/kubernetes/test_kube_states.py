@@ -219,7 +219,9 @@ def test_why_queries_the_cluster_only_if_requested(server: Server, tmp_path: Pat
 def test_a_cancelled_job_is_noted_in_job_json_before_its_pods_get_their_signals(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.objects = {JOBS: [job("a", 0)], PODS: [pod("a", phase="Running")], EVENTS: []}
+    ours = job("a", 0)
+    ours["metadata"]["annotations"] = {names.FOLDER: str(tmp_path)}
+    server.objects = {JOBS: [ours], PODS: [pod("a", phase="Running")], EVENTS: []}
     file, submitted = tmp_path / "job.json", {"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}
     file.write_text(json.dumps(submitted))
     at_deletion, answer, refusal = list[Any](), Server.answer, (403, {"reason": "Forbidden", "message": "no"})
