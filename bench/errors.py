@@ -52,7 +52,7 @@ def shown(text: str) -> str:
 
 
 FINAL_CODES = (1, 2)
-"""Exit codes of a run that has failed for good: 1 for its work, 2 for its input. After any other code but 0 a backend
+"""Exit codes of a run that has failed finally: 1 for its work, 2 for its input. After any other code but 0 a backend
 may start the run again."""
 
 

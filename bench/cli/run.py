@@ -139,6 +139,7 @@ def _render(args: argparse.Namespace) -> int:
     plan = _composed(args)
     text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
+    preflight.require_valid_manifest(plan)
     print(text, end="")
     return 0
 

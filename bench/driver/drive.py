@@ -258,7 +258,8 @@ def _stop_early(run: Drive, why: str, exit_code: int) -> int:
     if is_stopped:
         with suppress(OSError, BenchError):
             (run.folder / run_files.DISK_RESERVE).unlink(missing_ok=True)
-            between_commands.abort_trials(run.folder, run.plan, run.trials)
+            if why == STOPPED:  # else the next start of the run records the attempt as interrupted, with its cause
+                between_commands.abort_trials(run.folder, run.plan, run.trials)
         rule, _, what = why.partition(": ")
         fix = "to continue: runstop resume RUN"
         status = Status(outcome=Ending.interrupted, exit_code=exit_code, rule=rule, what=what, fix=fix)

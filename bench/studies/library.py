@@ -102,13 +102,17 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
     where = f"{path}{f': {keys}' if keys else ''}"
     if unknown := re.search(r"unknown field `(.*)`", what):
         known = _keys(kind)
-        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
+        near = _SYNONYMS.get(unknown[1], ()) or difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
         offer = f"did you mean {near[0]}? " if near else ""
         fix = f"{offer}known keys: {', '.join(sorted(known))}"
         return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
         return ConfigError(f"{missing[1]} is missing", where=where, fix=f"add {missing[1]}")
     return ConfigError(what.replace("`", ""), where=where, fix="set a value of that type")
+
+
+_SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), ("runs",))
+"""Other words for keys, which their letters do not suggest."""
 
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:

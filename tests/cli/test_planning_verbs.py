@@ -72,6 +72,18 @@ def test_render_prints_the_submitted_script(verb: Verb) -> None:
     assert code == 2 and "there is no script" in error
 
 
+def test_render_refuses_what_the_api_server_would_refuse(verb: Verb) -> None:
+    words = ("task=lora70b", "cluster=kubernetes", "cluster.kubernetes.image=a@sha256:" + "0" * 64)
+    assert verb("render", *words)[0] == 0
+    for wrong, rule in (("namespace=My_Team", "KUB-15"), ("version='1.20'", "")):
+        code, output, error = verb("render", *words, f"cluster.kubernetes.{wrong}")
+        assert (code, bool(output)) == ((2, False) if rule else (0, True)) and error.startswith(rule), error
+    kuberay = ("task=lora70b", "cluster=kuberay", "cluster.kubernetes.image=a@sha256:" + "0" * 64)
+    assert verb("render", *kuberay)[0] == 0
+    assert verb("render", *kuberay, "cluster.kubernetes.results=null")[0] == 2
+    assert verb("render", *kuberay, "cluster.kubernetes.results=null", "launch.force=true")[0] == 0
+
+
 @pytest.mark.parametrize(("severity", "code"), [("error", 1), ("warning", 0)])
 def test_doctor_prints_every_tier_and_fails_on_any_error(
     verb: Verb, monkeypatch: pytest.MonkeyPatch, severity: Any, code: int

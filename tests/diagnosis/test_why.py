@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import cli, diagnosis
-from bench.contract import plan_kinds
+from bench.contract import mllog, plan_kinds
 from bench.diagnosis import log_scan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -462,6 +462,16 @@ def run_folder(tmp_path: Path) -> Path:
     (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=1"])))
     (folder / "result_0.txt").write_text("")
     return folder
+
+
+def test_the_log_of_the_preparation_has_no_trial(run_folder: Path, written_log: MakeLog) -> None:
+    written_log().rename(run_folder / "result_0.txt")
+    with mllog.Writer(run_folder / "prepare.txt") as log:
+        log.start(mllog.INIT_START)
+        log.stop(mllog.INIT_STOP)
+    (run_folder / "status.json").write_text(json.dumps({"outcome": "valid", "exit_code": 0}))
+    cause = diagnosis.explain([run_folder])
+    assert (cause.rule, cause.also) == (None, ())
 
 
 def account(folder: Path, rank: int, at: float, what: str, *, rule: str | None = None) -> None:

@@ -304,6 +304,7 @@ def test_a_signal_is_a_cancelled_run_only_if_its_user_has_cancelled_it(
     run.nodes.acts["trial 0"] = lambda: run.interruption._stop(signal.SIGTERM, None)
     assert run.ends() == 143
     assert (run.status.outcome, run.status.rule) == (Ending.interrupted, rule)
+    assert run.outcomes[0] is (Outcome.aborted if rule == "SLU-08" else Outcome.running)
     assert f"{rule}: " in (run.folder / run_files.interrupted()).read_text()
     assert explain([run.folder]).rule == rule
 

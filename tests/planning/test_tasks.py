@@ -1,6 +1,7 @@
 """The tasks of the documents: each is planned for one GPU and for 1, 2 and 4 nodes, or refused for its memory."""
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def test_quantized_training_means_adapters_on_a_frozen_base() -> None:
     header = (CONF / "task" / "finetune_70b_dolly.yaml").read_text().partition("defaults:")[0]
     assert "frozen 4-bit base" in header.replace("\n# ", " ")
     assert config_of("finetune_70b_dolly").task.training.trains is Trains.qlora
+
+
+def test_summaries_of_tasks_have_no_number_that_a_setting_changes() -> None:
+    """A summary is the headline of a run, whatever recipe.local_sgd.every_steps is."""
+    files = sorted((CONF / "task").glob("*local_sgd.yaml"))
+    assert files and [path.name for path in files if re.search(r"summary: .*\d steps", path.read_text())] == []
 
 
 def test_every_task_names_its_source_and_stops_by_steps_or_epochs() -> None:

@@ -53,7 +53,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("repeats: 3", r"unknown key 'repeats'"),
+        ("repeats: 3", r"unknown key 'repeats'[\s\S]*did you mean runs\?"),
         ("run: 3", r"unknown key 'run'[\s\S]*did you mean runs\?"),
         ("runs: three", r"Expected int, got str[\s\S]*mine.yaml: runs"),
         ("runs: 0", r"0 runs of each arm"),

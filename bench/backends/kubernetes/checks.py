@@ -145,7 +145,7 @@ def owner(subject: Subject) -> Iterator[Finding]:
     if logs and Path(logs).is_dir() and user is not None and os.geteuid() != user:
         what = f"run folders in {logs} belong to user {os.geteuid()}, and pods run as user {user}"
         fix = "set it to your user id (id -u), and submit as that user, not as root"
-        yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
+        yield broken("CFG-11", what, f"{WHERE}.run_as_user", fix=fix)
 
 
 def shape(subject: Subject) -> Iterator[Finding]:
@@ -245,7 +245,7 @@ CONFIG_CHECKS = (
     Check("Kubernetes names", ("KUB-15",), texts),
     Check("image", ("KUB-15",), image),
     Check("volumes", ("KUB-15",), volumes_of_config),
-    Check("user", ("KUB-15",), owner),
+    Check("user", ("CFG-11",), owner),
     Check("job settings", ("KUB-15", "KUB-16"), shape),
     Check("further fields of pods", ("KUB-15",), further_fields, _has_further_fields),
     Check("schema of pods", ("KUB-15",), pod_schema, _has_further_fields),

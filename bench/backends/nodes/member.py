@@ -1,7 +1,9 @@
 """A member node: it starts the ranks of each command on request of the lead node, and reports their exit codes."""
 
+import importlib.util
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,6 +87,17 @@ def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
         fix = "find which program listens at this address, then restart the run"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     return channel
+
+
+def probe() -> None:
+    """Print the address of this host's own name, and exit with 1 if a package named in sys.argv is not installed.
+
+    Packages are not imported; a missing parent package raises ModuleNotFoundError.
+    """
+    with suppress(OSError):
+        print(socket.gethostbyname(socket.gethostname()))
+    if missing := [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]:
+        sys.exit(f"No module named {', '.join(missing)}")
 
 
 def over_stdio(number: int) -> Channel:

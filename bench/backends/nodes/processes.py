@@ -110,13 +110,17 @@ def environment(own: Mapping[str, str], master: tuple[str, int], attempt: str | 
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     bound = {run_files.ATTEMPT_VARIABLE: attempt} if attempt else {}
     address = {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
-    return inherited | dict(own) | address | bound | python_paths()
+    return inherited | dict(own) | address | bound | python_paths(own.get("PYTHONPATH", ""))
 
 
-def python_paths() -> dict[str, str]:
-    """Return PYTHONPATH for ranks without empty or relative entries, which would refer to the run folder."""
-    entries = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
+def python_paths(planned: str = "") -> dict[str, str]:
+    """Return PYTHONPATH for ranks: this package, the plan's entries, and this process's.
+
+    Empty or relative entries are left out: they would refer to the run folder.
+    """
+    entries = f"{planned}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".split(os.pathsep)
+    paths = dict.fromkeys([str(PACKAGES), *filter(os.path.isabs, entries)])
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def drop_caches(words: Sequence[str], node: str) -> str:

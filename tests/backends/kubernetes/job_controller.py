@@ -1,6 +1,6 @@
 """A model of the controllers of Indexed Jobs and JobSets: when pods are replaced, and when the object fails.
 
-It stands in for a current cluster, which the tests do not have. Sources: Kubernetes 1.31, concepts/workloads/
+The tests have no current cluster. Sources: Kubernetes 1.31, concepts/workloads/
 controllers/job (pod failure policy, backoff limit); JobSet 0.12 (failure policy).
 """
 

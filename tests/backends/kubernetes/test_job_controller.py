@@ -30,7 +30,7 @@ def run(kind: str, ends: Ends) -> Outcome:
         ("jobset", lambda index, number: KILLED if index == 0 and number < 2 else End(0), "Complete", 4),
         ("jobset", lambda index, number: KILLED, "ReachedMaxRestarts", 4),
     ],
-    ids=["valid", "failed", "refused", "node lost for good, disrupted 20 times", "another node lost", "always killed",
+    ids=["valid", "failed", "refused", "node lost, disrupted 20 times", "another node lost", "always killed",
          "valid set", "failed set", "set killed twice", "set always killed"],
 )  # fmt: skip
 def test_a_failed_run_ends_its_job_once_and_a_lost_pod_is_replaced(

@@ -214,7 +214,7 @@ def test_a_pod_forwards_a_signal_to_its_runner_once(pod: Pod, end: int, code: in
     (0, 1, None, 1), (1, 1, None, 138), (1, 2, None, 138), (1, 1, 1, 1), (0, 137, 137, 1), (1, 137, 1, 1), (1, 0, 0, 0),
 ])  # fmt: skip
 def test_only_a_run_that_has_ended_ends_its_job(pod: Pod, node: int, end: int, status: int | None, code: int) -> None:
-    """A pod's exit code 1 or 2 fails the whole Job, so another node's pod has it only after the run's last word."""
+    """A pod's exit code 1 or 2 fails the whole Job, so another node's pod has it only after the run's final status."""
     entry._announce(pod.run, "10.0.0.1", 29400)
     pod.ends = [end << 8]
 

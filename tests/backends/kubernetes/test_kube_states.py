@@ -21,6 +21,7 @@ from bench.backends.protocol import JobState
 from bench.console import logs
 from bench.contract import plan_kinds
 from bench.errors import SubmitError
+from bench.launch import resume
 from bench.planning import compose
 from bench.runs import ledger
 
@@ -213,6 +214,32 @@ def test_why_queries_the_cluster_only_if_requested(server: Server, tmp_path: Pat
     server.objects = {JOBS: [job("a", 0)], PODS: [pod("a", phase="Pending", conditions=UNSCHEDULABLE)], EVENTS: []}
     (folder / "job.json").write_text(json.dumps({"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}))
     assert diagnosis.explain([folder], ask=ask).rule == rule
+
+
+def test_a_cancelled_job_is_noted_in_job_json_before_its_pods_get_their_signals(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = job("a", 0)
+    ours["metadata"]["annotations"] = {names.FOLDER: str(tmp_path)}
+    server.objects = {JOBS: [ours], PODS: [pod("a", phase="Running")], EVENTS: []}
+    file, submitted = tmp_path / "job.json", {"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}
+    file.write_text(json.dumps(submitted))
+    at_deletion, answer, refusal = list[Any](), Server.answer, (403, {"reason": "Forbidden", "message": "no"})
+
+    def answered(self: Server, method: str, path: str) -> tuple[int, Any]:
+        if method != "DELETE":
+            return answer(self, method, path)
+        at_deletion.append(json.loads(file.read_text()))
+        return refusal if len(at_deletion) > 1 else answer(self, method, path)
+
+    monkeypatch.setattr(Server, "answer", answered)
+    assert resume.cancel(tmp_path) == "job/default/a"
+    noted = submitted | {"cancelled": "job/default/a"}
+    assert at_deletion == [noted] and json.loads(file.read_text()) == noted
+    file.write_text(json.dumps(submitted))
+    with pytest.raises(SubmitError, match="KUB-07"):
+        resume.cancel(tmp_path)
+    assert at_deletion == [noted] * 2 and json.loads(file.read_text()) == submitted, "it still runs"
 
 
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:

@@ -248,8 +248,7 @@ container:
 """Settings that runstop passes on to the pods."""
 
 
-@pytest.mark.parametrize("cluster", ["kubernetes", "kuberay"])
-@pytest.mark.parametrize("kind", [kind.name for kind in ObjectKind])
+@pytest.mark.parametrize(("kind", "cluster"), [*((kind.name, "kubernetes") for kind in ObjectKind), ("job", "kuberay")])
 def test_further_fields_of_a_site_are_passed_to_the_pods_of_every_object(kind: str, cluster: str) -> None:
     further = json.dumps(yaml.safe_load(FURTHER))
     k = "cluster.kubernetes"

@@ -13,7 +13,7 @@ import pytest
 
 from bench.backends import ssh
 from bench.backends.nodes import lead as every_node
-from bench.backends.nodes import remote
+from bench.backends.nodes import processes, remote
 from bench.backends.nodes.processes import PACKAGES
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import Ssh
@@ -87,6 +87,37 @@ OPTIONS = (
     "-F mine -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 )
+
+
+def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
+    def probe(*packages: str) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-c", ssh.PROBE, *packages]
+        env = os.environ | {"PYTHONPATH": str(PACKAGES)}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+    assert probe("json", "xml.dom").returncode == 0
+    assert probe("json").stdout.strip() == socket.gethostbyname(socket.gethostname())
+    assert probe("json", "absent", "other").stderr == "No module named absent, other\n"
+    assert probe("absent.core").stderr.endswith("No module named 'absent'\n")
+    one = ("cluster.num_nodes=1", "cluster.hosts=[rig0]")
+    needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "generate_7b")}
+    assert needs == {
+        "attention": ["psutil", "numpy", "torch"],
+        "generate_7b": ["psutil", "numpy", "torch", "megatron.core"],
+    }
+
+
+def test_a_host_whose_own_name_is_a_loopback_address_is_a_warning() -> None:
+    plan, named = planned(), planned("+cluster.environment.GLOO_SOCKET_IFNAME=eth0")
+    (one,) = ssh._loopback(plan, "rig0", "127.0.1.1")
+    assert (one.rule, one.severity) == ("NCC-08", "warning") and "127.0.1.1" in one.what
+    assert [*ssh._loopback(plan, "rig0", "10.0.0.4"), *ssh._loopback(named, "rig0", "127.0.1.1")] == []
+
+
+def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"rel::/inherited:{PACKAGES}")
+    environment = processes.environment({"PYTHONPATH": "/mine:also/rel"}, ("rig0", 1))
+    assert environment["PYTHONPATH"] == f"{PACKAGES}:/mine:/inherited"
 
 
 def test_a_node_is_started_by_ssh_and_on_this_machine_directly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +245,9 @@ def test_every_host_is_checked_for_starting_ranks(
     assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
     assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
     assert refused.where == "cluster.hosts" and refused.severity == "error"
-    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.driver'"
-    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.driver") == 2
+    packages = "psutil numpy torch megatron.core"
+    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c {shlex.quote(ssh.PROBE)} {packages}"
+    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(f" -c {ssh.PROBE} {packages}") == 2
     contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
     contained.config.cluster.hosts = ["localhost", "rig1"]
     for name in ("sh", "env"):

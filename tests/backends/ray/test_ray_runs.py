@@ -75,7 +75,7 @@ def test_a_killed_driver_ends_the_ranks_and_resume_continues_the_run(user: RayUs
 
 @pytest.mark.faults
 def test_a_killed_rank_ends_the_run_with_its_cause(user: RayUser) -> None:
-    """The run's last word is written on a node, with the code that the job has uploaded."""
+    """The run's final status is written on a node, with the code that the job has uploaded."""
     run = user.launch(LONG_RUN)
     user.until_trains(run)
     os.kill(run.processes("jobs.tasks.train")[0], signal.SIGKILL)
