@@ -87,7 +87,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     args = parser.parse_args()
-    runs = [moments for log in sorted(args.corpus.rglob("llama2_70b_lora/*.txt")) if (moments := list(moments(log)))]
+    logs = sorted(args.corpus.rglob("llama2_70b_lora/*.txt"))
+    runs = [of_log for log in logs if (of_log := list(moments(log)))]
     if not runs:
         print(f"no llama2_70b_lora logs of runs that converged under {args.corpus}", file=sys.stderr)
         return 2
