@@ -62,8 +62,8 @@ def step_time_s(progress: Progress) -> Span | None:
 def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Span | None:
     """Return the range of the step time before the first measurement, from published systems; None without any.
 
-    Each published system of this batch size whose first evaluation would not be over yet counts once; one more stands
-    for a system that is slower than it must be by a factor f with probability 1 / f. The range starts at the fastest
+    Each published system of this batch size whose first evaluation would not be over yet counts once; one more is
+    a system that is slower than it must be by a factor f with probability 1 / f. The range starts at the fastest
     possible pace, since an evaluation is often due just then.
     """
     gbs, start_ms, rows = progress.global_batch_size, progress.run_start_ms, progress.num_eval_rows
@@ -83,7 +83,7 @@ def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: i
 
 @lru_cache(maxsize=8)
 def _published_step_times_s(benchmark: str, gbs: int, num_eval_rows: int) -> tuple[float, ...]:
-    """Return the step time of each published system with this batch size, or of all, each at this batch size.
+    """Return the step time of each published system with this batch size, or of all systems, each at its own.
 
     From its minutes and samples, since not every log has step times: a row takes EVAL_ROW_STEPS of a training row.
     """
@@ -91,11 +91,12 @@ def _published_step_times_s(benchmark: str, gbs: int, num_eval_rows: int) -> tup
 
     times_s: dict[int, list[float]] = {}
     for system in systems(benchmark):
-        of, samples, minutes = system.global_batch_size, system.mean_samples, system.olympic_minutes
-        if of and samples and minutes:
-            evaluations = (samples - schedule(benchmark).first(of)) / schedule(benchmark).interval(of) + 1
+        own_gbs, samples, minutes = system.global_batch_size, system.mean_samples, system.olympic_minutes
+        if own_gbs and samples and minutes:
+            due = schedule(benchmark)
+            evaluations = (samples - due.first(own_gbs)) / due.interval(own_gbs) + 1
             rows = samples + EVAL_ROW_STEPS * evaluations * num_eval_rows
-            times_s.setdefault(of, []).append(minutes * 60 / rows * of)
+            times_s.setdefault(own_gbs, []).append(minutes * 60 / rows * own_gbs)
     same = times_s.get(gbs, [])
     return tuple(same if len(same) >= FEWEST_SYSTEMS else (time_s for each in times_s.values() for time_s in each))
 

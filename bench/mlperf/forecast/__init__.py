@@ -171,15 +171,15 @@ def _num_runs(known: Reference) -> int:
 
 def _source(known: Reference, num_evaluations: int) -> str:
     convergence, plural = known.convergence, "" if num_evaluations == 1 else "s"
-    of = f"of {convergence.benchmark} at GBS {convergence.global_batch_size}"
+    place = f"of {convergence.benchmark} at GBS {convergence.global_batch_size}"
     if known.prior is None:
-        runs = f"{_num_runs(known):,} published runs {of} ({convergence.kind})"
+        runs = f"{_num_runs(known):,} published runs {place} ({convergence.kind})"
     elif known.prior.num_systems:
         num_systems = known.prior.num_systems
         systems = f"{num_systems} system{'' if num_systems == 1 else 's'}"
-        runs = f"{_num_runs(known):,} published runs {of} ({systems})"
+        runs = f"{_num_runs(known):,} published runs {place} ({systems})"
     else:
-        runs = f"no published run {of}, but those at other batch sizes"
+        runs = f"no published run {place}, but those at other batch sizes"
     own = (
         f"{num_evaluations} evaluation{plural} of this run"
         if known.curve

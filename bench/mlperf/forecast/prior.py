@@ -63,7 +63,7 @@ class Prior:
 
 
 @cache
-def published_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
+def counted_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
     """Return every published system with its runs' samples to target; empty for a benchmark without them."""
     table = DATA / f"{benchmark}_samples.json"
     if not table.is_file():
@@ -88,7 +88,7 @@ def prior(
     `without` says which systems are left out, to test a forecast on them.
     """
     mean = reference_mean(benchmark, global_batch_size)
-    systems = [system for system in published_systems(benchmark) if not without(system)]
+    systems = [system for system in counted_systems(benchmark) if not without(system)]
     if mean is None or not systems:
         return None
     own = [system for system in systems if system.global_batch_size == global_batch_size]
