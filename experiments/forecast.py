@@ -3,7 +3,7 @@
     python experiments/forecast.py CORPUS                     each system is forecast without its own published runs
     python experiments/forecast.py CORPUS --without round     each round without all systems of this round
     python experiments/forecast.py CORPUS --without nothing   as shipped
-    python experiments/forecast.py CORPUS --fit               print the reference curve as JSON, fitted on all
+    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 drawn trials
 
 The five numbers of the curve are the shipped ones. A log's system is the folder above its benchmark's:
 CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
@@ -12,6 +12,7 @@ CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
 import argparse
 import json
 import math
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,7 @@ def fit(runs: Sequence[Trial], start: Curve) -> Curve:
     inside = [run for run in runs if not is_outside(run.evaluations, replace(run.known, curve=first))]
     curve = _likeliest(inside, first)
     num_systems = len({run.system for run in inside})
-    fitted_on = f"{len(inside)} runs of {num_systems} systems, MLCommons training results v4.0-v6.0"
+    fitted_on = f"{len(inside)} runs of {num_systems} systems, MLCommons training results"
     left_out = f"{len(runs) - len(inside)} runs outside the band left out"
     return replace(curve, source=f"marginal maximum likelihood over the lags: {fitted_on}; {left_out}")
 
@@ -274,7 +275,7 @@ def _show_calibration(spoken: Sequence[Moment]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--fit", action="store_true", help="print the fitted curve instead")
+    parser.add_argument("--fit", type=int, metavar="N", help="print the curve fitted on N trials instead")
     parser.add_argument("--without", choices=("system", "round", "nothing"), default="system")
     args = parser.parse_args()
     runs = trials(args.corpus)
@@ -282,7 +283,7 @@ def main() -> int:
         print(f"no {BENCHMARK} logs under {args.corpus}", file=sys.stderr)
         return 2
     if args.fit:
-        fitted = asdict(fit(runs, START)).items()
+        fitted = asdict(fit(random.Random(1).sample(runs, min(args.fit, len(runs))), START)).items()
         print(json.dumps({k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in fitted}, indent=2))
         return 0
     print(f"{len(runs)} different trials of {len({run.system for run in runs})} systems")
