@@ -39,7 +39,7 @@ GRID_EVALUATIONS = 40
 """How many evaluations a trial's grid continues after its last one."""
 MANY_SEEN = 5
 """Evaluations from which on rows are one."""
-LAST_FALLS, SWITCH_FALL = 3, 0.01
+LAST_FALLS, SWITCH_FALL = 3, 0.013
 """A recipe that switches to a higher precision has such a fall, in nats, among its last three."""
 
 
