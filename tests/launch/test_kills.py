@@ -1,6 +1,5 @@
 """A run that is killed at any event is resumed to a verified result, or says why not: 30 drawn events, and all."""
 
-import datetime
 import os
 import subprocess
 import sys
@@ -19,9 +18,9 @@ def done(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.starts
 def test_killed_runs_are_resumed() -> None:
-    """Of all scenes: launches here and on hosts, a resume, a submission, the steps of a job. The day is the seed."""
-    drawn = done("--draw", "30", "--seed", str(datetime.date.today().toordinal()))
-    assert drawn.returncode == 0, drawn.stdout + drawn.stderr
+    """Of all scenes: launches here and on hosts, a resume, a submission, the steps of a job."""
+    result = done("--draw", "30", "--seed", "41")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.faults

@@ -52,7 +52,7 @@ def processes(folder: Path) -> list[int]:
     ranks = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if Path(process.cwd()) == folder and any("jobs.tasks" in word for word in process.cmdline()):
+            if Path(process.cwd()) == folder and any("jobs.tasks" in argument for argument in process.cmdline()):
                 ranks.append(process.pid)
     return ranks
 
