@@ -279,8 +279,17 @@ def identity(plan_json: str) -> str:
 
 def load(path: Path) -> Plan:
     """Return the plan in a file."""
+    return loads(text(path), where=str(path))
+
+
+def text(path: Path) -> str:
+    """Return the text of a plan's file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return loads(path.read_text(), where=str(path))
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(
