@@ -279,8 +279,17 @@ def identity(plan_json: str) -> str:
 
 def load(path: Path) -> Plan:
     """Return the plan in a file."""
+    return loads(text(path), where=str(path))
+
+
+def text(path: Path) -> str:
+    """Return the text of a plan's file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return loads(regular_files.read_text(path, follows_links=True), where=str(path))
+        return regular_files.read_text(path, follows_links=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(

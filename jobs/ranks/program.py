@@ -45,11 +45,11 @@ def loaded(path: Path, binding: mllog.Binding | None) -> Plan:
     Raises:
         ConfigError: it cannot be read, or it is another one.
     """
-    plan = plan_kinds.load(path)
-    if binding is not None and binding.plan_sha256 not in (None, plan_kinds.identity(path.read_text())):
+    text = plan_kinds.text(path)
+    if binding is not None and binding.plan_sha256 not in (None, plan_kinds.identity(text)):
         fix = "restore it, and find out who changed it; for another plan start a new run"
         raise checksums.changed(f"{path.name} was changed since this trial began", path, fix=fix)
-    return plan
+    return plan_kinds.loads(text, where=str(path))
 
 
 @contextmanager
