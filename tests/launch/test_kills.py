@@ -1,4 +1,4 @@
-"""A run that is killed at any event is resumed to a verified result, or says why not: 30 drawn events, and all."""
+"""A run that is killed at any event is resumed to a verified result, or says why not: at 30 events, and at all."""
 
 import datetime
 import os
@@ -20,8 +20,8 @@ def done(*words: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.starts
 def test_killed_runs_are_resumed() -> None:
     """Of all scenes: launches here and on hosts, a resume, a submission, the steps of a job. The day is the seed."""
-    drawn = done("--draw", "30", "--seed", str(datetime.date.today().toordinal()))
-    assert drawn.returncode == 0, drawn.stdout + drawn.stderr
+    sample = done("--draw", "30", "--seed", str(datetime.date.today().toordinal()))
+    assert sample.returncode == 0, sample.stdout + sample.stderr
 
 
 @pytest.mark.faults

@@ -136,8 +136,8 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     except NoServerError as error:
         if not _is_there(job):
             what = f"{error.what}; the job may have been created anyway"
-            again = f"runstop resume {shlex.quote(str(folder))}"
-            fix = f"run `runstop runs` to see whether the job exists; if it does not: {again}"
+            command = f"runstop resume {shlex.quote(str(folder))}"
+            fix = f"run `runstop runs` to see whether the job exists; if it does not: {command}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
     except BenchError:
         (folder / SUBMISSION).unlink(missing_ok=True)
