@@ -330,3 +330,10 @@ def test_fix_never_suggests_runstop_why(local_run: Path) -> None:
         and "runstop why" not in str(explanation.fix)
         and explanation.lines == ("the last words",)
     )
+
+
+@pytest.mark.parametrize("text", ["Fatal Python error: Bus error", "rank 3 got SIGBUS during trial 0"])
+def test_a_bus_error_points_to_the_mapped_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(f"{text}\n")
+    fix = str(diagnosis.explain([tmp_path / "log"]).fix)
+    assert "rows or weights became shorter while ranks read it" in fix and "driver" not in fix

@@ -253,6 +253,8 @@ EVENTS = [
     ("RUN-04", "srun: error: dgx-3: task 13: Segmentation fault (core dumped)"),
     ("RUN-04", "    exitcode  : -11 (pid: 3170)"),
     ("RUN-04", "Fatal Python error: Bus error"),
+    ("RUN-02", "srun: error: dgx-1: task 1: Interrupt"),
+    ("RUN-02", "srun: error: dgx-1: task 1: Exited with exit code 130"),
     ("NCC-07", "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
     ("ENR-10", "slurmstepd: error: pyxis: failed to import docker image: acme/lora:7"),
     ("NCC-01", "node7:4123:4123 [4] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>"),

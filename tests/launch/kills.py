@@ -69,7 +69,7 @@ class Scene:
 
     name: str
     killed: Callable[[Path], object]
-    retry: Callable[[Path], int]
+    resumes: Callable[[Path], int]
     """Returns an exit code, or raises the refusal."""
     before: Callable[[Path], object] = lambda root: None
     must_finish: bool = True
@@ -195,7 +195,7 @@ def submitted(root: Path) -> None:
         job.unlink()
 
 
-def resubmit(root: Path) -> int:
+def submit_once_more(root: Path) -> int:
     """Resume a run whose submission was killed; there must be one job at the end, and the folder must know it."""
     slurm, code, error = queued(root), 0, None
     try:
@@ -235,7 +235,7 @@ def _step(run: Path, *words: str) -> int:
     raise AssertionError("a step exits")
 
 
-def rerun_job(root: Path) -> int:
+def resume_job(root: Path) -> int:
     """Resume a run whose job was killed, and run the job if there is one."""
     slurm = queued(root)
     code = resume.resume(root / "run")
@@ -252,16 +252,16 @@ def closed_by_the_script(root: Path) -> int:
         code = _step(run, "close", "--exit-code", "1", "--what", "opening the run failed", "--trials", "0 1")
         if code and not (run / STATUS).exists():
             (run / STATUS).write_text('{"outcome": "failed", "exit_code": 1, "what": "x", "fix": "y"}\n')
-    return rerun_job(root)
+    return resume_job(root)
 
 
 SCENES = (
-    Scene(name="launch", killed=launch(*LOCAL), retry=resumed),
-    Scene(name="launch on hosts", killed=launch(*HOSTS), retry=resumed),
-    Scene(name="resume", before=stopped_in_the_last_trial, killed=resumed, retry=resumed),
-    Scene(name="submission", before=queued, killed=submit, retry=resubmit, must_finish=False),
-    Scene(name="job", before=submitted, killed=steps, retry=rerun_job),
-    Scene(name="step of a job", before=submitted, killed=steps, retry=closed_by_the_script),
+    Scene(name="launch", killed=launch(*LOCAL), resumes=resumed),
+    Scene(name="launch on hosts", killed=launch(*HOSTS), resumes=resumed),
+    Scene(name="resume", before=stopped_in_the_last_trial, killed=resumed, resumes=resumed),
+    Scene(name="submission", before=queued, killed=submit, resumes=submit_once_more, must_finish=False),
+    Scene(name="job", before=submitted, killed=steps, resumes=resume_job),
+    Scene(name="step of a job", before=submitted, killed=steps, resumes=closed_by_the_script),
 )
 
 
@@ -277,7 +277,7 @@ def play(scene: Scene, number: int, root: Path) -> list[str]:
     if killed != -signal.SIGKILL:
         return [f"it was not killed: {killed}", output.read_text()]
     shown = len(output.read_text())
-    code = forked(lambda: scene.retry(root), output)
+    code = forked(lambda: scene.resumes(root), output)
     printed = output.read_text()[shown:]
     wrong = list(_left(scene, root / "run", code, printed))
     if processes := list(_processes(root)):
@@ -308,9 +308,9 @@ def _left(scene: Scene, run: Path, code: int, printed: str) -> Iterator[str]:
 def _processes(root: Path) -> Iterator[str]:
     """Yield the processes that still work in a case's folder after ENDS_S."""
     until_s = time.monotonic() + ENDS_S
-    while working := [words for words in map(_working_in, psutil.process_iter(), itertools.repeat(root)) if words]:
+    while alive := [words for words in map(_working_in, psutil.process_iter(), itertools.repeat(root)) if words]:
         if time.monotonic() > until_s:
-            yield from working
+            yield from alive
             return
         time.sleep(0.05)
 
@@ -381,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if wrong:
                 event = events[scene.name][number - 1]
                 print(f"WRONG  {scene.name}, killed before {number}: {event}", *wrong, sep="\n  ")
-    counts = ", ".join(f"{name} {len(found)}" for name, found in events.items())
+    counts = ", ".join(f"{name} {len(names)}" for name, names in events.items())
     print(f"{len(cases)} kills, seed {args.seed}, {num_wrong} wrong; events: {counts}")
     return int(num_wrong > 0)
 

@@ -1,4 +1,4 @@
-"""A run that is killed at any event is resumed to a verified result, or says why not: 30 drawn events, and all."""
+"""A run that is killed at any event is resumed to a verified result, or says why not: at 30 events, and at all."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ def done(*words: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.starts
 def test_killed_runs_are_resumed() -> None:
     """Of all scenes: launches here and on hosts, a resume, a submission, the steps of a job."""
-    result = done("--draw", "30", "--seed", "41")
-    assert result.returncode == 0, result.stdout + result.stderr
+    sample = done("--draw", "30", "--seed", "41")
+    assert sample.returncode == 0, sample.stdout + sample.stderr
 
 
 @pytest.mark.faults

@@ -300,3 +300,12 @@ def test_the_base_is_of_the_same_model() -> None:
     both = planned("++model.num_layers=8", "cluster.ranks_per_node=4")
     assert both.base is not None and both.base.config.model == both.config.model
     assert both.base.world.num_ranks == 4
+
+
+def test_a_tag_in_a_config_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    file = tmp_path / "cluster/mine.yaml"
+    file.write_text("name: mine\nnotes: !!python/object/apply:os.system [id]\n")
+    with pytest.raises(ConfigError, match="^CFG-09: not valid YAML: .*python/object/apply:os.system") as refused:
+        compose.compose(["task=lora_tiny", "cluster=mine"], config_dir=tmp_path)
+    assert refused.value.where == f"{file}, line 2"

@@ -111,6 +111,20 @@ def test_a_job_unknown_to_its_backend_is_shown_from_the_ledger(
     assert "no final status: the batch script was killed" in row["reason"]
 
 
+def test_a_killed_run_of_this_machine_names_its_process_and_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    ledger_of(folder, "running")
+    (folder / ".reserve").touch()
+    run_sheets.show(tmp_path, active=False, watch=False, as_json=True)
+    assert json.loads(capsys.readouterr().out)["reason"] == (
+        "no final status: the process that drove the run was killed, or its machine failed; to continue: "
+        f"runstop resume '{folder}'"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "reserve", "state", "died"),
     [
