@@ -17,8 +17,8 @@ from bench.backends.nodes import channel
 from bench.backends.nodes.interruption import Interruption
 from bench.backends.nodes.lead import Nodes, require_shared
 from bench.console import trial as trial_tables
+from bench.contract import atomic_files, plan_kinds, plan_paths, run_files
 from bench.contract import plan as plans
-from bench.contract import plan_kinds, plan_paths, run_files
 from bench.contract.plan import Command, Plan, Trial
 from bench.driver.drive import Drive, drive
 from bench.errors import BenchError, ConfigError, written
@@ -119,7 +119,9 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
     with run_lock.driving(run):
         if plan_file is not None and not (run / run_files.PLAN).exists():
             with written(run):
-                (run / run_files.PLAN).write_text(filled_in(plan_file))
+                text = filled_in(plan_file)
+                with atomic_files.create(run / run_files.PLAN) as file:
+                    file.write(text)
         yield plan_kinds.load(run / run_files.PLAN)
 
 
