@@ -176,5 +176,5 @@ def test_an_epoch_trains_each_row_at_most_once_in_an_order_of_its_seed_and_numbe
     for epoch in (first, second):
         assert epoch.shape == (8, 8) and len(set(epoch.flat)) == 64 and set(epoch.flat) <= set(range(70))
     assert set(first.flat) != set(second.flat) and list(first.flat) != sorted(first.flat)
-    same, other = (next(rows_of.train_order(plan, seed)).tolist() for seed in (3, 4))
-    assert same == first[0].tolist() != other
+    repeated, other = (next(rows_of.train_order(plan, seed)).tolist() for seed in (3, 4))
+    assert repeated == first[0].tolist() != other
