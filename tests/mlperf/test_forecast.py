@@ -263,9 +263,9 @@ def test_on_systems_that_were_left_out_the_ranges_hold_what_they_state(out: str)
     runs = [score["leaving_out"](run, out) for run in score["trials"](CORPUS)]
     moments = [m for run in runs for m in score["moments"](run)]
     forecasts = [m for m in moments if m.forecast and m.samples_to_target]
-    for of in (forecasts, [m for m in forecasts if not m.seen], [m for m in forecasts if m.seen]):
+    for group in (forecasts, [m for m in forecasts if not m.seen], [m for m in forecasts if m.seen]):
         excess: dict[str, float] = {}
-        for m in of:
+        for m in group:
             held = score["covers"](m.forecast, m.samples_to_target) - score["stated"](m.forecast)
             excess[m.trial.system] = excess.get(m.trial.system, 0.0) + held
         error = math.sqrt(sum(each**2 for each in excess.values()))
