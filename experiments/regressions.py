@@ -71,7 +71,7 @@ def main() -> int:
         for num_new in NUM_NEW:
             row = [shares(slower, spread=spread, num_new=num_new, num_checks=args.checks) for slower in SLOWER]
             cells = [f" {100 * each[Change.regression]:.1f}, {100 * each[Change.none]:.0f} |" for each in row]
-            print(f"| {spread:.1%} | {num_new} |{''.join(cells)}")
+            print(f"| {100 * spread:.1f} % | {num_new} |{''.join(cells)}")
     return 0
 
 
