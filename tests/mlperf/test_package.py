@@ -320,7 +320,7 @@ def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Pa
     good = log.read_text()
     record = {"time_ms": 1, "event_type": "", "key": "submission_division", "value": value, "metadata": None}
     log.write_text(f":::MLLOG {json.dumps(record)}\n{good}")
-    with pytest.raises(ConfigError, match="submission_division: '../"):
+    with pytest.raises(ConfigError, match="submission_division is '../"):
         package.pack(request(run, force=True))
     assert not proof.exists()
 

@@ -174,7 +174,7 @@ def test_running_ranks_are_stopped_on_every_node(cluster: Cluster, tmp_path: Pat
     cluster.nodes.start(cluster.command(), 1)
     until(lambda: len(started()) == 4)
     cluster.nodes.members.pop().channel.close()
-    with pytest.raises(NodeLostError, match="HST-01: the lead node was lost: the connection"):
+    with pytest.raises(NodeLostError, match="HST-01: the lead node was lost: the other node has closed the connection"):
         cluster.ends[2].result(5)
     assert sum(Path(f"/proc/{pid}").exists() for pid in started()) == 2, "the lead's ranks were not stopped"
 
