@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bench.contract.plan import Plan
     from bench.diagnosis import Explanation, explain
     from bench.errors import BenchError, ConfigError, LogError, SubmitError
+    from bench.history.compare import Compared
+    from bench.history.compare import compare_runs as compare
     from bench.launch.submit import job, submit
     from bench.mlperf.forecast import Forecast, forecast
     from bench.mlperf.official import Verdict, official_verdict
@@ -46,6 +48,8 @@ _PUBLIC = {
     "SubmitError": "bench.errors:SubmitError",
     "Plan": "bench.contract.plan:Plan",
     "plan": "bench.planning.compose:compose",
+    "Compared": "bench.history.compare:Compared",
+    "compare": "bench.history.compare:compare_runs",
     "job": "bench.launch.submit:job",
     "submit": "bench.launch.submit:submit",
     "RunResult": "bench.runs.result:RunResult",
@@ -78,6 +82,7 @@ _PUBLIC = {
 
 __all__ = (  # in the order of docs/api.md; a literal, so that editors and type checkers can read it
     "BenchError",
+    "Compared",
     "ConfigError",
     "Event",
     "Explanation",
@@ -93,6 +98,7 @@ __all__ = (  # in the order of docs/api.md; a literal, so that editors and type 
     "System",
     "Verdict",
     "View",
+    "compare",
     "explain",
     "forecast",
     "job",

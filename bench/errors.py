@@ -42,9 +42,18 @@ class MissingLogError(LogError):
     exit_code = 2
 
 
+class IncompleteError(BenchError):
+    """A run has no result, since it has not ended, or was interrupted."""
+
+
 def shown(text: str) -> str:
     """Return a text without characters that control a terminal: names of files and texts of other users have them."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+FINAL_CODES = (1, 2)
+"""Exit codes of a run that has failed finally: 1 for its work, 2 for its input. After any other code but 0 a backend
+may start the run again."""
 
 
 def with_rule(rule: str | None, what: str) -> str:

@@ -1,17 +1,20 @@
-"""Fit the reference curve on real llama2_70b_lora logs, and score the forecasts of bench.mlperf.forecast on them.
+"""Score the forecasts of bench.mlperf.forecast on real llama2_70b_lora logs of systems that they do not know.
 
-    python experiments/forecast.py CORPUS          score; each system is forecast with a curve fitted on all the others
-    python experiments/forecast.py CORPUS --fit    print the curve as JSON, fitted on all
-    python experiments/forecast.py CORPUS --shipped    score the shipped curve without any fit
+    python experiments/forecast.py CORPUS                     each system is forecast without its own published runs
+    python experiments/forecast.py CORPUS --without round     each round without all systems of this round
+    python experiments/forecast.py CORPUS --without nothing   as shipped
+    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 drawn trials
 
-The published distributions stay whole: of their 1,369 runs at batch size 8 a system has ten. A log's system is the
-folder above its benchmark's: CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
+The five numbers of the curve are the shipped ones. A log's system is the folder above its benchmark's:
+CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
 """
 
 import argparse
 import json
 import math
+import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +25,9 @@ from scipy.optimize import minimize
 
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.mlperf.forecast import Forecast, predict
-from bench.mlperf.forecast.curve import LAGS, Curve, Reference, is_outside, lag_weights, reference
+from bench.mlperf.forecast.curve import Curve, Reference, is_outside, reference
+from bench.mlperf.forecast.prior import prior
+from bench.mlperf.forecast.recipes import recipes
 from bench.mlperf.result import parse
 
 BENCHMARK = "llama2_70b_lora"
@@ -34,6 +39,8 @@ GRID_EVALUATIONS = 40
 """How many evaluations a trial's grid continues after its last one."""
 MANY_SEEN = 5
 """Evaluations from which on rows are one."""
+LAST_FALLS, SWITCH_FALL = 3, 0.013
+"""A recipe that switches to a higher precision has such a fall, in nats, among its last three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class Trial:
     """What a log tells of a trial, and what was known of its benchmark before."""
 
     system: str
+    """<round>/<submitter>/<system>."""
     known: Reference
     evaluations: tuple[tuple[float, float], ...]
     converged: bool
@@ -57,6 +65,7 @@ class Trial:
 class Moment:
     """A forecast made once `seen` evaluations were known, and what came next."""
 
+    trial: Trial
     seen: int
     forecast: Forecast | None
     baseline: Forecast | None
@@ -68,15 +77,27 @@ class Moment:
 
 
 def trials(corpus: Path) -> list[Trial]:
-    """Return the trials with two evaluations or more; with one, the interval is unknown."""
-    trials = []
+    """Return the different trials with two evaluations or more; with one, the interval is unknown."""
+    trials: dict[object, Trial] = {}
     for path in sorted(corpus.rglob(f"{BENCHMARK}/*.txt")):
         result = parse(path)
         known = reference(BENCHMARK, result.global_batch_size)
         evaluations = tuple((e.samples, e.value) for e in result.evaluations if e.samples is not None)
         if result.benchmark == BENCHMARK and known and len(evaluations) > 1:
-            trials.append(Trial(str(path.relative_to(corpus).parent.parent), known, evaluations, result.converged))
-    return trials
+            trial = Trial(str(path.relative_to(corpus).parent.parent), known, evaluations, result.converged)
+            trials.setdefault((result.global_batch_size, evaluations), trial)
+    return list(trials.values())
+
+
+def leaving_out(trial: Trial, out: str) -> Trial:
+    """Return the trial with what is known without the published runs of its system or round."""
+    round_, _, system = trial.system.partition("/")
+    known = prior(
+        BENCHMARK,
+        trial.known.convergence.global_batch_size,
+        without=lambda each: each.round == round_ and (out == "round" or each.system == system),
+    )
+    return trial if out == "nothing" else replace(trial, known=replace(trial.known, prior=known))
 
 
 def fit(runs: Sequence[Trial], start: Curve) -> Curve:
@@ -85,7 +106,7 @@ def fit(runs: Sequence[Trial], start: Curve) -> Curve:
     inside = [run for run in runs if not is_outside(run.evaluations, replace(run.known, curve=first))]
     curve = _likeliest(inside, first)
     num_systems = len({run.system for run in inside})
-    fitted_on = f"{len(inside)} runs of {num_systems} systems, MLCommons training results v4.0-v6.0"
+    fitted_on = f"{len(inside)} runs of {num_systems} systems, MLCommons training results"
     left_out = f"{len(runs) - len(inside)} runs outside the band left out"
     return replace(curve, source=f"marginal maximum likelihood over the lags: {fitted_on}; {left_out}")
 
@@ -114,23 +135,22 @@ def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
 
 
 def _log_likelihood(curve: Curve, progress: np.ndarray, losses: np.ndarray) -> float:
-    means = curve.limit_loss + curve.drop_loss * np.exp(-curve.rate * (progress - LAGS))
-    scaled = np.abs(losses - means) / curve.noise_scale
-    logs = (-scaled - 2 * np.log1p(np.exp(-scaled)) - math.log(curve.noise_scale)).sum(axis=0)
-    return float(np.log(np.exp(logs - logs.max()) @ lag_weights(curve.lag_scale)) + logs.max())
+    usual = replace(recipes(curve.lag_scale)[0], trust=1.0)
+    logs = usual.log_densities(losses - usual.losses(progress[:, 0], curve), curve)
+    return float(np.log(np.exp(logs - logs.max()) @ usual.weights) + logs.max())
 
 
-def moments(run: Trial, curve: Curve) -> Iterator[Moment]:
+def moments(run: Trial) -> Iterator[Moment]:
     """Yield a forecast before each evaluation of a trial."""
     for seen in range(len(run.evaluations)):
         forecast, base = (
-            predict(run.evaluations[:seen], replace(run.known, curve=c), goal=GOAL, grid=run.grid)
-            for c in (curve, None)
+            predict(run.evaluations[:seen], known, goal=GOAL, grid=run.grid)
+            for known in (run.known, replace(run.known, curve=None))
         )
         samples, loss = run.evaluations[seen]
         end = run.evaluations[-1][0] if run.converged else None
-        unlike = is_outside(run.evaluations[:seen], replace(run.known, curve=curve))
-        yield Moment(seen, forecast, base, GOAL.is_reached_by(loss), end, unlike)
+        unlike = is_outside(run.evaluations[:seen], run.known)
+        yield Moment(run, seen, forecast, base, GOAL.is_reached_by(loss), end, unlike)
 
 
 def next_chance(forecast: Forecast) -> float:
@@ -168,34 +188,78 @@ def show(title: str, moments: Sequence[Moment]) -> None:
         pairs = [(next_chance(forecast), m.next_reached) for m in both if (forecast := pick(m))]
         logs = fmean(math.log(max(NEVER, p if hit else 1 - p)) for p, hit in pairs)
         print(f"  {name:<34}{logs:>12.4f}{fmean((p - hit) ** 2 for p, hit in pairs):>10.4f}")
-    _show_ranges(spoken, both, picks)
+    _show_ranges(spoken)
     _show_calibration(spoken)
 
 
-def show_by_band(title: str, moments: Sequence[Moment]) -> None:
-    """Print scores of all moments, and of those inside and outside the reference band."""
-    show(title, moments)
-    for name, outside in (("inside", False), ("outside", True)):
-        if part := [m for m in moments if m.is_outside == outside]:
-            show(f"{title}: {name} the reference band", part)
+def _show_ranges(moments: Sequence[Moment]) -> None:
+    """Print by group how often ranges held the truth; they are whole evaluations, so they state at least 90 %.
+
+    The error is the standard error of held - stated, in which the moments of one system count as one.
+    """
+    title = "90 % range of samples to target"
+    print(
+        f"  {title:<34}{'systems':>8}{'moments':>9}{'stated':>9}{'held':>9}{'error':>8}{'width':>8}{'median off':>12}"
+    )
+    for label, group in _groups(moments):
+        rows = [(m, m.forecast, m.samples_to_target) for m in group if m.forecast and m.samples_to_target]
+        if not rows:
+            continue
+        held = fmean(covers(forecast, samples) for _, forecast, samples in rows)
+        by_system: dict[str, float] = defaultdict(float)
+        for m, forecast, samples in rows:
+            by_system[m.trial.system] += covers(forecast, samples) - stated(forecast)
+        error = math.sqrt(sum(excess**2 for excess in by_system.values())) / len(rows)
+        off = fmean(_evaluations_off(m, forecast.samples_median) for m, forecast, _ in rows)
+        wide = median(_evaluations_off(m, forecast.samples_high, forecast.samples_low) + 1 for m, forecast, _ in rows)
+        promised = fmean(stated(forecast) for _, forecast, _ in rows)
+        print(f"  {label:<34}{len(by_system):>8}{len(rows):>9}{promised:>9.1%}{held:>9.1%}{error:>8.1%}", end="")
+        print(f"{wide:>8.0f}{off:>12.2f}")
 
 
-def _show_ranges(
-    spoken: Sequence[Moment], both: Sequence[Moment], picks: dict[str, Callable[[Moment], Forecast | None]]
-) -> None:
-    """Print how often ranges held the truth; they are whole evaluations, so they state more than 90 %."""
-    print(f"  {'90 % range of samples to target':<34}{'n':>6}{'stated':>10}{'covered':>10}{'median width':>14}")
-    rows = [(f"forecast, {k} seen", [m for m in spoken if m.seen == k], "forecast") for k in range(MANY_SEEN)]
-    rows += [(f"forecast, {MANY_SEEN} and more seen", [m for m in spoken if m.seen >= MANY_SEEN], "forecast")]
-    rows += [(f"{name}, all", both, name) for name in picks]
-    rows += [("forecast, also without a baseline", spoken, "forecast")]
-    for label, group, name in rows:
-        pairs = [(forecast, m.samples_to_target) for m in group if m.samples_to_target and (forecast := picks[name](m))]
-        if pairs:
-            held = fmean(stated(forecast) for forecast, _ in pairs)
-            hit = fmean(covers(forecast, samples) for forecast, samples in pairs)
-            wide = median(width(forecast) for forecast, _ in pairs)
-            print(f"  {label:<34}{len(pairs):>6}{held:>10.1%}{hit:>10.1%}{wide:>14.0f}")
+def _evaluations_off(m: Moment, samples: float | None, other: float | None = None) -> float:
+    """Return how many evaluations lie between two numbers of samples; the second is by default the true one."""
+    points = np.array(m.trial.grid)
+    ends = [
+        len(points) if at is None else np.searchsorted(points, at) for at in (samples, other or m.samples_to_target)
+    ]
+    return float(abs(ends[0] - ends[1]))
+
+
+def _groups(moments: Sequence[Moment]) -> Iterator[tuple[str, list[Moment]]]:
+    """Yield the moments by batch size, evaluations seen, round, and kind of recipe."""
+    yield "all", list(moments)
+    for gbs in sorted({m.trial.known.convergence.global_batch_size for m in moments}):
+        of_size = [m for m in moments if m.trial.known.convergence.global_batch_size == gbs]
+        yield f"GBS {gbs}", of_size
+        yield f"GBS {gbs}, before the first", [m for m in of_size if not m.seen]
+    for seen in range(MANY_SEEN):
+        yield f"{seen} seen", [m for m in moments if m.seen == seen]
+    yield f"{MANY_SEEN} and more seen", [m for m in moments if m.seen >= MANY_SEEN]
+    for round_ in sorted({m.trial.system.partition("/")[0] for m in moments}):
+        yield f"round {round_}", [m for m in moments if m.trial.system.startswith(f"{round_}/")]
+    for outside in (False, True):
+        name = f"{'outside' if outside else 'inside'} the reference band"
+        yield name, [m for m in moments if m.is_outside == outside]
+    first = defaultdict(list)
+    for m in moments:
+        if m.seen == 0:
+            first[m.trial.system].append(_kind(m.trial))
+    for kind in ("usual", "switching", "slow"):
+        yield f"{kind} systems", [m for m in moments if _most(first[m.trial.system]) == kind]
+
+
+def _kind(trial: Trial) -> str:
+    """Return the kind of recipe of a whole trial: switching if its loss falls steeply at the end, or slow."""
+    losses = [loss for _, loss in trial.evaluations]
+    if not is_outside(trial.evaluations[:4], trial.known):
+        return "usual"
+    falls = [before - after for before, after in zip(losses, losses[1:], strict=False)]
+    return "switching" if max(falls[-LAST_FALLS:]) > SWITCH_FALL else "slow"
+
+
+def _most(kinds: Sequence[str]) -> str:
+    return max(kinds, key=kinds.count)
 
 
 def _show_calibration(spoken: Sequence[Moment]) -> None:
@@ -211,29 +275,24 @@ def _show_calibration(spoken: Sequence[Moment]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("--fit", action="store_true", help="print the fitted curve instead")
-    parser.add_argument("--shipped", action="store_true", help="score the shipped curve, without any fit")
+    parser.add_argument("--fit", type=int, metavar="N", help="print the curve fitted on N trials instead")
+    parser.add_argument("--without", choices=("system", "round", "nothing"), default="system")
     args = parser.parse_args()
     runs = trials(args.corpus)
     if not runs:
         print(f"no {BENCHMARK} logs under {args.corpus}", file=sys.stderr)
         return 2
-    if args.shipped:
-        show_by_band("shipped curve", [m for run in runs if run.known.curve for m in moments(run, run.known.curve)])
-        return 0
-    best = fit(runs, START)
     if args.fit:
-        fitted = asdict(best).items()
-        print(json.dumps({k: v if isinstance(v, str) else float(f"{v:.5g}") for k, v in fitted}, indent=2))
+        fitted = asdict(fit(random.Random(1).sample(runs, min(args.fit, len(runs))), START)).items()
+        print(json.dumps({k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in fitted}, indent=2))
         return 0
-    systems = sorted({run.system for run in runs})
-    print(f"{len(runs)} trials of {len(systems)} systems. {best.source}")
-    without = {name: fit([run for run in runs if run.system != name], best) for name in systems}
-    left_out = [m for run in runs for m in moments(run, without[run.system])]
-    show_by_band("each system forecast without its own runs", left_out)
-    show("in sample", [m for run in runs for m in moments(run, best)])
-    unlike = {run.system for run in runs if is_outside(run.evaluations[:1], run.known)}
-    print(f"\noutside the band at the first evaluation: {', '.join(sorted(unlike)) or 'none'}")
+    print(f"{len(runs)} different trials of {len({run.system for run in runs})} systems")
+    left_out = [m for run in runs for m in moments(leaving_out(run, args.without))]
+    show(
+        f"each {args.without if args.without != 'nothing' else 'trial'} forecast"
+        f"{'' if args.without == 'nothing' else ' without its own published runs'}",
+        left_out,
+    )
     return 0
 
 

@@ -1,21 +1,26 @@
 """Replay real llama2_70b_lora logs, and say how often the ranges of minutes that `watch` shows held the truth.
 
-    python experiments/forecast_minutes.py CORPUS
+    python experiments/forecast_minutes.py CORPUS             each log without the published runs and pace of its system
+    python experiments/forecast_minutes.py CORPUS --draw 300  of 300 logs, drawn with a fixed seed
 
 Each log of a run that converged is looked at when 10 %, 20 %, … 90 % of its time is over, as `watch` would show it
-then: with the shipped curve, and without knowing the rest of the log.
+then, without knowing the rest of the log. CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
 """
 
 import argparse
+import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from bench.mlperf import reader
+from bench.mlperf import forecast, published, reader
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
 from bench.mlperf.forecast import outside_band
+from bench.mlperf.forecast.curve import Reference, reference
+from bench.mlperf.forecast.prior import prior
+from bench.watch import prediction
 from bench.watch.prediction import Outlook, Planned, look
 from bench.watch.progress import Progress
 from bench.watch.tracker import Tracker
@@ -38,6 +43,26 @@ class Moment:
     """Minutes at which each evaluation was there, by samples."""
     minutes: float
     """When the run reached the target."""
+
+
+SYSTEMS = published.systems()
+
+
+def leave_out(round_: str, submitter: str, system: str) -> None:
+    """Forecast as if this system was not published."""
+
+    def without(benchmark: str | None, gbs: int | None) -> Reference | None:
+        known = reference(benchmark, gbs)
+        if known is None or benchmark is None or gbs is None:
+            return None
+        name = f"{submitter}/{system}"
+        return replace(known, prior=prior(benchmark, gbs, without=lambda it: (it.round, it.system) == (round_, name)))
+
+    others = tuple(it for it in SYSTEMS if (it.round, it.submitter, it.system) != (round_, submitter, system))
+    forecast.reference = without
+    published.systems = lambda benchmark: others if benchmark == "llama2_70b_lora" else ()
+    prediction._forecast.cache_clear()
+    prediction._published_step_times_s.cache_clear()
 
 
 def moments(log: Path) -> Iterator[Moment]:
@@ -86,16 +111,28 @@ def show(title: str, moments: list[Moment]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
+    parser.add_argument("--draw", type=int, metavar="N", help="number of logs (default: all)")
     args = parser.parse_args()
-    runs = [moments for log in sorted(args.corpus.rglob("llama2_70b_lora/*.txt")) if (moments := list(moments(log)))]
+    logs = sorted(args.corpus.rglob("llama2_70b_lora/*.txt"))
+    if args.draw:
+        logs = random.Random(1).sample(logs, min(args.draw, len(logs)))
+    runs = []
+    for log in logs:
+        leave_out(*log.relative_to(args.corpus).parts[:3])
+        runs.append((log.relative_to(args.corpus).parts[0], list(moments(log))))
+    runs = [(round_, of_log) for round_, of_log in runs if of_log]
     if not runs:
         print(f"no llama2_70b_lora logs of runs that converged under {args.corpus}", file=sys.stderr)
         return 2
-    every = [m for run in runs for m in run]
+    every = [m for _, of_log in runs for m in of_log]
     print(f"{len(runs)} runs, each at {len(LOOKS)} moments. Width is over the minutes to target, median.")
     print(f"{'90 % range of minutes to target':<36}{'moments':>8}{'known':>8}{'held':>10}{'width':>12}", end="")
     print(f"{'times':>8}{'held':>10}")
     show("all", every)
+    for round_ in sorted({name for name, _ in runs}):
+        show(f"round {round_}", [m for name, of_log in runs if name == round_ for m in of_log])
+    show("before a step was measured", [m for m in every if m.outlook.step_time_ms is None])
+    show("since a step was measured", [m for m in every if m.outlook.step_time_ms is not None])
     show("inside the reference band", [m for m in every if not m.is_outside])
     show("outside the reference band", [m for m in every if m.is_outside])
     for seen in range(6):

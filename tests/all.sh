@@ -50,4 +50,9 @@ if [ "${2-}" != fast ]; then
   start_stream nodes trains "${nodes[@]}"
 fi
 while [ "${#streams[@]}" -gt 0 ]; do show_next; done
+programs=${RUNSTOP_KUBERNETES:-$HOME/.cache/runstop/kubernetes-1.20.2}
+if [ "${2-}" != fast ] && [ ! -x "$programs/kubelet" ]; then
+  printf '\n*** NOT RUN: every test on a real Kubernetes. There is none in %s\n' "$programs"
+  printf '*** To build it, once: sudo -E tests/backends/kubernetes/build.sh\n'
+fi
 exit "$code"

@@ -16,7 +16,7 @@ from bench.contract.mllog import Binding, Writer
 from bench.planning import compose
 from helpers import cached_configs, examples, ranks
 from helpers.interpreter import faster
-from helpers.written_log import ONCE
+from helpers.written_log import INPUTS, ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
@@ -123,7 +123,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written_log(tmp_path: Path) -> Callable[..., Path]:
     """Write a trial with one evaluation per loss, by the official schedule; a changed key that is None is left out.
 
-    `after` are the records after run_stop.
+    `after` are the records after run_stop; `inputs` are the checksums that a log of an attempt names.
     """
 
     def write(
@@ -134,6 +134,7 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
         binding: Binding | None = None,
         attached: Sequence[Path] = (),
         after: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] = INPUTS,
         **changes: Any,
     ) -> Path:
         path = tmp_path / name
@@ -142,6 +143,8 @@ def written_log(tmp_path: Path) -> Callable[..., Path]:
             for key, value in (ONCE | changes).items():
                 if value is not None:
                     log.event(key, value)
+            for each, sha256 in inputs.items() if binding else ():
+                log.event(mllog.INPUT_SHA256, sha256, input=each)
             for file in attached:
                 log.attach(file)
             log.stop(mllog.INIT_STOP)

@@ -89,12 +89,17 @@ def checks(subject: Subject) -> Iterator[Finding]:
         what = f"backend {backend} does not support the container runtime {c.runtime.name}"
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman or none")
     elif not expanded(c.image):
-        yield broken("HST-08", "no image is configured", "container.image", fix="set container.image, or export CONT=…")
+        yield broken(
+            "HST-08", "the container image is not set", "container.image", fix="set container.image, or export CONT=…"
+        )
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
             yield broken(
-                "CFG-06", "it contains a variable that is not set", where, fix="export the variable, or write the path"
+                "CFG-06",
+                "the mount contains a variable that is not set",
+                where,
+                fix="export the variable, or write the path",
             )
         elif why := _misformed(full):
             yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.backends import protocol
-from bench.errors import BenchError, SubmitError
+from bench.errors import BenchError, IncompleteError, SubmitError
 
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # submitit's own log handlers would write to stdout
 
 from submitit import DebugExecutor, Job, LocalExecutor  # noqa: E402
 from submitit.core import utils  # noqa: E402
+from submitit.local.debug import DebugJob  # noqa: E402
 from submitit.local.local import LocalJob  # noqa: E402
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob  # noqa: E402
 
@@ -55,7 +56,7 @@ class Script:
         return ["sbatch", "--parsable", *self.arguments, str(self.path), str(self.folder.absolute())]
 
     def __call__(self) -> None:
-        raise TypeError(f"Slurm runs {self.path}; it is not a function")
+        raise TypeError(f"{self.path} is a script for Slurm and cannot be called as a function")
 
 
 class StateWatcher(SlurmInfoWatcher):
@@ -89,6 +90,20 @@ class StateWatcher(SlurmInfoWatcher):
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         self.get_info(job_id, mode)
         return job_id in self._finished
+
+
+def _outcome(read: Read, folder: Path) -> tuple[str, Any]:
+    """Return ("success", result) or ("error", reason), from which submitit makes result() and exception().
+
+    Raises:
+        UncompletedJobError: the run was cancelled or interrupted before its trials had results.
+    """
+    try:
+        return "success", read(folder)
+    except IncompleteError as error:
+        raise utils.UncompletedJobError(str(error)) from error
+    except BenchError as error:
+        return "error", str(error)
 
 
 class RunPaths(utils.JobPaths):
@@ -128,18 +143,7 @@ class RunJob(SlurmJob[Any]):
         return time.monotonic() - self._unknown_since > LAG_S
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
-        """Return ("success", result) or ("error", reason), from which submitit makes result() and exception().
-
-        Raises:
-            UncompletedJobError: the job was cancelled, or Slurm does not know it, before its trials had results.
-        """
-        try:
-            return "success", self._read(self.paths.folder)
-        except BenchError as error:
-            job = self.watcher.jobs.get(self.job_id)
-            if job is None or job.state is protocol.JobState.cancelled:
-                raise utils.UncompletedJobError(str(error)) from error
-            return "error", str(error)
+        return _outcome(self._read, self.paths.folder)
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -159,7 +163,7 @@ class ScriptExecutor(SlurmExecutor):
 
     def _job(self, script: Any) -> Job[Any]:
         if not isinstance(script, Script):
-            raise TypeError("this executor submits scripts; submitit.SlurmExecutor submits functions")
+            raise TypeError("this executor submits only scripts; use submitit.SlurmExecutor for functions")
         return RunJob(script.folder, self._sbatch(script), watcher=self._watcher, read=self._read)
 
 
@@ -170,30 +174,60 @@ def attach(jobs: Mapping[Path, str], *, states: States, read: Read) -> list[Job[
 
 
 class ProcessJob(LocalJob[Any]):
-    """A process that drives a run. It ends its ranks itself, so it gets SIGTERM and time, not SIGINT and SIGKILL."""
+    """A process that drives a run. Its result is that of the run folder, as for a Slurm job."""
+
+    def __init__(self, folder: Path, job_id: str, *, process: Any, run_folder: Path, read: Read) -> None:
+        super().__init__(folder=folder, job_id=job_id, process=process)
+        self._run_folder, self._read = run_folder, read
 
     def cancel(self, check: bool = True) -> None:
+        """Send SIGTERM, which submitit's controller passes on: the driver then ends its ranks.
+
+        submitit's own cancel sends SIGINT, and SIGKILL a second later.
+        """
         if self._process is not None:
-            self._process.terminate()  # submitit's controller passes the signal on
+            self._process.terminate()
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        return _outcome(self._read, self._run_folder)
 
 
 class ProcessExecutor(LocalExecutor):
-    """Calls a function in a process of its own."""
+    """Calls the function that drives a run in a process of its own."""
 
-    job_class = ProcessJob
+    def __init__(self, folder: Path, *, run_folder: Path, read: Read) -> None:
+        super().__init__(folder)
+        self._run_folder, self._read = run_folder, read
+        self.update_parameters(timeout_min=UNLIMITED_MIN)
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         job: LocalJob[Any] = super()._submit_command(command)
-        return ProcessJob(self.folder, job.job_id, process=job._process)
+        return ProcessJob(self.folder, job.job_id, process=job._process, run_folder=self._run_folder, read=self._read)
 
 
-def in_background(function: Callable[[], Any], *, folder: Path) -> Job[Any]:
-    """Call a function in a process of its own; submitit keeps the pickled function and its result in `folder`."""
-    executor = ProcessExecutor(folder)
-    executor.update_parameters(timeout_min=UNLIMITED_MIN)
-    return executor.submit(function)
+def in_background(drive: Callable[[], object], run_folder: Path, *, files: Path, read: Read) -> Job[Any]:
+    """Drive a run in a process of its own; submitit keeps the pickled function and the output in `files`."""
+    return ProcessExecutor(files, run_folder=run_folder, read=read).submit(drive)
 
 
-def in_this_process(function: Callable[[], Any], *, folder: Path) -> Job[Any]:
-    """Call a function in this process when its result is requested."""
-    return DebugExecutor(folder).submit(function)
+class InProcessJob(DebugJob[Any]):
+    """A run that this process drives when its result is requested.
+
+    submitit's own debug job leaves its log files open, and starts a debugger when its function fails.
+    """
+
+    def results(self) -> list[Any]:
+        self._check_not_cancelled()
+        return [self._submission.result()]
+
+
+class InProcessExecutor(DebugExecutor):
+    """Calls the function that drives a run in this process."""
+
+    def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[Job[Any]]:
+        return [InProcessJob(self.folder, one) for one in delayed_submissions]
+
+
+def in_this_process(drive: Callable[[], object], *, files: Path) -> Job[Any]:
+    """Drive a run in this process when its result is requested."""
+    return InProcessExecutor(files).submit(drive)

@@ -293,7 +293,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "this cluster has no queue, so there is no script: runstop launch starts the ranks itself",
+            "a script cannot be rendered: this cluster has no queue, and runstop launch starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )

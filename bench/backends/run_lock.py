@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import signal
 import socket
 from collections.abc import Iterator
@@ -29,9 +30,9 @@ def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Itera
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                f"another process is driving this {noun}",
+                f"another process is already working on this {noun}",
                 where=str(folder),
-                fix=fix or f"runstop watch {folder}",
+                fix=fix or f"runstop watch {shlex.quote(str(folder))}",
                 rule="CFG-05",
             ) from error
         except OSError:  # the file system has no locks

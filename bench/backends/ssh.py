@@ -21,6 +21,8 @@ from bench.contract import cluster
 from bench.contract.cluster import Ssh
 from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE
+from bench.contract.schema import EngineName
+from bench.contract.task import Kind
 from bench.rules import RULES
 from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
 
@@ -28,6 +30,9 @@ _OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout"
 _ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
 """A host without power or network is detected after 15 s."""
 PROBE_TIMEOUT_S = 60
+PROBE = "from bench.backends.nodes import member; member.probe()"
+PACKAGES = {EngineName.megatron: ("megatron.core",), EngineName.huggingface: ("transformers",)}
+"""What the ranks of an engine import."""
 COMMAND_NOT_FOUND = 127
 
 
@@ -95,8 +100,9 @@ def _address(name: str, plan: Plan) -> str:
 def _probe_hosts(plan: Plan) -> dict[str, Future[Answer]]:
     """Probe all hosts at the same time: whether they can be reached and can start ranks."""
     container = plan.config.container
-    variables = [f"{key}={value}" for key, value in python_paths().items()]
-    line = shlex.join(["env", *variables, _python(plan), "-c", "import bench.driver"])
+    paths = python_paths(plan.environment.get("PYTHONPATH", ""))
+    variables = [f"{key}={value}" for key, value in paths.items()]
+    line = shlex.join(["env", *variables, _python(plan), "-c", PROBE, *_packages(plan)])
     if containers.is_ours(plan):
         engine = container.runtime.name
         line = (
@@ -105,6 +111,13 @@ def _probe_hosts(plan: Plan) -> dict[str, Future[Answer]]:
         line += f"; {engine} version >/dev/null"  # docker version also needs the daemon
     with ThreadPoolExecutor(max_workers=32) as pool:
         return {name: pool.submit(_run, on_host(plan, name, line)) for name in _names(plan)}
+
+
+def _packages(plan: Plan) -> list[str]:
+    """Return the packages that every rank imports; a server, and a framework with its own loop, have their own."""
+    is_ours = plan.config.task.kind is not Kind.serve and plan.config.engine.name in PACKAGES
+    of_engine = PACKAGES.get(plan.config.engine.name, ()) if plan.config.task.kind is not Kind.kernels else ()
+    return ["psutil", *(("numpy", "torch", *of_engine) if is_ours else ())]
 
 
 def _run(words: Sequence[str]) -> Answer:
@@ -125,9 +138,17 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
         answer = future.result()
         if answer.exit_code == 0:
             yield name
+            yield from _loopback(subject.plan, name, answer.out.strip())
             continue
         what, rule = remote.find_rule(answer.err, f"exit code {answer.exit_code}")
         yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
+
+
+def _loopback(plan: Plan, name: str, address: str) -> Iterator[Finding]:
+    """Yield a warning if Gloo would use the loopback interface of a host, by the address of the host's own name."""
+    if plan.world.num_nodes > 1 and address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in plan.environment:
+        what, fix = f"{name}: its own name resolves to {address}, where Gloo would listen", RULES["NCC-08"].fix
+        yield broken("NCC-08", what, "cluster.hosts", fix=fix, severity="warning")
 
 
 def groups(subject: Subject) -> Iterator[Finding]:
@@ -145,4 +166,4 @@ LAPTOP = (
     Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
     Check("groups of GPUs", ("HST-11",), groups),
 )
-LOGIN = (Check("hosts", ("HST-04", "HST-05", "HST-06", "HST-07", "HST-08"), reached),)
+LOGIN = (Check("hosts", ("HST-04", "HST-05", "HST-06", "HST-07", "HST-08", "NCC-08"), reached),)

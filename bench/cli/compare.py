@@ -89,8 +89,8 @@ def _add_history(verbs: arguments.Verbs) -> None:
         "--check",
         type=arguments.positive,
         metavar="PERCENT",
-        help="exit with 1 if the newest runs are significantly worse than earlier runs by more than this, or if no run "
-        "could be checked",
+        help="exit with 1 if the newest runs are worse than earlier runs by more than this (the whole 95 %% interval "
+        "of the change), or if no run could be checked",
     )
     parser.add_argument(
         "--newest", type=arguments.count, default=1, metavar="N", help="number of newest runs to check (default: 1)"

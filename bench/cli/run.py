@@ -11,6 +11,7 @@ from bench.cli import arguments
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
 from bench.contract import plan_kinds
+from bench.runs.folder import short
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +139,7 @@ def _render(args: argparse.Namespace) -> int:
     plan = _composed(args)
     text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
+    preflight.require_valid_manifest(plan)
     print(text, end="")
     return 0
 
@@ -166,8 +168,7 @@ def _runs(args: argparse.Namespace) -> int:
     from bench.runs import run
 
     root = args.folder or run.root()
-    run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
-    return 0
+    return run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:
@@ -203,7 +204,7 @@ def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
     for folder in arguments.run_folders(args.folders):
-        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {folder}")
+        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
     return 0
 
 

@@ -109,7 +109,7 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
         print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
         sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))
-    return 0
+    return 0 if any(arm.runs for arm in session.planned) else 1
 
 
 def _show(result: "StudyResult", args: argparse.Namespace) -> None:

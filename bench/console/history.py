@@ -90,8 +90,8 @@ def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> Tex
     ]
     counts = Counter(str(j.change) for j in judgements)
     caption = (
-        f"{', '.join(f'{count} {change}' for change, count in counts.items())}. A regression is "
-        f"significant ({100 * CONFIDENCE:g} % confidence) and above the tolerance of {100 * tolerance:g} %."
+        f"{', '.join(f'{count} {change}' for change, count in counts.items())}. A regression is a change whose "
+        f"whole {100 * CONFIDENCE:g} % interval is worse than the tolerance of {100 * tolerance:g} %."
     )
     return TextTable("the newest runs compared with earlier runs", rows, columns=_CHECKED, caption=caption)
 

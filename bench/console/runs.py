@@ -9,6 +9,7 @@ from typing import Any
 
 from bench import masked_json
 from bench.console.sheet import show as show_sheet
+from bench.contract.schema import BackendName
 from bench.errors import with_rule
 from bench.report.tables import TextTable
 from bench.runs import run as run_folders
@@ -22,10 +23,13 @@ SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes"
 REFRESH_S = 10.0
 
 
-def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> None:
-    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active."""
+def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> int:
+    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active.
+
+    Return the exit code: 1 if a backend does not answer that a listed run may still use.
+    """
     while True:
-        runs = [run for run in run_folders.below(root) if run.is_active or not active]
+        runs = [run for run in run_folders.below(root) if run.is_active or run.may_be_active or not active]
         newest = sorted(runs, key=_start, reverse=True)[:limit]
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
@@ -33,8 +37,8 @@ def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | N
                 print(masked_json.line(row(run, results)), flush=True)
         else:
             show_sheet(sheet(root, listed, num_runs=len(runs)))
-        if not watch or not any(run.is_active for run in runs):
-            return
+        if not watch or not any(run.is_active or run.may_be_active for run in runs):
+            return int(any(run.may_be_active for run in runs))
         time.sleep(REFRESH_S)
 
 
@@ -55,7 +59,9 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     ]
     active = sum(run.is_active for run, _ in runs)
     more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older runs not listed: use --limit N"
-    caption = f"runs: {len(runs)}, queued or running: {active}{more}" if runs else "no runs in this folder"
+    unknown = sum(run.may_be_active for run, _ in runs)
+    counts = f"queued or running: {active}" + (f", not known: {unknown}" if unknown else "")
+    caption = f"runs: {len(runs)}, {counts}{more}" if runs else "no runs in this folder"
     filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
     return TextTable(
         f"runs in {short(root)}",
@@ -126,6 +132,9 @@ def _reason(run: Run) -> str:
     if run.is_active:
         return run.state.reason if run.state else ""
     if run.has_died:
-        return "no final status: the batch script was killed or its node failed; to continue: runstop resume"
+        killed = "the batch script was killed or its node failed"
+        if run.backend in (BackendName.local, BackendName.ssh):
+            killed = "the process that drove the run was killed, or its machine failed"
+        return f"no final status: {killed}; to continue: runstop resume {short(run.folder)}"
     status = run.status
     return with_rule(status.rule, status.what or "") if status and status.exit_code else ""

@@ -15,7 +15,12 @@ from bench.contract import regular_files
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a JSON file atomically: readers never see a partial file, even after a crash.
+    """Replace a JSON file atomically; raises like `write_text`."""
+    write_text(path, text(content))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace a text file atomically: readers never see a partial file, even after a crash.
 
     Raises:
         OSError: writing failed; the file is unchanged.
@@ -23,7 +28,7 @@ def write(path: Path, content: Any) -> None:
     part = path.with_suffix(f".part{os.getpid()}")
     try:
         with _open_new(part) as file:
-            file.write(text(content))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

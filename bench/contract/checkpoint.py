@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import run_files
+from bench.contract.checksums import MANIFEST as MANIFEST
 from bench.contract.model import Model
 from bench.contract.schema import Config, Precision
 from bench.contract.training import MomentPrecision, Trains
@@ -23,7 +24,6 @@ class Stored(Enum):
 CONVERTED, CONVERTED_FP8, CONVERTED_NF4 = "megatron_core", "megatron_core_fp8", "megatron_core_nf4"
 FOLDERS = {Stored.plain: CONVERTED, Stored.fp8: CONVERTED_FP8, Stored.nf4: CONVERTED_NF4}
 """Default subfolders for conversions inside a Hugging Face folder."""
-MANIFEST = "manifest.json"
 SOURCE, METADATA = "config.json", "metadata.json"
 """Files that identify a Hugging Face folder, and a megatron-core checkpoint."""
 STEP = "step_"
@@ -81,10 +81,10 @@ def is_source(folder: Path) -> bool:
 def located(folder: Path, config: Config) -> Path:
     """Return the folder of the checkpoint: this one or, for a Hugging Face folder, its default conversion.
 
-    Among several conversions this is the one in the engine's precision. engine=huggingface reads the Hugging Face
-    folder itself.
+    Among several conversions this is the one in the engine's precision. engine=huggingface and servers read the Hugging
+    Face folder itself.
     """
-    if not is_source(folder) or config.huggingface is not None:
+    if not is_source(folder) or config.huggingface is not None or config.task.serving is not None:
         return folder
     own = folder / FOLDERS[preferred(config)]
     return own if own.exists() else folder / CONVERTED

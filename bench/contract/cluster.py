@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from bench.contract.codec import OMIT_DEFAULT
 from bench.errors import ConfigError
 
 
@@ -169,10 +171,22 @@ class Kubernetes:
     priority_class: str | None = None
     queue: str | None = None
     """The Kueue LocalQueue that admits the run."""
+    workload_priority_class: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Kueue's priority of the run in its queue, independent of the pods' `priority_class`."""
     service_account: str | None = None
-    run_as_user: int = 1000
+    run_as_user: int | None = 1000
+    """None: the image's user, or the one that the cluster assigns; never root."""
     run_as_group: int | None = None
     """None: the same id as the user."""
+    labels: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Further labels of the run's objects and of its pods."""
+    annotations: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Further annotations of the pods, such as Kueue's kueue.x-k8s.io/podset-required-topology."""
+    pod: dict[str, Any] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Further fields of the pods' spec by Kubernetes' own names, such as runtimeClassName, schedulerName, affinity,
+    topologySpreadConstraints, volumes, initContainers and resourceClaims. Lists are appended."""
+    container: dict[str, Any] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Further fields of the container by Kubernetes' own names, such as volumeMounts and resources.claims."""
     shm_gib: int = 64
     """Size of /dev/shm, which NCCL and data loaders use; it counts as memory of the pod."""
     data: Volume | None = None
@@ -228,7 +242,7 @@ def parsed(text: str) -> Host:
     match = _HOST.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is not a host",
+            f"{text!r} is not a valid host",
             where="cluster.hosts",
             fix="use NAME, USER@NAME, or NAME:GROUPSxGPUS such as rig0:2x4",
         )

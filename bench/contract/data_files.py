@@ -135,7 +135,7 @@ def num_ids(tokenizer: Path) -> int:
 def bad_tokenizer(path: Path, error: object) -> ConfigError:
     """Return the error for a file that is not a tokenizer."""
     return ConfigError(
-        f"not a tokenizer.json of Hugging Face tokenizers: {error}",
+        f"the file is not a tokenizer.json of Hugging Face tokenizers: {error}",
         where=str(path),
         fix="copy tokenizer.json from the model's folder again",
         rule="CFG-06",
@@ -169,7 +169,7 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path) -> N
         raise ConfigError(
             f"the rows were prepared with another tokenizer, {used.get('file')}",
             where=f"{rows}, {tokenizer}",
-            fix="set data.tokenizer or MODEL to that one, or remove the folder to prepare the rows again",
+            fix="set data.tokenizer or MODEL to that tokenizer, or remove the folder to prepare the rows again",
             rule="CFG-06",
         )
 

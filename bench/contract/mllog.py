@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -30,6 +30,8 @@ class Binding:
     trial: int
     attempt: int
     """Counted from 1."""
+    plan_sha256: str | None = None
+    """The plan that the ranks must read (`plan_kinds.identity`); None in bindings of earlier versions."""
 
 
 def save(folder: Path, binding: Binding) -> None:
@@ -44,6 +46,23 @@ def load(folder: Path, trial: int) -> Binding | None:
     with suppress(TypeError):
         return Binding(**atomic_files.read_object(folder / run_files.binding(trial)))
     return None
+
+
+def own(folder: Path, trial: int, env: Mapping[str, str] = os.environ) -> Binding | None:
+    """Return the binding of the attempt that this rank was started for; None for ranks started by hand.
+
+    Raises:
+        ConfigError: the trial has a later attempt.
+    """
+    binding, nonce = load(folder, trial), env.get(run_files.ATTEMPT_VARIABLE)
+    if nonce and (binding is None or binding.nonce != nonce):
+        raise ConfigError(
+            f"this rank was started for an earlier attempt at trial {trial}; a later attempt has begun",
+            where=str(folder / run_files.binding(trial)),
+            fix="nothing: only the ranks of the last attempt write the log",
+            rule="CFG-05",
+        )
+    return binding
 
 
 CACHE_CLEAR = "cache_clear"
@@ -88,7 +107,11 @@ MONOTONIC_MS = "monotonic_ms"
 """Metadata of each of our records: the time since boot, which no process can change."""
 
 RUN_ATTEMPT = "run_attempt"
-"""The first record: the nonce of the attempt, with its trial and number, and the inode and owner of the file."""
+"""The first record: the nonce of the attempt, with its trial and number, the {plan_sha256} of the plan that its ranks
+read (`bench.contract.plan_kinds.identity`), and the inode and owner of the file."""
+INPUT_SHA256 = "input_sha256"
+"""The checksum of an {input} that the ranks read, by these names."""
+TRAIN_ROWS, EVAL_ROWS, CHECKPOINT_FILES, TOKENIZER = "train rows", "eval rows", "checkpoint", "tokenizer"
 LOG_SHA256 = "log_sha256"
 """After run_stop, and after each later record: the SHA-256 of the first {bytes} of the file, up to this record."""
 RESUMED = "resumed"
@@ -202,8 +225,10 @@ class Writer:
         self.moments: list[tuple[str, int]] = []
         """Start and stop times of the run and its blocks, by key, in milliseconds of the monotonic clock."""
         if binding and self._binding:
-            file, number = os.fstat(self._file.fileno()), {"trial": binding.trial, "attempt": binding.attempt}
-            self.event(RUN_ATTEMPT, binding.nonce, **number, inode=file.st_ino, uid=file.st_uid)
+            file = os.fstat(self._file.fileno())
+            plan = {} if binding.plan_sha256 is None else {"plan_sha256": binding.plan_sha256}
+            number = {"trial": binding.trial, "attempt": binding.attempt}
+            self.event(RUN_ATTEMPT, binding.nonce, **number, **plan, inode=file.st_ino, uid=file.st_uid)
 
     def event(self, key: str, value: Any = None, /, **metadata: Any) -> None:
         """Write a POINT_IN_TIME record.
@@ -265,7 +290,7 @@ class Writer:
 
     def _write(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
         if key == RUN_STOP:
-            raise ValueError("run_stop is written once, by finish()")
+            raise ValueError("run_stop cannot be logged directly: only finish() writes it")
         with self._lock:
             self._append(event_type, key, value, metadata)
             self._started |= key == RUN_START

@@ -1,5 +1,6 @@
 """The plan class of each kind of task, and reading and writing plan.json."""
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -247,10 +248,48 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         ) from error
 
 
+PLACES = (("config", "cluster", "paths"), ("config", "container", "image"), ("config", "container", "mounts"))
+"""What is not part of a plan's identity, besides data_dir and base_dir: a resumed job may find the same data and image
+at another place, and what is read there has checksums of its own."""
+
+
+def identity(plan_json: str) -> str:
+    """Return a SHA-256 of a plan's JSON, without the paths of its data, weights, logs and image.
+
+    It does not depend on the version that reads it.
+
+    Raises:
+        ConfigError: it is not the JSON of a plan.
+    """
+    try:
+        raw = json.loads(plan_json)
+        for plan in (raw, raw.get("base") or {}):
+            for key in ("data_dir", "base_dir"):
+                plan.pop(key, None)
+            for *parents, key in PLACES:
+                block = plan
+                for parent in parents:
+                    block = block.get(parent) or {}
+                block.pop(key, None)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        fix = "write it again with `runstop plan … --json`"
+        raise ConfigError(f"the plan cannot be read: {error!r}", where=run_files.PLAN, fix=fix) from error
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+
+
 def load(path: Path) -> Plan:
     """Return the plan in a file."""
+    return loads(text(path), where=str(path))
+
+
+def text(path: Path) -> str:
+    """Return the text of a plan's file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return loads(regular_files.read_text(path, follows_links=True), where=str(path))
+        return regular_files.read_text(path, follows_links=True)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise ConfigError(

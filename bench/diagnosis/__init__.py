@@ -119,9 +119,9 @@ class _Log:
         return trial_state.judge(self.result, self.events, is_running=self.is_running)
 
     def errors(self) -> Iterable[Clue]:
-        """Return the errors of the log itself."""
-        problems = self.result.findings if self.result else ()
+        """Return the errors of the log itself; the log of the preparation has no trial, and no run_start either."""
         file = self.result.file if self.result else ""
+        problems = self.result.findings if self.result and Path(file).name != run_files.PREPARE_LOG else ()
         return (Clue(f.rule, Weight.OUTCOME, file, f.line or 1, f.what) for f in findings.errors(problems))
 
 
@@ -252,6 +252,8 @@ def _fix(best: Clue, trial: _Log | None, plan: Plan | None) -> str:
     """Return the fix, with numbers if the plan and the records have them."""
     if best.rule == "SLU-07" and trial and (hung := fixes.hung(trial.events, best.text, plan)):
         return hung
+    if best.rule in ("RUN-02", "RUN-04") and fixes.BUS_ERROR.search(best.text):
+        return fixes.MAPPED_FILE
     if best.fix:
         return best.fix
     better = None

@@ -127,6 +127,13 @@ def how_far(reached: Reached | None, result: Result) -> str:
     return ", ".join(parts)
 
 
+BUS_ERROR = re.compile(r"\bSIGBUS\b|Bus error|\bexitcode *: -7\b|exit code 135\b")
+MAPPED_FILE = (
+    "a rank read a part of a mapped file that is gone: a file of rows or weights became shorter while ranks read it "
+    "(remove it and prepare it again), or /dev/shm or the disk is full (`df -h`)"
+)
+
+
 def resume_hint(folder: Path) -> str | None:
     """Return the command that resumes a run from its checkpoints; None if no unfinished trial has one."""
     unfinished = [entry.trial for entry in ledger.entries(folder) if not entry.outcome.is_result]

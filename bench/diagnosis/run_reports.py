@@ -20,7 +20,9 @@ from bench.diagnosis.log_scan import Clue, Scan
 from bench.mlperf.reader import is_number
 from bench.rules import RULES
 from bench.rules.signs import Weight
+from bench.runs import status as statuses
 from bench.runs.older_outcomes import with_current_outcome
+from bench.runs.trial import LOG_REMOVED
 
 _START_AGAIN = (
     "`runstop resume RUN` resumes it and keeps the finished trials. Ctrl-C sends SIGINT; "
@@ -32,7 +34,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 def status(folder: Path) -> dict[str, Any]:
     """Return the launcher's final status; empty while the run is running, and if the launcher was killed."""
-    return with_current_outcome(atomic_files.read_object(folder / STATUS))
+    last = with_current_outcome(atomic_files.read_object(folder / STATUS))
+    return last | {"fix": statuses.in_folder(last["fix"], folder)} if "fix" in last else last
 
 
 def all_reports(folder: Path) -> Iterator[Scan]:
@@ -60,8 +63,9 @@ def launcher_report(folder: Path) -> list[Scan]:
     if last.get("outcome") == "interrupted":
         what = log_scan.shown(str(last.get("what") or f"the launcher got {_signal(last.get('exit_code'))}").encode())
         fix = last.get("fix") or (None if is_batch else _START_AGAIN)
+        rule = str(last.get("rule") if last.get("rule") in RULES else "SLU-08")
         # Rank reports about other ranks follow from this signal, unless one names a cause.
-        return [_only(Clue("SLU-08", Weight.DEATH, file, 1, what, fix))]
+        return [_only(Clue(rule, Weight.DEATH, file, 1, what, fix))]
     scans = _launcher_message(last, file, is_batch=is_batch)
     weighed = [
         replace(scan, clues=tuple(_with_launcher_weight(clue, is_batch=is_batch) for clue in scan.clues))
@@ -114,12 +118,13 @@ def queue_report(job: Job | None, file: str) -> list[Scan]:
 
 
 def ledger_reports(folder: Path) -> list[Scan]:
-    """Return the logs in the folder that this run did not write."""
+    """Return the logs in the folder that this run did not write, and those that were removed."""
     file, scans = folder / LEDGER, []
     for entry in _entries(file):
         what = _first_difference(entry)
-        if entry.get("outcome") == "aborted" and what.partition(": ")[0] == "LOG-17":
-            scans.append(_only(log_scan.read_message(what, RULES["LOG-17"].fix, file=str(file))))
+        fix = {"LOG-17": RULES["LOG-17"].fix, "LOG-01": LOG_REMOVED}.get(what.partition(": ")[0])
+        if entry.get("outcome") == "aborted" and fix:
+            scans.append(_only(log_scan.read_message(what, fix, file=str(file))))
     return scans
 
 

@@ -52,14 +52,14 @@ def _member(args: argparse.Namespace) -> int:
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return int(text)
 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

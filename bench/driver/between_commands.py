@@ -17,7 +17,7 @@ from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
 from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import JOB, PLAN, STATUS, SUBMISSION, array_task
+from bench.contract.run_files import JOB, MANIFEST, PLAN, STATUS, SUBMISSION, array_task
 from bench.errors import BenchError
 from bench.preflight import nodes
 from bench.results.kind import Judged
@@ -64,16 +64,17 @@ def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None]) -> None:
         preflight.require(findings)
 
 
-def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str) -> bool:
+def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, nonce: str | None = None) -> bool:
     """Open the next attempt of a trial; return False if the trial already has its result.
 
-    A trial that succeeded, but whose job was interrupted before judging it, gets its result now.
+    A trial that succeeded, but whose job was interrupted before judging it, gets its result now. `nonce` is the
+    attempt's; its ranks get the same one, so that they cannot take a later attempt for theirs.
 
     Raises:
         SubmitError: this job has started the trial launch.attempts times.
     """
     trials.settle(run, plan, trial)
-    return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes)
+    return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes, nonce=nonce)
 
 
 def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
@@ -123,6 +124,19 @@ def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Colle
     return 1 if exit_code or any(outcomes.get(trial) is not Outcome.valid for trial in of_job) else 0
 
 
+def finish_run(run: Path, plan: Plan) -> int:
+    """Write the status and the manifest of a run that was killed after its last trial was judged; return its exit code.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    every = [trial.index for trial in plan.trials]
+    code = close_run(run, plan, exit_code=0, what="every trial ended", of_job=every)
+    if not (run / MANIFEST).exists():
+        manifest.write(run)  # raises what `close_run` ignores
+    return code
+
+
 def _write_status(run: Path, outcomes: Sequence[Outcome], *, exit_code: int, what: str) -> None:
     """Write the final status, with the rule that explains a failure if diagnosis finds one."""
     from bench.rules import RULES
@@ -144,8 +158,8 @@ def _known(outcomes: Sequence[Outcome], *, exit_code: int) -> Status:
         return Status(outcome=Ending.passed, exit_code=0, what="all node checks passed; the plan has no trials")
     if all(outcome is Outcome.valid for outcome in outcomes) and exit_code == 0:
         return Status(outcome=Ending.valid, exit_code=0, what=ALL_VALID)
-    is_judged = bool(outcomes) and all(outcome.is_result for outcome in outcomes)
-    return Status(outcome=Ending.invalid if is_judged else Ending.failed, exit_code=exit_code or 1)
+    is_invalid = all(outcome.is_result for outcome in outcomes) and Outcome.invalid in outcomes
+    return Status(outcome=Ending.invalid if is_invalid else Ending.failed, exit_code=exit_code or 1)
 
 
 def _explained(run: Path, status: Status, what: str) -> Status:
@@ -153,7 +167,7 @@ def _explained(run: Path, status: Status, what: str) -> Status:
 
     cause = diagnosis.explain([run])
     if cause.rule in (None, diagnosis.UNKNOWN):
-        return replace(status, what=what, during=what, fix=f"runstop why {run.resolve()}")
+        return replace(status, what=what, during=what, fix="runstop why RUN")
     explained = replace(status, what=cause.title, during=what, rule=cause.rule, fix=cause.fix)
     return replace(explained, evidence=cause.evidence, file=cause.file, line=cause.line)
 
@@ -179,7 +193,7 @@ def _step(args: argparse.Namespace, plan: Plan) -> int:
             check_nodes(run, plan, say=print)
         case "begin":
             trial = plan.trials[args.trial]
-            is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes)
+            is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes, nonce=args.nonce)
             what = "starts" if is_open else "already finished"
             print(f"trial {trial.index}, seed {trial.seed}: {what}", flush=True)
             return 0 if is_open else TRIAL_DONE
@@ -205,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     begun.add_argument("trial", type=int)
     begun.add_argument("--job", required=True)
     begun.add_argument("--nodes", required=True)
+    begun.add_argument("--nonce", help="nonce of the attempt, which its ranks get as RUNSTOP_ATTEMPT (default: random)")
     judged = steps.add_parser("judge", help="judge a trial that exited with 0")
     judged.add_argument("trial", type=int)
     closed = steps.add_parser("close", help="write status.json")

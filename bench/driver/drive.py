@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,13 +17,14 @@ from bench.backends.local import master_port
 from bench.backends.nodes import lead
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE, STOPPED, TIME_IS_NEAR, CutShortError, NodeLostError
 from bench.backends.nodes.lead import Nodes, Running, require_prepared
+from bench.contract import atomic_files, plan_paths, run_files
 from bench.contract import plan as plans
-from bench.contract import plan_paths, run_files
 from bench.contract.plan import Command, Plan, Trial
+from bench.contract.schema import BackendName
 from bench.driver import between_commands
-from bench.errors import BenchError, Stopped, exit_code_of, with_rule
+from bench.errors import FINAL_CODES, BenchError, Stopped, exit_code_of, with_rule
 from bench.results.kind import Judged
-from bench.runs import manifest
+from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs import trial as trials
 from bench.runs.status import Ending, Status
@@ -31,10 +33,14 @@ RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
 IN_STATUS = ("SLU-07", "RUN-02")
 """Rules that only the driver can detect (time limit, signal). `why` finds all others in the logs."""
+PORT_TRIES = 3
 SETTLE_S = 3.0
 """When a whole job is stopped, other nodes may get the signal this much earlier than this node."""
-FINAL_CODES = (1, 2)
-"""Exit codes of a failed run: 1 for its work, 2 for its input. The ranks' own exit codes are in their error files."""
+KILLED = {
+    BackendName.kubernetes: with_rule("KUB-18", "the pod of node 0 got a signal: it was deleted, evicted or preempted"),
+    BackendName.ray: with_rule("RAY-08", "the job's driver, or its worker on node 0, has ended"),
+}
+"""What a signal means where `runstop cancel` leaves a note in job.json, if there is none."""
 
 
 class Progress(Protocol):
@@ -59,6 +65,10 @@ class FailedError(Exception):
     def __init__(self, exit_code: int, what: str) -> None:
         super().__init__(what)
         self.exit_code, self.what = exit_code, what
+
+
+class PortInUseError(FailedError):
+    """Another program took the port of rank 0 after it was chosen."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,11 +107,11 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         run.check()
         with connect() as nodes:
             for command in run.plan.commands[: len(run.plan.commands) - len(run.plan.trials)]:
-                _before_trials(run, nodes, command)
+                _with_other_ports(run, partial(_before_trials, run, nodes, command))
             if plans.command(run.plan, plans.PREPARE) is None:
                 run.progress.say("nothing to prepare")
             for trial, command in zip(run.plan.trials, plans.trial_commands(run.plan), strict=True):
-                _trial(run, nodes, trial, command)
+                _with_other_ports(run, partial(_trial, run, nodes, trial, command))
     except FailedError as error:
         return _finish(run, error.exit_code, error.what)
     except CutShortError as error:
@@ -129,6 +139,16 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         _finish(run, 1, "the driver failed")
         raise
     return _finish(run, 0, "every trial ended")
+
+
+def _with_other_ports(run: Drive, act: Callable[[], None]) -> None:
+    """Run ranks, and run them again if their port is in use: each start chooses another port."""
+    for _ in range(PORT_TRIES - 1):
+        try:
+            return act()
+        except PortInUseError as error:
+            run.progress.say(f"{error.what}; trying another port")
+    return act()
 
 
 def _before_trials(run: Drive, nodes: Nodes, command: Command) -> None:
@@ -165,7 +185,8 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
     """Run and judge a trial, unless it already has its result."""
     run.check()
     names = ",".join(nodes.names)
-    if not between_commands.begin_trial(run.folder, run.plan, trial, job=run.job, nodes=names):
+    attempt = ledger.new_nonce()
+    if not between_commands.begin_trial(run.folder, run.plan, trial, job=run.job, nodes=names, nonce=attempt):
         run.progress.say(f"trial {trial.index}, seed {trial.seed}: already finished")
         return
     run.progress.say(f"trial {trial.index}, seed {trial.seed}: starts")
@@ -173,7 +194,10 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
         lines = nodes.drop_caches(words.split(), check=run.check)
         (run.folder / run_files.caches(trial.index)).write_text("".join(f"{line}\n" for line in lines))
     try:
-        _run(run, nodes, command)
+        _run(run, nodes, command, attempt)
+    except PortInUseError as error:
+        (run.folder / run_files.interrupted()).write_text(f"{error.what}\n")  # for the ledger
+        raise
     except FailedError:
         trials.require_own(run.folder, trial)  # if another run wrote the log, report that instead
         raise
@@ -182,20 +206,23 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
     run.check()
 
 
-def _run(run: Drive, nodes: Nodes, command: Command) -> None:
+def _run(run: Drive, nodes: Nodes, command: Command, attempt: str | None = None) -> None:
     """Run a command on every rank of every node.
 
     Raises:
         FailedError: a rank failed, or the time limit was reached.
         NodeLostError: the connection to a node was lost, which explains how the ranks ended.
     """
-    with lead.started(nodes, command, run.folder, port=master_port(run.plan)) as ranks:
+    with lead.started(nodes, command, run.folder, port=master_port(run.plan), attempt=attempt) as ranks:
         run.progress.follow(nodes, command, lambda: _is_running(run, ranks))
     try:
         ranks.check()
     except NodeLostError:
         raise
     except BenchError as error:
+        is_chosen_here = run.plan.config.cluster.master_port is None
+        if is_chosen_here and error.rule == "NCC-05" and run_files.PORT_IN_USE in error.what:
+            raise PortInUseError(1, with_rule(error.rule, error.what)) from None
         run.progress.failed(error)
         what = with_rule(error.rule, error.what) if error.rule in IN_STATUS else f"{command.name} failed"
         raise FailedError(error.exit_code if error.exit_code in FINAL_CODES else 1, what) from None
@@ -220,17 +247,21 @@ def _node_lost(run: Drive, why: str) -> int:
 
 def _stop_early(run: Drive, why: str, exit_code: int) -> int:
     """End before the work is done; the backend may restart the run, unless the user stopped it."""
+    is_stopped = why == STOPPED
+    if is_stopped and atomic_files.read_object(run.folder / run_files.JOB).get(run_files.CANCELLED) != run.job:
+        why = KILLED.get(run.plan.config.cluster.backend, why)
     run.progress.say(f"{time.strftime('%F %T')} {why}")
     if why == TIME_IS_NEAR and not run.made_progress:
         return _finish(run, 1, f"{why}, and this start of the run has finished nothing")
     with suppress(OSError):  # for the ledger, which then moves the files of this attempt to attempts/
         (run.folder / run_files.interrupted()).write_text(f"{why}\n")
-    if why == STOPPED:
+    if is_stopped:
         with suppress(OSError, BenchError):
             (run.folder / run_files.DISK_RESERVE).unlink(missing_ok=True)
-            between_commands.abort_trials(run.folder, run.plan, run.trials)
+            if why == STOPPED:  # else the next start of the run records the attempt as interrupted, with its cause
+                between_commands.abort_trials(run.folder, run.plan, run.trials)
         rule, _, what = why.partition(": ")
-        fix = f"to continue: runstop resume {run.folder}"
+        fix = "to continue: runstop resume RUN"
         status = Status(outcome=Ending.interrupted, exit_code=exit_code, rule=rule, what=what, fix=fix)
         statuses.write(run.folder, status)
         with suppress(OSError):

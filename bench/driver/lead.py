@@ -119,9 +119,7 @@ def opened(run: Path, plan_file: Path | None) -> Iterator[Plan]:
     with run_lock.driving(run):
         if plan_file is not None and not (run / run_files.PLAN).exists():
             with written(run):
-                text = filled_in(plan_file)
-                with atomic_files.create(run / run_files.PLAN) as file:
-                    file.write(text)
+                atomic_files.write_text(run / run_files.PLAN, filled_in(plan_file))
         yield plan_kinds.load(run / run_files.PLAN)
 
 

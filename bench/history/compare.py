@@ -93,7 +93,7 @@ def _folders(path: Path) -> list[Path]:
         return [path]
     if (path / STUDY).exists():
         fix = f"name one arm as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
-        raise ConfigError("this is a study, which has several arms", where=str(path), fix=fix)
+        raise ConfigError("a whole study cannot be compared, because it has several arms", where=str(path), fix=fix)
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
@@ -112,6 +112,15 @@ def _no_runs(path: Path) -> ConfigError:
     if (path.parent / STUDY).exists():
         fix = f"name an arm; arms with runs: {_arms_with_runs(path.parent)}"
     return ConfigError("no runs found", where=str(path), fix=fix)
+
+
+def compare_runs(first: Path, second: Path, *, measurement: str | None = None) -> Compared:
+    """Compare the valid trials of two run folders, or of two folders of runs.
+
+    Raises:
+        ConfigError: as `run_set` and `compared`.
+    """
+    return compared(run_set(str(first)), run_set(str(second)), measurement=measurement)
 
 
 def compared(
@@ -158,7 +167,7 @@ def _check(first: RunSet, second: RunSet) -> None:
             raise ConfigError(f"no valid trial: {why}", where=one.path, fix="run `runstop why RUN` to see the cause")
     if shared := {trial.log_sha256 for trial in first.trials} & {trial.log_sha256 for trial in second.trials}:
         name = next(trial.folder for trial in first.trials if trial.log_sha256 in shared)
-        raise ConfigError("a run is in both sets", where=str(name), fix="name each run in one set only")
+        raise ConfigError("a run cannot be in both sets", where=str(name), fix="name each run in one set only")
 
 
 def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measurement, Measurement]:

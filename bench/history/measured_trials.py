@@ -1,5 +1,6 @@
 """Read the valid trials of a run folder: measurements, start time, hardware, software and settings."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +92,9 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
     if entry is None and not content.of_kind.valid:
         first = next(iter(content.of_kind.problems), "")
         what = f"not a valid trial: {first}" if first else "not a valid trial"
-        raise LogError(what, where=str(log), fix=f"runstop parse {log}")
+        raise LogError(what, where=str(log), fix=f"runstop parse {shlex.quote(str(log))}")
     if result.run_start_ms is None:
-        raise LogError("the log has no run_start", where=str(log), fix=f"runstop parse {log}")
+        raise LogError("the log has no run_start", where=str(log), fix=f"runstop parse {shlex.quote(str(log))}")
     return ValidTrial(
         folder=log.parent,
         trial=number,

@@ -11,7 +11,6 @@ from bench.contract.plan import fingerprint
 from bench.errors import ConfigError
 from bench.history import facts
 from bench.history.measured_trials import ValidTrial
-from bench.results.comparison import Pairing, compare
 from bench.results.measurement import Measurement, higher_is_better, main
 
 CONFIDENCE = 0.95
@@ -157,8 +156,9 @@ def judge(
 ) -> Judgement:
     """Return whether the newest runs are worse than earlier runs by more than a tolerance (a share).
 
-    The value of a run is the mean of its trials, which share nodes and time. Several newest runs are compared by
-    Welch's t-test, a single one with the prediction interval of the earlier runs.
+    It is a regression if the whole 95 % interval of the change is worse than the tolerance, and none if no part of it
+    is; else it is undecided. The value of a run is the mean of its trials, which share nodes and time. The interval of
+    several newest runs is that of Welch's t-test, that of a single one is the prediction interval of the earlier runs.
     """
     values = [fmean(of_run) for run in task_history.runs if (of_run := run.values(measurement.name))]
     new, old = values[-newest:], values[:-newest][-earlier:]
@@ -177,34 +177,30 @@ def _judged(
         )
     if not all(0 < value < math.inf for value in (*new, *old)):
         return Change.not_judged, "a change in percent needs positive finite numbers"
-    ratio, low, high = _against(new, old, measurement)
+    ratio, low, high = _against(new, old)
     sign = -1 if higher_is_better(measurement) else 1
-    worse, ends = sign * (ratio - 1), sorted((sign * (low - 1), sign * (high - 1)))
+    least, most = sorted((sign * (low - 1), sign * (high - 1)))
     runs = f"{len(new)} run{'s' if new[1:] else ''} compared with {len(old)} earlier runs"
     text = f"{100 * (ratio - 1):+.1f} % ({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %), {runs}"
-    if ends[0] > 0 and worse > tolerance:
+    if least > tolerance:
         return Change.regression, text
-    return (Change.none if ends[1] <= tolerance else Change.undecided), text
+    return (Change.none if most <= tolerance else Change.undecided), text
 
 
 _FEWEST = 2
 
 
-def _against(new: Sequence[float], old: Sequence[float], measurement: Measurement) -> tuple[float, float, float]:
+def _against(new: Sequence[float], old: Sequence[float]) -> tuple[float, float, float]:
     """Return the ratio of new to old, and its 95 % interval."""
-    if len(new) == 1:
-        from bench.results.comparison import of_one
+    from bench.results.comparison import of_one, of_sets
 
-        change, half_width = of_one(math.log(new[0]), [math.log(value) for value in old], CONFIDENCE)
-        return math.exp(change), math.exp(change - half_width), math.exp(change + half_width)
-    comparison = compare(
-        new,
-        old,
-        names=("new", "old"),
-        measurement=measurement.name,
-        higher_is_better=higher_is_better(measurement),
-        confidence=CONFIDENCE,
-        pairing=Pairing.none,
-    )
-    assert comparison.ratio is not None and comparison.low is not None and comparison.high is not None
-    return comparison.ratio, comparison.low, comparison.high
+    logs, earlier = ([math.log(value) for value in values] for values in (new, old))
+    if len(logs) == 1:
+        change, half_width = of_one(logs[0], earlier, CONFIDENCE)
+        low, high = change - half_width, change + half_width
+    else:
+        import numpy as np
+
+        estimate = of_sets(np.array(logs), np.array(earlier), bound=0.0, confidence=CONFIDENCE)
+        change, low, high = float(estimate.difference), float(estimate.low), float(estimate.high)
+    return math.exp(change), math.exp(low), math.exp(high)

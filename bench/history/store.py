@@ -52,7 +52,7 @@ def trials(root: Path, *, rebuild: bool = False) -> tuple[ValidTrial, ...]:
         ConfigError: the folder does not exist.
     """
     if not root.is_dir():
-        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
     known = {} if rebuild else _read(root)
     current: Known = {}
     for folder in sorted({path.parent for pattern in _RUNS for path in root.glob(pattern)}):

@@ -46,7 +46,7 @@ def _check_file(path: Path, folder: Path) -> None:
     needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(_existing(folder)).free
     if free < needed:
         raise ConfigError(
-            f"{free / 2**30:.2f} GiB free, but the image needs {needed / 2**30:.2f} GiB",
+            f"{free / 2**30:.2f} GiB are free, but the image needs {needed / 2**30:.2f} GiB",
             where=str(folder),
             fix="free disk space, or choose another --dir",
             rule="ENR-03",

@@ -1,16 +1,32 @@
 """Cancel a run, or resume a run that has ended, on any backend."""
 
 import fcntl
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench import backends
+from bench import backends, masked_json
 from bench.backends import run_lock
 from bench.backends.protocol import JobState, Queue
 from bench.contract import atomic_files, plan_kinds
 from bench.contract import plan as plans
-from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RUN_LOCK, STATUS
+from bench.contract.run_files import (
+    ATTEMPTS,
+    CANCELLED,
+    DISK_RESERVE,
+    JOB,
+    LEDGER,
+    MANIFEST,
+    PLAN,
+    RESULTS,
+    RUN_LOCK,
+    STATUS,
+    SUBMISSION,
+)
+from bench.contract.schema import BackendName
+from bench.driver import between_commands
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import ledger
 from bench.runs import run as runs
@@ -41,7 +57,8 @@ def cancel(folder: Path) -> str:
         what = f"{run.backend.name} has no job {run.id} of yours that was started for this folder"
         fix = "if the folder was renamed or copied, cancel the job with the commands of the queue"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-11")
-    backend.cancel(run.id)
+    with _noted(run):
+        backend.cancel(run.id)
     has_started = any(job.state is not JobState.queued for job in run.states)
     if not has_started:  # so no script writes the status
         status = Status(
@@ -49,7 +66,7 @@ def cancel(folder: Path) -> str:
             exit_code=143,
             rule="SLU-08",
             what="the job was cancelled before it started",
-            fix=f"to continue: runstop resume {short(folder)}",
+            fix="to continue: runstop resume RUN",
         )
         try:
             statuses.write(folder, status)
@@ -60,20 +77,45 @@ def cancel(folder: Path) -> str:
     return run.id
 
 
+@contextmanager
+def _noted(run: Run) -> Iterator[None]:
+    """Note in job.json that the user cancels a job, where its processes get the same signal for other reasons."""
+    file = run.folder / JOB
+    content = atomic_files.read_object(file)
+    if run.backend not in (BackendName.kubernetes, BackendName.ray) or not content:
+        yield
+        return
+    with suppress(OSError):
+        masked_json.write(file, content | {CANCELLED: run.id})
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            masked_json.write(file, content)
+        raise
+
+
 def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence[str] = ()) -> int:
     """Resume a run: finished trials are kept, the others get another attempt; return the exit code.
 
+    A run that was killed after its last trial was judged gets its final status and its manifest, and no job.
     `walltime_min` is the new time limit of each trial; `arguments` are added to the backend's command, such as
     --exclude=dgx-7 to sbatch. Without a queue the run continues in this process.
 
     Raises:
-        ConfigError: the run is still active, or all trials have finished.
+        ConfigError: the run is still active, all trials have finished, or nothing is left to resume from.
         SubmitError: the backend refuses the job; the folder is then unchanged.
     """
     runs.require_run(folder)
     require_ours(folder.resolve())
     run = runs.find(folder)
     _check_ended(run)
+    _check_resumable(run)
+    if _has_results(run):
+        with written(folder), _resume_lock(folder), without_reserve(folder):
+            code = between_commands.finish_run(folder, plan_kinds.load(folder / PLAN))
+        print(f"all trials of {short(folder)} had finished; {STATUS} and {MANIFEST} are complete now")
+        return code
     match backends.get(run.backend):
         case Queue() as queue:
             with written(folder), _resume_lock(folder):
@@ -96,7 +138,7 @@ def _resume_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            what, fix = "another process is resuming this run", f"to see its job: runstop runs {folder.parent}"
+            what, fix = "another process is resuming this run", f"to see its job: runstop runs {short(folder.parent)}"
             raise ConfigError(what, where=str(folder), fix=fix, rule="CFG-05") from error
         except OSError:
             pass
@@ -147,13 +189,37 @@ def _check_ended(run: Run) -> None:
         raise ConfigError(
             f"job {run.id} is {run.state_name}",
             where=str(run.folder),
-            fix=f"wait until it has ended, or cancel it: runstop cancel {run.folder}",
+            fix=f"wait until it has ended, or cancel it: runstop cancel {short(run.folder)}",
         )
-    if run.outcomes and all(outcome.is_result for outcome in run.outcomes):
+    is_complete = run.status is not None and run.status.outcome in (Ending.valid, Ending.invalid)
+    if _has_results(run) and is_complete and os.path.lexists(run.folder / MANIFEST):
         raise ConfigError(
             "all trials have finished; there is nothing to resume",
             where=str(run.folder / LEDGER),
-            fix=f"to see the results: runstop score {run.folder}",
+            fix=f"to see the results: runstop score {short(run.folder)}",
+        )
+
+
+def _has_results(run: Run) -> bool:
+    return bool(run.outcomes) and all(outcome.is_result for outcome in run.outcomes)
+
+
+def _check_resumable(run: Run) -> None:
+    """Raise ConfigError if another attempt could only fail: without the ledger, or before there was a job."""
+    folder = run.folder
+    logs = [name for name in (RESULTS, STATUS, ATTEMPTS) for _ in folder.glob(name)]
+    if not (folder / LEDGER).exists() and logs:
+        raise ConfigError(
+            f"{LEDGER} is missing, so nothing shows which trials have finished",
+            where=str(folder / LEDGER),
+            fix=f"restore it from a copy, or start a new run; runstop parse checks the {RESULTS} that are left",
+        )
+    is_queued = isinstance(backends.get(run.backend), Queue)
+    if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
+        raise ConfigError(
+            "the launch was killed before it submitted a job; it started nothing",
+            where=str(folder),
+            fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
         )
 
 
@@ -163,7 +229,7 @@ def _resume_here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]
 
     if arguments:
         raise ConfigError(
-            f"{' '.join(arguments)} is an option for a queue; backend {run.backend.name} has no queue",
+            f"{' '.join(arguments)} is an option for queues, but backend {run.backend.name} has no queue",
             where="--sbatch",
             fix="leave it out",
         )

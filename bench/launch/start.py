@@ -40,6 +40,14 @@ def run_queued(queue: Queue, run: "Prepared") -> int:
     try:
         with written(folder):
             job = queue.submit(plan, folder, forced=run.forced)
+    except KeyboardInterrupt:
+        if not (folder / SUBMISSION).exists() and not atomic_files.read_object(folder / JOB).get("jobs"):
+            shutil.rmtree(folder)
+            raise
+        console.print("interrupted while the job was being submitted: it may be queued", markup=False)
+        console.print(f"  runstop runs {short(folder.parent)}   # show whether it is", markup=False)
+        console.print(f"  runstop cancel {short(folder)}   # cancel it", markup=False)
+        raise
     except BenchError:
         if not (folder / SUBMISSION).exists():  # else a job may be using this folder
             shutil.rmtree(folder)

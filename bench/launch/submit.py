@@ -83,7 +83,11 @@ def _planned(overrides: list[str], config_dir: Path | None) -> tuple[Plan, str]:
 
 def _require_executor(plan: Plan) -> None:
     if plan.config.launch.dry_run:
-        raise ConfigError("launch.dry_run starts nothing", where="launch.dry_run", fix="call bench.plan instead")
+        raise ConfigError(
+            "bench.submit cannot start a run with launch.dry_run=true",
+            where="launch.dry_run",
+            fix="call bench.plan instead",
+        )
     if not isinstance(backends.for_plan(plan), InProcess | SubmitsArrays):
         name = plan.config.cluster.backend.name
         fix = "use runstop launch, or a cluster with backend local, ssh or slurm"
@@ -100,10 +104,14 @@ def _jobs(prepared: Sequence[start.Prepared], *, in_process: bool) -> "list[Job[
         ids = {folder: id for folder, id in start.submit_runs(queue, queued).items() if isinstance(id, str)}
         attached = executors.attach(ids, states=queue.states, read=result.read)
         jobs |= dict(zip(ids, attached, strict=True))
-    begin = executors.in_this_process if in_process else executors.in_background
     for one in prepared:
         if one.folder not in jobs:
-            jobs[one.folder] = begin(DrivenRun(one.folder.absolute()), folder=one.folder.absolute() / SUBMITIT)
+            folder, files = one.folder.absolute(), one.folder.absolute() / SUBMITIT
+            drive = DrivenRun(folder)
+            if in_process:
+                jobs[one.folder] = executors.in_this_process(drive, files=files)
+            else:
+                jobs[one.folder] = executors.in_background(drive, folder, files=files, read=result.read)
     return [jobs[one.folder] for one in prepared]
 
 
@@ -116,7 +124,11 @@ class DrivenRun:
     """submitit's local executor hides all GPUs; the driver gets the value of the submitting process back."""
 
     def __call__(self) -> RunResult:
-        """Raise BenchError if the run ends without results."""
+        """Drive the run to its end.
+
+        Raises:
+            BenchError: a trial has no result.
+        """
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if self.visible_gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible_gpus

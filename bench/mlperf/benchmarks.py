@@ -74,6 +74,8 @@ class Benchmark:
     """Checkpoints are evaluated after run_stop; these records may be anywhere in the log."""
     epoch_num_is_samples: bool = False
     """The evaluations' epoch_num counts samples."""
+    train_samples_is_batches: bool = False
+    """train_samples is the number of batches of an epoch, of one or of all GPUs."""
     once: tuple[str, ...] = ()
     """Keys that a log of the closed division has exactly once."""
     fixed: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
@@ -178,8 +180,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "rgat": _accuracy(0.72),
     "minigo": _accuracy(0.5),
     "resnet": _accuracy(0.759),
-    "retinanet": _accuracy(0.34),
-    "ssd": _accuracy(0.34),
+    "retinanet": _accuracy(0.34, train_samples_is_batches=True),
+    "ssd": _accuracy(0.34, train_samples_is_batches=True),
     "unet3d": _accuracy(0.908),
     "stable_diffusion": Benchmark(
         goals=(Goal(90.0, metric="FID"), Goal(0.15, higher_is_better=True, metric="CLIP")), evaluates_afterwards=True

@@ -18,6 +18,9 @@ SLEWED = 500e-6
 too, other systems may not. A clock that is set jumps instead."""
 MAX_DRIFT_MS = 1000
 """How far the wall clock may move in addition to slewing: a leap second is one second."""
+RUN_DRIFT, MIN_DRIFT_MS = 0.001, 20
+"""Between run_start and run_stop it may move by this share of the run only, which is less for runs below 1,000 s; but
+always by these milliseconds, in which the two clocks of a record are read."""
 FALL_MS = 1000
 """How far time_ms may decrease in a log that is not ours. The largest decrease in 74 published logs is 51 ms, where the
 records of several nodes are merged, and 0 ms after run_start, where one process writes."""
@@ -72,15 +75,22 @@ def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
         yield finding(
             "LOG-19", "error", after.line, f"{fell} {where}; a monotonic clock cannot decrease: records were moved"
         )
-    if not back and (pair := _clock_jump(moments)):
+    if not back and (pair := _clock_jump(moments, MAX_DRIFT_MS) or _clock_jump_in_run(log)):
         yield finding("LOG-19", "error", pair[1].line, _jump_text(*pair) + _both_times(log))
 
 
-def _clock_jump(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
-    """Return the first two records between which the wall clock moved further than slewing can.
+def _clock_jump_in_run(log: Log) -> tuple[Moment, Moment] | None:
+    """Return the first two records of the run between which the wall clock moved by a share of the run."""
+    moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in log.run]
+    took_ms = moments[-1].monotonic_ms - moments[0].monotonic_ms if moments else 0
+    return _clock_jump(moments, min(MAX_DRIFT_MS, max(MIN_DRIFT_MS, RUN_DRIFT * took_ms)))
+
+
+def _clock_jump(moments: Sequence[Moment], limit_ms: float) -> tuple[Moment, Moment] | None:
+    """Return the first two records between which the wall clock moved further than slewing and a limit allow.
 
     Slewing changes ahead_ms by at most SLEWED of the time between them. After subtracting the fastest slew in either
-    direction, ahead_ms may not rise by more than MAX_DRIFT_MS above its lowest value so far.
+    direction, ahead_ms may not rise by more than the limit above its lowest value so far.
     """
     jumps: list[tuple[Moment, Moment]] = []
     for sign in (1, -1):
@@ -89,7 +99,7 @@ def _clock_jump(moments: Sequence[Moment]) -> tuple[Moment, Moment] | None:
         for n, value in enumerate(left):
             if value <= left[lowest]:
                 lowest = n
-            elif value - left[lowest] > MAX_DRIFT_MS:
+            elif value - left[lowest] > limit_ms:
                 jumps.append((moments[lowest], moments[n]))
                 break
     return min(jumps, key=lambda pair: pair[1].line, default=None)
@@ -127,15 +137,22 @@ def _check_falls(log: Log) -> Iterator[Finding]:
 
     A single decrease means that the clock was set back, unless only one record is earlier: that record was logged late.
     Several decreases mean several processes with different clocks. Benchmarks that evaluate after the run often log
-    late.
+    late, and some logs of others have all evaluations at their end, with the times of their checkpoints.
     """
     if log.is_ours or (log.benchmark and log.benchmark.evaluates_afterwards):
         return
     run = log.run
     falls = [n for n, (a, b) in enumerate(pairwise(run), 1) if a.time_ms - b.time_ms > FALL_MS]
     for n in falls[:1]:
-        severity: Severity = "error" if len(falls) == 1 and not _is_alone(run, n) else "warning"
+        is_late = len(falls) > 1 or _is_alone(run, n) or _ends_with_evaluations(run, n)
+        severity: Severity = "warning" if is_late else "error"
         yield finding("LOG-19", severity, run[n].line, _fell(run[n - 1], run[n], len(falls)))
+
+
+def _ends_with_evaluations(run: Sequence[Event], place: int) -> bool:
+    """Return whether all evaluations of a run, and nothing else but run_stop, are after a place."""
+    keys = [event.key for event in run]
+    return {*keys[place:-1]} == {mllog.EVAL_ACCURACY} and mllog.EVAL_ACCURACY not in keys[:place]
 
 
 def _is_alone(run: Sequence[Event], place: int) -> bool:
@@ -158,13 +175,13 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     """Yield samples or steps that do not increase from one evaluation, or one training record, to the next.
 
     Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times. So in a log that
-    is not ours only a count that decreases is reported.
+    is not ours only a count that decreases is reported, and none of evaluations after the run, which have any order.
     """
-    ours = log.is_ours
+    ours, afterwards = log.is_ours, log.benchmark is not None and log.benchmark.evaluates_afterwards
     if len(log.all(mllog.RUN_START)) > 1:
         return
-    keys = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ()))
-    for key in keys:
+    evaluations = () if afterwards and not ours else (mllog.EVAL_ACCURACY,)
+    for key in (*evaluations, mllog.TRAIN_LOSS, *((mllog.TRACKED_STATS,) if ours else ())):
         for unit in ("samples_count", "step"):
             pairs = list(_not_rising(log.all(key), unit, may_repeat=not ours))
             for before, after in pairs[:1]:

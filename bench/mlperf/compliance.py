@@ -6,11 +6,12 @@ schedule.
 """
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from bench.contract import mllog
 from bench.mlperf import clock_checks, local_sgd, pace_checks, provenance_checks, recipe_checks, step_checks
-from bench.mlperf.benchmarks import DISCLOSED
+from bench.mlperf.benchmarks import BENCHMARKS, DISCLOSED
 from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
@@ -147,8 +148,20 @@ def _check_target(log: Log) -> Iterator[Finding]:
         yield finding("LOG-12", "error", line, message)
 
 
+def _check_benchmark(log: Log) -> Iterator[Finding]:
+    """Yield a benchmark without rules here: nothing shows that its trial is valid."""
+    name = log.text(mllog.SUBMISSION_BENCHMARK)
+    if name is not None and name not in BENCHMARKS:
+        similar = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.8)
+        meant = f"; did you mean {similar[0]}?" if similar else ""
+        line = log.all(mllog.SUBMISSION_BENCHMARK)[0].line
+        yield finding("LOG-23", "error", line, f"{name!r:.60} is not a benchmark that is judged here{meant}")
+
+
 def _check_records(log: Log) -> Iterator[Finding]:
-    numeric = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY)
+    numeric = [mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TARGET_ACCURACY]
+    if log.text(mllog.SUBMISSION_BENCHMARK) is not None and log.benchmark is None:
+        numeric.remove(mllog.EVAL_ACCURACY)  # that of maskrcnn is an object
     for key, events in log.by_key.items():
         bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in numeric)]
         if bad:
@@ -218,8 +231,9 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     for key, units in _COUNTED.items():
         is_evaluation = key == mllog.EVAL_ACCURACY
         known = units[:1] if is_evaluation and log.benchmark.schedule else units
-        first, last = known[0], known[-1]
-        bad = [e for e in log.all(key) if not (_is_count(e.metadata.get(first)) or _is_count(e.metadata.get(last)))]
+        if log.benchmark.evaluates_afterwards:
+            known = (*known, "step_num")
+        bad = [e for e in log.all(key) if not any(_is_count(e.metadata.get(unit)) for unit in known)]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
             yield finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
@@ -244,7 +258,16 @@ def _check_seed(log: Log) -> Iterator[Finding]:
 
 
 _CHECKS = (
-    *(_check_clock, _check_order, _check_init, _check_evaluations, _check_target, _check_records, _check_weights),
+    *(
+        _check_benchmark,
+        _check_clock,
+        _check_order,
+        _check_init,
+        _check_evaluations,
+        _check_target,
+        _check_records,
+        _check_weights,
+    ),
     _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),

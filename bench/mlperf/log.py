@@ -208,7 +208,8 @@ class Log:
         for event in self.evaluations:
             metric = event.metadata.get("metric") if len(self.goals) > 1 else None
             if any(goal.metric == metric and goal.is_reached_by(event.value) for goal in self.goals):
-                done = reached[self.samples(event)]
+                samples = self.samples(event)
+                done = reached[number(event.metadata.get("step_num")) if samples is None else samples]
                 done.add(metric)
                 if len(done) == len(self.goals):
                     return event

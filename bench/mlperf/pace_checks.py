@@ -1,15 +1,18 @@
-"""Check the pace in logs that are not ours: training or evaluations far from the median, and time that is neither.
+"""Check the pace in logs that are not ours: by its own median, and by the speed that the run itself measured.
 
 Steps are timed between records that count samples. An unusual pace has many possible reasons, so it is only a warning.
+Times that are shorter than the run's own measurements allow are an error: nothing but changed times makes them so.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from bench.contract import mllog
-from bench.mlperf.log import Log, Stretch, finding
+from bench.mlperf.log import Log, Stretch, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.step_checks import FEWEST, MANY_TIMES, Timed, evaluations, measured_s
 from bench.rules.finding import Finding
@@ -22,12 +25,27 @@ FEW_TIMES, FASTER_S = 0.5, 10.0
 published logs the smallest share is 0.93."""
 DEVIATION_S, DEVIATION = 5.0, 0.05
 """How far the time of a block may differ from the time by its own throughput; 74 published logs agree within 1.3 %."""
+FASTER, FASTER_ROUGHLY, FASTER_RUN = 0.03, 0.1, 0.2
+"""By which share a time by the run's own measurements may exceed the time by time_ms: of blocks of training; of
+evaluations, and of blocks of benchmarks that evaluate after the run; and of whole runs that count epochs. The largest
+shares in published logs are 0.004, 0.073 and 0.143. A longer time has no limit: the run's own speed excludes pauses."""
 ALL_SAMPLES = 0.9
 """Time outside training and evaluation is only computed if the timed training covers this share of the samples."""
 
 
 EventStretch = tuple[Event, Stretch | None]
 """A record, and the training period that it ends, if it ends one."""
+
+
+class TrackedBlock(NamedTuple):
+    """A block of training, timed by time_ms and by the speed that the run tracked."""
+
+    time_s: float
+    own_s: float
+    """By the median speed in the block."""
+    last_s: float
+    """By the last speed in the block."""
+    line: int
 
 
 def _check_pace(log: Log) -> Iterator[Finding]:
@@ -37,8 +55,10 @@ def _check_pace(log: Log) -> Iterator[Finding]:
     ended, keys = {id(event): stretch for event, stretch in log.stretches}, (mllog.TRACKED_STATS, mllog.EVAL_ACCURACY)
     followed = [(e, ended.get(id(e))) for e in log.run if id(e) in ended or e.key in keys]
     training, evaluated = [stretch for _, stretch in followed if stretch], evaluations(log)
+    blocks = list(_tracked_blocks(log, followed))
     yield from _odd_training(log, training, run_s)
-    yield from _contradicted(followed)
+    yield from _contradicted(blocks[1:])
+    yield from _scaled(log, blocks, evaluated, run_s)
     if log.benchmark and log.benchmark.evaluates_afterwards:
         return
     yield from _odd_evaluations(evaluated, run_s)
@@ -61,44 +81,89 @@ def _odd_training(log: Log, training: Sequence[Stretch], run_s: float) -> Iterat
             return
 
 
-def _contradicted(followed: Iterable[EventStretch]) -> Iterator[Finding]:
+def _contradicted(blocks: Sequence[TrackedBlock]) -> Iterator[Finding]:
     """Yield a block of training whose throughput, as logged by the run itself, contradicts its time_ms.
 
-    Time multiplied by throughput must be the same for all blocks, in any unit. The first block is excluded: some logs
-    measure only a part of it.
+    The ratio of the two times must be the same for all blocks but the first: some logs measure only a part of that one.
     """
-    blocks = list(_tracked_blocks(followed))[1:]
     if len(blocks) < FEWEST:
         return
-    unit = median(took_s * rate for took_s, rate, _ in blocks)
-    for took_s, rate, line in blocks:
-        if abs(took_s - unit / rate) > max(DEVIATION_S, DEVIATION * unit / rate):
-            took = f"a block of training took {took_s:,.1f} s by time_ms"
-            message = f"{took}, but {unit / rate:,.1f} s by its logged throughput"
-            yield finding("LOG-20", "warning", line, message)
+    usual = median(block.time_s / block.last_s for block in blocks)
+    for block in blocks:
+        own_s = usual * block.last_s
+        if abs(block.time_s - own_s) > max(DEVIATION_S, DEVIATION * own_s):
+            took = f"a block of training took {block.time_s:,.1f} s by time_ms"
+            yield finding("LOG-20", "warning", block.line, f"{took}, but {own_s:,.1f} s by its logged throughput")
             return
 
 
-def _tracked_blocks(followed: Iterable[EventStretch]) -> Iterator[tuple[float, float, int]]:
-    """Yield (seconds by time_ms, blocks per unit of time by its tracked throughput, line) of each block of training."""
-    trained, took_ms, rate = 0.0, 0.0, None
+def _scaled(log: Log, blocks: Sequence[TrackedBlock], evaluated: Sequence[Timed], run_s: float) -> Iterator[Finding]:
+    """Yield that the times of the log are shorter than the speed that the run itself measured allows."""
+    afterwards = log.benchmark is not None and log.benchmark.evaluates_afterwards
+    timed = [(block.time_s, block.own_s) for block in blocks[1:] or blocks] or list(_tracked_steps(log))
+    usual = median(own_s / time_s for time_s, own_s in timed) if timed else 1.0
+    own_s = [value for event in log.all(mllog.TRACKED_STATS) if (value := _tracked(event, "validation_time"))]
+    usual_s = median(one.time_s for one in evaluated) if evaluated and own_s else 0.0
+    if usual > 1 + (FASTER_ROUGHLY if afterwards else FASTER):
+        what = f"training took {1 / usual:.0%} of the time that its own tracked speed gives"
+        yield finding("LOG-22", "error", None, what)
+    elif usual_s > 0 and median(own_s) > (1 + FASTER_ROUGHLY) * usual_s:
+        what = f"evaluations took {usual_s:,.1f} s by time_ms, but {median(own_s):,.1f} s by their tracked time"
+        yield finding("LOG-22", "error", evaluated[0].line, what)
+    elif not timed:
+        yield from _scaled_run(log, run_s)
+
+
+def _tracked_steps(log: Log) -> Iterator[tuple[float, float]]:
+    """Yield (seconds by time_ms, tracked step time) of one or more steps between two records that track it."""
+    for before, after in pairwise(log.run):
+        first, last = (number(event.metadata.get("step")) for event in (before, after))
+        own_s = _tracked(after, "train_step_time") if _tracked(before, "train_step_time") else None
+        time_s = (after.time_ms - before.time_ms) / 1000
+        if own_s and first is not None and last is not None and last > first and time_s > 0:
+            yield time_s, own_s
+
+
+def _scaled_run(log: Log, run_s: float) -> Iterator[Finding]:
+    """Yield that a run whose records count epochs, or samples as epochs, is shorter than its own throughput allows."""
+    rates = [rate for event in log.all(mllog.TRACKED_STATS) if (rate := _tracked(event, "throughput"))]
+    ends = [end for e in log.evaluations if (end := number(e.metadata.get("epoch_num"))) is not None and end > 0]
+    if log.stretches or not (rates and ends) or log.benchmark is None or log.benchmark.train_samples_is_batches:
+        return
+    per_epoch = number(log.value(mllog.TRAIN_SAMPLES))
+    units = [1.0, per_epoch] if per_epoch and per_epoch > 0 else [1.0]
+    times_s = [max(ends) * unit / median(rates) for unit in units]
+    own_s = min(times_s, key=lambda time_s: abs(math.log(time_s / run_s)))
+    if own_s > (1 + FASTER_RUN) * run_s:
+        what = f"the run took {run_s:,.1f} s by time_ms, but {own_s:,.1f} s by its tracked throughput"
+        yield finding("LOG-22", "error", None, what)
+
+
+def _tracked_blocks(log: Log, followed: Iterable[EventStretch]) -> Iterator[TrackedBlock]:
+    """Yield each block of training with a tracked speed."""
+    trained, took_ms, gbs = 0.0, 0.0, log.integer(mllog.GLOBAL_BATCH_SIZE)
+    rates: list[float] = []
     for event, stretch in followed:
         if stretch:
             trained, took_ms = trained + stretch.trained, took_ms + stretch.time_ms
-        rate = _tracked_rate(event) or rate
+        if rate := _tracked_rate(event, gbs):
+            rates.append(rate)
         if event.key == mllog.EVAL_ACCURACY:
-            if rate and took_ms > 0 and (blocks_per_time := rate / trained) > 0:
-                yield took_ms / 1000, blocks_per_time, event.line
-            trained, took_ms, rate = 0.0, 0.0, None
+            if rates and took_ms > 0:
+                yield TrackedBlock(took_ms / 1000, trained / median(rates), trained / rates[-1], event.line)
+            trained, took_ms, rates = 0.0, 0.0, []
 
 
-def _tracked_rate(event: Event) -> float | None:
-    """Return the throughput in a record, or the inverse of the step time, in any unit."""
-    value = event.value if event.key == mllog.TRACKED_STATS and isinstance(event.value, dict) else {}
-    throughput, step_time = value.get("throughput"), value.get("train_step_time")
-    if is_number(throughput) and throughput > 0:
-        return throughput
-    return 1 / step_time if is_number(step_time) and step_time > 0 else None
+def _tracked_rate(event: Event, gbs: int | None) -> float | None:
+    """Return the samples/s in a record: its throughput, else of its step time."""
+    step_time = _tracked(event, "train_step_time")
+    return _tracked(event, "throughput") or (gbs / step_time if step_time and gbs and gbs > 0 else None)
+
+
+def _tracked(event: Event, name: str) -> float | None:
+    """Return a positive number that a run tracked of itself; None if the record does not have it."""
+    value = event.value.get(name) if event.key == mllog.TRACKED_STATS and isinstance(event.value, dict) else None
+    return value if is_number(value) and value > 0 else None
 
 
 def _odd_evaluations(evaluated: Sequence[Timed], run_s: float) -> Iterator[Finding]:

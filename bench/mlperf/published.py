@@ -137,6 +137,22 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
     return _interpolated(benchmark, global_batch_size)
 
 
+@cache
+def reference_mean(benchmark: str, global_batch_size: int) -> float | None:
+    """Return the mean samples to target of the reference runs, interpolated between batch sizes; None outside them.
+
+    As in the official check, pruned points do not count.
+    """
+    runs = _reference_runs(benchmark)
+    sizes = sorted(runs)
+    if not sizes or not sizes[0] <= global_batch_size <= sizes[-1]:
+        return None
+    below = max(size for size in sizes if size <= global_batch_size)
+    above = min(size for size in sizes if size >= global_batch_size)
+    weight = (global_batch_size - below) / (above - below) if above > below else 0.0
+    return (1 - weight) * fmean(runs[below]) + weight * fmean(runs[above])
+
+
 def schedule(benchmark: str) -> Schedule:
     """Return the evaluation schedule of a benchmark whose samples to target are published."""
     known = BENCHMARKS[benchmark].schedule
@@ -152,12 +168,7 @@ def _benchmarks() -> dict[str, Any]:
 
 def _interpolated(benchmark: str, global_batch_size: int) -> Convergence | None:
     """Return the distribution between two batch sizes; as in the official check, pruned points do not count."""
-    reference = _benchmarks()[benchmark]["reference"]
-    runs = {
-        int(gbs): [int(samples) for samples, count in counts.items() for _ in range(count)]
-        for gbs, counts in reference["counts"].items()
-        if int(gbs) not in reference["pruned"]
-    }
+    runs = _reference_runs(benchmark)
     around = [pair for pair in pairwise(sorted(runs)) if pair[0] < global_batch_size < pair[1]]
     if not around:
         return None
@@ -168,6 +179,16 @@ def _interpolated(benchmark: str, global_batch_size: int) -> Convergence | None:
     )
     shares = _normal_shares(benchmark, global_batch_size, mean=mean, stdev=stdev)
     return _convergence(benchmark, global_batch_size, "interpolated", shares, len(runs[below]) + len(runs[above]))
+
+
+def _reference_runs(benchmark: str) -> dict[int, list[int]]:
+    """Return the samples to target of the reference runs by batch size, without pruned points."""
+    reference = _benchmarks().get(benchmark, {}).get("reference", {"counts": {}, "pruned": []})
+    return {
+        int(gbs): [int(samples) for samples, count in counts.items() for _ in range(count)]
+        for gbs, counts in reference["counts"].items()
+        if int(gbs) not in reference["pruned"]
+    }
 
 
 def _normal_shares(

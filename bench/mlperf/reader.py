@@ -156,15 +156,16 @@ class Scanner:
 
     def _scan(self, data: bytes, *, final: bool) -> list[Event | Garbled]:
         records: list[Event | Garbled] = []
-        size, counted, done = len(data), 0, 0
-        while (at := data.find(_TOKEN, done)) >= 0:
+        line, size, counted, done = self._line, len(data), 0, 0
+        find, append = data.find, records.append
+        while (at := find(_TOKEN, done)) >= 0:
             done = at + _TOKEN_BYTES
-            self._line += data.count(b"\n", counted, at)
+            line += data.count(b"\n", counted, at)
             counted = at
-            end = stop = data.find(b"\n", done, done + _MAX_RECORD_BYTES)
+            end = stop = find(b"\n", done, done + _MAX_RECORD_BYTES)
             if end < 0:
                 stop = min(size, done + _MAX_RECORD_BYTES)
-            following = data.find(_TOKEN, done, stop) if stop - done > _USUAL_RECORD_BYTES else -1
+            following = find(_TOKEN, done, stop) if stop - done > _USUAL_RECORD_BYTES else -1
             raw = data[done : stop if following < 0 else following]
             try:  # the record ends at the end of the line, or in a long line at the next token
                 event = _DECODE(raw)
@@ -173,16 +174,24 @@ class Scanner:
                 if end < 0 and stop == size and not final:
                     done = at
                     break
-                record, length = _record(raw, self._line)
+                record, length = _record(raw, line)
                 records += [record] if record else []
+                if isinstance(record, Event) and (reason := _ambiguity(raw[:length])):
+                    append(Garbled(line, _quoted(raw), reason))
+                done += length
             else:
-                _SET(event, "line", self._line)
-                records.append(_with_new_names(event) if event.key in _RENAMED else event)
-                length = len(raw)
-            done += length
+                _SET(event, "line", line)
+                append(_with_new_names(event) if event.key in _RENAMED else event)
+                value, names = event.value, 6 + len(event.metadata)
+                if type(value) is dict:
+                    names += len(value)
+                if (raw.count(b":") != names or raw[:18] != _USUAL_START) and (reason := _ambiguity(raw)):
+                    append(Garbled(line, _quoted(raw), reason))
+                done += len(raw)
+            counted = done  # a record has no newline
         else:
             done = max(done, size - _TOKEN_BYTES + 1)  # a token may begin in these bytes
-        self._line += data.count(b"\n", counted, done)
+        self._line = line + data.count(b"\n", counted, done)
         self._rest = data[done:]
         return records
 
@@ -190,6 +199,34 @@ class Scanner:
 _DECODE = msgspec.json.Decoder(Event).decode
 _SET = msgspec.structs.force_setattr
 _DECODER = json.JSONDecoder()
+_USUAL_START = b' {"namespace": "",'
+"""A record with this start (18 bytes) and as many colons as names has no repeated name, and no token in a text."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; ValueError if it has a name twice."""
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} occurs twice")
+    return named
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _ambiguity(raw: bytes) -> str:
+    """Return why two programs may read a record differently; empty if they cannot.
+
+    Of a repeated name some keep the first value and some the last. MLPerf's parser starts a line at its last token.
+    """
+    if raw.find(_TOKEN + b" ") >= 0:
+        return f"{_TOKEN.decode()} in a text of the record"
+    try:
+        _STRICT.raw_decode(raw.decode(errors="replace").lstrip())
+    except (ValueError, RecursionError) as error:
+        return str(error) if isinstance(error, ValueError) else ""
+    return ""
 
 
 def _record(raw: bytes, line: int) -> tuple[Event | Garbled | None, int]:
@@ -224,7 +261,7 @@ def _quoted(raw: bytes) -> str:
 def _event(record: Any, line: int) -> Event:
     """Return the record as an event; ValueError names what is missing or wrong."""
     if missing := [name for name in Event.__struct_fields__[:-1] if name not in record]:
-        raise ValueError(f"no {', '.join(missing)}")
+        raise ValueError(f"the record has no {', '.join(missing)}")
     time_ms, event_type, key, value, metadata = (record[name] for name in Event.__struct_fields__[:-1])
     if not is_number(time_ms):
         raise ValueError(f"time_ms is {time_ms!r:.40}, not a number of milliseconds")

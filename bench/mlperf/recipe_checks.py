@@ -88,4 +88,20 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
             yield finding("EVL-02", severity, passed.line, f"{message} ({first:,}, then every {every:,}); {counts}")
 
 
-CHECKS = (_check_recipe, _check_values, _check_schedule)
+def _check_batch(log: Log) -> Iterator[Finding]:
+    """Yield a global batch size by which an evaluation was not after a whole number of steps.
+
+    The evaluations of all published logs are, but of those of bert, which count the samples of unpadded batches.
+    """
+    gbs = log.integer(mllog.GLOBAL_BATCH_SIZE)
+    if log.benchmark is None or log.benchmark.epoch_num_is_samples or not gbs or gbs <= 0:
+        return
+    for event in log.evaluations:
+        samples = log.samples(event)
+        if samples is not None and samples % gbs:
+            message = f"global_batch_size is {gbs:,}, but an evaluation is after {samples:,.0f} samples: no whole steps"
+            yield finding("REC-01", "error", event.line, message)
+            return
+
+
+CHECKS = (_check_recipe, _check_values, _check_schedule, _check_batch)

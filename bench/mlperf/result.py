@@ -145,6 +145,8 @@ class Result:
     """Versions by name, from the log's `software` record."""
     hyperparameters: dict[str, Any]
     """The settings that the log records once, without the submission keys and the seed."""
+    inputs: dict[str, str]
+    """The checksum of each input that the ranks read, by input; empty in logs that name none."""
     trials: tuple[Span, ...]
     """One for each run_start. If a log holds several, none of the numbers above belongs to a single trial."""
     findings: tuple[Finding, ...]
@@ -202,6 +204,7 @@ def result(log: Log, file: str, system: dict[str, Any]) -> Result:
         system=system,
         software=settings.software(log),
         hyperparameters=settings.hyperparameters(log),
+        inputs=settings.inputs(log),
         trials=tuple(_span(span) for span in log.trials()),
         findings=findings,
         valid=not errors(findings),

@@ -109,10 +109,10 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
     """Return the logs in the order of the numbers in their names: 2 before 10."""
     fix = "give a run folder, or another folder with result_*.txt"
     if isinstance(paths, Path) and not paths.is_dir():
-        raise ConfigError("not a folder", where=str(paths), fix=fix)
+        raise ConfigError("this is not a folder", where=str(paths), fix=fix)
     listed = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
     if not (files := sorted(dict.fromkeys(listed), key=by_number)):
-        raise LogError("no result_*.txt to score", where=str(paths), fix=fix)
+        raise LogError("the folder has no result_*.txt to score", where=str(paths), fix=fix)
     return files
 
 

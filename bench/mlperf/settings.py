@@ -8,7 +8,7 @@ from bench.mlperf.reader import is_number
 
 _SERIES = (
     *("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS),
-    *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.ATTACHED_FILE),
+    *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.INPUT_SHA256, mllog.ATTACHED_FILE),
     *(mllog.RESUMED, mllog.CHECKPOINT, mllog.DAMAGED_CHECKPOINT),
 )
 """Keys, or prefixes of keys, that are not settings."""
@@ -18,6 +18,11 @@ def software(log: Log) -> dict[str, str]:
     """Return the version of each program that the log names."""
     versions = log.value("software")
     return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
+
+
+def inputs(log: Log) -> dict[str, str]:
+    """Return the checksum of each input that the log names: its rows, its checkpoint, its tokenizer."""
+    return {str(record.metadata.get("input")): str(record.value) for record in log.all(mllog.INPUT_SHA256)}
 
 
 def hyperparameters(log: Log) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from bench.rules.finding import Finding, Severity, broken, errors
 ALIKE = ("benchmark", "division", "platform", "global_batch_size")
 """Fields that must be equal in all runs of a score; not the submitter: published sets spell it in several ways."""
 
+_FEW_DIGITS = 5
+"""Values with more decimals than these do not agree by chance at two evaluations. Of 9,321 published runs 12 do, and
+they are copies: their times agree to the millisecond, too."""
 _ALL = "all trials"
 """The location of findings about a set of logs."""
 
@@ -120,6 +123,7 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
         message = f"{len(trials.failed)} runs failed, and at most {trials.num_dropped} may fail: {why}"
         yield _error("SCO-02", message)
     yield from _seeds(trials)
+    yield from _copies(trials)
     yield from _differences(trials)
     if rcp.passed is False:
         yield _error("SCO-05", _rcp_failure(rcp))
@@ -138,13 +142,34 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
     wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in errors(r.findings))]
     if without or wrong:
         names = ", ".join(name(r) for r in trials.results if r in without or r in wrong)
-        yield broken("SCO-03", f"no seed in {names}", _ALL, severity="error" if wrong else "warning")
+        yield broken("SCO-03", f"no seed is logged in {names}", _ALL, severity="error" if wrong else "warning")
+
+
+def _copies(trials: Trials) -> Iterator[Finding]:
+    """Yield the runs whose evaluations are those of another run."""
+    by_course: dict[Any, list[str]] = {}
+    for result in trials.results:
+        if len(result.evaluations) > 1:
+            by_course.setdefault(_course(result), []).append(name(result))
+    for files in by_course.values():
+        if len(files) > 1:
+            yield _error("SCO-07", f"{', '.join(files)} have the same evaluations: they are copies of one run")
+
+
+def _course(result: Result) -> tuple[Any, ...]:
+    """Return what no two runs have in common: their evaluations, and their times where the values have few digits."""
+    values = tuple((one.samples, one.metric, one.value) for one in result.evaluations)
+    if sum(one.value != round(one.value, _FEW_DIGITS) for one in result.evaluations) > 1:
+        return values
+    since = result.run_start_ms or 0
+    return *values, *(one.time_ms - since for one in result.evaluations), result.minutes
 
 
 def _differences(trials: Trials) -> Iterator[Finding]:
     """Yield fields that differ between trials; a failed trial may have ended before it logged a field.
 
-    A platform is a name that the submitter typed: published sets with two spellings have official scores.
+    A platform is a name that the submitter typed: published sets with two spellings have official scores. Only logs of
+    runstop name the checksums of their inputs.
     """
     for field in ALIKE:
         logged = [r for r in trials.results if getattr(r, field) is not None or r.file not in trials.failed]
@@ -152,6 +177,11 @@ def _differences(trials: Trials) -> Iterator[Finding]:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in by_value.items())
             severity: Severity = "warning" if field == "platform" else "error"
             yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)
+    for each in sorted({each for result in trials.results for each in result.inputs}):
+        named = {name(r): r.inputs[each] for r in trials.results if each in r.inputs}
+        if len(set(named.values())) > 1:
+            values = ", ".join(f"{sha256:.12}… in {file}" for file, sha256 in named.items())
+            yield _error("SCO-04", f"the SHA-256 of the {each} differs: {values}")
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:

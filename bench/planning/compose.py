@@ -19,7 +19,7 @@ from bench.contract.schema import Config, DataSource
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.planning import deepspeed, make_plan
-from bench.planning.compose_errors import explained
+from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ _log = logging.getLogger(__name__)
 FOR_BASE_TOO = ("model", "cluster", "gpu@cluster", "container", "walltime", "hydra")
 """Overrides of these keys also apply to the task that trains the base checkpoint; hydra.searchpath is the site's
 folder."""
+
+
+READABLE = (
+    *("DATADIR", "MODEL", "LOGDIR", "HOME", "SCRATCH", "USER"),
+    *("NEMO_PYTHON", "RAY_API_SERVER_ADDRESS", "RUNSTOP_SWEEP_DIR"),
+)
+"""Environment variables that a config may read by ${oc.env:NAME}: their values become part of plan and script."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
@@ -228,10 +235,13 @@ def read(config_yaml: str) -> Config:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    register()
     try:
         raw = old_plans.upgraded_config(OmegaConf.to_container(OmegaConf.create(config_yaml)))
         return typed(typing.cast("DictConfig", OmegaConf.merge(OmegaConf.structured(Config), raw)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
+        if own := caused_by(error):
+            raise own from error
         what = f"not a config of this version: {str(error).partition(chr(10))[0]}"
         raise ConfigError(what, where="config.yaml", fix="read it with the version that wrote it") from error
 
@@ -245,7 +255,9 @@ def _search_path(config_dir: Path) -> str:
     """Return the override that adds a site's folder, quoted for Hydra's grammar."""
     if not config_dir.is_dir():
         raise ConfigError(
-            "no such folder", where=f"--config-dir {config_dir}", fix="give the folder that contains cluster/"
+            "this folder does not exist",
+            where=f"--config-dir {config_dir}",
+            fix="give the folder that contains cluster/",
         )
     quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"hydra.searchpath=['file://{quoted}']"
@@ -291,7 +303,24 @@ def completions(override: str, others: Sequence[str], *, config_dir: Path | None
 
 @cache
 def register() -> None:
-    """Register the schema with Hydra, once per process: each registration parses the dataclasses again."""
-    from hydra.core.config_store import ConfigStore
+    """Register the schema with Hydra, once per process: each registration parses the dataclasses again.
 
+    The resolver of environment variables is replaced by one that reads only READABLE.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def variable(name: str, *default: str | None) -> str | None:
+        if name not in READABLE:
+            raise ConfigError(
+                f"${{oc.env:{name}}} would copy an environment variable into the plan",
+                where="a value of the config",
+                fix="write the value itself, never a secret; ranks read the environment of the job. Readable: "
+                + ", ".join(READABLE),
+                rule="CFG-07",
+            )
+        return oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", variable, replace=True)
     ConfigStore.instance().store(name="config_schema", node=Config)

@@ -47,18 +47,31 @@ def explained() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError
 
     try:
         yield
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}" if mark else "a file of the config"
+        fix = "write plain YAML: texts, numbers, lists and mappings, without tags such as !!python"
+        raise ConfigError(f"not valid YAML: {error.problem}", where=where, fix=fix, rule="CFG-09") from error
     except AssertionError as error:
         if "Unexpected type for root: NoneType" not in str(error):
             raise
         raise _below_null(error) from error
     except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
-        known = _explain(error)
+        known = caused_by(error) or _explain(error)
         if known is None:
             raise
         raise known from error
+
+
+def caused_by(error: BaseException | None) -> ConfigError | None:
+    """Return the ConfigError that caused an error, such as one of a resolver."""
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__
+    return error
 
 
 def _below_null(error: AssertionError) -> ConfigError:
@@ -93,7 +106,7 @@ def _wrong_choice(text: str) -> ConfigError | None:
             "a config group needs exactly one choice", where="command line", fix="give one; --help lists them"
         )
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
-        return ConfigError(f"{gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
+        return ConfigError(f"the key {gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
     for old, new in MOVED.items():
         group, _, name = old.rpartition(".")
         is_in_class = f"'{group.title()}'" in text or old in old_plans.CONFIG_KEYS
@@ -114,7 +127,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
-            "cluster.environment has no such variable yet",
+            "the variable is not in cluster.environment yet",
             where="cluster.environment",
             fix="add a variable with a leading +: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
@@ -156,7 +169,7 @@ def _unquoted(override: str) -> ConfigError:
     unknown = (letter for letter in value if not letter.isascii() or letter in "'\"`!#&;<>|^")
     letter = next(unknown, "a character")
     return ConfigError(
-        f"{override}: {letter} must be quoted",
+        f"the override {override} contains {letter}, which must be quoted",
         where="command line",
         fix=f"put the value in double quotes and the whole override in single quotes: {quoted}",
     )
@@ -165,7 +178,7 @@ def _unquoted(override: str) -> ConfigError:
 def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     fix = _offer(near, "all keys: runstop launch --cfg job")
-    return ConfigError(f"no key {name!r}", where="command line", fix=fix)
+    return ConfigError(f"unknown key {name!r}", where="command line", fix=fix)
 
 
 def _offer(near: list[str], others: str) -> str:

@@ -66,7 +66,9 @@ def _lines(path: Path) -> Iterator[str]:
         what = f"the file of prompts cannot be read: {error.strerror}"
         raise ConfigError(what, where=str(path), fix="correct task.generation.prompts") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text: {error.reason}", where=str(path), fix=_prompt_fix()) from error
+        raise ConfigError(
+            f"the file of prompts is not UTF-8 text: {error.reason}", where=str(path), fix=_prompt_fix()
+        ) from error
     yield from (line for line in text.split("\n") if line.strip())
 
 
@@ -74,7 +76,7 @@ def _parsed(line: str, where: str) -> tuple[str, int | None]:
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}", where=where, fix=_prompt_fix()) from error
+        raise ConfigError(f"the line is not JSON: {error}", where=where, fix=_prompt_fix()) from error
     if not isinstance(record, dict) or set(record) - set(KEYS):
         keys = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
         raise ConfigError(
@@ -82,14 +84,18 @@ def _parsed(line: str, where: str) -> tuple[str, int | None]:
         )
     prompt, length = record.get("prompt"), record.get("length")
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f"the prompt is {prompt!r:.100}", where=where, fix=_prompt_fix())
+        raise ConfigError(
+            f"the prompt is {prompt!r:.100}, but must be a text that is not empty", where=where, fix=_prompt_fix()
+        )
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # JSON can write one half of a character, as \ud800
         what = f"the prompt contains {prompt[error.start]!a}, which is not a valid character"
         raise ConfigError(what, where=where, fix=_prompt_fix()) from error
     if length is not None and (type(length) is not int or length < 1):
-        raise ConfigError(f"the length is {length!r:.100}, not a number of tokens", where=where, fix=_prompt_fix())
+        raise ConfigError(
+            f"the length is {length!r:.100}, but must be a number of tokens", where=where, fix=_prompt_fix()
+        )
     return prompt, length
 
 

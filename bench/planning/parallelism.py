@@ -94,7 +94,7 @@ def _check_pipeline(config: Config, world: World) -> None:
         )
     if world.vpp > 1 and world.pp == 1:
         raise ConfigError(
-            f"vpp {world.vpp} without a pipeline (pp 1)",
+            f"vpp is {world.vpp}, but there is no pipeline (pp 1)",
             where="parallel.vpp",
             fix="set parallel.pp to 2 or more, or parallel.vpp=1",
         )

@@ -166,6 +166,14 @@ def require_no_secret(plan: Plan) -> None:
     require(item for item in secrets.secrets(backends.for_plan(plan).subject(plan, "laptop")))
 
 
+def require_valid_manifest(plan: Plan) -> None:
+    """Raise ConfigError for what an API server refuses in a plan's manifest, unless launch.force is set."""
+    backend = backends.for_plan(plan)
+    checks = [one for one in backend.checks(plan).get("laptop", ()) if {"KUB-15", "KUB-16"} & {*one.rules}]
+    if checks and not plan.config.launch.force:
+        require(findings(run(checks, backend.subject(plan, "laptop"), tier="laptop")))
+
+
 def tier(plan: Plan, name: Tier) -> list[Checked]:
     """Run the checks of tier laptop (plan and script) or login (queries to the site's scheduler, and files)."""
     backend = backends.for_plan(plan)

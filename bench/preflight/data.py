@@ -47,7 +47,9 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
     """Yield differences between the prepared rows in a folder and those that the plan needs."""
     if not (folder / "train_tokens.npy").exists():
         fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
-        yield broken("CFG-06", f"no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix)
+        yield broken(
+            "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
+        )
         return
     for name, count in (("train", planned.train_rows), ("eval", planned.eval_rows)):
         for part, (dtype, kind) in DTYPES.items():
@@ -78,7 +80,7 @@ def npy(path: Path) -> Npy:
     with path.open("rb") as file:
         start = file.read(8)
         if start[:6] != NPY or len(start) < 8:
-            raise ValueError("it is not an .npy file")
+            raise ValueError("the file is not an .npy file")
         size, kind = (2, "<H") if start[6] == 1 else (4, "<I")
         length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
         text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
@@ -86,7 +88,7 @@ def npy(path: Path) -> Npy:
         header = ast.literal_eval(text)
         shape, dtype = tuple(map(int, header["shape"])), str(header["descr"])
     except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise ValueError("its header is damaged") from error
+        raise ValueError("the header of the .npy file is damaged") from error
     count = 1
     for extent in shape:
         count *= extent
@@ -115,7 +117,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         return
     if not path.exists():
         fix = "set MODEL to the checkpoint folder that contains metadata.json"
-        yield broken("CFG-06", f"no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
+        yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
         metadata = json.loads(path.read_text())
@@ -296,7 +298,9 @@ def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
         return
     if new:
         fix = "delete the folder of the rows, so that they are prepared again; or remove the file"
-        yield broken("CFG-06", f"the rows were prepared without {new[0].name}", f"{rows}, {new[0]}", fix=fix)
+        yield broken(
+            "CFG-06", f"the rows were prepared without the newer file {new[0].name}", f"{rows}, {new[0]}", fix=fix
+        )
 
 
 def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
@@ -326,7 +330,7 @@ def _check_head(path: Path, source: DataSource) -> None:
         first = _first(path)
         wrong = None if first is None else data_files.check_record(first, columns)
     if wrong:
-        raise ConfigError(f"the first record: {wrong}", where=str(path), fix=fix)
+        raise ConfigError(f"the first record is not valid: {wrong}", where=str(path), fix=fix)
 
 
 def _parquet_columns(path: Path) -> list[str] | None:

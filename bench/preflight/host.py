@@ -132,11 +132,11 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
             return
     existing = next(p for p in (logs, *logs.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield broken("CFG-08", "results cannot be written", str(existing))
+        yield broken("CFG-08", "results cannot be written into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
         fix = "free disk space, or set LOGDIR to a larger disk"
         fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
-        yield broken("CFG-08", f"{free:,} MiB free, but the run needs {need:,} MiB", str(existing), fix=fix)
+        yield broken("CFG-08", f"{free:,} MiB are free, but the run needs {need:,} MiB", str(existing), fix=fix)
     else:
         yield f"{free:,} MiB free in {existing}"
 

@@ -43,5 +43,5 @@ def _option(argument: str) -> str:
 
 def _assigned(line: str) -> str:
     """Return the name of a secret variable to which a line assigns a value, or an empty string."""
-    names = (name for name in _ASSIGNED.findall(line) if known_secrets.SECRET_NAME.search(name))
+    names = (name for name in _ASSIGNED.findall(line) if known_secrets.is_secret_name(name))
     return next((f"a value of {name}" for name in names), "")

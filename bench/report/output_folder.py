@@ -60,4 +60,8 @@ def _require_ours(out: Path, page: str, names: re.Pattern[str]) -> None:
         return
     if taken:
         shown = ", ".join(taken)
-        raise ConfigError(f"not written by runstop, not overwritten: {shown}", where=str(out), fix="use another folder")
+        raise ConfigError(
+            f"the folder has files that runstop did not write and does not overwrite: {shown}",
+            where=str(out),
+            fix="use another folder",
+        )

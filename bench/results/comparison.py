@@ -162,10 +162,16 @@ def values_by_block(
 
 def _check(*, margin: float, confidence: float) -> None:
     if not 0 < margin < 1:
-        raise ConfigError(f"margin is {100 * margin:g} %", where="margin", fix="set it between 0 and 100 %")
+        raise ConfigError(
+            f"margin is {100 * margin:g} %, but must be between 0 and 100 %",
+            where="margin",
+            fix="set it between 0 and 100 %",
+        )
     if not 0.5 < confidence < 1:
         raise ConfigError(
-            f"confidence is {confidence:g}", where="confidence", fix="set it between 0.5 and 1, such as 0.95"
+            f"confidence is {confidence:g}, but must be between 0.5 and 1",
+            where="confidence",
+            fix="set it between 0.5 and 1, such as 0.95",
         )
 
 

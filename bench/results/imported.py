@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.contract import regular_files
 from bench.errors import LogError
+from bench.mlperf import reader
 from bench.mlperf.reader import is_number
 
 MAX_BYTES = 1 << 30
@@ -41,11 +42,15 @@ class Summary:
 
 
 def is_json(path: Path) -> bool:
-    """Return whether a file is a JSON object, and not a log."""
+    """Return whether a file is a JSON object, and not a log, which may begin with any text.
+
+    JSON that quotes a log has no records: their quotation marks are escaped.
+    """
     try:
         with regular_files.opened(path, follows_links=True) as file:
-            return file.read(64).lstrip().startswith(b"{")
-    except OSError:
+            is_object = file.read(64).lstrip().startswith(b"{")
+        return is_object and not reader.read(path)[0]
+    except (OSError, LogError):
         return False
 
 
@@ -69,12 +74,12 @@ def read(path: Path) -> list[Summary]:
 
 def _require_answers(loads: list[Summary], path: Path) -> None:
     if not loads:
-        raise LogError("the file has no load", where=str(path), fix=FIX)
+        raise LogError("the file has no results of any load", where=str(path), fix=FIX)
     for one in loads:
         failed = one.failed or 0
         if one.requests - failed <= 0:
             raise LogError(
-                f"{failed} of {one.requests} requests of load {one.load!r} failed, so that it has no rates and times",
+                f"{failed} of {one.requests} requests of load {one.load!r} failed, so the load has no rates and times",
                 where=str(path),
                 fix="see the responses of the server, then run the load again",
             )

@@ -180,7 +180,9 @@ def _cell(row: _Row, column: _Given, printed: str, corrected: _Correction | None
 def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
-        raise ConfigError("the cell has no measurement", where=where, fix="set one in the row or in each column")
+        raise ConfigError(
+            "the cell does not say which measurement it has", where=where, fix="set one in the row or in each column"
+        )
     if cell.value is not None and not cell.reason:
         what = f"the value {cell.value:g} replaces {cell.printed!r} without a reason"
         raise ConfigError(what, where=where, fix="add a reason, or leave out value to use the printed number")

@@ -99,8 +99,8 @@ SLURM: Texts = {
         "raise walltime (minutes per trial; `runstop resume RUN --walltime MIN`), or find out why the run was slow",
     ),
     "SLU-08": (
-        "the run was cancelled",
-        "start the run again; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
+        "the run was cancelled, or stopped by a signal",
+        "`runstop resume RUN` continues it; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
     ),
     "SLU-09": (
         "a node failed",
@@ -210,11 +210,16 @@ NCCL: Texts = {
     "NCC-06": (
         "a collective timed out: at least one rank did not take part",
         "find the missing rank: it has the fewest collectives or no messages; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-        "NCCL_DEBUG=INFO show it; then check its node",
+        "NCCL_DEBUG=INFO show it; then check its node. If the evidence has an address 127.*, see NCC-08",
     ),
     "NCC-07": (
         "an NCCL call failed",
         "run again with NCCL_DEBUG=INFO: the first NCCL WARN line shows which call failed on which node",
+    ),
+    "NCC-08": (
+        "Gloo uses the loopback interface: the host's name resolves to 127.*, which other nodes cannot reach",
+        "set cluster.environment.GLOO_SOCKET_IFNAME to the interface that reaches the other nodes (`ip -br addr`), or "
+        "correct the host's name in /etc/hosts",
     ),
 }
 

@@ -84,4 +84,9 @@ KUBERNETES: Texts = {
         "`kubectl get nodes -o yaml` lists each node's allocatable resources; ask the admins to install the GPU or "
         "Network Operator, or correct cluster.kubernetes.gpu_resource and resources",
     ),
+    "KUB-18": (
+        "the first pod of the run was stopped, but not by `runstop cancel`: it was deleted, evicted or preempted",
+        "`kubectl get events --sort-by=.lastTimestamp` shows by whom or why; while the run's Job exists, another pod "
+        "continues the run, else: runstop resume RUN",
+    ),
 }

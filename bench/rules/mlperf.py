@@ -76,6 +76,15 @@ LOG: Texts = {
         "the trial was resumed from a checkpoint: its log covers only a part, so it has no time to train",
         "step times, speed and losses are of that part; for a time to train run a trial without interruption",
     ),
+    "LOG-22": (
+        "the times of the log are shorter than the speed that the run itself measured allows",
+        "find out which program changed time_ms or the tracked values; score only logs as their run wrote them",
+    ),
+    "LOG-23": (
+        "the rules of the log's benchmark are not known here, so the trial is not judged",
+        "correct the name of the benchmark; of maskrcnn and older ones only MLPerf's own checker has the rules "
+        "(`runstop parse FILE --official 3.1.0`)",
+    ),
     "REC-01": (
         "a value differs from the value that the rules fix",
         "set the value of the rules, or submit to the open division",
@@ -114,6 +123,10 @@ SCORE: Texts = {
     "SCO-06": (
         "there are no official rules for these runs",
         "score a benchmark and batch size that the official rules cover",
+    ),
+    "SCO-07": (
+        "several logs are copies of one run",
+        "keep one of them and run the missing trials, each with a new seed: a score is of independent runs",
     ),
     "PCK-01": (
         "the number of runs of a benchmark is not the number that its rules require",

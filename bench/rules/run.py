@@ -57,6 +57,11 @@ CONFIG: Texts = {
         "use a new run folder (remove launch.folder) below a LOGDIR that only you can write to: other users could "
         "replace files of the run, or add modules that its ranks import",
     ),
+    "CFG-12": (
+        "rows, weights or the plan were changed since they were written, or between the trials of a run",
+        "find out who changed the file in the evidence; restore it, or prepare the data again and start a new run: the "
+        "trials of a run read the same rows, weights and plan",
+    ),
 }
 
 RUN: Texts = {

@@ -4,6 +4,7 @@ The order matters: the first pattern that matches a line wins. `bench.rules.sign
 """
 
 CAUSES: dict[str, tuple[bytes, ...]] = {
+    "NCC-08": (rb"[Gg]loo.{0,300}remote=\[127\.(?!0\.0\.1\])",),  # ranks of one node may use 127.0.0.1
     "PYX-01": (rb"_do_option_cb.{0,20}Assertion \W?arg\W? failed",),
     "PYX-02": (
         rb"unrecognized option '--(?:no-)?container-",

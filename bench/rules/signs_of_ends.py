@@ -16,7 +16,7 @@ DEATHS: dict[str, tuple[bytes, ...]] = {
         rb"\bgot SIG(?:KILL|SEGV|BUS|ABRT|TERM|INT|HUP) during ",
         TASKS + rb"Killed",
         rb"Exited with exit code 137\b|: line \d{1,6}: +\d{1,9} Killed\b",
-        TASKS + rb"(?:Terminated|Exited with exit code 143\b)",
+        TASKS + rb"(?:Terminated|Interrupt|Exited with exit code (?:143|130)\b)",
         rb"Signal 15 \(SIGTERM\) received|\bexitcode {0,4}: -15\b",
     ),
 }

@@ -56,8 +56,7 @@ def make(plan: Plan, config_yaml: str) -> Path:
         _require_ours_or_remove(folder)
         (folder / RANK_LOGS).mkdir(mode=NOT_OTHERS)
         for name, text in ((CONFIG, config_yaml), (PLAN, plan_text)):
-            with atomic_files.create(folder / name) as file:
-                file.write(text)
+            atomic_files.write_text(folder / name, text)  # the plan last: with it a killed launch can be resumed
     except FileExistsError as error:
         raise ConfigError(
             "the run folder exists already",
@@ -167,6 +166,6 @@ def of_array(parent: Path) -> Path:
 
 
 def short(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it, else as it is."""
+    """Return the path, quoted for a shell; relative to the working directory if it is below it."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return shlex.quote(str(path) if relative.startswith("..") else relative)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, checkpoint, regular_files, run_files
+from bench.contract import atomic_files, checkpoint, checksums, plan_kinds, regular_files, run_files
 from bench.contract import mllog as attempts_of
 from bench.contract.mllog import Binding
 from bench.contract.plan import Plan, Trial
-from bench.contract.run_files import LEDGER, MANIFEST, SIGNATURE, STATUS
+from bench.contract.run_files import LEDGER, MANIFEST, PLAN, SIGNATURE, STATUS
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.runs.older_outcomes import with_current_outcome
 
@@ -76,6 +76,11 @@ class Entry:
     log_sha256: str | None = None
     """Checksum and size of its log when the trial ended."""
     log_bytes: int | None = None
+    plan_sha256: str | None = None
+    """The plan of the run (`plan_kinds.identity`) when its ledger was created; None in ledgers of earlier versions,
+    until the trial's next attempt."""
+    inputs: dict[str, str] | None = None
+    """The checksum of each input that its ranks read, from its log."""
     attempts: tuple[Attempt, ...] = ()
 
     @property
@@ -90,7 +95,8 @@ def create(folder: Path, plan: Plan) -> None:
     Raises:
         ConfigError: the existing ledger has other trials.
     """
-    planned = [Entry(trial=t.index, seed=t.seed, outcome=Outcome.planned) for t in plan.trials]
+    plan_sha256 = _plan_sha256(folder)
+    planned = [Entry(trial=t.index, seed=t.seed, outcome=Outcome.planned, plan_sha256=plan_sha256) for t in plan.trials]
     with locked(folder):
         if not (folder / LEDGER).exists():
             _write(folder, planned)
@@ -126,17 +132,53 @@ def entries(folder: Path) -> list[Entry]:
     return []
 
 
-def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, nodes: str | None = None) -> bool:
+def _plan_sha256(folder: Path) -> str | None:
+    """Return the identity of the plan in a folder; None if it has none, or one that cannot be read."""
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
+        return plan_kinds.identity(regular_files.read_text(folder / PLAN))
+    return None
+
+
+def changed_plan(folder: Path) -> ConfigError | None:
+    """Return the error of a plan that is not the one with which the run started; None if it is, or if none is known."""
+    known = next((entry.plan_sha256 for entry in entries(folder) if entry.plan_sha256 is not None), None)
+    if known is None or _plan_sha256(folder) == known:
+        return None
+    return checksums.changed(
+        f"{PLAN} was changed since the run started",
+        folder / PLAN,
+        fix="restore it, and find out who changed it; for another plan start a new run",
+    )
+
+
+def new_nonce() -> str:
+    """Return the nonce of an attempt."""
+    return secrets.token_hex(16)
+
+
+def begin(
+    folder: Path,
+    trial: Trial,
+    *,
+    attempts: int,
+    job: str | None = None,
+    nodes: str | None = None,
+    nonce: str | None = None,
+) -> bool:
     """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
     Attempts after which there was a new checkpoint are not counted.
 
     Raises:
         SubmitError: this job has started the trial launch.attempts times, and each attempt was interrupted.
+        ConfigError: plan.json was changed since the run started.
     """
     entry = read(folder)[trial.index]
     if not entry.outcome.is_open:
         return False
+    if (changed := changed_plan(folder)) is not None:
+        raise changed
+    plan_sha256 = _plan_sha256(folder)
     previous, cause = entry.attempts, _cause(folder, trial.index)
     if entry.outcome is Outcome.running and previous:
         lost = "unknown: the node or the batch script was killed before it could report a cause"
@@ -153,10 +195,13 @@ def begin(folder: Path, trial: Trial, *, attempts: int, job: str | None = None, 
             where=str(folder / LEDGER),
             fix="raise walltime, or use nodes whose jobs are not preempted, then `runstop resume RUN`",
         )
-    nonce = secrets.token_hex(16)
+    nonce = nonce or new_nonce()
     new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
-    attempts_of.save(folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1))
-    cleared: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes"))
+    attempts_of.save(
+        folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
+    )
+    cleared: dict[str, Any] = dict.fromkeys(("not_as_planned", "log_sha256", "log_bytes", "inputs"))
+    cleared["plan_sha256"] = plan_sha256
     _change(folder, trial.index, lambda e: replace(e, outcome=Outcome.running, attempts=(*previous, new), **cleared))
     return True
 
@@ -264,8 +309,14 @@ def _cause(folder: Path, trial: int) -> str | None:
 
 
 def _set_aside(folder: Path, trial: Trial, number: int) -> None:
-    """Move the files of an attempt to attempts/TRIAL.NUMBER."""
-    kept = folder / run_files.attempt(trial.index, number)
+    """Move the files of an attempt to attempts/TRIAL.NUMBER.
+
+    Its binding is moved before the others are listed: a rank of that attempt that still runs then cannot open a log.
+    """
+    kept, binding = folder / run_files.attempt(trial.index, number), folder / run_files.binding(trial.index)
+    if binding.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        binding.rename(kept / binding.name)
     left = [path for pattern in run_files.of_attempt(trial.index) for path in folder.glob(pattern)]
     if left:
         kept.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
 """Write and read the manifest of a run: the checksums of all files of its result, so that a copy can be verified.
 
-It is written last. The job's own output, which is still written when a run ends, is not in it. Of adapters and
-checkpoints it lists only the folders.
+It is written last. The job's own output, which is still written when a run ends, is not in it. The files of adapters
+and checkpoints are; their checksums are those of the manifests that were written with them, so that no checkpoint is
+read again.
 """
 
 import hashlib
 import json
+import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, mllog, regular_files, run_files
+from bench.contract import atomic_files, checksums, mllog, regular_files, run_files
 from bench.contract.atomic_files import Content
 from bench.contract.run_files import JOB, MANIFEST
 from bench.errors import LogError
@@ -31,7 +33,10 @@ PATTERNS = (
     *(f"{run_files.ATTEMPTS}/*/{run_files.RESULTS}", run_files.binding("*")),
 )
 """The files of a result, in addition to those that logs attach."""
-FOLDERS = (run_files.adapters("*"), f"{run_files.checkpoints('*')}/*")
+FOLDERS = (run_files.adapters("*"), run_files.checkpoints("*"))
+"""Folders of weights, whose files are part of the result."""
+UNFINISHED = ".part"
+"""The suffix of folders that are not complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class Manifest:
     image: dict[str, Any] | None
     """Name and recorded digest of the image when the job was submitted; None for ranks without a container."""
     folders: tuple[str, ...]
-    """Folders whose content is not in the manifest."""
+    """Folders whose files are not in the manifest: those of weights in manifests of earlier versions, else none."""
     files: Mapping[str, Content]
     """By path relative to the run folder."""
 
@@ -57,13 +62,14 @@ def write(folder: Path) -> None:
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
+    known = _written_with_weights(folder)
     manifest = Manifest(
         version=VERSION,
         bench=_version(),
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
-        folders=tuple(sorted(_folders(folder))),
-        files={name: atomic_files.checksum(folder / name) for name in files(folder)},
+        folders=(),
+        files={name: known.get(name) or atomic_files.checksum(folder / name) for name in files(folder)},
     )
     masked_json.write(folder / MANIFEST, _sealed(asdict(manifest)))
 
@@ -97,13 +103,25 @@ def files(folder: Path) -> list[str]:
     """Return the files of the result as paths relative to the run folder, without symbolic links."""
     paths = {path for pattern in PATTERNS for path in folder.glob(pattern)}
     paths |= {path for log in folder.glob(run_files.RESULTS) for path in _attached(log)}
+    paths |= {path for part in _weights(folder) for path in part.iterdir()}
     return sorted(path.relative_to(folder).as_posix() for path in paths if _is_file(path))
 
 
-def _folders(folder: Path) -> Iterator[str]:
-    """Yield the folders that are listed without their content: adapters and checkpoints."""
-    for pattern in FOLDERS:
-        yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern) if path.is_dir())
+def _weights(folder: Path) -> Iterator[Path]:
+    """Yield the complete folders of weights, with their subfolders, without symbolic links."""
+    for top in (path for pattern in FOLDERS for path in folder.glob(pattern)):
+        for parent, names, _ in os.walk(top) if not top.is_symlink() else ():
+            names[:] = [name for name in names if not name.endswith(UNFINISHED)]
+            yield Path(parent)
+
+
+def _written_with_weights(folder: Path) -> dict[str, Content]:
+    """Return the checksums that were written with adapters and checkpoints, by path relative to the run folder."""
+    return {
+        f"{part.relative_to(folder).as_posix()}/{name}": content
+        for part in _weights(folder)
+        for name, content in checksums.listed(part).items()
+    }
 
 
 def _attached(log: Path) -> Iterator[Path]:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from bench.contract.plan import Plan
 from bench.contract.run_files import STATUS
-from bench.errors import BenchError
+from bench.errors import BenchError, IncompleteError
 from bench.results.kind import Judged, judge
 from bench.runs import run as runs
-from bench.runs.folder import plan_in
-from bench.runs.status import Status
+from bench.runs.folder import plan_in, short
+from bench.runs.status import Ending, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,17 @@ def read(folder: Path) -> RunResult:
     """Return the result of a run folder.
 
     Raises:
-        BenchError: the run has not ended, or a trial has no result; the message is that of the run's status.
+        IncompleteError: the run has not ended, or it was interrupted.
+        BenchError: the run failed before each trial had a result; the message is that of the run's status.
     """
     run, plan = runs.find(folder), plan_in(folder)
     status = run.status
     if status is None or plan is None:
         what = f"the run has no result: its state is {run.state_name}"
-        raise BenchError(what, where=str(folder / STATUS), fix=f"runstop why {folder}")
+        raise IncompleteError(what, where=str(folder / STATUS), fix=f"runstop why {short(folder)}")
     if not run.outcomes or not all(outcome.is_result for outcome in run.outcomes):
+        kind = IncompleteError if status.outcome is Ending.interrupted else BenchError
         what = status.what or f"the run ended as {status.outcome}"
-        raise BenchError(what, where=str(folder), fix=status.fix or f"runstop why {folder}", rule=status.rule)
+        raise kind(what, where=str(folder), fix=status.fix or f"runstop why {short(folder)}", rule=status.rule)
     trials = tuple(judge(folder / trial.log, plan, trial) for trial in plan.trials)
     return RunResult(folder=folder, plan=plan, status=status, trials=trials)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 from bench import backends
 from bench.backends.protocol import Backend, Job, JobState, NamesServers, Queue
 from bench.contract import atomic_files
-from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, STATUS, SUBMISSION
+from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RANK_LOGS, STATUS, SUBMISSION
 from bench.contract.schema import BackendName
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError, with_rule
 from bench.runs import folder as folders
 from bench.runs import ledger
 from bench.runs import status as statuses
+from bench.runs.folder import plan_in, short
 from bench.runs.ledger import Outcome
 from bench.runs.status import Status
 
@@ -48,6 +50,8 @@ class Run:
     """Whether its backend could be queried from this machine."""
     why_not_queried: str = ""
     """Why the server that its job.json names is not queried: another user wrote the folder, or it is a copy."""
+    may_be_active: bool = False
+    """Whether its backend did not answer, and the folder does not show that the run has ended."""
     unknown_backend: str = ""
     """The backend in job.json if there is none of that name; `backend` is then meaningless, and is not queried."""
 
@@ -114,12 +118,18 @@ def find(folder: Path) -> Run:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run folder."""
-    return any(os.path.lexists(folder / name) for name in (JOB, LEDGER))
+    return any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN))
 
 
 def require_run(folder: Path) -> None:
     """Raise ConfigError if a folder is not a run folder."""
     if not is_run(folder):
+        if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
+            raise ConfigError(
+                f"the launch was killed before it wrote {PLAN}; it started nothing",
+                where=str(folder),
+                fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
+            )
         raise ConfigError(
             "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
@@ -135,7 +145,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
         BenchError: a backend cannot be queried, and `must_answer` is set.
     """
     if not root.is_dir():
-        raise ConfigError("no such folder", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
     listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
     return _runs([folder for folder in listed if not _is_of_several(folder)], must_answer=must_answer)
 
@@ -166,7 +176,9 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
         if not is_pending:
             return
         if time.monotonic() - missing_since > LAG_S:
-            raise SubmitError("the backend no longer knows the job", where=str(folder), fix=f"runstop why {folder}")
+            raise SubmitError(
+                "the backend no longer knows the job", where=str(folder), fix=f"runstop why {short(folder)}"
+            )
         time.sleep(POLL_S)
 
 
@@ -182,6 +194,7 @@ def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(folders))}
     from_folders = [_from_folder(path, job) for path, job in raw.items()]
     queried: dict[Path, Run] = {}
+    silent = set[BackendName]()
     known = [run for run in from_folders if not run.unknown_backend]
     for name in {run.backend for run in known}:
         try:
@@ -189,8 +202,15 @@ def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
         except BenchError as error:
             if must_answer:
                 raise
-            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, error.what)
-    return [queried.get(run.folder, replace(run, is_queried=False)) for run in from_folders]
+            what = with_rule(error.rule, error.what)
+            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, what)
+            silent.add(name)
+    return [queried.get(run.folder) or _not_queried(run, is_silent=run.backend in silent) for run in from_folders]
+
+
+def _not_queried(run: Run, *, is_silent: bool) -> Run:
+    is_open = is_silent and run.status is None and not run.unknown_backend
+    return replace(run, is_queried=False, may_be_active=is_open)
 
 
 def _query(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
@@ -233,7 +253,7 @@ def _with_unrecorded_jobs(run: Run, queue: Queue) -> Run:
 def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
     """Return a run from its folder alone, without the states of its jobs."""
     # Earlier versions did not write the name; of their runs only those of Slurm have a job.json.
-    written = str(job.get("backend", BackendName.slurm.name)) if job else BackendName.local.name
+    written = str(job.get("backend", BackendName.slurm.name)) if job else _planned_queue(path)
     name = BackendName.__members__.get(written)
     outcomes = tuple(entry.outcome for entry in ledger.entries(path))
     status = statuses.read(path)
@@ -247,6 +267,14 @@ def _from_folder(path: Path, job: Mapping[str, Any]) -> Run:
         status=status,
         unknown_backend="" if name else written,
     )
+
+
+def _planned_queue(path: Path) -> str:
+    """Return the queue in the plan of a run that was killed before it had a job.json; `local` for runs without one."""
+    plan = None if (path / LEDGER).exists() else plan_in(path)
+    if plan is not None and isinstance(backends.for_plan(plan), Queue):
+        return plan.config.cluster.backend.name
+    return BackendName.local.name
 
 
 def _job_ids(entries: Any) -> tuple[str, ...]:

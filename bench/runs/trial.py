@@ -1,19 +1,25 @@
 """Judge one trial: check its log by our rules and the official checker, and compare it with the plan."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.contract import atomic_files, mllog
+from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan, Trial
-from bench.errors import LogError
+from bench.errors import LogError, with_rule
 from bench.mlperf import log as logs
-from bench.mlperf import provenance_checks
+from bench.mlperf import provenance_checks, settings
+from bench.mlperf.log import Log
 from bench.mlperf.result import parse
 from bench.results.kind import Judged, judge
 from bench.rules.finding import Finding, broken
 from bench.runs import ledger
 from bench.runs.ledger import Outcome
+
+LOG_REMOVED = "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again"
 
 
 def unowned_log(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:
@@ -62,13 +68,53 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
         if failed:
             return None
         raise _refused(problem)
+    if not failed and not log.exists():
+        what = f"{log.name} is missing, although the ranks ended well: it was removed while they ran"
+        missing = LogError(what, where=str(log), fix=LOG_REMOVED, rule="LOG-01")
+        titled = with_rule(missing.rule, what)
+        ledger.end(folder, trial.index, Outcome.aborted, cause=titled, not_as_planned=[titled])
+        raise missing
     if failed and not (log.exists() and parse(log).status == mllog.SUCCESS):
         ledger.end(folder, trial.index, Outcome.aborted, **content(log))
         return None
     judged = judge(log, plan, trial)
+    differences = [problem.titled for problem in input_problems(folder, plan, trial, judged.log)]
+    judged = replace(judged, differences=(*judged.differences, *differences))
     outcome = Outcome.valid if judged.valid else Outcome.invalid
-    ledger.end(folder, trial.index, outcome, **facts(judged), **content(log))
+    inputs = judged.result.inputs or None
+    ledger.end(folder, trial.index, outcome, inputs=inputs, **facts(judged), **content(log))
     return judged
+
+
+def input_problems(folder: Path, plan: Plan, trial: Trial, log: Log) -> Iterator[Finding]:
+    """Yield what a trial read that is not what the run started with, or what other trials of the run read.
+
+    The plan is that of the ledger. Rows and weights have no checksum before a run: trials are compared with each other.
+    Logs of attempts that earlier versions began name no checksums, and are not checked.
+    """
+    entries, where = ledger.entries(folder), str(folder / trial.log)
+    own = entries[trial.index] if trial.index < len(entries) else None
+    if own is None or own.nonce is None or own.plan_sha256 is None:
+        return
+    if (changed := ledger.changed_plan(folder)) is not None:
+        yield broken(CHANGED, changed.what, changed.where)
+    if log.events and log.events[0].metadata.get("plan_sha256") != own.plan_sha256:
+        yield broken(CHANGED, "its ranks read another plan than the one with which the run started", where)
+    inputs = settings.inputs(log)
+    for name in _expected_inputs(plan):
+        if name not in inputs:
+            yield broken(CHANGED, f"the log has no checksum of its {name}: ranks of an earlier version wrote it", where)
+    for entry in entries:
+        for name, sha256 in (entry.inputs or {}).items():
+            if entry.trial != trial.index and inputs.get(name, sha256) != sha256:
+                what = f"its {name} differ from those of trial {entry.trial}: {inputs[name]:.12}…, and {sha256:.12}…"
+                yield broken(CHANGED, what, where)
+
+
+def _expected_inputs(plan: Plan) -> list[str]:
+    """Return the inputs whose checksums the log of a trial must name."""
+    rows = [mllog.TRAIN_ROWS, mllog.EVAL_ROWS] if plan.inputs.rows is not None else []
+    return rows + ([mllog.CHECKPOINT_FILES] if plan.inputs.checkpoint is not None else [])
 
 
 def require_own(folder: Path, trial: Trial) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from bench import backends
 from bench.contract import atomic_files, codec, regular_files, run_files
 from bench.contract.atomic_files import Content
+from bench.contract.checksums import CHANGED
 from bench.contract.plan import Plan
 from bench.contract.run_files import CONFIG, LEDGER, MANIFEST, PLAN, SCRIPT
 from bench.errors import BenchError, ConfigError, LogError
@@ -63,7 +64,7 @@ def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:
     """
     if not any((folder / name).is_file() for name in (PLAN, LEDGER, MANIFEST)):
         raise ConfigError(
-            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+            "this folder has no run", where=str(folder), fix="name a run folder; `runstop runs` lists them"
         )
     known = manifest.read(folder) if manifest_data is None else manifest.loads(manifest_data)
     plan = plan_in(folder)
@@ -87,12 +88,14 @@ def _manifest(folder: Path, known: Manifest | None) -> Iterator[Compared]:
         return
     yield _same(MANIFEST, "as written by the run", "as written by the run")
     yield _information("written", f"{known.written} by runstop {known.bench}")
-    present = manifest.files(folder)
+    unlisted = tuple(f"{name}/" for name in known.folders)
+    present = [name for name in manifest.files(folder) if name in known.files or not name.startswith(unlisted)]
     for name in sorted({*known.files, *present}):
         actual = _content(folder / name) if name in present else "missing, or a symbolic link"
         yield _same(name, _shown(known.files.get(name, "no such file")), _shown(actual))
     for name in known.folders:
         yield _same(f"{name}/", "present", "present" if (folder / name).is_dir() else "missing")
+        yield _information(f"{name}/, its files", "no checksums: an earlier version wrote none")
 
 
 def _why_none(folder: Path) -> str:
@@ -167,6 +170,9 @@ def _bound(path: Path, log: Log, nonce: str, entries: list[Entry]) -> Iterator[C
 def _facts(path: Path, entry: Entry) -> Iterator[Compared]:
     """Yield whether the numbers in the ledger are those in the log."""
     result = results.parse(path)
+    for name, sha256 in (entry.inputs or {}).items():
+        in_log = f"sha256 {result.inputs.get(name)}"
+        yield _same(f"{path.name}, {name} in the ledger", in_log, f"sha256 {sha256}", rule=CHANGED)
     for name in ("minutes", "samples_to_target", "eval_final"):
         in_ledger, in_log = getattr(entry, name), getattr(result, name)
         if in_ledger is not None or in_log is not None:
@@ -177,6 +183,8 @@ def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:
     if plan is None:
         yield _same(PLAN, "a plan", "missing, or cannot be read")
         return
+    if (changed := ledger.changed_plan(folder)) is not None:
+        yield _same(f"{PLAN}, ledger", "the plan with which the run started", changed.what, rule=CHANGED)
     try:
         if regular_files.is_regular(folder / SCRIPT):
             texts = [regular_files.read_text(folder / name, errors="replace") for name in (SCRIPT, PLAN)]

@@ -31,7 +31,11 @@ def check(study: Study, *, where: str) -> None:
 def check_runs(runs: int, *, where: str) -> None:
     """Raise ConfigError for a number of runs of each arm out of range."""
     if not 1 <= runs <= MAX_RUNS:
-        raise ConfigError(f"{runs} runs of each arm", where=where, fix=f"set a number from 1 to {MAX_RUNS:,}")
+        raise ConfigError(
+            f"the study has {runs} runs of each arm, but needs 1 to {MAX_RUNS:,}",
+            where=where,
+            fix=f"set a number from 1 to {MAX_RUNS:,}",
+        )
 
 
 def check_published(table: PublishedTable, *, where: str) -> None:
@@ -44,7 +48,9 @@ def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) ->
     """Raise ConfigError for a name that does not exist, with the known ones."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}")
+    raise ConfigError(
+        f"there is no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}"
+    )
 
 
 def alike(name: str, known: Sequence[str]) -> bool:
@@ -93,12 +99,12 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
                 raise ConfigError(
-                    f"this entry of among matches no arm: {match}", where=place, fix="use labels of the arms"
+                    f"an entry of `among` matches no arm: {match}", where=place, fix="use labels of the arms"
                 )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
                 fix = "let each arm match one entry of among"
-                raise ConfigError(f"{arm.name} matches two entries of among", where=place, fix=fix)
+                raise ConfigError(f"the arm {arm.name} matches two entries of `among`", where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
                 f"two columns have the coefficients of {one.measurement}", where=place, fix="remove one of them"
@@ -118,7 +124,7 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             if name not in known:
                 refuse_unknown(name, known, noun="arm", where=place)
         if pair.first == pair.second:
-            raise ConfigError(f"{pair.first} is compared with itself", where=place, fix="name two different arms")
+            raise ConfigError(f"the pair compares {pair.first} with itself", where=place, fix="name two different arms")
         _require_column(study, pair.measurement, where=place)
 
 
@@ -170,7 +176,7 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"calculated of {arm.name}: {short.steps} of {short.of_steps} steps",
+                f"calculated of {arm.name} has {short.steps} of {short.of_steps} steps, which is not valid",
                 where=where,
                 fix="set steps to at least 1 and less than of_steps",
             )

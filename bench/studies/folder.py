@@ -83,7 +83,7 @@ def read(folder: Path) -> StoredStudy:
     """
     if not (folder / STUDY).exists():
         fix = "leave out --table to start it, or set the cluster on which it ran; --list shows the studies"
-        raise ConfigError("no study in this folder", where=str(folder), fix=fix)
+        raise ConfigError("there is no study in this folder", where=str(folder), fix=fix)
     stored = library.load_yaml(folder / STUDY, StoredStudy)
     checks.check_runs(stored.study.runs, where=f"{folder / STUDY}: runs")
     return stored

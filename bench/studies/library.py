@@ -102,13 +102,17 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
     where = f"{path}{f': {keys}' if keys else ''}"
     if unknown := re.search(r"unknown field `(.*)`", what):
         known = _keys(kind)
-        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
+        near = _SYNONYMS.get(unknown[1], ()) or difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
         offer = f"did you mean {near[0]}? " if near else ""
         fix = f"{offer}known keys: {', '.join(sorted(known))}"
         return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
         return ConfigError(f"{missing[1]} is missing", where=where, fix=f"add {missing[1]}")
     return ConfigError(what.replace("`", ""), where=where, fix="set a value of that type")
+
+
+_SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), ("runs",))
+"""Other words for keys, which their letters do not suggest."""
 
 
 def _keys(kind: type[msgspec.Struct]) -> set[str]:
@@ -179,7 +183,9 @@ def published(name: str, *, config_dir: Path | None = None) -> PublishedTable:
 def _files(group: str, config_dir: Path | None) -> Mapping[str, Path]:
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
-            "no such folder", where=f"--config-dir {config_dir}", fix="name a folder with a subfolder study/"
+            "this folder does not exist",
+            where=f"--config-dir {config_dir}",
+            fix="name a folder with a subfolder study/",
         )
     folders = [CONF / group, *([config_dir / group] if config_dir else [])]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}

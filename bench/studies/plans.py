@@ -107,7 +107,7 @@ def check_overrides(request: Request) -> Config:
     for override in request.cli_overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key in OF_THE_STUDY:
-            raise ConfigError(f"{key} is set by the study", where=override, fix=OF_THE_STUDY[key])
+            raise ConfigError(f"{key} cannot be overridden: the study sets it", where=override, fix=OF_THE_STUDY[key])
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 

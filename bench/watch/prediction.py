@@ -59,23 +59,67 @@ def step_time_s(progress: Progress) -> Span | None:
     return _around(recent, least=STEP_DRIFT if len(recent) > 2 else STEP_DRIFT_INITIAL)
 
 
-def eval_time_s(progress: Progress) -> Span | None:
+def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Span | None:
+    """Return the range of the step time before the first measurement, from published systems; None without any.
+
+    Each published system of this batch size whose first evaluation would not be over yet counts once; one more is
+    a system that is slower than it must be by a factor f with probability 1 / f. The range starts at the fastest
+    possible pace, since an evaluation is often due just then.
+    """
+    gbs, start_ms, rows = progress.global_batch_size, progress.run_start_ms, progress.num_eval_rows
+    if not gbs or start_ms is None or not rows or not upcoming or progress.evaluations:
+        return None
+    known = _published_step_times_s(progress.benchmark or "", gbs, rows)
+    if not known:
+        return None
+    least_s = max(0, now_ms - start_ms) / 1000 / ((upcoming[0] + EVAL_ROW_STEPS_LOW * rows) / gbs)
+    least_s = max(least_s, min(known) / SLOWER[0])
+    times_s = sorted(
+        [*(time_s for time_s in known if time_s >= least_s for _ in SLOWER), *(least_s * f for f in SLOWER)]
+    )
+    typical, high = (times_s[int(share * len(times_s))] for share in (0.5, (1 + PACE_SHARE) / 2))
+    return Span(typical, least_s, high)
+
+
+@lru_cache(maxsize=8)
+def _published_step_times_s(benchmark: str, gbs: int, num_eval_rows: int) -> tuple[float, ...]:
+    """Return the step time of each published system with this batch size, or of all systems, each at its own.
+
+    From its minutes and samples, since not every log has step times: a row takes EVAL_ROW_STEPS of a training row.
+    """
+    from bench.mlperf.published import schedule, systems
+
+    times_s: dict[int, list[float]] = {}
+    for system in systems(benchmark):
+        own_gbs, samples, minutes = system.global_batch_size, system.mean_samples, system.olympic_minutes
+        if own_gbs and samples and minutes:
+            due = schedule(benchmark)
+            evaluations = (samples - due.first(own_gbs)) / due.interval(own_gbs) + 1
+            rows = samples + EVAL_ROW_STEPS * evaluations * num_eval_rows
+            times_s.setdefault(own_gbs, []).append(minutes * 60 / rows * own_gbs)
+    same = times_s.get(gbs, [])
+    return tuple(same if len(same) >= FEWEST_SYSTEMS else (time_s for each in times_s.values() for time_s in each))
+
+
+def eval_time_s(progress: Progress, step: Span | None = None) -> Span | None:
     """Return the time of an upcoming evaluation, from later ones, else from the first, else from the step time."""
     first, *later = progress.eval_times_s or (None,)
     if later:
         return _around(later[-RECENT:], least=EVAL_DRIFT)
     if first is not None:
         return Span(first, EVAL_AFTER_FIRST_LOW * first, EVAL_AFTER_FIRST_HIGH * first)
-    rows, gbs, step = progress.num_eval_rows, progress.global_batch_size, step_time_s(progress)
+    rows, gbs, step = progress.num_eval_rows, progress.global_batch_size, step or step_time_s(progress)
     if not rows or not gbs or step is None:
         return None
     row_s = rows * step.typical / gbs
     return Span(row_s * EVAL_ROW_STEPS, row_s * EVAL_ROW_STEPS_LOW, row_s * EVAL_ROW_STEPS_HIGH)
 
 
-def evaluation_etas(progress: Progress, upcoming: Sequence[int], now_ms: int) -> Iterator[EvaluationEta]:
+def evaluation_etas(
+    progress: Progress, upcoming: Sequence[int], now_ms: int, *, step: Span | None
+) -> Iterator[EvaluationEta]:
     """Yield the time until each upcoming evaluation ends; nothing while speed or progress are unknown."""
-    gbs, step, evaluation = progress.global_batch_size, step_time_s(progress), eval_time_s(progress)
+    gbs, evaluation = progress.global_batch_size, eval_time_s(progress, step)
     if not gbs or step is None or evaluation is None or not upcoming:
         return
     if (place := progress.place) is not None:
@@ -110,6 +154,10 @@ def _around(times_s: Sequence[float], *, least: float) -> Span:
     return Span(middle, max(0.0, middle - half), middle + half)
 
 
+SLOWER = tuple(1 / (1 - (place + 0.5) / 20) for place in range(20))
+"""The factors by which a system may be slower than it must be, each with the same probability."""
+FEWEST_SYSTEMS = 5
+"""With fewer published systems of a batch size, those of all batch sizes count."""
 MAX_UPCOMING = 64
 """The number of upcoming evaluations in the forecast if no plan limits them."""
 
@@ -250,13 +298,20 @@ def _ahead(seen: Outlook, progress: Progress, planned: Planned, now_ms: int) -> 
         progress, step_time_ms=seen.step_time_ms, eval_time_s=seen.eval_time_s, next_samples=seen.next_samples
     )
     stalled = tuple(watch_progress.stall(progress, silent_s=seen.silent_s, usual_s=usual_s, limits=planned.stall))
-    ahead = () if stalled else tuple(evaluation_etas(progress, upcoming, now_ms))
+    step = step_time_s(progress)
+    ahead = () if stalled else tuple(evaluation_etas(progress, upcoming, now_ms, step=step))
     forecast, basis, off_band = _forecast_of(progress, planned, upcoming)
     next_s = ahead[0].seconds.typical if ahead else None
+    chance = None
+    if forecast is not None and step is None:
+        published = published_step_time_s(progress, upcoming, now_ms)
+        ahead = tuple(evaluation_etas(progress, upcoming, now_ms, step=published))
+        basis = f"{basis}; pace of published systems, until a step is measured" if ahead else basis
     seen = replace(seen, next_s=next_s, basis=basis)
     if forecast is not None:
         seen = _forecasting(seen, forecast, ahead)
-    chance = _chance_in_time(seen, ahead)
+    if step is not None:
+        chance = _chance_in_time(seen, ahead)
     unlike = [] if off_band is None else [f"outside the reference band: {off_band}"]
     too_late = watch_progress.too_late(seen.left_s, next_s=next_s, chance=chance)
     return replace(seen, chance_in_time=chance, warnings=(*seen.warnings, *unlike, *stalled, *too_late))

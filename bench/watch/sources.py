@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -241,7 +242,9 @@ def run_folder(folder: Path) -> WatchedTrials:
     count = len(plan.trials)
     if not count:
         raise ConfigError(
-            "this job only checks its nodes: it has no trials to watch", where=str(folder), fix=f"runstop why {folder}"
+            "this job only checks its nodes: it has no trials to watch",
+            where=str(folder),
+            fix=f"runstop why {shlex.quote(str(folder))}",
         )
     has_others = bool(folders.other_writers(folder))  # trackers write into the folder, and some send to a server
     trials = tuple(

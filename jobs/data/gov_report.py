@@ -19,6 +19,7 @@ from bench.contract.atomic_files import atomic_folder
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.schema import Data
 from bench.errors import ConfigError
+from jobs.data.rows import row_sha256
 from jobs.data.writing import described
 from jobs.ranks.progress import tracked
 
@@ -77,18 +78,21 @@ def _files(source: Path, published: str) -> list[Path]:
 
 def _write(part: Path, name: str, rows: Iterator[Row], *, shape: tuple[int, int], where: Path) -> dict[str, Any]:
     """Write a split row by row; return its numbers of rows, of tokens, and of tokens that count."""
-    written, counted = 0, 0
+    written, counted, sha256 = 0, 0, list[bytes]()
     with (part / f"{name}_tokens.npy").open("wb") as tokens, (part / f"{name}_counts.npy").open("wb") as counts:
         for file, descr in ((tokens, "<i4"), (counts, "|b1")):
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
         for written, (row, mask) in enumerate(tracked(rows, what=f"{name} rows", total=shape[0], unit="rows"), 1):
             if written <= shape[0]:
-                tokens.write(row.astype("<i4").tobytes())
+                row = row.astype("<i4")
+                tokens.write(row.tobytes())
                 counts.write(mask.tobytes())
                 counted += int(mask.sum())
+                sha256.append(row_sha256(row, mask))
     if written != shape[0]:
         _refuse(where, f"the file has {written:,} rows, but the plan needs {shape[0]:,} {name} rows")
+    np.save(part / f"{name}_sha256.npy", np.frombuffer(b"".join(sha256), dtype=np.uint8).reshape(written, -1))
     return {"rows": written, "tokens": written * shape[1], "counted_tokens": counted}
 
 
@@ -116,7 +120,7 @@ def _from_parquet(path: Path) -> Iterator[Row]:
                 for i, (tokens, labels) in enumerate(zip(*columns, strict=True)):
                     yield _row(path, i, np.asarray(tokens, dtype=np.int64), np.asarray(labels, dtype=np.int64))
     except (OSError, KeyError, ValueError, TypeError, arrow.ArrowException) as error:
-        _refuse(path, f"not rows of input_ids and labels: {error!r}")
+        _refuse(path, f"the file does not have rows of input_ids and labels: {error!r}")
 
 
 def _row(path: Path, i: int, tokens: np.ndarray, labels: np.ndarray) -> Row:
@@ -131,10 +135,13 @@ def _from_npy(path: Path) -> Iterator[Row]:
         rows = _unpickled(path)
         for i, row in enumerate(rows):
             if list(row.get("seq_start_id", [0])) != [0]:
-                _refuse(path, f"row {i} has a document mask, seq_start_id {list(row['seq_start_id'])[:4]} …")
+                _refuse(
+                    path,
+                    f"row {i} has a document mask (not supported): seq_start_id {list(row['seq_start_id'])[:4]} …",
+                )
             yield np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["loss_mask"], dtype=np.int64) != 0
     except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
-        _refuse(path, f"not rows of input_ids and loss_mask: {error!r}")
+        _refuse(path, f"the file does not have rows of input_ids and loss_mask: {error!r}")
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -19,9 +19,13 @@ def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
 
     The weights sum to 1 over the tokens of a row whose successors count, and to 0 over an empty row, so that the sum
     of all weighted losses is the sum over rows of each row's mean loss.
+
+    Raises:
+        ConfigError: a row was changed since it was written.
     """
-    tokens = torch.from_numpy(rows.tokens[indices].astype(np.int64))
-    counts = torch.from_numpy(rows.counts[indices].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
+    read = rows.read(indices)
+    tokens = torch.from_numpy(read[0].astype(np.int64))
+    counts = torch.from_numpy(read[1].astype(np.float32)) * torch.from_numpy(indices >= 0)[:, None]
     labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
     weights[:, -1] = 0  # the last token has no successor in the row
     weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)

@@ -20,10 +20,11 @@ class Prompts:
 
     def __init__(self, plan: GenerationPlan, seed: int) -> None:
         self._plan, self._seed, self._tokenizer = plan, seed, None
+        self.file: Path | None = None
         if any(one.prompt is not None for one in plan.requests):
             place = data_files.tokenizer_place(plan.config, None)
             file = data_files.find_tokenizer(Path(place or "."))
-            self._tokenizer = tokenizer.load(file)
+            self._tokenizer, self.file = tokenizer.load(file), file
             data_files.check_vocabulary(file, self._tokenizer.num_ids, plan.config.model.vocab_size)
 
     def tokens(self, one: GenerationRequest) -> tuple[int, ...]:

@@ -63,9 +63,9 @@ def rows(num_rows: int, *, seq_length: int, seed: int, with_summaries: bool) -> 
             report, summary = document(rng, with_summaries)
         if start == 0:
             raise ConfigError(
-                f"a document has {end} words, but a row only {seq_length}",
+                f"a document has {end} words, but a row has only {seq_length}",
                 where="data.seq_length",
-                fix="set 96 or more",
+                fix="set data.seq_length to 96 or more",
             )
     return tokens, counts
 

@@ -12,17 +12,18 @@ from bench.contract import atomic_files
 from bench.contract.data import Data
 from jobs.data import packing, splits, tokenization
 from jobs.data.packing import Documents, Rows
+from jobs.data.rows import sha256_rows
 from jobs.data.tokenization import TokenBlock
 from jobs.data.workers import Submit
 
-DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4"}
+DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4", "sha256": "|u1"}
 COUNTED = ("rows", "tokens", "real_tokens", "counted_tokens")
 """Counts of a split in the manifest: rows, all tokens, tokens without padding, tokens in the loss."""
 
 
 @dataclass(slots=True)
 class RowFiles:
-    """NAME_tokens.npy, NAME_counts.npy and NAME_lengths.npy of one split, and the counts written so far."""
+    """The files of one split (`jobs.data.rows`), and the counts written so far."""
 
     files: dict[str, BinaryIO]
     num_rows: int
@@ -33,8 +34,11 @@ class RowFiles:
         """Append rows, at most num_rows in total."""
         room = self.num_rows - self.written["rows"]
         tokens, counts, lengths = rows.tokens[:room], rows.counts[:room], rows.lengths[:room]
-        for name, array in (("tokens", tokens), ("counts", counts), ("lengths", lengths)):
-            self.files[name].write(array.astype(DTYPES[name]).tobytes())
+        arrays = {"tokens": tokens, "counts": counts, "lengths": lengths}
+        arrays = {name: array.astype(DTYPES[name]) for name, array in arrays.items()}
+        arrays["sha256"] = sha256_rows(arrays["tokens"], arrays["counts"])
+        for name, array in arrays.items():
+            self.files[name].write(array.tobytes())
         sums = {"tokens": tokens.size, "real_tokens": int(lengths.sum()), "counted_tokens": int(counts.sum())}
         for name, more in ({"rows": len(tokens)} | sums).items():
             self.written[name] += more
@@ -50,7 +54,7 @@ def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterat
     files: dict[str, BinaryIO] = {}
     try:
         for part, descr in DTYPES.items():
-            shape = (num_rows,) if part == "lengths" else (num_rows, seq_length)
+            shape = {"lengths": (num_rows,), "sha256": (num_rows, 32)}.get(part, (num_rows, seq_length))
             files[part] = (folder / f"{name}_{part}.npy").open("wb")
             np.lib.format.write_array_header_1_0(files[part], {"descr": descr, "fortran_order": False, "shape": shape})
         yield RowFiles(files, num_rows)

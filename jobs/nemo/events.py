@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 from nemo.lightning.pytorch.strategies.utils import init_model_parallel
 from torch import Tensor
 
-from bench.contract import mllog, run_files
+from bench.contract import checksums, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.data import rows as rows_of
@@ -23,7 +23,7 @@ from jobs.nemo.rows import micro_batches
 from jobs.ranks import process_group, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.watchdog import EVALUATION, LOADING, SAVING, TRAINING, Alive
-from jobs.tasks import train
+from jobs.tasks import inputs, train
 
 
 class Events(pl.Callback):
@@ -73,7 +73,7 @@ class Events(pl.Callback):
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)
         self._alive(LOADING, 0, None)
-        self._rows = rows_of.load(self._plan, "train")
+        self._rows, _ = inputs.open_rows(self._plan, self._log)
         self._pace = train.begin(self._plan, self._log, 0, self._alive)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -121,6 +121,8 @@ class Events(pl.Callback):
         if plans.keeps_adapters(self._plan.config):
             folder = self._begun.folder / run_files.adapters(self._trial.index)
             weights.save(self._plan, [_bare(chunk) for chunk in trainer.strategy.megatron_parallel], folder)
+            if self._begun.who.rank == 0:
+                self._log.attach(folder / checksums.MANIFEST)
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End this rank at once; Lightning would first tear down the model."""

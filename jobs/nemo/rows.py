@@ -3,7 +3,8 @@
 Shape letters: B rows of a micro-batch, S tokens of a row.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 
 import lightning.pytorch as pl
 import numpy as np
@@ -29,6 +30,7 @@ class RowsModule(pl.LightningDataModule):
     def __init__(self, plan: TrainingPlan, seed: int) -> None:
         super().__init__()
         self._plan, self._seed = plan, seed
+        self._rows = {split: cache(partial(rows_of.load, plan, split)) for split in ("train", "eval")}
         self.seq_length = plan.config.training_data.seq_length
         self.micro_batch_size = plan.batch.micro_batch_size
         self.global_batch_size = plan.batch.global_batch_size
@@ -42,10 +44,12 @@ class RowsModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         order = rows_of.train_order(self._plan, self._seed)
-        return DataLoader(_MicroBatches(self._plan, "train", order), batch_size=None)
+        return DataLoader(_MicroBatches(self._plan, self._rows["train"], order), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(_MicroBatches(self._plan, "eval", rows_of.eval_order(self._plan)), batch_size=None)
+        return DataLoader(
+            _MicroBatches(self._plan, self._rows["eval"], rows_of.eval_order(self._plan)), batch_size=None
+        )
 
 
 class _FixedOrder(MegatronDataSampler):
@@ -58,11 +62,11 @@ class _FixedOrder(MegatronDataSampler):
 class _MicroBatches(IterableDataset[Batch]):
     """This data-parallel rank's micro-batches of one split."""
 
-    def __init__(self, plan: TrainingPlan, split: str, order: Iterable[np.ndarray]) -> None:
-        self._plan, self._split, self._order = plan, split, order
+    def __init__(self, plan: TrainingPlan, rows: Callable[[], Rows], order: Iterable[np.ndarray]) -> None:
+        self._plan, self._rows, self._order = plan, rows, order
 
     def __iter__(self) -> Iterator[Batch]:
-        rows = rows_of.load(self._plan, self._split)
+        rows = self._rows()
         for indices in self._order:
             yield from micro_batches(self._plan, rows, indices)
 

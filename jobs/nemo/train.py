@@ -14,6 +14,7 @@ from jobs.ranks import process_group, program
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import Watchdog, ignore_progress
+from jobs.tasks import inputs
 from jobs.tasks.describe import describe
 from jobs.tasks.train import expect, log_caches
 
@@ -56,6 +57,7 @@ def run(begun: Begun[TrainingPlan]) -> None:
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it runs git
         describe(plan, trial, versions(), log)
+    inputs.check_weights(plan, log, who)
     _fitting(begun, watchdog)()
     telemetry.log(log)
     process_group.shut_down()

@@ -105,7 +105,7 @@ def load(model: Any, folder: Path, config: Config) -> None:
         model.load_state_dict(dist_checkpointing.load(wanted, str(folder)), strict=False)
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
         raise ConfigError(
-            f"not a checkpoint of {config.model.name}: {str(error).strip().splitlines()[-1]}",
+            f"this is not a checkpoint of {config.model.name}: {str(error).strip().splitlines()[-1]}",
             where=str(folder),
             fix="run jobs.tasks.prepare, or set MODEL to a megatron-core checkpoint of this model",
             rule="CFG-06",

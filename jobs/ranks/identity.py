@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.contract.run_files import NODE_VARIABLE
+from bench.contract.run_files import ATTEMPT_VARIABLE, NODE_VARIABLE
 from bench.contract.schema import PORTS
 from bench.errors import SubmitError
 
@@ -61,7 +61,8 @@ def node_name(env: Mapping[str, str] = os.environ) -> str:
 
 def _port(env: Mapping[str, str]) -> int:
     job = env.get("SLURM_JOB_ID")
-    return DEFAULT_PORT if job is None else PORTS[int(job) % len(PORTS)]
+    attempt = int(env.get(ATTEMPT_VARIABLE, "0")[:8], 16)  # each attempt has another port: one may be in use
+    return DEFAULT_PORT if job is None else PORTS[(int(job) + attempt) % len(PORTS)]
 
 
 def master_addr(env: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.contract.plan import Plan
+from bench.contract.run_files import PORT_IN_USE
 from bench.contract.schema import Device
 from bench.errors import SubmitError
 from jobs.local_sgd import groups
@@ -49,6 +50,13 @@ def join(
             timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
         )
     except torch.distributed.DistError as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise SubmitError(
+                f"port {who.master_port} {PORT_IN_USE} on {node_name()}",
+                where=place,
+                fix="run it again, which takes another port; if cluster.master_port is set, set another, or null",
+                rule="NCC-05",
+            ) from error
         raise SubmitError(
             f"rendezvous at {who.master_addr}:{who.master_port} failed: {str(error).splitlines()[0]}",
             where=place,

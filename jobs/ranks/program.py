@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bench.contract import mllog, plan_kinds, run_files
+from bench.contract import checksums, mllog, plan_kinds, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
+from bench.errors import ConfigError
 from jobs.ranks import process_group
 from jobs.ranks.guard import Guard, guarded
 from jobs.ranks.identity import Rank, from_environment
@@ -38,6 +39,19 @@ class Begun(Generic[P]):
         return Watchdog(self.who, stall, self.folder, f"trial {self.trial.index}", self.guard.fail, gpu=gpu)
 
 
+def loaded(path: Path, binding: mllog.Binding | None) -> Plan:
+    """Return the plan in a file, which must be the one with which the attempt began.
+
+    Raises:
+        ConfigError: it cannot be read, or it is another one.
+    """
+    text = plan_kinds.text(path)
+    if binding is not None and binding.plan_sha256 not in (None, plan_kinds.identity(text)):
+        fix = "restore it, and find out who changed it; for another plan start a new run"
+        raise checksums.changed(f"{path.name} was changed since this trial began", path, fix=fix)
+    return plan_kinds.loads(text, where=str(path))
+
+
 @contextmanager
 def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[Begun[P]]:
     """Read the command line and the plan, which must be of this type, open the log, and run the body guarded."""
@@ -47,9 +61,25 @@ def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[
     args = parser.parse_args()
     folder, who = args.plan.resolve().parent, from_environment()
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
-        plan = plan_kinds.required(plan_kinds.load(args.plan), plan_type)
+        plan = plan_kinds.required(loaded(args.plan, mllog.load(folder, args.trial)), plan_type)
         trial = plans.trial(plan, args.trial)
         is_writer = who.rank == 0
-        log = mllog.Writer(folder / trial.log, mllog.load(folder, args.trial)) if is_writer else mllog.Writer(None)
+        log = _opened(folder, trial) if is_writer else mllog.Writer(None)
         guard.finish = log.abort
         yield Begun(plan, trial, who, log, folder, guard)
+
+
+def _opened(folder: Path, trial: Trial) -> mllog.Writer:
+    """Open the log of a trial for the attempt that this rank was started for.
+
+    Raises:
+        ConfigError: there is a log, or a later attempt has begun; this rank then leaves no log.
+    """
+    log = mllog.Writer(folder / trial.log, mllog.own(folder, trial.index))
+    try:
+        mllog.own(folder, trial.index)
+    except ConfigError:  # the later attempt began after the first look, and has moved the earlier files away
+        log.close()
+        (folder / trial.log).unlink()
+        raise
+    return log

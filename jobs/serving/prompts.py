@@ -74,7 +74,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"no prompt of {num_tokens} tokens kept its tokens after decoding and encoding, in {TRIES} tries",
+        f"in {TRIES} tries, no prompt of {num_tokens} tokens had the same tokens after decoding and encoding",
         where="task.serving.tokens_in",
         fix="request another number of tokens, or set another tokenizer",
     )

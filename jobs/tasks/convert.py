@@ -70,7 +70,11 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
         return _rows_of_files(plan_kinds.required(plan, TrainingPlan), args)
     if args.folder is None:
         fix = "give the folder of the published rows, and a new folder for the result"
-        raise ConfigError(f"{plan.config.training_data.name} needs SOURCE and FOLDER", where="command line", fix=fix)
+        raise ConfigError(
+            f"{plan.config.training_data.name} needs SOURCE and FOLDER, which were not given",
+            where="command line",
+            fix=fix,
+        )
     return _published_rows(plan, args)
 
 
@@ -81,7 +85,9 @@ def _rows_of_files(plan: TrainingPlan, args: argparse.Namespace) -> str:
 
     if args.source is not None:
         fix = "remove them: the files are set in data.files, and the rows are written below DATADIR"
-        raise ConfigError("this plan takes no SOURCE and FOLDER", where="command line", fix=fix)
+        raise ConfigError(
+            "SOURCE and FOLDER were given, but cannot be used with this plan", where="command line", fix=fix
+        )
     folder = plan_paths.expanded(plan.data_dir)
     if folder is None:
         raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")

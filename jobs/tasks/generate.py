@@ -17,7 +17,7 @@ from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.identity import Rank
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import MEASURING, SAVING, Alive, Watchdog, ignore_progress
-from jobs.tasks import describe
+from jobs.tasks import describe, inputs
 
 COLUMNS = ("index", "replica", "prompt_tokens", "length", "tokens", "start_s", "first_s", "done_s", "token_ids", "text")
 
@@ -51,10 +51,15 @@ def run(
         watchdog.start(process_group.node_names(who))
     if who.rank == 0:  # it runs git
         describe_generation(plan, trial, dict(module.versions()), log)
+    if prompts.file is not None:
+        inputs.log_tokenizer(prompts.file, log)
+    weights = inputs.check_weights(plan, log, who)
     generator = module.generator(plan, trial.seed)
     if plan.base_dir is not None:
         generator.load(Path(plan.base_dir))
     warm_up(plan, generator, list(mine.values()), watchdog)
+    if weights is not None:
+        weights.require_unchanged()
     transport.log_used(plan, who, folder, log)
     for key, value, metadata in generator.facts():
         log.event(key, value, **metadata)

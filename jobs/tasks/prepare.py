@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.contract import mllog, plan_kinds, run_files
+from bench.contract import checksums, mllog, plan_kinds, run_files
 from bench.contract.atomic_files import atomic_folder
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
@@ -96,7 +96,7 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
     if data.source is DataSource.prepared:
         if not (folder / "train_tokens.npy").exists():
             raise ConfigError(
-                f"no prepared rows of {data.name}",
+                f"there are no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
                 fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; "
                 "create them with python -m jobs.tasks.convert rows",
@@ -130,6 +130,7 @@ def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
         for name, num_rows, seed in splits:
             rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)
             rows_of.save(part, name, *rows)
+        checksums.write(part, sorted(path.name for path in part.iterdir()))
 
 
 def train_base(plan: TrainingPlan, folder: Path, log: mllog.Writer) -> None:

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import codec, mllog, plan_paths, run_files
+from bench.contract import codec, data_files, mllog, plan_paths, run_files
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
@@ -16,7 +16,7 @@ from bench.contract.serving import Serving
 from bench.errors import ConfigError, SubmitError
 from jobs.node_checks import facts, hardware
 from jobs.ranks import program
-from jobs.tasks import describe
+from jobs.tasks import describe, inputs
 
 if TYPE_CHECKING:
     from jobs.serving.loadgen import LoadResult, Setting
@@ -56,8 +56,11 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
         shutil.rmtree(left, ignore_errors=True)
     log.start(mllog.INIT_START)
     describe_serving(plan, trial, serving, log)
+    weights = inputs.check_weights(plan, log, None)
     model = model_folder.prepared(plan, serving.server, folder / run_files.server_model(trial.index), seed=trial.seed)
-    own = prompts.tokenizer(_tokenizer_folder(serving, model))
+    tokenizer = _tokenizer_folder(serving, model)
+    own = prompts.tokenizer(tokenizer)
+    inputs.log_tokenizer(tokenizer / data_files.TOKENIZER, log)
     num_prompts = serving.warm_up + serving.requests * len(plan.loads)
     texts = prompts.random_prompts(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
     spec = RequestSpec(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
@@ -71,6 +74,8 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
             serving=serving, server=running, spec=spec, folder=folder, trial=trial.index, seed=trial.seed
         )
         loadgen.warm_up(setting, texts[: serving.warm_up])
+        if weights is not None:
+            weights.require_unchanged()
         log.stop(mllog.INIT_STOP)
         done = timed(plan, setting, texts[serving.warm_up :], log)
     log.event(mllog.SERVER_MEMORY, used)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import codec, mllog, run_files
+from bench.contract import checksums, codec, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.groups import of_group
 from bench.contract.plan import Trial
@@ -19,6 +19,7 @@ from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import AVERAGING, EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, ignore_progress
+from jobs.tasks import inputs
 from jobs.tasks.checkpoints import Checkpoints
 from jobs.tasks.describe import describe
 
@@ -71,7 +72,10 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     if loop.saving is not None:
         loop.saving.finish()
     if plans.keeps_adapters(plan.config) and groups.number() == 0:
-        loop.engine.save(folder / run_files.adapters(trial.index), adapters=True)
+        adapters = folder / run_files.adapters(trial.index)
+        loop.engine.save(adapters, adapters=True)
+        if begun.who.rank == 0:
+            log.attach(adapters / checksums.MANIFEST)
     del loop  # the engine holds process groups
     module.end_ranks()
 
@@ -79,10 +83,13 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
 def ready(begun: Begun[TrainingPlan], module: EngineModule, watchdog: Watchdog | None) -> Loop:
     """Return the loop of a trial, after loading weights, warming up, and loading the state of an earlier attempt."""
     plan, trial, log = begun.plan, begun.trial, begun.log
+    weights = inputs.check_weights(plan, log, begun.who)
     engine = module.build(of_group(plan), trial.seed)
     if plan.base_dir is not None:
         engine.load(Path(plan.base_dir), adapters=False)
     warm_up(begun, engine, watchdog)
+    if weights is not None:  # after the warm-up: an engine may read them only then
+        weights.require_unchanged()
     own_group = groups.current()
     local_sgd = None if own_group is None else module.local_sgd(engine, plan, own_group)
     saving = None
@@ -141,7 +148,7 @@ def train(loop: Loop) -> None:
 
     plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
     loop.alive(LOADING, done, None)
-    train_rows, eval_rows = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
+    train_rows, eval_rows = inputs.open_rows(plan, log)
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)

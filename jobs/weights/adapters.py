@@ -18,6 +18,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from bench.contract import checksums
 from bench.contract.atomic_files import atomic_folder
 from bench.contract.model import Model
 from bench.contract.training import Lora
@@ -49,6 +50,7 @@ def write(folder: Path, tensors: dict[str, Tensor], *, lora: Lora, base: str | N
     with atomic_folder(folder) as part:
         (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (part / CONFIG).write_text(json.dumps(described(lora, base), indent=2) + "\n")
+        checksums.write(part, (CONFIG, WEIGHTS))
 
 
 def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
@@ -96,7 +98,7 @@ def _fused(tensors: dict[str, Tensor], layer: int, linear: str, letter: str, mod
     if letter == "B":
         return interleave(*parts, groups=model.num_query_groups) if parts[1:] else parts[0]
     if not all(torch.equal(parts[0], part) for part in parts):
-        raise ValueError("q, k and v have different A, but an adapter of linear_qkv has a single A")
+        raise ValueError("q, k and v have different matrices A, but an adapter of linear_qkv has only one A")
     return parts[0]
 
 
@@ -112,7 +114,7 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # because of no_dist
             checkpoint.load(tensors, checkpoint_id=adapters, no_dist=True)
         if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
-            raise ValueError(f"expected {model.num_layers} layers and rank {lora.rank}")
+            raise ValueError(f"they do not have {model.num_layers} layers and rank {lora.rank}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
         raise _not_these(adapters, str(error)) from error
     return tensors

@@ -62,7 +62,7 @@ def require_plain(folder: Path) -> None:
             _MetadataUnpickler(file).load()
     except _BROKEN as error:
         raise ConfigError(
-            f"not the metadata of a checkpoint: {error}",
+            f"the file is not the metadata of a checkpoint: {error}",
             where=str(path),
             fix="use a checkpoint that torch or megatron-core saved, from a trusted source",
             rule="CFG-06",

@@ -24,12 +24,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from bench.contract import atomic_files
+from bench.contract import atomic_files, checksums
 from bench.contract.checkpoint import MANIFEST
 from jobs.weights import checkpoint_reader
 
 BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 COMMON = {"common_backend": "torch", "common_backend_version": 1}
+BESIDES = (checkpoint_reader.FILE, "common.pt", "metadata.json")
+"""The files of a checkpoint besides its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,7 @@ def complete(folder: Path, about: dict[str, Any]) -> None:
     records = [json.loads(path.read_text()) for path in folder.glob("rank_*.json")]
     close(folder, records)
     files = [{key: record[key] for key in ("path", "bytes", "sha256")} for record in records]
-    metadata = atomic_files.checksum(folder / checkpoint_reader.FILE)
-    files.append({"path": checkpoint_reader.FILE, "bytes": metadata.bytes, "sha256": metadata.sha256})
+    files += checksums.described(folder, BESIDES)
     atomic_files.write(folder / MANIFEST, {"version": 1, **about, "files": files})
     for path in folder.glob("rank_*.json"):
         path.unlink()

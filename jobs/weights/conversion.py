@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, llama_config
+from bench.contract import checkpoint, checksums, llama_config
 from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.model import Model
 from bench.contract.plan import fingerprint
@@ -157,7 +157,10 @@ def finish(conversion: Conversion) -> None:
             "tensors": len(source.tensors) - len(conversion.derived),
             "left_out": conversion.derived,
         },
-        "files": [{key: file[key] for key in ("path", "bytes", "sha256")} for file in written],
+        "files": [
+            *({key: file[key] for key in ("path", "bytes", "sha256")} for file in written),
+            *checksums.described(part, checkpoint_writer.BESIDES),
+        ],
     }
     (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(part / RECORDS)

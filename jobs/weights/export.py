@@ -82,7 +82,7 @@ def _described(source: Path) -> tuple[Model, str]:
         trains, precision = training["same"]["trains"], training["precision"]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            "not a checkpoint of a trial",
+            "this is not a checkpoint of a trial",
             where=str(source),
             fix="give RUN/checkpoints/trial_K/step_N of a run with task.training.checkpoint_every_steps",
         ) from error
@@ -164,7 +164,7 @@ def _tokenizer(folder: Path) -> list[Path]:
     files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
     if not files:
         fix = "give the Hugging Face folder of the tokenizer that was used for the rows"
-        raise ConfigError("no tokenizer in this folder", where=str(folder), fix=fix)
+        raise ConfigError("there is no tokenizer in this folder", where=str(folder), fix=fix)
     return files
 
 

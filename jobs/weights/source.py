@@ -64,7 +64,7 @@ def open_source(folder: Path) -> Source:
         index = _json(folder / INDEX).get("weight_map", {})
     elif not (folder / SINGLE).exists():
         raise ConfigError(
-            "no safetensors in this folder",
+            "there are no safetensors in this folder",
             where=str(folder / INDEX),
             fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported",
         )
@@ -73,11 +73,11 @@ def open_source(folder: Path) -> Source:
     for file in files:
         for name, stored in _header(folder, file).items():
             if name in tensors:
-                _refuse(folder / file, f"{name} is also in {tensors[name].file}")
+                _refuse(folder / file, f"the tensor {name} is in two files, this one and {tensors[name].file}")
             tensors[name] = stored
     for name, file in (index or {}).items():
         if name not in tensors or tensors[name].file != file:
-            _refuse(folder / file, f"{name} is missing, but {INDEX} lists it in this file")
+            _refuse(folder / file, f"the tensor {name} is missing, but {INDEX} lists it in this file")
     return Source(folder, config, files, tensors)
 
 
@@ -109,7 +109,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
-            raise ValueError("not an object")
+            raise ValueError("the file is not a JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}",

@@ -55,7 +55,7 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
 @pytest.mark.parametrize(
     ("overrides", "rule", "what"),
     [
-        (("container=podman", "container.image=null"), "HST-08", "no image is configured"),
+        (("container=podman", "container.image=null"), "HST-08", "the container image is not set"),
         (
             ("container=pyxis", "container.image=a.sqsh"),
             "PYX-04",

@@ -60,9 +60,9 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a host"),
-        (["cluster.hosts=['rig0;reboot',rig1]"], "is not a host"),
-        (["cluster.hosts=['rig0:2x0',rig1]"], "is not a host"),
+        (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a valid host"),
+        (["cluster.hosts=['rig0;reboot',rig1]"], "is not a valid host"),
+        (["cluster.hosts=['rig0:2x0',rig1]"], "is not a valid host"),
         (["cluster.hosts=[rig0,rig0]"], "duplicate host in"),
         (["cluster.hosts=[rig0]"], "1 hosts are listed, but cluster.num_nodes is 2"),
         (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but a node has 8 ranks"),
@@ -84,10 +84,14 @@ def test_groups_of_gpus_are_the_replicas_of_the_model() -> None:
 
 
 def findings(rigs: Hosts, *overrides: str) -> list[str]:
-    """Return the doctor's findings about the hosts."""
+    """Return the errors that the doctor finds on the hosts."""
     plan = compose.compose(["task=lora_tiny", *rigs.overrides, *overrides])
     checks = ssh.SshBackend().subject(plan, "login")
-    return [f"{item.rule} {item.what}" for item in ssh.reached(checks) if not isinstance(item, str)]
+    return [
+        f"{item.rule} {item.what}"
+        for item in ssh.reached(checks)
+        if not isinstance(item, str) and item.severity == "error"
+    ]
 
 
 @sshd.needs_sshd
@@ -102,6 +106,14 @@ def test_unusable_hosts_are_reported_before_the_start(rigs: Hosts, tmp_path: Pat
     one_unknown = findings(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
     assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
     assert [line[:6] for line in findings(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    missing = findings(rigs, f"cluster.ssh.python={bare}/bin/python")
+    assert [line.partition(": ")[2] for line in missing] == [missing[0].partition(": ")[2]] * 2
+    assert missing[0].startswith("HST-07") and "No module named" in missing[0], missing
+    packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    planned = f"+cluster.environment.PYTHONPATH='{packages}'"
+    assert findings(rigs, f"cluster.ssh.python={bare}/bin/python", planned) == []
     if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode:
         in_docker = findings(rigs, "container=docker", "container.image=absent")
         assert [line[:6] for line in in_docker] == ["HST-08", "HST-08"], "neither a client nor a daemon"

@@ -39,13 +39,15 @@ def named(written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             os.mkfifo(path)
             threading.Thread(target=path.write_bytes, args=(data,), daemon=True).start()
         else:
-            path.write_bytes(data)
+            path.write_bytes(b'{"step": 1}\n' + data if "brace" in how else data)
         return path
 
     return make
 
 
-@pytest.mark.parametrize("how", ["file", "packed file", "pipe", "packed pipe", "stdin", "packed stdin"])
+@pytest.mark.parametrize(
+    "how", ["file", "packed file", "pipe", "packed pipe", "stdin", "packed stdin", "file that begins with a brace"]
+)
 def test_log_is_read_from_file_pipe_or_stdin(
     named: Callable[[str], Path], how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

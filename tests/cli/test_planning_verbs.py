@@ -10,7 +10,6 @@ import pytest
 from bench import backends, preflight
 from bench.cli import main
 from bench.console import diagnosis as check_sheets
-from bench.console import plan as layout_sheets
 from bench.console import plan as plan_sheets
 from bench.contract import plan_kinds
 from bench.contract.plan import Plan
@@ -41,12 +40,27 @@ def verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = compose.compose(list(OVERRIDES))
-    assert verb("plan", *OVERRIDES, "--json") == (0, plan_kinds.dumps(plan), "")
+    code, output, error = verb("plan", *OVERRIDES, "--json")
+    shown_plan = json.loads(output)
+    assert (code, error, plan_kinds.loads(output)) == (0, "", plan)
+    assert shown_plan["config"]["task"]["name"] == "lora_tiny"
+    batch = {"global_batch_size": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 1, "tokens_per_step": 8 * 96}
+    assert shown_plan["batch"] == batch
     code, output, _ = verb("plan", *OVERRIDES, "--layouts", "--json")
-    assert code == 0 and json.loads(output) == json.loads(json.dumps(layout_sheets.to_json(plan)))
+    worlds = [layout["world"] for layout in json.loads(output)]
+    every_split_of_two_ranks = [(1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1)]
+    assert code == 0 and sorted((w["dp"], w["tp"], w["pp"], w["cp"]) for w in worlds) == every_split_of_two_ranks
     code, output, _ = verb("plan", *OVERRIDES, "--layouts")
-    sheet = layout_sheets.sheet(plan)
-    assert code == 0 and output.splitlines()[0] == sheet.title and len(output.splitlines()) > len(sheet.rows)
+    title, header, *lines, footer = output.splitlines()
+    assert code == 0 and title == "lora_tiny-local, fp32" and footer.startswith("4 possible layouts, 4 fit")
+    assert header.split("\t")[:5] == ["dp", "tp", "pp", "cp", "sp"] and lines[0].split("\t")[:5] == [
+        "2",
+        "1",
+        "1",
+        "1",
+        "off",
+    ]
+    assert len(lines) == 4
     shown: list[tuple[Plan, object]] = []
     monkeypatch.setattr(preflight, "inspect", lambda plan: ("found", plan.name))
     monkeypatch.setattr(plan_sheets, "show_plan", lambda *arguments: shown.append(arguments))
@@ -70,6 +84,18 @@ def test_render_prints_the_submitted_script(verb: Verb) -> None:
     assert verb("render", *words) == (0, backends.for_plan(plan).render(plan), "")
     code, _, error = verb("render", *OVERRIDES)
     assert code == 2 and "there is no script" in error
+
+
+def test_render_refuses_what_the_api_server_would_refuse(verb: Verb) -> None:
+    words = ("task=lora70b", "cluster=kubernetes", "cluster.kubernetes.image=a@sha256:" + "0" * 64)
+    assert verb("render", *words)[0] == 0
+    for wrong, rule in (("namespace=My_Team", "KUB-15"), ("version='1.20'", "")):
+        code, output, error = verb("render", *words, f"cluster.kubernetes.{wrong}")
+        assert (code, bool(output)) == ((2, False) if rule else (0, True)) and error.startswith(rule), error
+    kuberay = ("task=lora70b", "cluster=kuberay", "cluster.kubernetes.image=a@sha256:" + "0" * 64)
+    assert verb("render", *kuberay)[0] == 0
+    assert verb("render", *kuberay, "cluster.kubernetes.results=null")[0] == 2
+    assert verb("render", *kuberay, "cluster.kubernetes.results=null", "launch.force=true")[0] == 0
 
 
 @pytest.mark.parametrize(("severity", "code"), [("error", 1), ("warning", 0)])

@@ -58,6 +58,9 @@ def test_summary_of_a_run_folder(written_log: MakeLog, tmp_path: Path) -> None:
     assert (result.overrides, result.num_valid) == ("task=lora_tiny seed_base=7", 1)
     assert result.tokens_s and result.step_time_ms
     assert result.tokens_s == pytest.approx(8 / (result.step_time_ms / 1000) * plan.config.data.seq_length, rel=0.5)
+    (folder / "plan.json").unlink()
+    assert (summary(folder).num_valid, summary(folder).tokens_s) == (1, None), "tokens per sample are in the plan"
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
     (folder / "result_0.txt").unlink()
     assert (summary(folder).num_valid, summary(folder).tokens_s) == (0, None)
     assert summary(tmp_path).overrides == ""

@@ -51,7 +51,7 @@ def test_rows_are_prepared_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tiny_reports, "rows", lambda *numbers, **named: (few, few > 0))
     plan = replace(ranks.compose(tmp_path), data_dir=str(tmp_path / "cache" / "rows"))
     assert fails_at_each_step(tmp_path, lambda: prepare.prepare_rows_of(plan)) >= 7
-    assert len(list((tmp_path / "cache" / "rows").iterdir())) == 6
+    assert len(list((tmp_path / "cache" / "rows").iterdir())) == 9
 
 
 def test_an_interrupt_leaves_nothing_and_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:

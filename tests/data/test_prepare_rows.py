@@ -53,7 +53,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path, monkeypat
         prepare_rows.prepare(planned, processes=processes)
         by_processes[processes] = content(Path(str(planned.data_dir)))
         Path(str(planned.data_dir)).rename(tmp_path / f"by {processes}")
-    assert by_processes[1] == by_processes[3] and len(by_processes[1]) == 7
+    assert by_processes[1] == by_processes[3] and len(by_processes[1]) == 9
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [], "no blocks are left"
     make_here(planned, monkeypatch)
     assert content(Path(str(planned.data_dir))) == by_processes[1]
@@ -315,7 +315,7 @@ def test_convert_prepares_the_rows_of_a_run(
     planned = c4(tmp_path)
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
-    assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
+    assert "SOURCE and FOLDER were given, but cannot be used with this plan" in capsys.readouterr().err
     assert not plan_paths.is_prepared(planned)
     make_here(planned, monkeypatch)
     assert convert.main(["rows", str(tmp_path / "plan.json")]) == 0

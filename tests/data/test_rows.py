@@ -13,6 +13,7 @@ from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.preflight import data as preflight
 from helpers import ranks
+from jobs.data import rows as rows_of
 from jobs.tasks import convert
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -97,7 +98,7 @@ def test_published_rows_are_converted(plan: Plan, tmp_path: Path, form: str, cap
         np.testing.assert_array_equal(counts, [labels != -100 for _, labels in BOTH[split]])
     findings = [*preflight.prepared_rows(tmp_path / "rows", plan.config.data), *preflight.manifest(tmp_path / "rows")]
     assert not findings, findings
-    assert len(json.loads((tmp_path / "rows" / "manifest.json").read_text())["files"]) == 4
+    assert len(json.loads((tmp_path / "rows" / "manifest.json").read_text())["files"]) == 6
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,3 +167,14 @@ def test_a_full_disk_is_reported(plan: Plan, tmp_path: Path, capsys: pytest.Capt
         assert convert.main(argv) == 1
         assert not (tmp_path / "small" / "rows").exists()
     assert "cannot read or write: No space left on device" in capsys.readouterr().err
+
+
+def test_an_epoch_trains_each_row_at_most_once_in_an_order_of_its_seed_and_number(plan: Plan) -> None:
+    """Of 70 rows in batches of 8, six are left out of each epoch, other ones in each."""
+    order = rows_of.train_order(plan, 3)
+    first, second = (np.stack([next(order) for _ in range(8)]) for _ in range(2))
+    for epoch in (first, second):
+        assert epoch.shape == (8, 8) and len(set(epoch.flat)) == 64 and set(epoch.flat) <= set(range(70))
+    assert set(first.flat) != set(second.flat) and list(first.flat) != sorted(first.flat)
+    repeated, other = (next(rows_of.train_order(plan, seed)).tolist() for seed in (3, 4))
+    assert repeated == first[0].tolist() != other

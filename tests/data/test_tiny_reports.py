@@ -43,7 +43,7 @@ def test_reports_alone_count_everywhere_but_in_padding() -> None:
 
 
 def test_a_row_too_short_for_a_document_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a document has 96 words, but a row only 95"):
+    with pytest.raises(ConfigError, match="a document has 96 words, but a row has only 95"):
         tiny_reports.rows(1, seq_length=95, seed=0, with_summaries=True)
 
 
@@ -69,5 +69,6 @@ def test_an_interrupted_preparation_starts_again(tmp_path) -> None:  # type: ign
     part.mkdir()
     (part / "half_of_something.npy").touch()
     prepare_rows_of(plan)
-    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths")}
+    names = {f"{split}_{what}.npy" for split in ("train", "eval") for what in ("tokens", "counts", "lengths", "sha256")}
+    names |= {"manifest.json"}
     assert {path.name for path in Path(plan.data_dir).iterdir()} == names and not part.exists()

@@ -91,6 +91,16 @@ MESSAGES = [
         "node7:12:34 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
         "RUN-11", "nccl-fjwOOB", "--shm-size",
     ),
+    (
+        "RuntimeError: Gloo connectFullMesh failed with [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+        "pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:12721$0",
+        "NCC-08", "127.0.1.1", "GLOO_SOCKET_IFNAME",
+    ),
+    (
+        "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out connecting: "
+        "SO_ERROR: Connection refused, remote=[127.0.0.1]:12721$0",
+        "NCC-06", "127.0.0.1", "NCC-08",
+    ),
     ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "what killed it"),
     ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "what killed it"),
     ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "what killed it"),
@@ -320,3 +330,10 @@ def test_fix_never_suggests_runstop_why(local_run: Path) -> None:
         and "runstop why" not in str(explanation.fix)
         and explanation.lines == ("the last words",)
     )
+
+
+@pytest.mark.parametrize("text", ["Fatal Python error: Bus error", "rank 3 got SIGBUS during trial 0"])
+def test_a_bus_error_points_to_the_mapped_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(f"{text}\n")
+    fix = str(diagnosis.explain([tmp_path / "log"]).fix)
+    assert "rows or weights became shorter while ranks read it" in fix and "driver" not in fix

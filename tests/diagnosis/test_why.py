@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import cli, diagnosis
-from bench.contract import plan_kinds
+from bench.contract import mllog, plan_kinds
 from bench.diagnosis import log_scan
 from bench.errors import ConfigError
 from bench.planning import compose
@@ -253,6 +253,8 @@ EVENTS = [
     ("RUN-04", "srun: error: dgx-3: task 13: Segmentation fault (core dumped)"),
     ("RUN-04", "    exitcode  : -11 (pid: 3170)"),
     ("RUN-04", "Fatal Python error: Bus error"),
+    ("RUN-02", "srun: error: dgx-1: task 1: Interrupt"),
+    ("RUN-02", "srun: error: dgx-1: task 1: Exited with exit code 130"),
     ("NCC-07", "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
     ("ENR-10", "slurmstepd: error: pyxis: failed to import docker image: acme/lora:7"),
     ("NCC-01", "node7:4123:4123 [4] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>"),
@@ -462,6 +464,16 @@ def run_folder(tmp_path: Path) -> Path:
     (folder / "plan.json").write_text(plan_kinds.dumps(compose.compose(["task=lora70b", "cluster=dgx2", "trials=1"])))
     (folder / "result_0.txt").write_text("")
     return folder
+
+
+def test_the_log_of_the_preparation_has_no_trial(run_folder: Path, written_log: MakeLog) -> None:
+    written_log().rename(run_folder / "result_0.txt")
+    with mllog.Writer(run_folder / "prepare.txt") as log:
+        log.start(mllog.INIT_START)
+        log.stop(mllog.INIT_STOP)
+    (run_folder / "status.json").write_text(json.dumps({"outcome": "valid", "exit_code": 0}))
+    cause = diagnosis.explain([run_folder])
+    assert (cause.rule, cause.also) == (None, ())
 
 
 def account(folder: Path, rank: int, at: float, what: str, *, rule: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """How the driver runs the commands of a plan, and how runs end; fake nodes record calls in place of ranks."""
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import pytest
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE, STOPPED, TIME_IS_NEAR, Interruption, NodeLostError
 from bench.contract import mllog, plan_kinds, plan_paths, run_files
 from bench.contract.plan import Plan, Trial
+from bench.contract.schema import BackendName
+from bench.diagnosis import explain
 from bench.driver import between_commands
 from bench.driver import drive as drives
 from bench.driver.drive import Drive
@@ -184,6 +187,43 @@ def test_a_rank_that_fails_ends_the_run_and_its_trial_is_aborted(
     assert name != "trial 1" or run.outcomes == [Outcome.valid, Outcome.aborted]
 
 
+@pytest.mark.parametrize(("times", "exit_code"), [(1, 0), (3, 1)])
+def test_a_port_that_is_in_use_gets_another_try(run: Run, times: int, exit_code: int) -> None:
+    """Rank 0 reports it after it has opened the log, so that the trial needs another attempt."""
+    what, write = f"port 4711 {run_files.PORT_IN_USE} on rig0", run.nodes.acts["trial 0"]
+    report = {"time": 1.0, "exit_code": 1, "rule": "NCC-05", "what": what, "where": "rank 0 on rig0", "fix": "again"}
+    seen: list[int] = []
+
+    def starts() -> None:
+        seen.append(len(seen))
+        run.nodes.codes.pop("trial 0", None)
+        if len(seen) > times:
+            write()
+        else:
+            mllog.Writer(run.folder / "result_0.txt", mllog.load(run.folder, 0)).close()
+            (run.folder / run_files.rank_error("trial 0", 0)).write_text(json.dumps(report))
+            run.nodes.codes["trial 0"] = {0: 1}
+
+    run.nodes.acts["trial 0"] = starts
+    assert run.ends() == exit_code and run.progress.lines.count(f"NCC-05: {what}; trying another port") == min(times, 2)
+    attempts = ledger.read(run.folder)[0].attempts
+    assert [attempt.cause for attempt in attempts[:1]] == [f"NCC-05: {what}"] and len(seen) == min(times + 1, 3)
+    assert run.outcomes[0] is (Outcome.valid if times == 1 else Outcome.aborted)
+
+
+def test_a_log_that_is_removed_while_the_ranks_run_is_the_cause(run: Run) -> None:
+    run.nodes.acts.pop("trial 0")
+    assert run.ends() == 1 and run.outcomes[0] is Outcome.aborted
+    (error,) = run.progress.errors
+    assert (error.rule, error.fix) == (
+        "LOG-01",
+        "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again",
+    )
+    fix = error.fix.replace("RUN", str(run.folder))
+    assert error.what == "result_0.txt is missing, although the ranks ended well: it was removed while they ran"
+    assert (run.status.rule, run.status.fix) == ("LOG-01", fix)
+
+
 def test_an_existing_log_of_another_run_is_reported_as_the_cause(run: Run, written_log: MakeLog) -> None:
     """The ranks only report that the log exists (CFG-05)."""
     written_log(name="run/result_0.txt")
@@ -241,6 +281,32 @@ def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool) -> None:
     assert f"resume {run.folder}" in str(run.status.fix) and not (run.folder / run_files.DISK_RESERVE).exists()
     assert run.outcomes[0] is Outcome.valid and run.nodes.num_stopped == len(run.nodes.started) - 1
     assert manifest.read(run.folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "note", "rule"),
+    [
+        (BackendName.kubernetes, None, "KUB-18"),
+        (BackendName.kubernetes, "an earlier job", "KUB-18"),
+        (BackendName.kubernetes, "this", "SLU-08"),
+        (BackendName.ray, None, "RAY-08"),
+        (BackendName.ray, "this", "SLU-08"),
+        (BackendName.ssh, None, "SLU-08"),
+    ],
+)
+def test_a_signal_is_a_cancelled_run_only_if_its_user_has_cancelled_it(
+    run: Run, backend: BackendName, note: str | None, rule: str
+) -> None:
+    """Pods are deleted, and drivers killed, by others than the user, too."""
+    run.plan.config.cluster.backend = backend
+    cancelled = {} if note is None else {"cancelled": run.driven.job if note == "this" else note}
+    (run.folder / "job.json").write_text(json.dumps({"backend": backend.name, "jobs": []} | cancelled))
+    run.nodes.acts["trial 0"] = lambda: run.interruption._stop(signal.SIGTERM, None)
+    assert run.ends() == 143
+    assert (run.status.outcome, run.status.rule) == (Ending.interrupted, rule)
+    assert run.outcomes[0] is (Outcome.aborted if rule == "SLU-08" else Outcome.running)
+    assert f"{rule}: " in (run.folder / run_files.interrupted()).read_text()
+    assert explain([run.folder]).rule == rule
 
 
 def test_a_lost_node_is_the_cause_unless_this_node_gets_a_signal_a_moment_later(

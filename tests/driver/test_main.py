@@ -187,13 +187,13 @@ def test_another_node_serves_the_lead_node_and_prints_why_it_ended(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--node", "-1"], "'-1' is not a number from 0"),
-        (["--node", "x"], "'x' is not a number from 0"),
-        (["--node", "0", "--lead", "rig0"], "'rig0' is not HOST:PORT"),
-        (["--node", "0", "--lead", ":1"], "':1' is not HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not HOST:PORT"),
+        (["--node", "-1"], "'-1' is not an integer of 0 or more"),
+        (["--node", "x"], "'x' is not an integer of 0 or more"),
+        (["--node", "0", "--lead", "rig0"], "'rig0' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", ":1"], "':1' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not of the form HOST:PORT"),
         ([], "required: --node"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_new_run_folder_gets_its_plan_from_a_file_and_an_old_one_keeps_its_own
             assert (filled.data, filled.model, filled.logs) == ("/of/rows/x", "/of/models", "/logs")
             with (run / run_files.RUN_LOCK).open() as lock, pytest.raises(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(ConfigError, match="CFG-05: another process is driving this run"):
+            with pytest.raises(ConfigError, match="CFG-05: another process is already working on this run"):
                 leads.opened(run, None).__enter__()
     finally:
         os.umask(before)

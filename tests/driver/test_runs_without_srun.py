@@ -126,10 +126,11 @@ def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_on
     two = nodes(*SHORT_RUN)
     lead, intruder = two.start(0), two.start(1, token="of another run")
     (refused,) = outputs(intruder)
-    assert intruder.returncode == 2 and "HST-03: the lead refuses node 1: its token is not that of this run" in refused
+    known = "HST-03: the lead node refuses node 1: its token is not the token of this run"
+    assert intruder.returncode == 2 and known in refused
     lead.send_signal(signal.SIGTERM)
     (printed,) = outputs(lead)
-    assert lead.returncode == 143 and "refused: 'rig1' does not know the token" in printed
+    assert lead.returncode == 143 and "refused 'rig1': it does not know the token" in printed
     status = statuses.read(two.lead)
     assert status is not None and (status.outcome, status.rule) == (Ending.interrupted, "SLU-08")
 
@@ -155,7 +156,7 @@ def test_a_lost_node_ends_all_ranks_and_the_next_attempt_continues(nodes: Nodes,
     member.kill()
     since_s = time.monotonic()
     (printed,) = outputs(lead)
-    assert "HST-01: node 1 (rig1) was lost: the connection was closed" in printed, printed
+    assert "HST-01: node 1 (rig1) was lost: the other node has closed the connection" in printed, printed
     assert time.monotonic() - since_s < 60
     _, left = psutil.wait_procs(ranks, timeout=30)
     assert not left, "no rank outlives its node or its lead"

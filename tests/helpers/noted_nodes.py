@@ -25,7 +25,7 @@ class Noted:
     members: tuple[()] = ()
     lost: NodeLostError | None = None
 
-    def start(self, command: Command, port: int) -> None:
+    def start(self, command: Command, port: int, attempt: str | None = None) -> None:
         self.started.append(command.name)
         self.acts.get(command.name, lambda: None)()
 

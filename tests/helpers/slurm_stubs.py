@@ -1,7 +1,9 @@
-"""Run a job's script as Slurm would, with stubs of Slurm's commands that record their calls."""
+"""Stubs of Slurm's commands: a queue for submissions, and a job's script that runs as Slurm would run it."""
 
 import shlex
+import stat
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +29,11 @@ class ScriptRun:
         return [argv for argv, _ in self.calls if argv[0] == "srun"]
 
 
-def run_script(text: str, root: Path, *words: object, **more: str) -> ScriptRun:
-    """Run a script as Slurm would."""
+def run_script(text: str, root: Path, *words: object, acts: Mapping[str, str] | None = None, **more: str) -> ScriptRun:
+    """Run a script as Slurm would. `acts` has what a command does after its call was recorded, in sh."""
     (root / "bin").mkdir(exist_ok=True)
     for name in STUBS:
-        (root / "bin" / name).write_text(STUB)
+        (root / "bin" / name).write_text(STUB + (acts or {}).get(name, ""))
         (root / "bin" / name).chmod(0o755)
     (root / "slurm_script").write_text(text)
     (root / "cwd").mkdir(exist_ok=True)
@@ -65,3 +67,38 @@ def options(text: str) -> dict[str, str]:
             assert name not in parsed
             parsed[name] = value
     return parsed
+
+
+class Slurm:
+    """Stubs of sbatch, squeue and scancel on PATH; each queued job is a file with its arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.queue, self.calls = folder / "bin", folder / "queue", folder / "calls"
+        self.bin.mkdir()
+        self.queue.mkdir()
+        self.calls.touch()
+        self.stub("sbatch", "echo 100", queues=True)
+        self.stub(
+            "squeue",
+            f"""for job in {self.queue}/*; do
+  read -r arguments <"$job"; id=${{job##*/}}
+  if [[ $* == *Command* ]]; then echo "$id|/path/job.sbatch ${{arguments##* }}|"
+  elif [[ $* == *"$id"* ]]; then echo "$id|PENDING|Priority||0|0:00|1:00:00|N/A|"; fi
+done""",
+        )
+        self.stub("scancel", f"rm {self.queue}/$1")
+        self.stub("sacct", "exit 1")
+
+    def stub(self, command: str, script: str, *, queues: bool = False) -> None:
+        """Replace a command by a script; with `queues`, the job is queued first."""
+        queued = f'echo "$*" >{self.queue}/100' if queues else ":"
+        head = f'#!/bin/bash\nshopt -s nullglob\necho "{command} $*" >>{self.calls}\n{queued}\n'
+        (self.bin / command).write_text(f"{head}{script}\n")
+        (self.bin / command).chmod(stat.S_IRWXU)
+
+    def clear_queue(self) -> None:
+        for job in self.queue.iterdir():
+            job.unlink()
+
+    def num_calls(self, command: str) -> int:
+        return sum(line.startswith(f"{command} ") for line in self.calls.read_text().splitlines())

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-served = 0
+served = answered = 0
+"""How many requests have arrived, and how many have their whole answer."""
+TOGETHER = 6
+"""With the fault "together" no request is answered before so many have arrived."""
 bodies = list[dict[str, Any]]()
 """The requests, in order of arrival."""
 
@@ -25,7 +28,7 @@ def event(text: str | None, usage: dict[str, int] | None = None) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: str) -> None:
-    global served
+    global answered, served
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     if head.startswith("GET /health"):
         writer.write(
@@ -44,6 +47,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
         writer.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\nConnection: close\r\n\r\noops")
         return
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    while fault == "together" and served < TOGETHER:
+        await asyncio.sleep(0.001)
     num_requested = body["max_tokens"]
     tokens = num_requested - 1 if fault == "short" and this > 8 else num_requested
     shown = tokens // 4 if fault == "liar" and this > 8 else tokens
@@ -57,6 +62,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
             await asyncio.sleep(0.2 if fault == "slow" and number == 0 else 0.01)
         writer.write(event(f" w{number}"))
         await writer.drain()
+    answered += 1
     num_prompt_tokens = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
     writer.write(event(None, {"prompt_tokens": num_prompt_tokens, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
 
@@ -82,8 +88,8 @@ def in_a_thread(fault: str, *, port: int = 0, before: int = 0) -> Iterator[str]:
 
     `before` is how many requests count as served already: the faults come with those after the eighth.
     """
-    global served
-    served = before
+    global answered, served
+    served, answered = before, 0
     bodies.clear()
     ready = queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]]()
 

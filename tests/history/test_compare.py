@@ -211,7 +211,7 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
         (["a"], "compare needs exactly two arguments, not 1"),
         (["a", "missing"], "no runs found"),
         (["**a*", "b"], "**a* is not allowed in a glob pattern"),
-        (["a", "a"], "a run is in both sets"),
+        (["a", "a"], "a run cannot be in both sets"),
         (["a", "b", "--measurement", "speed"], "the two sets do not both have the measurement speed"),
         (["a", "b", "--pairing", "order"], "2 runs of a and 1 runs of b cannot be paired"),
         (["a", "empty"], "no valid trial"),

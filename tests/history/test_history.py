@@ -122,6 +122,10 @@ def test_an_insignificant_change_is_undecided_and_one_earlier_run_is_not_judged(
 
     assert change(100, 90) is Change.not_judged
     assert change(100, 103, 98, 94) is Change.undecided
+    assert change(*STEADY, 97.5) is Change.undecided, "2.5 % slower, and at least 1.9 %"
+    assert change(*STEADY, 97.2) is Change.regression, "2.8 % slower, and at least 2.2 %"
+    assert change(*STEADY, 98.1) is Change.undecided, "1.9 % slower, and at most 2.5 %"
+    assert change(*STEADY, 97.5, 97.9, 97.7, newest=3) is Change.undecided
     assert change(*STEADY, 95.0, 95.2, newest=2) is Change.regression
     assert change(50, 60, *STEADY, 95.0, earlier=5) is Change.regression, "the two oldest do not count"
     assert change(50, 60, *STEADY, 95.0) is Change.undecided
@@ -285,7 +289,7 @@ def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFi
     [
         (["lora_70b"], "no valid run of lora_70b"),
         (["--measurement", "speed"], "no run has the measurement speed"),
-        (["--folder", "/nowhere"], "no such folder"),
+        (["--folder", "/nowhere"], "this folder does not exist"),
     ],
 )
 def test_bad_requests_are_refused(

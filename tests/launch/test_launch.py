@@ -59,10 +59,10 @@ def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
 
 WRONG = {
     "unknown task": (["task=lora70"], "no choice 'lora70'", "did you mean lora70b?"),
-    "typo in a key": (["recipe.lrr=1"], "no key 'recipe.lrr'", "did you mean recipe.lr?"),
-    "typo added": (["+task.training.max_step=1"], "no key 'max_step'", "did you mean max_steps?"),
-    "typo added at the root": (["+trial=1"], "no key 'trial'", "did you mean trials?"),
-    "typo shown only": (["--cfg", "job", "+trial=1"], "no key 'trial'", "did you mean trials?"),
+    "typo in a key": (["recipe.lrr=1"], "unknown key 'recipe.lrr'", "did you mean recipe.lr?"),
+    "typo added": (["+task.training.max_step=1"], "unknown key 'max_step'", "did you mean max_steps?"),
+    "typo added at the root": (["+trial=1"], "unknown key 'trial'", "did you mean trials?"),
+    "typo shown only": (["--cfg", "job", "+trial=1"], "unknown key 'trial'", "did you mean trials?"),
     "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),
     "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "use one of 1, 2"),
     "no DATADIR": (["task=lora70b", "cluster=dgx1"], "DATADIR is not set", "export DATADIR="),
@@ -114,7 +114,7 @@ def test_a_small_disk_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m"):
         process = launch(LOGDIR=str(tmp_path / "small"))
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "CFG-08: 1 MiB free, but the run needs" in output
+    assert process.returncode == 2 and "CFG-08: 1 MiB are free, but the run needs" in output
 
 
 def test_a_port_in_use_is_refused(launch: Launch) -> None:

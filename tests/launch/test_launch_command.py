@@ -115,7 +115,7 @@ def test_a_single_run_has_no_table_of_runs_and_its_own_exit_code(launch: Launch,
     starts.ends = [Stopped(15)]
     assert launch() == (143, "", "")
     code, _, error = launch("seed_bse=1")
-    assert code == 2 and error.startswith("no key 'seed_bse'") and "did you mean seed_base?" in error
+    assert code == 2 and error.startswith("unknown key 'seed_bse'") and "did you mean seed_base?" in error
     assert launch("--version") == (0, f"runstop {bench.__version__}\n", "") and len(starts.plans) == 1
 
 

@@ -3,8 +3,9 @@
 import errno
 import json
 import os
+import shlex
 import shutil
-import stat
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,63 +15,31 @@ from pathlib import Path
 
 import pytest
 
+from bench import diagnosis
 from bench.backends import run_lock
 from bench.backends.local import LocalBackend
 from bench.backends.slurm import jobs as slurm_jobs
 from bench.backends.slurm.backend import SlurmBackend
 from bench.contract import plan_kinds
-from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, SUBMISSION
-from bench.driver import drive
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, MANIFEST, STATUS, SUBMISSION
+from bench.driver import between_commands, drive
+from bench.errors import BenchError, ConfigError, Stopped, SubmitError
 from bench.launch import resume, start
 from bench.planning import compose
 from bench.runs import folder as folders
-from bench.runs import ledger
+from bench.runs import ledger, manifest
 from bench.runs import run as runs
 from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 from helpers.failing_disk import contents, failing
 from helpers.ranks import mounted
+from helpers.slurm_stubs import Slurm
 
 PLAN = compose.compose(["task=lora_tiny", "cluster=local", "trials=2"])
+Screen = pytest.CaptureFixture[str]
 MAX_OPERATIONS = 60
 """More than any command needs; reached only by an endless loop."""
-
-
-class Slurm:
-    """Stubs of sbatch, squeue and scancel on PATH; each queued job is a file with its arguments."""
-
-    def __init__(self, folder: Path) -> None:
-        self.bin, self.queue, self.calls = folder / "bin", folder / "queue", folder / "calls"
-        self.bin.mkdir()
-        self.queue.mkdir()
-        self.calls.touch()
-        self.stub("sbatch", "echo 100", queues=True)
-        self.stub(
-            "squeue",
-            f"""for job in {self.queue}/*; do
-  read -r arguments <"$job"; id=${{job##*/}}
-  if [[ $* == *Command* ]]; then echo "$id|/path/job.sbatch ${{arguments##* }}|"
-  elif [[ $* == *"$id"* ]]; then echo "$id|PENDING|Priority||0|0:00|1:00:00|N/A|"; fi
-done""",
-        )
-        self.stub("scancel", f"rm {self.queue}/$1")
-        self.stub("sacct", "exit 1")
-
-    def stub(self, command: str, script: str, *, queues: bool = False) -> None:
-        """Replace a command by a script; with `queues`, the job is queued first."""
-        queued = f'echo "$*" >{self.queue}/100' if queues else ":"
-        head = f'#!/bin/bash\nshopt -s nullglob\necho "{command} $*" >>{self.calls}\n{queued}\n'
-        (self.bin / command).write_text(f"{head}{script}\n")
-        (self.bin / command).chmod(stat.S_IRWXU)
-
-    def clear_queue(self) -> None:
-        for job in self.queue.iterdir():
-            job.unlink()
-
-    def num_calls(self, command: str) -> int:
-        return sum(line.startswith(f"{command} ") for line in self.calls.read_text().splitlines())
 
 
 @pytest.fixture
@@ -274,6 +243,79 @@ def test_a_run_whose_job_is_completing_cannot_be_resumed(ended: Path, slurm: Slu
     assert contents(ended) == before and not slurm.num_calls("sbatch")
 
 
+@pytest.fixture
+def finished(ended: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run, but both trials are valid."""
+    ledger.end(ended, 1, Outcome.valid)
+    between_commands.finish_run(ended, PLAN)
+    return ended
+
+
+@pytest.mark.parametrize("lacks", [[MANIFEST], [MANIFEST, STATUS]], ids=["manifest", "status"])
+def test_a_run_that_was_killed_at_its_very_end_is_finished_without_a_job(
+    finished: Path, slurm: Slurm, lacks: list[str]
+) -> None:
+    for name in lacks:
+        (finished / name).unlink()
+    assert resume.resume(finished) == 0 and not slurm.num_calls("sbatch")
+    status = statuses.read(finished)
+    assert status is not None and status.outcome is Ending.valid and manifest.read(finished) is not None
+    with pytest.raises(ConfigError, match="all trials have finished; there is nothing to resume"):
+        resume.resume(finished)
+
+
+def test_a_run_without_its_ledger_is_refused_before_a_job(ended: Path, slurm: Slurm) -> None:
+    (ended / LEDGER).unlink()
+    before = contents(ended)
+    with pytest.raises(ConfigError, match="ledger.json is missing, so nothing shows which trials have finished"):
+        resume.resume(ended)
+    assert contents(ended) == before and not slurm.num_calls("sbatch")
+
+
+def test_a_launch_that_was_killed_before_its_run_began(ended: Path, slurm: Slurm) -> None:
+    """With its plan a run here continues; before that, and before a job, resume says that nothing was started."""
+    for name in (JOB, LEDGER, "status.json", "result_0.txt", "job.sbatch", ".ledger.lock"):
+        (ended / name).unlink()
+    shutil.rmtree(ended / "rank_logs")
+    (ended / "rank_logs").mkdir()
+    assert runs.find(ended).backend.name == "local", "as in the plan"
+    queued = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    (ended / "plan.json").write_text(plan_kinds.dumps(queued))
+    with pytest.raises(ConfigError, match="the launch was killed before it submitted a job; it started nothing"):
+        resume.resume(ended)
+    (ended / "plan.json").unlink()
+    with pytest.raises(ConfigError, match="the launch was killed before it wrote plan.json; it started nothing"):
+        resume.resume(ended)
+
+
+def test_commands_in_a_fix_name_the_folder_where_it_is_and_quote_it(ended: Path, slurm: Slurm) -> None:
+    resume.resume(ended)
+    resume.cancel(ended)
+    moved = ended.rename(ended.with_name("the run's new name"))
+    status = statuses.read(moved)
+    assert status is not None and status.fix == f"to continue: runstop resume {shlex.quote(str(moved))}"
+    assert diagnosis.explain([moved]).fix == status.fix
+
+
+def test_ctrl_c_during_sbatch_says_that_a_job_may_be_queued(
+    tmp_path: Path, slurm: Slurm, launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: Screen
+) -> None:
+    def interrupted(*words: object, **more: object) -> None:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(slurm_jobs.client, "run", interrupted)
+    with pytest.raises(Stopped):
+        launched()
+    folder, printed = tmp_path / "runs/new", capsys.readouterr().err
+    assert "interrupted while the job was being submitted: it may be queued" in printed
+    assert f"runstop runs {folder.parent} " in printed and f"runstop cancel {folder} " in printed
+    monkeypatch.setattr(slurm_jobs, "prepare", interrupted)
+    shutil.rmtree(folder)
+    with pytest.raises(Stopped):
+        launched()
+    assert not folder.exists(), "nothing was submitted"
+
+
 def test_an_unreachable_queue_changes_nothing(ended: Path, slurm: Slurm) -> None:
     before = contents(ended)
     slurm.stub("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
@@ -416,6 +458,6 @@ def test_a_second_local_resume_changes_nothing(ended: Path, monkeypatch: pytest.
     (ended / JOB).unlink()
     before = contents(ended)
     monkeypatch.setattr(resume, "_check_ended", lambda run: None)  # the first one started after this check
-    with run_lock.driving(ended), pytest.raises(ConfigError, match="another process is driving this run"):
+    with run_lock.driving(ended), pytest.raises(ConfigError, match="another process is already working on this run"):
         resume.resume(ended)
     assert contents(ended) == before

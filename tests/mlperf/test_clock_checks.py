@@ -159,6 +159,31 @@ def test_clock_jump_is_reported_with_lines_and_both_times(written_trial: WriteTr
     )
 
 
+@pytest.mark.parametrize(
+    ("step_s", "jump_s", "is_found"),
+    [
+        (0.03, 0.95, True),
+        (0.03, 0.06, True),
+        (0.03, 0.015, False),
+        (2.5, 0.9, True),
+        (2.5, 0.7, False),
+        (50, 0.9, False),
+    ],
+)
+def test_clock_may_jump_by_a_thousandth_of_the_run(
+    written_trial: WriteTrial, step_s: float, jump_s: float, is_found: bool
+) -> None:
+    """Runs of 9.2 s, 780 s and 14,460 s; the wall clock is set forward after run_start was logged."""
+    path = written_trial(step_s=step_s, eval_s=0.2 if step_s < 1 else 20.0)
+    shifted(path, jump_s, first_line=line_of(path, "run_start") + 1)
+    assert problems(path) == ([("LOG-19", "error")] if is_found else [])
+
+
+def test_clock_jump_before_the_run_may_be_a_second(written_trial: WriteTrial) -> None:
+    path = written_trial(step_s=0.03, eval_s=0.2)
+    assert problems(shifted(path, 0.95, first_line=line_of(path, "init_stop"))) == []
+
+
 def test_clock_jump_after_the_run_is_ignored(written_trial: WriteTrial) -> None:
     path = written_trial()
     assert problems(shifted(path, -8, first_line=line_of(path, mllog.PEAK_MEMORY))) == []
@@ -262,6 +287,26 @@ def test_unusual_pace_is_reported_in_other_logs(
     assert not what or findings[0].what.startswith(what)
 
 
+@pytest.mark.parametrize("tracked", ["throughput", "train_step_time", "validation_time", "train_step_time by step"])
+@pytest.mark.parametrize(("scale", "is_found"), [(0.3, True), (0.7, True), (0.95, True), (0.98, False), (1.4, False)])
+def test_times_that_the_tracked_speed_contradicts_are_an_error(
+    written_trial: WriteTrial, tracked: str, scale: float, is_found: bool
+) -> None:
+    """3.2 samples/s are steps of 2.5 s, and an evaluation takes 20 s. Evaluations may be measured within 10 %."""
+    path = other_log(written_trial(blocks=4))
+    own = {"throughput": 3.2, "train_step_time": 2.5, "validation_time": 20.0, "train_step_time by step": 25.0}
+    text = path.read_text().replace('"throughput": 3.2', f'"{tracked.removesuffix(" by step")}": {own[tracked]}')
+    if tracked.endswith("by step"):  # as in logs of llama31_405b, whose records count no samples
+        text = re.sub(r'"samples_count": \d+, "step"', '"step"', re.sub(r".*train_loss.*\n", "", text))
+    path.write_text(text)
+    begin = clock.time_ms(path, "init_start")
+    before = parse(path)
+    moved(path, lambda time_ms: begin + scale * (time_ms - begin))
+    severities = [f.severity for f in parse(path).findings if f.rule == "LOG-22"]
+    assert severities == (["error"] if is_found and (scale, tracked) != (0.95, "validation_time") else [])
+    assert not [f for f in before.findings if f.rule in ("LOG-20", "LOG-22")]
+
+
 def test_unusual_gap_is_reported_in_a_log_without_samples(written_trial: WriteTrial) -> None:
     path = other_log(written_trial())
     path.write_text(re.sub(r'"samples_count": \d+, ', "", path.read_text()))
@@ -291,6 +336,27 @@ def test_records_of_other_logs_may_be_late_or_from_several_clocks(written_trial:
     assert ("LOG-19", "warning") in problems(several) and parse(several).valid
     near = other_log(written_trial())
     assert problems(late(near, lines=[line_of(near, "tracked_stats", nth=3)], seconds=-1.0)) == []
+
+
+def test_evaluations_at_the_end_of_other_logs_have_the_times_of_their_checkpoints(written_trial: WriteTrial) -> None:
+    """As in logs of bert by Intel; a clock that is set back after some of the evaluations is still an error."""
+    path = other_log(written_trial())
+    lines = [line for line in path.read_text().splitlines(keepends=True) if '"eval_st' not in line]
+    evaluated = [line for line in lines if '"eval_accuracy"' in line]
+    others = [line for line in lines if '"eval_accuracy"' not in line]
+    stop = next(n for n, line in enumerate(others) if '"run_stop"' in line)
+    path.write_text("".join([*others[:stop], *evaluated, *others[stop:]]))
+    assert ("LOG-19", "warning") in problems(path) and ("LOG-19", "error") not in problems(path)
+    path.write_text("".join(lines))
+    shifted(path, -40, first_line=line_of(path, "eval_accuracy", nth=2))
+    assert ("LOG-19", "error") in problems(path)
+
+
+def test_order_of_evaluations_after_the_run_is_not_reported(written_trial: WriteTrial) -> None:
+    path = other_log(written_trial())
+    text = path.read_text().replace("llama2_70b_lora", "stable_diffusion")
+    path.write_text(re.sub(r'(accuracy", "value": .*"samples_count": )1920', r"\g<1>4", text))
+    assert "LOG-04" not in dict(problems(path))
 
 
 @pytest.mark.parametrize("key", ["eval_accuracy", "train_loss", "tracked_stats"])
@@ -378,11 +444,26 @@ with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs ar
 @with_corpus
 def test_published_logs_have_none_of_these_findings() -> None:
     records = json.loads((CORPUS / "truth.json").read_text())
-    clocks = {"LOG-19", "LOG-20", "RUN-18"}
+    clocks = {"LOG-19", "LOG-20", "LOG-22", "RUN-18"}
     by_file = {
         record["file"]: [f for f in parse(CORPUS / record["file"]).findings if f.rule in clocks] for record in records
     }
     assert len(by_file) == 74 and {file: findings for file, findings in by_file.items() if findings} == {}
+
+
+@with_corpus
+def test_published_logs_with_scaled_times_are_not_valid(tmp_path: Path) -> None:
+    """All with a tracked speed, but two of retinanet and ssd, whose samples are not known, and one of unet3d."""
+    judged = set()
+    for record in json.loads((CORPUS / "truth.json").read_text()):
+        text = (CORPUS / record["file"]).read_text(errors="replace")
+        path = tmp_path / "log"
+        path.write_text(text)
+        if parse(path).minutes and re.search('"(throughput|train_step_time|validation_time)": ', text):
+            moved(path, lambda time_ms: 1.7e12 + 0.7 * (time_ms - 1.7e12))
+            judged.add((record["submission_benchmark"], parse(path).valid))
+    assert {name for name, valid in judged if valid} == {"retinanet", "ssd", "unet3d"}
+    assert {name for name, valid in judged if not valid} >= {"llama2_70b_lora", "llama31_8b", "llama31_405b", "bert"}
 
 
 @with_corpus

@@ -57,6 +57,18 @@ def test_deviation_is_reported(written_log: MakeLog, changes: dict[str, object],
     assert not parse(path).valid
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "target", "is_easier"),
+    [("bert", 0.71, True), ("bert", 0.73, False), ("llama2_70b_lora", 0.93, True), ("llama2_70b_lora", 0.92, False)],
+)
+def test_a_target_that_is_easier_than_the_official_one_is_reported(
+    written_log: MakeLog, benchmark: str, target: float, is_easier: bool
+) -> None:
+    """A lower accuracy is easier, and a higher loss."""
+    path = written_log(submission_benchmark=benchmark, target_accuracy=target)
+    assert ("LOG-12" in {finding.rule for finding in findings(path)}) is is_easier
+
+
 LLAMA31_8B_SETTINGS: dict[str, object] = {
     "submission_benchmark": "llama31_8b",
     "target_accuracy": 3.3,
@@ -151,6 +163,12 @@ def test_one_step_late_per_interval_is_on_schedule(written_log: MakeLog, late_by
     assert {finding.rule for finding in findings(path)} == rules
 
 
+def test_batch_size_that_no_evaluation_fits_is_an_error(written_log: MakeLog) -> None:
+    """Batches of 8 logged as 9: 1,536 samples are no whole number of steps."""
+    (error,) = [f for f in findings(written_log(global_batch_size=9)) if f.severity == "error"]
+    assert error.rule == "REC-01" and error.what.startswith("global_batch_size is 9, but an evaluation is after 1,5")
+
+
 def test_a_target_reached_before_the_first_evaluation_of_the_rules_is_an_error(written_log: MakeLog) -> None:
     path = places(llama31_8b_log(written_log), (1536, 3072, 6144))
     assert [f.severity for f in findings(path) if f.rule == "EVL-02"] == ["error"] and not parse(path).valid
@@ -201,6 +219,12 @@ def test_open_division_has_no_fixed_values(written_log: MakeLog) -> None:
         (r"run_stop", "run_stop ", "LOG-02", "error"),
         (r'"samples_count": 1536', '"samples_count": 1528', "EVL-01", "warning"),
         (r'(.*"seed".*\n)', r"\1", "LOG-15", "warning"),
+        (r"llama2_70b_lora", "llama2_70b_lorra", "LOG-23", "error"),
+        (r'"status": "success"', '"status": "aborted", "status": "success"', "LOG-09", "error"),
+        (r'"key": "eval_accuracy", "value": 0', '"value": 0.9, "key": "eval_accuracy", "value": 0', "LOG-09", "error"),
+        (r'"namespace": ""(.*"status")', r'"status": ""\1: "aborted", "status"', "LOG-09", "error"),
+        (r'"namespace": ""(.*run_start)', r'"namespace": ":::MLLOG {}"\1', "LOG-09", "error"),
+        (r'("run_start".*"file": )', r'\1":::MLLOG x", "other": ', "LOG-09", "error"),
     ],
 )
 def test_damage_is_reported(
@@ -217,6 +241,33 @@ def test_damage_is_reported(
         text = re.sub(pattern, replacement, text)
     path.write_text(text)
     assert (rule, severity) in {(finding.rule, finding.severity) for finding in findings(path)}
+
+
+def test_benchmark_that_is_not_judged_here_has_no_other_error(written_log: MakeLog) -> None:
+    """The evaluations of maskrcnn are objects; its rules are MLPerf's alone."""
+    path = written_log(submission_benchmark="maskrcnn", target_accuracy=None)
+    path.write_text(re.sub(r'("eval_accuracy", "value": )[\d.]+', r'\1{"BBOX": 0.378, "SEGM": 0.34}', path.read_text()))
+    (error,) = [f for f in findings(path) if f.severity == "error"]
+    assert (error.rule, error.what) == ("LOG-23", "'maskrcnn' is not a benchmark that is judged here")
+
+
+@pytest.mark.parametrize(("clip_at", "converged"), [(5000, True), (6000, False)])
+def test_metrics_count_together_at_one_checkpoint(written_log: MakeLog, clip_at: int, converged: bool) -> None:
+    """stable_diffusion of v3.1 counts steps, and evaluates its checkpoints after the run in any order."""
+    path = written_log(submission_benchmark="stable_diffusion", target_accuracy=None, evals=(95.0, 82.0, 0.2))
+    text = path.read_text()
+    for value, metric, step in ((95.0, "FID", 6000), (82.0, "FID", 5000), (0.2, "CLIP", clip_at)):
+        record = rf'("eval_accuracy", "value": {value}, "metadata": {{.*?)"samples_count": \d+'
+        text = re.sub(record, rf'\1"metric": "{metric}", "step_num": {step}', text)
+    path.write_text(text)
+    result = parse(path)
+    assert result.converged == converged
+    assert {f.rule for f in result.findings if f.severity == "error"} == (set() if converged else {"LOG-07"})
+
+
+def test_names_and_colons_in_texts_are_no_damage(written_log: MakeLog) -> None:
+    path = written_log(submission_org="a: b", note='{"key": 1, "key": 2}', other={"a": {"key": 1}, "b": {"key": ":"}})
+    assert findings(path) == []
 
 
 def test_an_appended_log_shows_its_trials(written_log: MakeLog) -> None:

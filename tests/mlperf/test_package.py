@@ -180,15 +180,15 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("logs", "changes", "message"),
     [
-        ({"logs": 9}, {}, "PCK-01: .* has 9 runs, the rules require 10"),
+        ({"logs": 9}, {}, "PCK-01: .* has 9 runs, but the rules require 10"),
         ({"logs": 11}, {}, "PCK-01: .* has 11 runs"),
         ({"logs": 2, "status": "aborted"}, {}, "PCK-02: .*result_0.txt: LOG-05: .*(?s:.*)PCK-02: .*result_1.txt"),
         ({"logs": 1, "submission_platform": "x (tiny: not a submission)"}, {}, "PCK-03: the task of these logs is not"),
         ({"logs": 2, "last": {"submission_platform": "2xother"}}, {}, "PCK-04: .*'1xexample', '2xother'"),
-        ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*global_batch_size is 16, 8"),
+        ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*runs differ in global_batch_size: 16, 8"),
         (
             {"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {},
-            "PCK-04: .*opt_base_learning_rate is 0.0004, 0.0005",
+            "PCK-04: .*opt_base_learning_rate: 0.0004, 0.0005",
         ),
         (
             {"logs": 2, "last": {"submission_benchmark": "bert"}}, {},
@@ -205,14 +205,14 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 1}, {"ruleset": "5.2.0"}, "unknown ruleset '5.2.0'"),
         (
             {"logs": 2, "last": {"submission_division": "open"}}, {"force": True},
-            "submission_division is 'closed', 'open'",
+            "submission_division: 'closed', 'open'",
         ),
         ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "packed as closed"),
         ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
         ({"logs": 1}, {"runs": ("run", "run")}, "listed twice"),
-        ({"logs": 1}, {"runs": ("elsewhere",)}, "no results in this folder"),
+        ({"logs": 1}, {"runs": ("elsewhere",)}, "there are no results in this folder"),
         ({"logs": 1}, {"folder": "run"}, "exists and is not empty"),
-        ({"logs": 1}, {"folder": "run/package"}, "is inside a run folder"),
+        ({"logs": 1}, {"folder": "run/package"}, "cannot be inside a run folder"),
     ],
 )  # fmt: skip
 def test_refused_package_writes_nothing(
@@ -231,7 +231,7 @@ def test_refused_package_writes_nothing(
 def test_setting_with_a_secret_is_not_published(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
-    message = r"looks like a secret: a value of api_key .*\n  where: .*config.yaml:2"
+    message = r"looks like a secret: a value of wandb_api_key .*\n  where: .*config.yaml:2"
     with pytest.raises(ConfigError, match=message) as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)
@@ -320,7 +320,7 @@ def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Pa
     good = log.read_text()
     record = {"time_ms": 1, "event_type": "", "key": "submission_division", "value": value, "metadata": None}
     log.write_text(f":::MLLOG {json.dumps(record)}\n{good}")
-    with pytest.raises(ConfigError, match="submission_division is '../"):
+    with pytest.raises(ConfigError, match="submission_division: '../"):
         package.pack(request(run, force=True))
     assert not proof.exists()
 

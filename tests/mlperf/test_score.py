@@ -18,6 +18,7 @@ from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_
 from bench.cli import main
 from bench.console.result import score_sheets
 from bench.console.sheet import show
+from bench.contract.mllog import Binding
 from bench.errors import ConfigError, LogError
 from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score, score
@@ -27,6 +28,7 @@ from helpers import clock
 from helpers.examples import in_proportion
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
+from helpers.written_log import INPUTS
 
 SMC = CORPUS / "v4.0/smc/1xSMC-H100-SXM-80GB/llama2_70b_lora"
 with_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="the public logs are not here")
@@ -42,9 +44,16 @@ TEN = range(10)
 def runs(written_log: MakeLog, tmp_path: Path) -> MakeRuns:
     """Write a run of 20 minutes, of 21 and so on, each with its own seed; `changes` are by run number."""
 
-    def make(numbers: Sequence[int] = TEN, changes: dict[int, dict[str, Any]] | None = None, **all_runs: Any) -> Path:
+    def make(
+        numbers: Sequence[int] = TEN,
+        changes: dict[int, dict[str, Any]] | None = None,
+        *,
+        alike: bool = False,
+        **all_runs: Any,
+    ) -> Path:
         for number in numbers:
             settings = {"evals": AT_3072, "seed": 100 + number} | all_runs | (changes or {}).get(number, {})
+            settings["evals"] = [value + (0 if alike else number * 1e-9) for value in settings["evals"]]
             path = written_log(name=f"result_{number}.txt", **settings)
             set_minutes(path, 20 + number)
         return tmp_path
@@ -128,12 +137,47 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
         ({"changes": {7: {"submission_benchmark": None}}}, {"SCO-04", "SCO-05"}),
         ({"evals": AT_3072[-3:]}, {"SCO-05"}),
         ({"submission_benchmark": None}, {"SCO-06"}),
-        ({"submission_benchmark": "../bert"}, {"SCO-06"}),
+        ({"submission_benchmark": "../bert"}, {"SCO-02", "SCO-06"}),
         ({"submission_org": "example (tiny: not a submission)"}, {"SCO-06"}),
     ],
 )
 def test_broken_rules_of_a_set(runs: MakeRuns, options: dict[str, Any], broken: set[str]) -> None:
     assert rules(score(runs(**options))) == broken
+
+
+PRECISE = tuple(value + 1.23456e-6 for value in (*AT_3072[:-1], 0.92))
+
+
+@pytest.mark.parametrize(
+    ("evals", "copies", "reported"),
+    [(PRECISE, (), TEN), (AT_3072, (3, 7), (3, 7)), (AT_3072, (), ())],
+    ids=["with other times", "with round values", "round values alone"],
+)
+def test_copies_of_one_run_under_other_seeds_are_no_score(
+    runs: MakeRuns, evals: tuple[float, ...], copies: Sequence[int], reported: Sequence[int]
+) -> None:
+    folder = runs(evals=evals, alike=True)
+    for number in copies:
+        text = (folder / "result_3.txt").read_text()
+        (folder / f"result_{number}.txt").write_text(text.replace('"value": 103', f'"value": {100 + number}'))
+    scored = score(folder)
+    assert rules(scored) == ({"SCO-07"} if reported else set())
+    for finding in scored.findings:
+        names = ", ".join(f"result_{number}.txt" for number in reported)
+        assert finding.what == f"{names} have the same evaluations: they are copies of one run"
+
+
+def test_runs_on_different_rows_are_no_score(runs: MakeRuns, tmp_path: Path) -> None:
+    """Whether or not a log is bound to an attempt; logs without checksums are not compared."""
+    other = {"after": {"input_sha256": "e" * 64}}
+    assert rules(score(runs(changes={7: other}))) == set()
+    for name in ("result_3.txt", "result_7.txt"):
+        (tmp_path / name).unlink()
+    different = {"eval rows": "5" * 64}
+    bound = Binding(nonce="0", trial=0, attempt=1)
+    scored = score(runs((3, 7), changes={3: {"binding": bound}, 7: {"binding": bound, "inputs": INPUTS | different}}))
+    ours = [f.what for f in scored.findings if f.rule == "SCO-04"]
+    assert ours == [f"the SHA-256 of the eval rows differs: {'2' * 12}… in result_3.txt, {'5' * 12}… in result_7.txt"]
 
 
 def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:
@@ -150,7 +194,7 @@ def test_fully_checked_benchmark_needs_a_seed_of_every_run(runs: MakeRuns, bench
     """Published sets of dlrm_dcnv2 without seeds have official scores."""
     scored = score(runs(range(2), submission_benchmark=benchmark, target_accuracy=None, seed=None), ruleset="5.1.0")
     problems = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
-    assert problems == [(severity, "no seed in result_0.txt, result_1.txt")]
+    assert problems == [(severity, "no seed is logged in result_0.txt, result_1.txt")]
 
 
 def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None:
@@ -184,7 +228,7 @@ def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
 
 
 def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> None:
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="this is not a folder"):
         score(tmp_path / "absent")
     with pytest.raises(LogError, match="no result_"):
         score(tmp_path)
@@ -303,3 +347,32 @@ def test_ten_published_runs_have_their_published_score() -> None:
     assert scored.rcp_factor == pytest.approx(1.0347222, abs=5e-8)
     assert scored.official_minutes == pytest.approx(29.10069, abs=5e-6)
     assert sorted(SMC.iterdir()) == before
+
+
+def copied(folder: Path, change: Callable[[str], str]) -> Path:
+    folder.mkdir()
+    for log in SMC.iterdir():
+        (folder / log.name).write_text(change(log.read_text()))
+    return folder
+
+
+@with_corpus
+@pytest.mark.parametrize("scale", [0.7, 0.95])
+def test_ten_published_runs_with_scaled_times_have_no_score(tmp_path: Path, scale: float) -> None:
+    """Each of them tracks 2.08 samples/s, and its times now give 2.2 or 3."""
+    scaled = re.compile(r'(?<="time_ms": )\d+')
+    folder = copied(
+        tmp_path / "scaled",
+        lambda text: scaled.sub(lambda time: str(round(1.7e12 + scale * (int(time[0]) - 1.7e12))), text),
+    )
+    scored = score(folder)
+    assert rules(scored) >= {"SCO-02"} and scored.num_failed == 10
+    assert all(any(f.rule == "LOG-22" for f in result.findings) for result in scored.results)
+
+
+@with_corpus
+def test_ten_copies_of_a_published_run_have_no_score(tmp_path: Path) -> None:
+    original, seeds = min(SMC.iterdir()).read_text(), iter(range(1, 11))
+    seed = re.compile(r'(?<="key": "seed", "value": )\d+')
+    scored = score(copied(tmp_path / "copies", lambda _: seed.sub(str(next(seeds)), original)))
+    assert rules(scored) == {"SCO-07"} and len({result.seed for result in scored.results}) == 10

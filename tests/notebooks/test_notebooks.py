@@ -19,12 +19,13 @@ SYNTHETIC = {
     "1_read_and_judge": ["valid: True, 22.17 minutes", "3,072 samples to target", "ruleset 5.1.0: passed"],
     "2_score_of_ten": ["10 runs, 0 failed; valid score: True", "RCP factor 1.0511", "3072: 7, 3456: 1}"],
     "3_forecast_replayed": ["evaluation 4 (0.9263 at 2,688 samples):\n    target reached at (3072, 3072, 3456)"],
+    "5_submit": ["fp32: 2 trials, valid: True", "bf16: 2 trials, valid: True", "step time: "],
     "4_study": ["bf16, step time: 96.66 ± 0.98 ms, n = 6", "throughput: fp32 is 19.4–20.8 % slower than bf16"],
 }
 """Text in each notebook's outputs: 384 steps of 3.1 s and 5 evaluations of 28 s are 22.17 minutes."""
 PUBLISHED = {
     "1_read_and_judge": ["valid: True, 25.21 minutes", "3,456 samples to target"],
-    "3_forecast_replayed": ["based on 1,369 published runs"],
+    "3_forecast_replayed": ["based on 1,359 published runs"],
 }
 """Text in the outputs for a log of round v4.1; the corpus has no ten logs of one system."""
 
@@ -32,7 +33,7 @@ PUBLISHED = {
 def outputs(path: Path) -> Iterator[str]:
     """Run a notebook and yield the text of each output."""
     book = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(book, timeout=60, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
     for cell in book.cells:
         for output in cell.get("outputs", []):
             yield output.get("text") or output["data"].get("text/plain", "")

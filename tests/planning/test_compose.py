@@ -69,3 +69,26 @@ def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest
     root.write_text(root.read_text().replace("precision: fp32", "precision: bf16"))
     os.utime(root, ns=(changed_ns, changed_ns))
     assert "precision: bf16" in compose.for_run([])[1]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "task.summary=${oc.env:SITE_THING}",
+        "+cluster.environment.A=${oc.env:SITE_THING}",
+    ],
+)
+def test_a_config_does_not_copy_other_variables_of_the_environment(
+    override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a plan nor the config of another person's run folder."""
+    monkeypatch.setenv("SITE_THING", "words to keep private")
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    words = ["task=lora_tiny", "cluster=local"]
+    with pytest.raises(ConfigError, match=r"CFG-07: \$\{oc.env:.* would copy an environment variable") as refused:
+        compose.compose([*words, override])
+    assert "private" not in str(refused.value)
+    plan, config_yaml = compose.for_run([*words, "cluster.paths.data=${oc.env:SCRATCH}/data"])
+    assert plan.config.cluster.paths.data == "/scratch/me/data"
+    with pytest.raises(ConfigError, match="CFG-07: .* would copy"):
+        compose.read(config_yaml.replace("name: lora_tiny", "name: ${oc.decode:${oc.env:SITE_THING}}"))

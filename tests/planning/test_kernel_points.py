@@ -117,11 +117,15 @@ TINY = "task=kernels_tiny"
             "1,028 is not a valid number of bytes here",
             "sizes_bytes",
         ),
-        ([TINY, "task.kernels.collectives.operations=[]"], "no collective is given", "operations"),
+        ([TINY, "task.kernels.collectives.operations=[]"], "no collective operation is given", "operations"),
         ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 is not a valid number of bytes here", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no sizes are given", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not a shape \[M, N, K\]", "gemm.shapes"),
-        ([TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"], r"\[64, 0, 64\] is not a shape \[M, N, K\]", "gemm.shapes"),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no message sizes are given", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not a valid shape \[M, N, K\]", "gemm.shapes"),
+        (
+            [TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"],
+            r"\[64, 0, 64\] is not a valid shape \[M, N, K\]",
+            "gemm.shapes",
+        ),
         (
             [TINY, "task.kernels.gemm.shapes=[[262144, 262144, 1]]"],
             r"\[262144, 262144, 1\] has a matrix with more than 2\^34 elements",
@@ -156,8 +160,12 @@ TINY = "task=kernels_tiny"
         ([TINY, "task.kernels.attention.backends=[]"], r"task\.kernels\.attention has nothing to measure", "attention"),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
         ([TINY, "task.kernels.repeats=2"], r"repeats is 2, point_s 0\.05, sustained_s 0\.2", "task.kernels.repeats"),
-        ([TINY, "task.kernels.tolerance=1.5"], r"tolerance is 1\.5, not a share of a limit", "task.kernels.tolerance"),
-        (["task=gemm", "task.kernels.gemm=null"], "the task measures nothing", "task.kernels"),
+        (
+            [TINY, "task.kernels.tolerance=1.5"],
+            r"tolerance is 1\.5, but must be between 0 and 1",
+            "task.kernels.tolerance",
+        ),
+        (["task=gemm", "task.kernels.gemm=null"], "the task has nothing to measure", "task.kernels"),
         (
             [TINY, "launch.profile=kernels"],
             "profile kernels needs training steps, but this task does not",
@@ -200,9 +208,9 @@ def test_a_duplicate_size_is_measured_once() -> None:
 
 def test_a_config_of_another_kind_has_no_training_block() -> None:
     plan = planned(TINY)
-    with pytest.raises(ConfigError, match="task kernels_tiny is of kind kernels, but this needs a task"):
+    with pytest.raises(ConfigError, match="task kernels_tiny is of kind kernels, but a task of kind"):
         _ = plan.config.training
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
         plan_kinds.required(plan, plan_kinds.TrainingPlan)
-    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but this needs a task of kind kernels"):
+    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but a task of kind kernels is needed"):
         plan_kinds.required(compose.compose(["task=lora_tiny"]), plan_kinds.KernelsPlan)

@@ -231,3 +231,11 @@ def test_a_null_micro_batch_size_without_rates_is_the_largest_that_fits() -> Non
     assert (plan.world.dp, plan.batch.micro_batch_size) == (8, 16)  # 65,536 tokens
     rows_of_8 = make_plan.make(replace(config, data=replace(config.data, seq_length=8)))
     assert rows_of_8.batch.micro_batch_size == 16  # a replica's whole share
+
+
+def test_the_interleaved_schedule_needs_a_multiple_of_the_pipeline_stages() -> None:
+    words = ["task=lora_tiny", "cluster=local", "cluster.ranks_per_node=4", "recipe.micro_batch_size=1"]
+    words += ["parallel={tp: 1, pp: 2, vpp: 2, cp: 1, sp: false}"]
+    assert compose.compose([*words, "recipe.global_batch_size=8"]).world.dp == 2
+    with pytest.raises(ConfigError, match=r"needs micro-batches per step \(3\) divisible by pp 2"):
+        compose.compose([*words, "recipe.global_batch_size=6"])

@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "task=lora70b cluster=dgx2 parallel.tp=16 model.num_query_groups=16": "tp 16 is larger than the 8 GPUs of a node",
     "task=lora70b cluster=dgx1 parallel.pp=3": "80 layers cannot be split evenly over pp 3 x vpp 1",
-    "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp 2 without a pipeline",
+    "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp is 2, but there is no pipeline",
     "task=lora70b cluster=dgx1 parallel.tp=4 parallel.cp=4": "replicas of tp 4 x pp 1 x cp 4 = 16",
     "task=lora70b cluster=dgx1 recipe.global_batch_size=9 recipe.micro_batch_size=2": "batch size 9 cannot be split",
     "parallel.pp=2 parallel.vpp=2 recipe.micro_batch_size=8": "schedule needs micro-batches per step \\(1\\)",
@@ -292,7 +292,7 @@ def test_a_site_adds_its_own_cluster(tmp_path: Path) -> None:
     assert compose.compose(["task=lora70b", "cluster=mine"], config_dir=tmp_path).name == "lora70b-mine"
     with_base = compose.compose(["task=lora_tiny", "cluster=mine", "cluster.num_nodes=1"], config_dir=tmp_path)
     assert with_base.base is not None and with_base.base.config.cluster.name == "mine"
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="this folder does not exist"):
         compose.compose([], config_dir=tmp_path / "elsewhere")
 
 
@@ -300,3 +300,12 @@ def test_the_base_is_of_the_same_model() -> None:
     both = planned("++model.num_layers=8", "cluster.ranks_per_node=4")
     assert both.base is not None and both.base.config.model == both.config.model
     assert both.base.world.num_ranks == 4
+
+
+def test_a_tag_in_a_config_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    file = tmp_path / "cluster/mine.yaml"
+    file.write_text("name: mine\nnotes: !!python/object/apply:os.system [id]\n")
+    with pytest.raises(ConfigError, match="^CFG-09: not valid YAML: .*python/object/apply:os.system") as refused:
+        compose.compose(["task=lora_tiny", "cluster=mine"], config_dir=tmp_path)
+    assert refused.value.where == f"{file}, line 2"

@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     ),
     "a full disk": (
         machine(2, results=Results("/r", 199, None)),
-        tiered(broken("CFG-08", "199 MiB free, but a run needs 200 MiB", "/r on dgx-1")),
+        tiered(broken("CFG-08", "199 MiB are free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
         both(machine(0, gpus=None, gpus_refused="it hangs"), machine(2, gpus=None, gpus_refused="there is no such")),
@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             warned("HW-03", "the GPUs cannot be queried: there is no such", "dgx-1"),
         ),
     ),
-    "a GPU too few": (machine(2, gpus=(GPU,)), tiered(broken("HW-03", "1 GPUs for 2 ranks", "dgx-1"))),
+    "a GPU too few": (machine(2, gpus=(GPU,)), tiered(broken("HW-03", "the node has 1 GPUs for 2 ranks", "dgx-1"))),
     "a GPU too many": (machine(2, gpus=(GPU, GPU, GPU)), []),
     "another GPU": (
         gpu(name="NVIDIA H100 80GB HBM3"),
@@ -241,7 +241,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "faults of a GPU": (
         gpu(ecc_uncorrected=2, rows_failed="Yes", rows_pending="1", throttle="0x00000000000000E9"),
         tiered(
-            broken("HW-01", "2 uncorrected ECC errors", BROKEN_GPU),
+            broken("HW-01", "the GPU has 2 uncorrected ECC errors", BROKEN_GPU),
             broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
             broken(
                 *("HW-01", "row remapping of the GPU memory is pending", BROKEN_GPU),
@@ -395,7 +395,7 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
     older = software(2, in_enroot=True, image='{"name": "lora70b"}')
     outside = both(inside, older, software(3, in_enroot=False), ranks(0, 1, not_as_planned=("A", "B")))
     host, other, different, variables = judged(outside(SOUND), plan)
-    assert host == tiered(broken("PYX-03", "ranks run on the host, outside of any Enroot container", "dgx-1"))[0]
+    assert host == tiered(broken("PYX-03", "ranks run directly on the host, not in an Enroot container", "dgx-1"))[0]
     what = "ranks run in lora70b (commit ?), but the plan is for lora70b (commit abc)"
     fix = "put the job id into --container-name, and remove older containers"
     assert [other] == tiered(broken("PYX-03", what, "dgx-1", fix=fix))

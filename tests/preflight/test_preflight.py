@@ -44,7 +44,7 @@ def test_checkpoints_need_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plan = compose.compose([*plain, *saving])
         problem = [one for one in host.outputs(Subject(plan, "")) if not isinstance(one, str)]
         assert [one.severity for one in problem] == severities
-    assert "250 MiB free, but the run needs 266 MiB" in problem[0].what and "checkpoint_every_steps=null" in str(
+    assert "250 MiB are free, but the run needs 266 MiB" in problem[0].what and "checkpoint_every_steps=null" in str(
         problem[0]
     )
 
@@ -60,11 +60,15 @@ BROKEN = {
         "180 min",
     ),
     "time in two words": ((arguments("-t", "2-0"), "cluster.slurm.max_walltime_min=120"), "SLU-02", "2880 min"),
-    "no GPU type": (("cluster.slurm.gpu_request=gres_typed",), "SLU-01", "gpu_request=gres_typed needs a GPU type"),
-    "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes conflicts with the script"),
-    "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes conflicts with the script"),
-    "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output conflicts with the script"),
-    "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap conflicts with the script"),
+    "no GPU type": (
+        ("cluster.slurm.gpu_request=gres_typed",),
+        "SLU-01",
+        "gpu_request=gres_typed needs a GPU type, but gpu_type is not set",
+    ),
+    "--nodes": ((arguments("--nodes=1"),), "CFG-09", "--nodes conflicts with an option that the script sets"),
+    "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes conflicts with an option that the script sets"),
+    "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output conflicts with an option that the script sets"),
+    "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap conflicts with an option that the script sets"),
     "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "run folder's name"),
     "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
     "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
@@ -77,7 +81,7 @@ BROKEN = {
         "PYX-10",
         "batch script itself would run in the container",
     ),
-    "a value too many": ((arguments("--container-writable=true"),), "PYX-05", "takes no value"),
+    "a value too many": ((arguments("--container-writable=true"),), "PYX-05", "was given a value, but accepts none"),
     "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is not a mount"),
     "a mount's comma": (("container.mounts=['/a:/b:ro,nosuid']",), "PYX-12", "join flags with +"),
     "a mount without target": (("container.mounts=['/a:']",), "PYX-12", "an empty part"),
@@ -94,7 +98,7 @@ BROKEN = {
     ),
     "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "does not run in a shell"),
     "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "does not run in a shell"),
-    "no image": (("container.image=null",), "PYX-04", "no image is configured"),
+    "no image": (("container.image=null",), "PYX-04", "the container image is not set"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
     "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the benchmark's rules require 1,536 and 384"),
     "no reference": (("recipe.global_batch_size=4",), "CFG-04", "for a global batch size of 4"),
@@ -249,7 +253,10 @@ DAMAGE = {
     ),
     "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but its header implies 176"),
     "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
-    "half a header": (lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"), "header is damaged"),
+    "half a header": (
+        lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"),
+        "header of the .npy file is damaged",
+    ),
 }
 
 
@@ -359,7 +366,7 @@ def test_the_file_system_of_a_path_is_that_of_findmnt(path: str) -> None:
 
 
 VERB = {
-    "fine": ((), 0, "laptop: 6 checks, all fine\npaths are set: fine  (CFG-06)\n"),
+    "fine": ((), 0, "laptop: 6 checks, all passed\npaths are set: passed  (CFG-06)\n"),
     "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no prepared rows of gov_report"),
     "no Slurm": (("--tier", "login"), 2, "tier login cannot run: cluster=local has no queue"),
     "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr?"),

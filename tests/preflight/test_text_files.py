@@ -66,7 +66,7 @@ def add_token(tokenizer: Path, number: int) -> None:
 WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no files found for c4": ("CFG-06", lambda cache: (cache / "c4.jsonl").unlink()),
     "the file is empty": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"")),
-    "the first record: column text is missing; the columns are txt": (
+    "the first record is not valid: column text is missing; the columns are txt": (
         *("CFG-06",),
         lambda cache: (cache / "c4.jsonl").write_bytes(lines([{"txt": ""}])),
     ),
@@ -129,7 +129,7 @@ def test_a_new_file_is_found_if_the_rows_would_have_been_prepared_from_it(
     assert findings(plan_) == []
     (tmp_path / "cache/a.jsonl").write_bytes(lines([TEXT]))
     (problem,) = findings(plan_)
-    assert problem.what == "the rows were prepared without a.jsonl"
+    assert problem.what == "the rows were prepared without the newer file a.jsonl"
 
 
 def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     path = Path(str(plan_.data_dir)) / "train_tokens.npy"
     path.write_bytes(path.read_bytes()[:-1])
     by_size, by_manifest = (one.what for one in findings(plan_))
-    assert "train_tokens.npy has" in by_size and "1 of 6 files differ from manifest.json" in by_manifest
+    assert "train_tokens.npy has" in by_size and "1 of 8 files differ from manifest.json" in by_manifest
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     free["free"] -= 1
     (small,) = host.outputs(subject(planned()))
     assert small == broken(
-        *("CFG-08", "199 MiB free, but the run needs 200 MiB", str(tmp_path)),
+        *("CFG-08", "199 MiB are free, but the run needs 200 MiB", str(tmp_path)),
         fix="free disk space, or set LOGDIR to a larger disk",
     )
     folder = tmp_path / "mine"
@@ -66,7 +66,9 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     assert problem == broken("CFG-05", what, str(folder / own.trials[1].log), fix=fix)
     checked = list[tuple[Path, int]]()
     monkeypatch.setattr(os, "access", lambda path, mode: checked.append((path, mode)))
-    assert short(host.outputs(subject(planned()))) == [("CFG-08", "results cannot be written", str(tmp_path))]
+    assert short(host.outputs(subject(planned()))) == [
+        ("CFG-08", "results cannot be written into this folder", str(tmp_path))
+    ]
     assert checked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "LOGDIR").touch()
     assert short(host.outputs(subject(planned())))[0][2] == str(tmp_path / "LOGDIR"), "a file cannot be the folder"

@@ -27,6 +27,17 @@ LAUNCHERS = {
         },
         Rank(9, 1, 16, "dgx-07", 61001),
     ),
+    "srun, a second attempt at a trial": (
+        {
+            "SLURM_PROCID": "9",
+            "SLURM_LOCALID": "1",
+            "SLURM_NTASKS": "16",
+            "SLURM_STEP_NODELIST": "dgx-[07-08]",
+            "SLURM_JOB_ID": "4537",
+            "RUNSTOP_ATTEMPT": "00000002" + "f" * 24,
+        },
+        Rank(9, 1, 16, "dgx-07", 61003),
+    ),
     "a runner, inside an allocation": (
         {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0"},
         Rank(1, 1, 2, "127.0.0.1", 29500),

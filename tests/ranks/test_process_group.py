@@ -1,5 +1,6 @@
 """Rendezvous and device of ranks, with mocks for the torch calls that wait for other ranks or a GPU."""
 
+import socket
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,17 @@ def test_errors_without_a_gpu_or_without_the_other_ranks(plan: Plan, monkeypatch
     with pytest.raises(SubmitError, match="^HW-03: this rank needs GPU 1, but only 1 GPUs are visible\n") as refused:
         process_group.join(plan, SECOND)
     assert refused.value.rule == "HW-03"
+
+
+def test_a_port_that_is_in_use_is_named(plan: Plan) -> None:
+    """torch's own error, of a real socket."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            SubmitError, match=f"^NCC-05: port {port} is in use by another program on dgx-0\n"
+        ) as refused:
+            process_group.join(plan, Rank(0, 0, 2, "127.0.0.1", port))
+    assert "run it again, which takes another port" in refused.value.fix
 
 
 def test_each_local_sgd_group_has_its_own_process_group(

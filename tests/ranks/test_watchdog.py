@@ -77,6 +77,20 @@ def test_the_limit_follows_the_median_step_of_this_run(tmp_path: Path) -> None:
     assert "no progress for 201 s in training after step 35 (usual: 10 s)" in rank.error.what
 
 
+def test_steps_between_two_checks_share_their_time(tmp_path: Path) -> None:
+    """Ten steps in 100 s are 10 s each: the limit is 200 s, not 2,000 s."""
+    rank = Watched(tmp_path)
+    rank.dog.alive(TRAINING, 0, None)
+    for last in range(10, 60, 10):
+        rank.lasts(99)
+        for step in range(last - 9, last + 1):
+            rank.dog.alive(TRAINING, step, None)
+        rank.lasts(1)
+    with pytest.raises(Ended):
+        rank.lasts(205)
+    assert rank.error is not None and "(usual: 10 s)" in rank.error.what
+
+
 def test_short_steps_have_the_minimum_limit(tmp_path: Path) -> None:
     rank = Watched(tmp_path)
     rank.dog.alive(TRAINING, 0, None)

@@ -86,7 +86,7 @@ def test_report_has_page_csv_and_figures(tmp_path: Path) -> None:
     assert page == report.write(tmp_path / "out", title="again"), "over our own page"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/kernels.csv").write_text("mine")
-    with pytest.raises(ConfigError, match="not written by runstop, not overwritten: kernels.csv"):
+    with pytest.raises(ConfigError, match="did not write and does not overwrite: kernels.csv"):
         report.write(tmp_path / "other", title="h")
 
 

@@ -280,7 +280,7 @@ def test_other_files_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> 
     out.mkdir()
     for name in ("trials.csv", "samples_2.png", "report.html"):
         (out / name).write_text("mine")
-        with pytest.raises(ConfigError, match=rf"not overwritten: {name}"):
+        with pytest.raises(ConfigError, match=rf"does not overwrite: {name}"):
             write(folder)
         assert [path.read_text() for path in out.iterdir()] == ["mine"]
         (out / name).unlink()

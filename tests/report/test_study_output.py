@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -103,7 +104,7 @@ def test_page_links_numbers_to_runs_and_is_reproducible(written: Path, tmp_path:
 
 def test_other_page_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not overwritten: index\.html"):
+    with pytest.raises(ConfigError, match=r"does not overwrite: index\.html"):
         report.write_study(study_results.precisions(tmp_path), tmp_path)
 
 
@@ -152,6 +153,12 @@ def test_interactive_and_static_bars_of_a_study_are_equal(tmp_path: Path, saved_
     shown = {(bar.get_width(), bar.get_hatch()) for bar in axes.patches if bar.get_width()}
     assert shown == {(17_326.25, None), (23_420.0, None), (64_043.5, "////"), (9_120.5, "....")}
     assert [text.get_text() for text in axes.texts] == ["17,326", "64,044", "23,420", "* 9,120", "X", "-"]
+    groups: dict[int, list[float]] = {}
+    for group, _, _, y in bars.places():
+        groups.setdefault(group, []).append(y)
+    edges = [(min(ys), max(ys)) for ys in groups.values()]
+    assert all(start - end > 1 for (_, end), (start, _) in pairwise(edges)), "a gap between groups, none within one"
+    assert all(b - a == 1 for ys in groups.values() for a, b in pairwise(ys))
     view = study_bars.bars_chart(bars)["views"][0]
     on_page = {
         (x, shape)
@@ -178,6 +185,9 @@ def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path
     pairs.draw_pairs([one], tmp_path, note="")
     (axes,) = saved_figures[0].axes
     assert [list(line.get_xdata()) for line in axes.lines][1:3] == [list(one.pairs), [one.percent]]
+    assert [
+        (tick, label.get_text()) for tick, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    ] == [(0, one.name)]
 
 
 def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, saved_figures: list[Figure]) -> None:
@@ -194,6 +204,8 @@ def test_the_ideal_keeps_the_rate_of_each_gpu(tmp_path: Path, saved_figures: lis
     scaling.draw_scaling(shown, tmp_path, note="")
     lines = {tuple(map(tuple, np.asarray(line.get_xydata()))) for line in saved_figures[0].axes[0].lines}
     assert {((1.0, 100.0), (2.0, 200.0), (4.0, 400.0)), ((1.0, 80.5), (2.0, 161.0))} <= lines
+    low, high = saved_figures[0].axes[0].get_xlim()
+    assert low == 0 and 4 < high < 5, "from left to right, with room for the last point"
 
 
 def test_the_ideal_of_a_rate_per_gpu_is_level(tmp_path: Path) -> None:

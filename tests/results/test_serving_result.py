@@ -54,6 +54,27 @@ def test_percentiles_and_rates_are_those_of_numpy(burst: ServingPlan, tmp_path: 
     assert result["time_to_healthy"] == 9.5 and "server_memory" not in result and "knee" not in result
 
 
+@pytest.mark.parametrize(("num_late", "meets"), [(2, True), (3, False)])
+def test_a_load_meets_its_limits_if_99_percent_of_its_requests_do(
+    burst: ServingPlan, tmp_path: Path, num_late: int, meets: bool
+) -> None:
+    (load,) = read(
+        serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [1.0] * (200 - num_late) + [31.0] * num_late})
+    ).loads
+    assert load.meets_limits is meets
+
+
+def test_percentiles_between_two_requests_are_those_of_numpy(tmp_path: Path) -> None:
+    """Of 203 requests the 99th percentile is the 201st latency: 200.97 is rounded up."""
+    plan = serving.planned(
+        "task.serving.arrivals=[burst]", "task.serving.rates=[]", "task.serving.requests=203", ONE_BY_ONE
+    )
+    latencies = [float(s) for s in np.random.default_rng(2).lognormal(0, 0.5, 203)]
+    result = values(read(serving_log.write(plan, tmp_path / "result_0.txt", {"burst": latencies})))
+    for share in (50, 90, 99):
+        assert result[f"latency_p{share}"] == pytest.approx(np.percentile(latencies, share, method="inverted_cdf"))
+
+
 def test_a_failed_request_counts_as_the_slowest_and_makes_the_trial_invalid(burst: ServingPlan, tmp_path: Path) -> None:
     """Three of 200 failed: the 99th percentile is one of them, and has no number; the 98th has."""
     log = serving_log.write(burst, tmp_path / "result_0.txt", {"burst": [*LATENCIES[:197], None, None, None]})
@@ -250,7 +271,9 @@ def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pyt
     file.write_text(json.dumps(guidellm(0)))
     assert bench("parse", file) == 1
     assert "50 of 50 requests of load 'constant 20.0/s' failed" in capsys.readouterr().err
-    file.write_text('{"something": "else"}')
+    file.write_text(
+        json.dumps({"log": ':::MLLOG {"time_ms": 1, "event_type": "", "key": "", "value": 1, "metadata": {}}'})
+    )
     assert bench("parse", file) == 1
     assert "not a result of AIPerf, GuideLLM or vllm bench serve" in capsys.readouterr().err
 

@@ -111,6 +111,20 @@ def test_a_job_unknown_to_its_backend_is_shown_from_the_ledger(
     assert "no final status: the batch script was killed" in row["reason"]
 
 
+def test_a_killed_run_of_this_machine_names_its_process_and_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    ledger_of(folder, "running")
+    (folder / ".reserve").touch()
+    run_sheets.show(tmp_path, active=False, watch=False, as_json=True)
+    assert json.loads(capsys.readouterr().out)["reason"] == (
+        "no final status: the process that drove the run was killed, or its machine failed; to continue: "
+        f"runstop resume '{folder}'"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "reserve", "state", "died"),
     [
@@ -204,12 +218,16 @@ def test_a_run_of_an_unknown_backend_is_not_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [ConfigError, SubmitError])
 def test_a_backend_that_cannot_be_queried_does_not_hide_other_runs(
-    kind: type[BenchError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[BenchError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its context is not in the kubeconfig, or its server is down. Only calls that need its answer fail."""
 
     def states(ids: Sequence[str]) -> dict[str, Job]:
-        raise kind("no API server", where="the kubeconfig", fix="set KUBECONFIG")
+        raise kind("no API server", where="the kubeconfig", fix="set KUBECONFIG", rule="KUB-12")
 
     gone, local = SimpleNamespace(is_available=lambda: True, states=states), backends.get(BackendName.local)
     monkeypatch.setattr(runs.backends, "get", lambda name: local if name is BackendName.local else gone)
@@ -218,7 +236,15 @@ def test_a_backend_that_cannot_be_queried_does_not_hide_other_runs(
     (tmp_path / "a" / "job.json").write_text('{"backend": "kubernetes", "jobs": [{"id": "job/default/r-x-1@prod"}]}')
     ledger_of(tmp_path / "b", "valid")
     assert [run.state_name for run in runs.below(tmp_path)] == ["unknown: kubernetes cannot be queried here", "ended"]
-    assert "kubernetes cannot be queried for the states of its runs: no API server" in caplog.text
+    assert "kubernetes cannot be queried for the states of its runs: KUB-12: no API server" in caplog.text
+    codes = [run_sheets.show(tmp_path, active=active, watch=False, as_json=False) for active in (False, True)]
+    assert codes == [1, 1]
+    listed, active = capsys.readouterr().out.split("runs in ")[1:]
+    assert "queued or running: 0, not known: 1" in listed and "runs: 1, queued or running: 0, not known: 1" in active
+    (tmp_path / "a" / "status.json").write_text('{"outcome": "valid", "exit_code": 0}')
+    assert run_sheets.show(tmp_path, active=False, watch=False, as_json=False) == 0, (
+        "this run has ended, whatever its backend says"
+    )
     for query in (lambda: runs.below(tmp_path, must_answer=True), lambda: runs.find(tmp_path / "a")):
         with pytest.raises(kind, match="no API server"):
             query()

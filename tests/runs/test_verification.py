@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from bench.backends.slurm import script
-from bench.contract import atomic_files, mllog, plan_kinds
+from bench.contract import atomic_files, checksums, mllog, plan_kinds
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.images import store
@@ -26,7 +26,7 @@ from helpers.examples import in_proportion
 
 MakeLog = Callable[..., Path]
 SITE = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/image.sqsh"}
-ADAPTERS = "adapters_0/__0_0.distcp"
+ADAPTERS, CHECKPOINT = "adapters_0/__0_0.distcp", "checkpoints/trial_0/step_8/__0_0.distcp"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,8 @@ def run(tmp_path: Path, plan: Plan, written_log: MakeLog, monkeypatch: pytest.Mo
     folder = tmp_path / "run"
     (folder / "facts").mkdir(parents=True)
     (folder / "adapters_0").mkdir()
-    for name in ("facts/rank_0000.json", "health.json", "slurm-7.out", ADAPTERS):
+    (folder / CHECKPOINT).parent.mkdir(parents=True)
+    for name in ("facts/rank_0000.json", "health.json", "slurm-7.out", ADAPTERS, CHECKPOINT):
         (folder / name).write_text(f'"{name}"')
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(plan.config)))
     (folder / "job.sbatch").write_text(script.script(plan))
@@ -58,6 +59,7 @@ def run(tmp_path: Path, plan: Plan, written_log: MakeLog, monkeypatch: pytest.Mo
         written_log(name=f"run/{trial.log}", seed=trial.seed, binding=bound, attached=[requests][: 1 - trial.index])
         judged = trials.close(folder, plan, trial, failed=False)
         assert judged is not None and judged.valid
+    checksums.write((folder / CHECKPOINT).parent, ["__0_0.distcp"])
     statuses.write(folder, Status(outcome=Ending.valid, exit_code=0))
     manifest.write(folder)
     return folder
@@ -73,8 +75,8 @@ def test_a_copied_run_folder_is_verified(run: Path, tmp_path: Path) -> None:
     assert wrong(verified) == {} and verified.passed
     names = {each.what for each in verified.compared}
     files = {"config.yaml", "plan.json", "job.sbatch", "ledger.json", "status.json", "health.json", "result_1.txt"}
-    assert files | {"facts/rank_0000.json", "rank_logs/trial_0.requests", "adapters_0/"} <= names
-    assert not {"slurm-7.out", "rank_logs/trial_1.requests", ADAPTERS} & names, "these are not part of the result"
+    assert files | {"facts/rank_0000.json", "rank_logs/trial_0.requests", ADAPTERS, CHECKPOINT} <= names
+    assert not {"slurm-7.out", "rank_logs/trial_1.requests"} & names, "these are not part of the result"
     assert {"job.sbatch, its plan", "config.yaml, in the plan", "result_0.txt, its own checksums"} <= names
     shutil.copytree(run, tmp_path / "copy")
     copy = verify(tmp_path / "copy")
@@ -119,7 +121,29 @@ def test_the_image_is_compared_on_its_machine(run: Path, tmp_path: Path) -> None
 def test_a_missing_file_is_reported(run: Path, name: str) -> None:
     (run / name).rename(run / "elsewhere")
     wrong_files = wrong(verify(run))
-    assert [text for what, (_, text) in wrong_files.items() if what.rstrip("/") == name][0].startswith("missing")
+    assert [text for what, (_, text) in wrong_files.items() if what.startswith(name)][0].startswith("missing")
+
+
+def test_adapters_and_checkpoints_are_verified_by_content(run: Path) -> None:
+    """A checkpoint that changed before the run ended differs from the manifest that was written with it."""
+    for name in (ADAPTERS, CHECKPOINT):
+        (run / name).write_bytes(bytes([(run / name).read_bytes()[0] ^ 1]) + (run / name).read_bytes()[1:])
+    (run / "adapters_0/added.safetensors").touch()
+    assert wrong(verify(run)).keys() == {ADAPTERS, CHECKPOINT, "adapters_0/added.safetensors"}
+    manifest.write(run)
+    assert wrong(verify(run)).keys() == {CHECKPOINT}
+
+
+def test_a_manifest_of_an_earlier_version_has_no_checksums_of_weights(run: Path) -> None:
+    known = json.loads((run / "manifest.json").read_text())
+    del known["sha256"]
+    known["folders"] = ["adapters_0", "checkpoints/trial_0"]
+    known["files"] = {name: x for name, x in known["files"].items() if not name.startswith(tuple(known["folders"]))}
+    atomic_files.write(run / "manifest.json", manifest._sealed(known))
+    verified = verify(run)
+    assert verified.passed
+    unknown = [each.what for each in verified.compared if each.actual == "no checksums: an earlier version wrote none"]
+    assert unknown == ["adapters_0/, its files", "checkpoints/trial_0/, its files"]
 
 
 def test_an_added_log_and_a_link_are_reported(run: Path) -> None:
@@ -201,7 +225,7 @@ def in_attached(run: Path) -> None:
         (edited, {"result_0.txt, its own checksums": "LOG-18"}),
         (in_attached, {"result_0.txt, its own checksums": "LOG-18"}),
         (in_ledger, {"result_1.txt, minutes in the ledger": None}),
-        (in_plan, {"job.sbatch, its plan": None, "config.yaml, in the plan": None}),
+        (in_plan, {"plan.json, ledger": "CFG-12", "job.sbatch, its plan": None, "config.yaml, in the plan": None}),
         (in_config, {"config.yaml, in the plan": None}),
     ],
 )
@@ -216,5 +240,5 @@ def test_contradicting_files_are_reported_despite_a_new_manifest(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run in this folder"):
+    with pytest.raises(ConfigError, match="this folder has no run"):
         verify(tmp_path)

@@ -35,8 +35,9 @@ def usage(tokens_in: object, tokens_out: object) -> bytes:
 
 
 def at(*parts: tuple[float, bytes], http: int | None = 200, failure: str = "") -> Exchange:
-    """Return a request with parts at these seconds after it was due."""
-    return Exchange(3, "", DUE_S, http=http, failure=failure, parts=[(DUE_S + s, data) for s, data in parts])
+    """Return a request with parts at these seconds after it was due; it was sent late."""
+    arrived = [(DUE_S + s, data) for s, data in parts]
+    return Exchange(3, "", DUE_S, sent_s=DUE_S + 0.25, http=http, failure=failure, parts=arrived)
 
 
 def words(*times: float) -> Parts:

@@ -172,15 +172,18 @@ def test_no_load_starts_after_a_failed_warm_up(
 
 
 def test_a_warm_up_sends_all_requests_at_once_and_waits(
-    stub: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The stub answers none before all have arrived, so that requests one after the other would reach their timeout."""
     monkeypatch.setattr(loadgen, "POLL_S", 0.001)
     alive = SimpleNamespace(exit_code=lambda: None)
-    here = setting(planned(), stub, tmp_path, tokenizer_folder, child=alive)
-    loadgen.warm_up(here, texts())
-    assert [body["prompt"] for body in stub_server.bodies] != [] and stub_server.served == 6
-    loadgen.warm_up(here, [])
-    assert stub_server.served == 6
+    with stub_server.in_a_thread("together") as url:
+        here = setting(planned("task.serving.request_timeout_s=5"), url, tmp_path, tokenizer_folder, child=alive)
+        loadgen.warm_up(here, texts())
+        assert (stub_server.served, stub_server.answered) == (6, 6)
+        assert sorted(body["prompt"] for body in stub_server.bodies) == sorted(texts())
+        loadgen.warm_up(here, [])
+        assert stub_server.served == 6
 
 
 @pytest.mark.usefixtures("ends_late")

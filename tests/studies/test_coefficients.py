@@ -119,8 +119,8 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
             "two columns have the coefficients of step_time",
         ),
         ("same: [work]", "same: [job]", "no label 'job'"),
-        ("[{system: [old, new]}]", "[{system: older}]", "this entry of among matches no arm"),
-        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of among"),
+        ("[{system: [old, new]}]", "[{system: older}]", "an entry of `among` matches no arm"),
+        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of `among`"),
         ("measurement: step_time_coefficient", "measurement: step_time_coeff", "no column with the measurement"),
     ],
 )

@@ -59,7 +59,7 @@ arms:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("recipe.learning_rate=1", r"no key 'recipe.learning_rate'[\s\S]*arm 'wrong'"),
+        ("recipe.learning_rate=1", r"unknown key 'recipe.learning_rate'[\s\S]*arm 'wrong'"),
         ("task=lora_7bb", r"no choice 'lora_7bb'[\s\S]*arm 'wrong': task[\s\S]*did you mean lora_7b\?"),
         ("model=llama9", r"no choice 'llama9'[\s\S]*arm 'wrong'"),
         ("precision=fp7", r"fp7[\s\S]*arm 'wrong'"),
@@ -74,9 +74,9 @@ def test_a_mistake_in_an_arm_is_an_error(planned: Planned, override: str, messag
     ("override", "message"),
     [
         ("cluster=nowhere", r"no choice 'nowhere'"),
-        ("trials=3", r"trials is set by the study[\s\S]*--runs"),
-        ("launch.folder=x", r"launch.folder is set by the study"),
-        ("seed=3", r"no key 'seed'"),
+        ("trials=3", r"trials cannot be overridden: the study sets it[\s\S]*--runs"),
+        ("launch.folder=x", r"launch.folder cannot be overridden: the study sets it"),
+        ("seed=3", r"unknown key 'seed'"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_an_error(planned: Planned, override: str, message: str) -> None:

@@ -207,7 +207,7 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
             "corrected names column 2, which does not exist",
         ),
-        ("measurement: peak_memory, ", "", "the cell has no measurement"),
+        ("measurement: peak_memory, ", "", "the cell does not say which measurement it has"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),

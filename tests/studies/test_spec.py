@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import ConfigError
+from bench.results.study import PlannedArm
 from bench.studies import arms, folder, library
 from bench.studies.spec import Jobs
 
@@ -52,7 +53,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("repeats: 3", r"unknown key 'repeats'"),
+        ("repeats: 3", r"unknown key 'repeats'[\s\S]*did you mean runs\?"),
         ("run: 3", r"unknown key 'run'[\s\S]*did you mean runs\?"),
         ("runs: three", r"Expected int, got str[\s\S]*mine.yaml: runs"),
         ("runs: 0", r"0 runs of each arm"),
@@ -66,7 +67,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
         ("arms: {'!': {}}", r"no folder name can be made of the arm name '!'"),
         ("pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]", r"no arm '7B z3'[\s\S]*mean 7B Z3\?"),
-        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compared with itself"),
+        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compares 7B Z3 with itself"),
         ("pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]", r"no column with the measurement 'mfu'"),
         (
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",
@@ -132,3 +133,12 @@ FLAT = (
 
 def test_every_shipped_study_loads() -> None:
     assert "tiny" in [name for name, _ in library.titles()]
+
+
+def test_every_pair_of_blocks_has_an_order_of_its_own() -> None:
+    """Shuffled, then reversed: drift within a block favours no arm, and no order is that of all blocks."""
+    planned = [PlannedArm(name=name) for name in "abcdef"]
+    orders = arms.blocks(planned, runs=8, seed=1)
+    assert orders[1::2] == [order[::-1] for order in orders[::2]]
+    assert len(set(orders[::2])) == 4 and all(sorted(order) == list("abcdef") for order in orders)
+    assert arms.blocks(planned, runs=3, seed=1) == orders[:3] and arms.blocks(planned, runs=3, seed=2) != orders[:3]

@@ -57,6 +57,8 @@ def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, 
     code, output, _ = study("mine", "--dry-run", *paths(tmp_path))
     assert code == 0 and output.splitlines()[0].startswith("mine") and "4 of 4 runs to do" in output
     assert not ranks.began and not (tmp_path / "studies").exists()
+    code, output, _ = study("mine", "--dry-run", *paths(tmp_path), "parallel.tp=3")
+    assert code == 1 and "no arm can run" in output
 
 
 def test_missing_runs_are_run_and_the_tables_are_shown(

@@ -18,6 +18,7 @@ from bench.results.study import Cell, Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
+from helpers import study_results
 from helpers.study_runs import failed, valid_run
 
 STUDY = """
@@ -191,6 +192,16 @@ def test_published_figures_are_shown_with_the_arms_of_their_labels(tmp_path: Pat
     assert "time: published in min, not in s" in shown.caption
 
 
+def test_the_sheet_of_comparisons_names_the_arms_and_the_verdict(tmp_path: Path) -> None:
+    (sheet,) = [one for one in study_sheets.sheets(study_results.precisions(tmp_path)) if one.title == "comparisons"]
+    assert sheet.columns == ("arms", "measurement", "pairs", "difference (%)", "verdict")
+    assert [tuple(row) for row in sheet.rows] == [
+        ("fp8 / bf16", "throughput_per_gpu", "4", "+35.17 (+34.98 to +35.36)", "fp8 is 35.0–35.4 % faster than bf16"),
+        ("bf16 / transformers", "step_time", "", "", "not compared: transformers has no result"),
+    ]
+    assert "margin ±2 %" in sheet.caption
+
+
 def test_after_out_of_memory_the_next_micro_batch_is_used(tmp_path: Path) -> None:
     """Of 16, 14 and 13, 16 failed in the second block: every run uses 14, and the first run no longer counts."""
     searched = PlannedArm(name="7B Naive", micro_batch_size=16, global_batch_size=32, batches=(16, 14, 13))
@@ -245,8 +256,11 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *words, "--runs", "100000000000"])
         printed = capsys.readouterr().err
-        assert ended.value.code == 2 and "100000000000 runs of each arm\n  where: --runs" in printed
-    with pytest.raises(ConfigError, match=r"1001 runs of each arm\n.*mine.yaml: runs\n.*set a number from 1 to 1,000"):
+        assert ended.value.code == 2 and "100000000000 runs of each arm, but needs" in printed
+    with pytest.raises(
+        ConfigError,
+        match=r"1001 runs of each arm, but needs 1 to 1,000\n.*mine.yaml: runs\n.*set a number from 1 to 1,000",
+    ):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
     stored = tmp_path / "mine-here" / folders.STUDY
     stored.write_text(stored.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))

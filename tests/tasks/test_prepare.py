@@ -93,7 +93,7 @@ def test_a_model_with_fewer_words_than_the_grammar_is_refused(tmp_path: Path) ->
 def test_rows_of_the_site_are_only_checked(tmp_path: Path) -> None:
     planned = replace(composed(tmp_path, ROWS_ONLY), data_dir=str(tmp_path / "rows"))
     planned.config.data.source = DataSource.prepared
-    with pytest.raises(ConfigError, match="no prepared rows of tiny_report") as refused:
+    with pytest.raises(ConfigError, match="there are no prepared rows of tiny_report") as refused:
         prepare.prepare_rows_of(planned)
     tokens = tmp_path / "rows/train_tokens.npy"
     assert refused.value.where == str(tokens) and refused.value.rule == "CFG-06"

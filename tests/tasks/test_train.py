@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.contract import mllog
+from bench.contract import checksums, mllog
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError
 from helpers import ranks
@@ -135,12 +135,18 @@ class ScriptedEngine:
         return next(self.eval_losses)
 
 
+class NamedRows(str):
+    """Rows that no engine reads."""
+
+    sha256 = None
+
+
 class Course:
     """A trial of a scripted engine, and its log."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, eval_losses: tuple[float, ...] = ()) -> None:
         self.path, self.engine = folder / "result_0.txt", ScriptedEngine(eval_losses)
-        monkeypatch.setattr(rows_of, "load", lambda plan, name: f"rows to {name}")
+        monkeypatch.setattr(rows_of, "load", lambda plan, name: NamedRows(f"rows to {name}"))
         monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 10 * len(indices))
 
     @property
@@ -326,7 +332,13 @@ def test_building_and_loading_are_not_timed(
     engines, held = [engine], weakref.ref(engine)
     engine.warm_up = lambda steps, seed, profile: note("warm up", steps, seed)
     engine.load = lambda folder, adapters: note("load", str(folder), adapters)
-    engine.save = lambda folder, adapters: note("save", folder.name, adapters)
+
+    def save(folder: Path, *, adapters: bool) -> None:
+        note("save", folder.name, adapters)
+        folder.mkdir()
+        checksums.write(folder, [])
+
+    engine.save = save
     del engine, course.engine
     module = SimpleNamespace(
         start_ranks=lambda plan, who: None,
@@ -335,7 +347,7 @@ def test_building_and_loading_are_not_timed(
         build=lambda plan, seed: note("build", seed) or engines.pop(),
     )
     monkeypatch.setattr(train, "engine_of", lambda plan: module)
-    monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or f"rows to {name}")
+    monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or NamedRows(f"rows to {name}"))
     monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 1)
     with mllog.Writer(course.path) as log:
         train.run(Begun(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path, Guard(tmp_path / "error")))
@@ -348,6 +360,7 @@ def test_building_and_loading_are_not_timed(
         *saved,
         ("end", "without an engine", "timed"),
     ]
+    assert [value for _, value, _ in course.records("attached_file")] == ["adapters_3/manifest.json"] * len(saved)
     assert any(name.startswith("adapters") for name in plan.files) == bool(saved)
     assert bool(course.records("lora_rank", "lora_alpha", "lora_dropout")) == bool(saved)
     assert [value for _, value, _ in course.records("seed")] == [4711]

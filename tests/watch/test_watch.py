@@ -192,7 +192,9 @@ def test_range_of_minutes_uses_students_t() -> None:
     """Step times of 2.9, 3.0 and 3.1 s; the evaluations after the first took 27, 28 and 29 s."""
     progress = tracked(trial(0.94, 0.935))
     progress.step_times_ms, progress.eval_times_s = (2900.0, 3000.0, 3100.0), (60.0, 27.0, 28.0, 29.0)
-    (first, second) = prediction.evaluation_etas(progress, (2304, 2688), progress.last_ms or 0)
+    (first, second) = prediction.evaluation_etas(
+        progress, (2304, 2688), progress.last_ms or 0, step=prediction.step_time_s(progress)
+    )
     half_step = stats.t(2).ppf(0.95) * 0.1 * math.sqrt(4 / 3)
     half_eval = stats.t(2).ppf(0.95) * 1.0 * math.sqrt(4 / 3)
     assert first.seconds.typical == pytest.approx(48 * 3 + 28)
@@ -200,6 +202,23 @@ def test_range_of_minutes_uses_students_t() -> None:
     half = math.hypot(96 * half_step, 2 * half_eval)
     assert second.seconds.high - second.seconds.typical == pytest.approx(half)
     assert second.seconds.typical - second.seconds.low == pytest.approx(half)
+
+
+@pytest.mark.parametrize("minutes", [0, 1, 10, 60, 600])
+def test_before_the_first_step_time_the_pace_is_that_of_published_systems(minutes: int) -> None:
+    """A run that has not evaluated 1,536 samples after so many minutes is at most so fast."""
+    progress = tracked(trial())
+    now_ms = (progress.run_start_ms or 0) + minutes * 60_000
+    seen = prediction.look(progress, Planned(limit_min=15), now_ms)
+    assert seen.minutes_range is not None and seen.minutes_range[0] is not None
+    low, middle, high = seen.minutes_range
+    assert low >= minutes * 2688 / (1536 + 173) and low < (middle or 0) < (high or math.inf)
+    assert seen.basis is not None and "pace of published systems" in seen.basis
+    assert (seen.next_s, seen.chance_in_time, seen.step_time_ms, seen.warnings) == (None, None, None, ())
+    other = prediction.look(progress, Planned(is_published=False, title="lora_tiny"), now_ms)
+    assert other.minutes_range is None and other.coming == ()
+    measured = prediction.look(tracked(trial(0.94)), Planned(), now_ms)
+    assert measured.basis is not None and "pace of published systems" not in measured.basis
 
 
 def test_forecast_has_the_probability_of_each_evaluation() -> None:

@@ -89,7 +89,9 @@ def test_an_exported_folder_has_one_adapter_for_each_of_q_k_and_v(of_plan: tuple
     with pytest.raises(ConfigError, match="this folder already exists"):
         adapters.export(tmp_path / "saved", folder, model=model, lora=lora, base=None)
     broken = {name: x + ("layers.1.self_attn.k_proj.lora_A" in name) for name, x in loaded.items()}
-    with pytest.raises(ConfigError, match="q, k and v have different A, but an adapter of linear_qkv has a single A"):
+    with pytest.raises(
+        ConfigError, match="q, k and v have different matrices A, but an adapter of linear_qkv has only one A"
+    ):
         adapters.fused(broken, model, lora, folder)
     del loaded["base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight"]
     with pytest.raises(ConfigError, match="layers.1.self_attn.o_proj.lora_B.weight"):
@@ -134,7 +136,7 @@ def test_a_checkpoint_of_other_adapters_is_refused(of_plan: tuple[Model, Lora], 
         changed = model if name == "num_layers" else lora
         before = getattr(changed, name)
         setattr(changed, name, other)
-        with pytest.raises(ConfigError, match=f"expected {model.num_layers} layers and rank {lora.rank}"):
+        with pytest.raises(ConfigError, match=f"they do not have {model.num_layers} layers and rank {lora.rank}"):
             adapters.read(folder, model, lora)
         setattr(changed, name, before)
     del whole[f"{KEY}linear_proj.lora_a"]

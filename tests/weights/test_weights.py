@@ -302,9 +302,9 @@ def damage_config(source: Path) -> None:
     [
         (damage_cut, "a shard cannot be read"),
         (damage_missing, "a shard cannot be read"),
-        (damage_twice, "is also in model-1.safetensors"),
+        (damage_twice, "in two files, this one and model-1.safetensors"),
         (damage_blob, "its name in the cache is 0000"),
-        (damage_pickled, "no safetensors in this folder"),
+        (damage_pickled, "there are no safetensors in this folder"),
         (damage_config, "config.json cannot be read"),
     ],
 )

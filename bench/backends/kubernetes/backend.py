@@ -1,6 +1,7 @@
 """The Kubernetes backend: checks, manifests and jobs."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from bench.rules.check import TIERS, Check, Finding, Subject, Tier
 
 DELETED = ("PyTorchJob", "TrainJob", "TrainingRuntime", "JobSet", "Job")
 """Kinds of objects in the order of deletion: owners first."""
+OWNED = ("ConfigMap", "Service", "TrainingRuntime")
+"""Kinds of objects that the cluster deletes with the last object that creates the pods."""
 
 
 def submit(plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
@@ -81,7 +84,7 @@ def is_of(job: JobId, folder: Path) -> bool:
 
 
 def cancel(job: JobId) -> None:
-    """Delete the objects that run a job, which terminates its pods. The ConfigMap with the plan is kept as a record.
+    """Delete the objects that run a job; the cluster then terminates their pods and deletes the objects they own.
 
     Raises:
         SubmitError: the API server refuses, or does not answer.
@@ -144,7 +147,8 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
     except NoServerError as error:
         if not _is_there(job):
             what = f"{error.what}; the job may have been created anyway"
-            fix = f"run `runstop runs` to see whether the job exists; if it does not: runstop resume {folder}"
+            retry = f"runstop resume {shlex.quote(str(folder))}"
+            fix = f"run `runstop runs` to see whether the job exists; if it does not: {retry}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
     except BenchError:
         (folder / SUBMISSION).unlink(missing_ok=True)
@@ -161,30 +165,65 @@ def _create(objects: Sequence[Object], job: JobId, *, is_retry: bool) -> None:
     is_retry: the answer to an earlier request was lost, so some of the objects may exist.
     """
     created: list[Object] = []
+    owners: list[Object] = []
     for item in objects:
         try:
-            client.create(item, context=job.context)
+            stored = client.create(item, context=job.context)
         except ApiError as error:
             if not (is_retry and error.status == 409):
-                _delete(reversed(created), job)
-                raise _refused(error, item) from error
+                raise _refused(error, item, left=_delete(reversed(created), job)) from error
+            stored = _stored(item, job) if item["kind"] not in OWNED else item
         created.append(item)
+        if item["kind"] not in OWNED and (uid := (stored.get("metadata") or {}).get("uid")):
+            owner = {"apiVersion": item["apiVersion"], "kind": item["kind"], "name": item["metadata"]["name"]}
+            owners.append(owner | {"uid": uid})
+    _own(created, owners, job)
 
 
-def _delete(objects: Iterable[Object], job: JobId) -> None:
+def _stored(item: Object, job: JobId) -> Object:
+    with suppress(SubmitError):
+        return dict(client.request("GET", _path(item, job), context=job.context))
+    return {}
+
+
+def _path(item: Object, job: JobId) -> str:
+    return client.path_of(item["kind"], job.namespace, item["metadata"]["name"])
+
+
+def _own(created: Iterable[Object], owners: Sequence[Object], job: JobId) -> None:
+    """Make the workload own the other objects, so that they are deleted with it; without the right they stay."""
+    if not owners:
+        return
+    body = {"metadata": {"ownerReferences": [*owners]}}
+    for item in created:
+        if item["kind"] in OWNED:
+            with suppress(SubmitError):
+                client.request("PATCH", _path(item, job), context=job.context, body=body)
+
+
+def _delete(objects: Iterable[Object], job: JobId) -> list[str]:
+    """Delete objects; return those for which the API server refused it, as kubectl names them."""
+    left = []
     for item in objects:
-        with suppress(SubmitError):
-            client.delete(item["kind"], job.namespace, item["metadata"]["name"], context=job.context)
+        kind, name = item["kind"], item["metadata"]["name"]
+        try:
+            client.delete(kind, job.namespace, name, context=job.context)
+        except SubmitError:
+            left.append(f"{kind.lower()}/{name}")
+    return left
 
 
-def _refused(error: ApiError, item: Object) -> SubmitError:
-    """Return the error for an object that the API server refused."""
+def _refused(error: ApiError, item: Object, *, left: Sequence[str]) -> SubmitError:
+    """Return the error for an object that the API server refused; `left` could not be deleted."""
     kind = item["kind"]
+    namespace = item["metadata"]["namespace"]
+    by_hand = f"; then delete what is left: kubectl -n {namespace} delete {' '.join(left)}" if left else ""
     if error.status == 404 and error.message.startswith("404"):
         what = f"the cluster does not support the kind {kind} ({item['apiVersion']})"
         fix = "have the operator of this kind installed, or choose cluster.kubernetes.object=job, which needs none"
-        return SubmitError(what, where="cluster.kubernetes.object", fix=fix, rule="KUB-06")
-    return SubmitError(error.what, where=f"{kind} {item['metadata']['name']}", fix=error.fix, rule=error.rule)
+        return SubmitError(what, where="cluster.kubernetes.object", fix=fix + by_hand, rule="KUB-06")
+    where = f"{kind} {item['metadata']['name']}"
+    return SubmitError(error.what, where=where, fix=error.fix + by_hand, rule=error.rule)
 
 
 def _is_there(job: JobId) -> bool:

@@ -4,13 +4,14 @@ import itertools
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bench.backends.kubernetes import client, manifest, names
+from bench.backends.kubernetes import client, manifest, names, pod_security, pod_template
 from bench.backends.kubernetes.client import PATHS, ApiError
 from bench.backends.kubernetes.pod_template import Object, resources
 from bench.contract.cluster import ObjectKind, Volume
@@ -36,7 +37,7 @@ def texts(subject: Subject) -> Iterator[Finding]:
     """Yield each name or value that Kubernetes would refuse."""
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
-            yield broken("KUB-15", f"Kubernetes does not accept {text!r:.80} here", f"{WHERE}.{key}")
+            yield broken("KUB-15", f"{text!r:.80} is not a valid value for {key}", f"{WHERE}.{key}")
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
@@ -45,6 +46,7 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     optional = {
         "priority_class": (k.priority_class, SUBDOMAIN),
         "queue": (k.queue, LABEL),
+        "workload_priority_class": (k.workload_priority_class, SUBDOMAIN),
         "service_account": (k.service_account, SUBDOMAIN),
         "gpu_resource": (k.gpu_resource, QUALIFIED),
     }
@@ -57,6 +59,10 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     for name, value in k.node_selector.items():
         yield "node_selector", name, QUALIFIED
         yield f"node_selector.{name}", value, VALUE
+    for name, value in k.labels.items():
+        yield "labels", name, QUALIFIED
+        yield f"labels.{name}", value, VALUE
+    yield from (("annotations", name, QUALIFIED) for name in k.annotations)
     yield from (("image_pull_secrets", one, SUBDOMAIN) for one in k.image_pull_secrets)
     yield from (("env_from_secrets", one, SUBDOMAIN) for one in k.env_from_secrets)
     yield from (("networks", one, NETWORK) for one in k.networks)
@@ -77,7 +83,7 @@ def image(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", what, "container", fix=fix)
     if not text:
         fix = "set it to an image that contains runstop and its engine (docs/kubernetes.md shows how to build one)"
-        yield broken("KUB-15", "no image is set", f"{WHERE}.image", fix=fix)
+        yield broken("KUB-15", "the container image of the pods is not set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
         yield broken("KUB-15", f"{text!r:.80} is not a valid image name", f"{WHERE}.image")
     elif "@sha256:" not in text:
@@ -96,30 +102,50 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
         ("model", k.model, paths.model if plan.inputs.checkpoint else None, "model"),
     )
     mounted = {path for _, volume, path, _ in wanted if volume is not None and path}
+    first: dict[str, tuple[str, Volume]] = {}
     for name, volume, path, key in wanted:
         if path is not None and (not path.startswith("/") or "$" in path or ":" in path):
             what = f"{path} cannot be used as a path in pods"
             fix = "write an absolute path without variables and colons: no shell expands it"
             yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
+        if volume is not None and path is not None:
+            holder, other = first.setdefault(path, (name, volume))
+            if other != volume:
+                what = f"{path} is the path of two volumes: {holder} and {name}"
+                fix = f"set cluster.paths.{key} to a path of its own, or give both the same volume"
+                yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
+            if path in pod_template.OWN_PATHS:
+                what = f"pods have a volume of their own at {path}"
+                yield broken("KUB-15", what, f"cluster.paths.{key}", fix="choose another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
-            yield broken("KUB-15", f"no volume holds cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
+            yield broken("KUB-15", f"no volume is mounted at cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", "a volume needs exactly one of claim and host_path", f"{WHERE}.{name}")
+            yield broken("KUB-15", f"the volume {name} must have either claim or host_path", f"{WHERE}.{name}")
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
             yield broken("KUB-15", f"{volume.host_path!r:.80} is not an absolute path", f"{WHERE}.{name}.host_path")
+        if volume is not None and volume.sub_path is not None and not _is_below(volume.sub_path):
+            what, fix = (
+                f"{volume.sub_path!r:.80} is not a folder below the volume",
+                "write it without / at its start and ..",
+            )
+            yield broken("KUB-15", what, f"{WHERE}.{name}.sub_path", fix=fix)
+
+
+def _is_below(path: str) -> bool:
+    return path != "" and not path.startswith("/") and ".." not in PurePosixPath(path).parts
 
 
 def owner(subject: Subject) -> Iterator[Finding]:
     """Yield an error if pods run as a user who cannot write into run folders that this user creates."""
     plan, user = subject.plan, names.settings(subject.plan).run_as_user
     logs = plan.config.cluster.paths.logs
-    if logs and Path(logs).is_dir() and os.geteuid() != user:
+    if logs and Path(logs).is_dir() and user is not None and os.geteuid() != user:
         what = f"run folders in {logs} belong to user {os.geteuid()}, and pods run as user {user}"
         fix = "set it to your user id (id -u), and submit as that user, not as root"
-        yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
+        yield broken("CFG-11", what, f"{WHERE}.run_as_user", fix=fix)
 
 
 def shape(subject: Subject) -> Iterator[Finding]:
@@ -133,30 +159,96 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", what, "cluster.slurm", fix="set cluster.slurm=null")
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
         fix = "set it to the name of the GPU resource, for example nvidia.com/gpu"
-        yield broken("KUB-15", "the run needs GPUs, but no GPU resource is set", f"{WHERE}.gpu_resource", fix=fix)
-    if k.run_as_user < 1:
+        yield broken("KUB-15", "the run needs GPUs, but gpu_resource is not set", f"{WHERE}.gpu_resource", fix=fix)
+    if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
+        what = f"the number of {k.gpu_resource} follows from cluster.ranks_per_node"
+        yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix="remove it")
+    memory = k.resources.get("memory", "")
+    if QUANTITY.fullmatch(memory) and 0 < amount(memory) <= k.shm_gib * 2**30:
+        what = f"memory is {memory}, but /dev/shm alone may take {k.shm_gib}Gi of it"
+        fix = f"request more than {k.shm_gib}Gi of memory, or lower shm_gib"
+        yield broken("KUB-15", what, f"{WHERE}.resources.memory, shm_gib", fix=fix)
+    for name, quantity in k.resources.items():
+        if QUANTITY.fullmatch(quantity) and amount(quantity) == 0:
+            what, fix = f"{name} is {quantity}: pods need more than nothing", "request more, or remove it"
+            yield broken("KUB-15", what, f"{WHERE}.resources.{name}", fix=fix)
+    if k.workload_priority_class and not k.queue:
+        what = "only Kueue reads workload_priority_class, and no queue is set"
+        yield broken("KUB-15", what, f"{WHERE}.workload_priority_class", fix=f"set {WHERE}.queue, or remove it")
+    if k.run_as_user is not None and k.run_as_user < 1:
         fix = "set it to the id of a user other than root who may write the results"
-        yield broken("KUB-15", "pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
+        yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = "choose a port from 1024 to 65535"
         yield broken("KUB-15", f"{k.port} is not a valid unprivileged port", f"{WHERE}.port", fix=fix)
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
         fix = "set shm_gib and grace_s to 1 or more, keep_h to 0 or more"
-        yield broken("KUB-15", "a number is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
+        yield broken(
+            "KUB-15", "shm_gib, grace_s or keep_h is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix
+        )
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
         what = "before Kubernetes 1.24 a run is one Job per node, and Kueue would admit these Jobs one by one"
         yield broken("KUB-16", what, f"{WHERE}.queue", fix="set it to null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to the server version that `kubectl version` shows, or choose object=job"
-        yield broken("KUB-16", f"{k.object.name} needs Kubernetes 1.27", f"{WHERE}.version", fix=fix)
+        yield broken("KUB-16", f"object={k.object.name} needs Kubernetes 1.27 or later", f"{WHERE}.version", fix=fix)
+
+
+_ANY_PLACE = pod_template.Place(name="run", folder="/run", node="0", lead="run-0")
+ONLY_OURS = ("containers", "hostname", "subdomain")
+"""Fields of a pod that are set by the kind of object, so that a site cannot add to them."""
+
+
+def further_fields(subject: Subject) -> Iterator[Finding]:
+    """Yield the fields in `pod` and `container` that runstop sets itself."""
+    plan, k, place = subject.plan, names.settings(subject.plan), _ANY_PLACE
+    of_pod = [*sorted(pod_template.conflicts(pod_template.own_pod(plan, place), k.pod))]
+    of_pod += [key for key in ONLY_OURS if key in k.pod]
+    of_container = sorted(pod_template.conflicts(pod_template.own_container(plan, place), k.container))
+    for key, paths in (("pod", of_pod), ("container", of_container)):
+        for path in paths:
+            fix = "remove it; docs/kubernetes.md lists the keys of cluster.kubernetes, and a sidecar is one of "
+            fix += "initContainers with restartPolicy: Always"
+            yield broken("KUB-15", f"runstop sets {path} of a pod itself", f"{WHERE}.{key}", fix=fix)
+
+
+OLDEST_SCHEMA = "1.25"
+"""The oldest version of Kubernetes whose schemas kubernetes-validate has."""
+
+
+def pod_schema(subject: Subject) -> Iterator[Finding | str]:
+    """Yield the first field of the pods that the schema of this version of Kubernetes does not have."""
+    try:
+        import kubernetes_validate
+    except ImportError as error:
+        raise CannotTellError("pip install kubernetes-validate, which has the schemas of Kubernetes") from error
+    plan = subject.plan
+    pod = {"apiVersion": "v1", "kind": "Pod", **pod_template.template(plan, _ANY_PLACE)}
+    version = names.settings(plan).version
+    key = min(max(names.version_key(version), names.version_key(OLDEST_SCHEMA)), _newest_schema(kubernetes_validate))
+    try:
+        yield f"Kubernetes {kubernetes_validate.validate(pod, '.'.join(map(str, key)), strict=True)}"
+    except kubernetes_validate.ValidationError as error:
+        where = ".".join(map(str, error.absolute_path)) or "pod"
+        yield broken("KUB-15", f"{where}: {error.message:.300}", f"{WHERE}.pod, container")
+
+
+def _newest_schema(library: Any) -> tuple[int, ...]:
+    return max(names.version_key(version) for version in library.utils.all_versions())
+
+
+def _has_further_fields(plan: Plan) -> bool:
+    return bool(names.settings(plan).pod or names.settings(plan).container)
 
 
 CONFIG_CHECKS = (
     Check("Kubernetes names", ("KUB-15",), texts),
     Check("image", ("KUB-15",), image),
     Check("volumes", ("KUB-15",), volumes_of_config),
-    Check("user", ("KUB-15",), owner),
+    Check("user", ("CFG-11",), owner),
     Check("job settings", ("KUB-15", "KUB-16"), shape),
+    Check("further fields of pods", ("KUB-15",), further_fields, _has_further_fields),
+    Check("schema of pods", ("KUB-15",), pod_schema, _has_further_fields),
 )
 
 
@@ -177,6 +269,7 @@ def query_all(plan: Plan, script: str) -> Subject:
         "version": get("/version"),
         "nodes": get("/api/v1/nodes"),
         "quota": get(client.path_of("ResourceQuota", k.namespace)),
+        "namespace": get(f"/api/v1/namespaces/{k.namespace}"),
     }
     for claim in claims(plan):
         queries[f"claim {claim}"] = get(client.path_of("PersistentVolumeClaim", k.namespace, claim))
@@ -278,7 +371,7 @@ def permissions(subject: Subject) -> Iterator[Finding | str]:
     missing = [name.removeprefix("may ") for name in required if not response(subject, name)["status"].get("allowed")]
     if missing:
         namespace = names.settings(subject.plan).namespace
-        yield broken("KUB-07", f"this user may not {', '.join(missing)}", f"namespace {namespace}")
+        yield broken("KUB-07", f"this user has no permission to {', '.join(missing)}", f"namespace {namespace}")
     else:
         yield f"{len(required)} permissions"
 
@@ -292,8 +385,7 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
         answer, count = raw_response(subject, name), count + 1
         if answer.exit_code in (200, 409):  # 409: this manifest is already applied
             continue
-        rule = "KUB-07" if answer.out in ("Forbidden", "Unauthorized") else "KUB-15"
-        rule = "KUB-11" if "quota" in answer.err else rule
+        rule = client.rule_of(answer.out, answer.err) or "KUB-15"
         if answer.exit_code != 404:  # 404: the check of kinds reports it
             yield broken(rule, f"the API server refuses the object: {answer.err}", name)
     yield f"{count} objects"
@@ -352,6 +444,7 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
     pods = {"pods": float(subject.plan.world.num_nodes)}
     requested = pods | totals | {f"requests.{name}": number for name, number in totals.items()}
     requested |= {f"limits.{name}": number for name, number in totals.items()}
+    requested |= _object_counts(subject.script)
     quotas = response(subject, "quota")["items"]
     yield f"{len(quotas)} quotas" if quotas else "none"
     for one in quotas:
@@ -360,6 +453,26 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
             if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
                 what = f"{name}: {left:g} of {hard[name]} left, but the run requests {number:g}"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
+        for name in sorted(_LIMITED & hard.keys() - requested.keys()):
+            key = name.rpartition(".")[2]
+            what = f"the quota limits {name}, so pods without {key} are refused, unless a LimitRange sets a default"
+            fix = f"set {WHERE}.resources.{key}"
+            yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
+
+
+_LIMITED = frozenset(f"{kind}{name}" for kind in ("", "requests.", "limits.") for name in ("cpu", "memory"))
+"""Quotas of these need every pod of the namespace to request the resource."""
+
+
+def _object_counts(script: str) -> dict[str, float]:
+    """Return how many objects of each kind a run creates, by the names that quotas have for them."""
+    counts: Counter[str] = Counter()
+    for item in manifest.load_all(script):
+        group, plural = PATHS[item["kind"]]
+        is_core = group.startswith("/api/")
+        counts[f"count/{plural}" + ("" if is_core else f".{group.split('/')[2]}")] += 1
+        counts[plural] += is_core
+    return {name: float(count) for name, count in counts.items() if count}
 
 
 def claims(plan: Plan) -> list[str]:
@@ -388,6 +501,18 @@ def claims_exist(subject: Subject) -> Iterator[Finding | str]:
             yield broken("KUB-08", what, f"{WHERE}: results, data, model")
 
 
+def security_level(subject: Subject) -> Iterator[Finding | str]:
+    """Yield what the Pod Security level of the namespace refuses in the pods."""
+    labels = response(subject, "namespace")["metadata"].get("labels") or {}
+    level = str(labels.get(pod_security.ENFORCE, pod_security.PRIVILEGED))
+    yield level
+    pod = pod_template.template(subject.plan, _ANY_PLACE)["spec"]
+    if refused := pod_security.violations(pod, level):
+        what = f"the namespace's Pod Security level {level} refuses {'; '.join(refused)}"
+        fix = "remove these settings, or use a namespace of another level"
+        yield broken("KUB-11", what, f"namespace {names.settings(subject.plan).namespace}", fix=fix)
+
+
 SITE_CHECKS = (
     Check("API server", ("KUB-12", "KUB-16"), reachable),
     Check("object kinds", ("KUB-06",), kinds),
@@ -395,5 +520,6 @@ SITE_CHECKS = (
     Check("server-side dry run", ("KUB-15", "KUB-07", "KUB-11"), accepted),
     Check("nodes", ("KUB-02", "KUB-17"), offered),
     Check("quota", ("KUB-11",), quota),
+    Check("Pod Security level", ("KUB-11",), security_level),
     Check("claims", ("KUB-08",), claims_exist, lambda plan: bool(claims(plan))),
 )

@@ -35,8 +35,12 @@ class ApiError(SubmitError):
     """The API server refuses a request."""
 
     def __init__(self, status: int, reason: str, message: str, *, where: str) -> None:
-        fix = _FIXES.get(reason, "check the user and the cluster: `kubectl auth whoami`, `kubectl cluster-info`")
-        super().__init__(message or f"HTTP {status}", where=where, fix=fix, rule=_RULES.get(reason))
+        is_quota = rule_of(reason, message) == "KUB-11"
+        fix = _FIXES.get(
+            "quota" if is_quota else reason,
+            "check the user and the cluster: `kubectl auth whoami`, `kubectl cluster-info`",
+        )
+        super().__init__(message or f"HTTP {status}", where=where, fix=fix, rule=rule_of(reason, message))
         self.status, self.reason, self.message = status, reason, message
 
 
@@ -44,8 +48,16 @@ class NoServerError(SubmitError):
     """The API server does not answer; it may have carried out the request."""
 
 
-_RULES = {"Forbidden": "KUB-07", "Unauthorized": "KUB-07"}
+def rule_of(reason: str, message: str) -> str | None:
+    """Return the rule that explains why the API server refuses a request; None if no rule does."""
+    if "exceeded quota" in message:
+        return "KUB-11"
+    return "KUB-07" if reason in ("Forbidden", "Unauthorized") else None
+
+
 _FIXES = {
+    "quota": "delete objects of ended runs (`kubectl get jobs,configmaps,services -l app.kubernetes.io/managed-by="
+    "runstop`), or ask the cluster's administrator for a larger quota",
     "Forbidden": "ask the cluster's administrator for the role in docs/kubernetes.md; `runstop doctor` lists "
     "the missing permissions",
     "Unauthorized": "log in again: the credentials in the kubeconfig have expired",
@@ -111,7 +123,8 @@ def path_of(kind: str, namespace: str, name: str | None = None) -> str:
 def create(item: Mapping[str, Any], *, context: str | None, dry_run: bool = False) -> Any:
     """Create an object and return it as the API server stores it; with dry_run it is validated only."""
     path = path_of(item["kind"], item["metadata"]["namespace"])
-    return request("POST", path, context=context, query={"dryRun": "All"} if dry_run else None, body=dict(item))
+    query = {"dryRun": "All", "fieldValidation": "Strict"} if dry_run else None  # else unknown fields are dropped
+    return request("POST", path, context=context, query=query, body=dict(item))
 
 
 def listed(kind: str, namespace: str, *, context: str | None, selector: str) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from bench.backends.kubernetes.pod_template import plan_file
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.contract import atomic_files, run_files
 from bench.contract.cluster import Discovery
-from bench.errors import exit_code_of
+from bench.errors import FINAL_CODES, exit_code_of
 
 EVERY_S = 2.0
 PATTERNS = (run_files.PREPARE_LOG, run_files.RESULTS, *(f"{run_files.RANK_LOGS}/*.{kind}" for kind in ("out", "err")))
@@ -111,8 +111,18 @@ def _work(args: argparse.Namespace, run: Path, job: str, signals: list[int]) -> 
             return ended
         code = _run([*_arguments(args, run, job, signals), "--attempt", str(number)], run, signals)
         if code != RESTART_EXIT_CODE:
-            return code
+            return _pod_exit_code(args.node, code, exit_code_of_ended(run, job))
     return RESTART_EXIT_CODE
+
+
+def _pod_exit_code(node: int, code: int, of_run: int | None) -> int:
+    """Return the exit code of a pod whose runner has ended with `code`; of_run: as `exit_code_of_ended`.
+
+    After FINAL_CODES a Job fails and its pods are not replaced; only a run that has ended may do that.
+    """
+    if of_run is not None:
+        return of_run
+    return RETRYABLE if node and code in FINAL_CODES else code
 
 
 def _arguments(args: argparse.Namespace, run: Path, job: str, signals: list[int]) -> list[str]:
@@ -135,15 +145,18 @@ def _arguments(args: argparse.Namespace, run: Path, job: str, signals: list[int]
 
 
 def exit_code_of_ended(run: Path, job: str) -> int | None:
-    """Return the run's exit code if this job has written its final status; None if there is work left.
+    """Return the run's exit code, 0 to 2, if this job has written its final status; None if there is work left.
 
-    An interrupted run has work left: it is resumed.
+    An interrupted run has work left: it is resumed. If a later job has resumed it, this job has no work left.
     """
-    jobs = atomic_files.read_object(run / run_files.JOB).get("jobs") or [{}]
+    jobs = [entry.get("id") for entry in atomic_files.read_object(run / run_files.JOB).get("jobs") or []]
     status = atomic_files.read_object(run / run_files.STATUS)
-    if jobs[-1].get("id") != job or status.get("outcome") in (None, "interrupted"):
+    if job in jobs[:-1]:
+        return 1
+    if jobs[-1:] != [job] or status.get("outcome") in (None, "interrupted"):
         return None
-    return int(status["exit_code"])
+    code = int(status["exit_code"])
+    return code if code in (0, *FINAL_CODES) else 1
 
 
 def _own_address() -> str:

@@ -17,6 +17,7 @@ from bench.contract import plan_kinds
 from bench.contract.cluster import Discovery, ObjectKind
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
+from bench.errors import FINAL_CODES
 from bench.texts import control_character
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_/.@-]*(?: [A-Za-z0-9_/.@-]+)*")
@@ -49,8 +50,6 @@ def load_all(text: str) -> Iterator[Any]:
     yield from yaml.load_all(text, Loader=yaml.CSafeLoader)
 
 
-FINAL_CODES = [1, 2]
-"""Exit codes of a runner that has written the run's final status; after any other code a restart resumes the run."""
 _REPLICA = "node"
 """The name of the pods' replicated job in a JobSet; Kubeflow Trainer requires this name."""
 
@@ -100,7 +99,7 @@ def _object(plan: Plan, job: JobNames, version: str, kind: str, *, node: str | N
     metadata: Object = {
         "name": job.name if node is None else f"{job.name}-{node}",
         "namespace": names.settings(plan).namespace,
-        "labels": names.labels(job.name, {} if node is None else {names.NODE: node}),
+        "labels": names.settings(plan).labels | names.labels(job.name, {} if node is None else {names.NODE: node}),
     }
     more = {"annotations": dict(job.annotations)} if job.annotations else {}
     return {"apiVersion": version, "kind": kind, "metadata": metadata | more}
@@ -134,8 +133,7 @@ def _work(plan: Plan, job: JobNames) -> list[Object]:
             workload = [_pytorchjob(plan, job)]
         case ObjectKind.trainjob:
             workload = _trainjob(plan, job)
-    if (queue := names.settings(plan).queue) is not None:
-        workload[-1]["metadata"]["labels"][names.QUEUE] = queue
+    workload[-1]["metadata"]["labels"] |= names.queue_labels(plan)
     return workload
 
 
@@ -166,7 +164,7 @@ def _indexed_job(plan: Plan, job: JobNames) -> Object:
 
 def _indexed(plan: Plan, place: Place, *, backoff: int, **pod: Any) -> Object:
     """Return the spec of an Indexed Job. From Kubernetes 1.26 on, evicted pods do not count as failures."""
-    final = {"containerName": place.container, "operator": "In", "values": FINAL_CODES}
+    final = {"containerName": place.container, "operator": "In", "values": [*FINAL_CODES]}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "FailJob", "onExitCodes": final},

@@ -14,7 +14,8 @@ RUN, NODE, MANAGED = "runstop/run", "runstop/node", "app.kubernetes.io/managed-b
 """Labels: of all objects of a job, of one node's pod, and of all objects that runstop creates."""
 FOLDER = "runstop/folder"
 """The annotation that names a run's folder on the machine that submitted it."""
-QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+"""Labels by which Kueue admits a workload: its LocalQueue and its WorkloadPriorityClass."""
 OURS = "runstop"
 MAX_NAME = 40
 """Characters. DNS labels have at most 63; operators append up to 20 to the name of an object."""
@@ -48,7 +49,9 @@ def read_id(text: str) -> JobId:
     """
     match = _ID.fullmatch(text)
     if match is None or match["kind"] not in ObjectKind.__members__:
-        raise SubmitError("not the id of a Kubernetes job", where=text, fix="list the jobs with `runstop runs`")
+        raise SubmitError(
+            f"{text!r:.80} is not the id of a Kubernetes job", where="job id", fix="list the jobs with `runstop runs`"
+        )
     return JobId(
         kind=ObjectKind[match["kind"]], namespace=match["namespace"], name=match["name"], context=match["context"]
     )
@@ -93,6 +96,13 @@ def in_pods(plan: Plan, folder: Path) -> str:
 
 def labels(name: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {MANAGED: OURS, RUN: name, **(more or {})}
+
+
+def queue_labels(plan: Plan) -> dict[str, str]:
+    """Return the labels for Kueue of the object that it admits."""
+    cluster = settings(plan)
+    values = {QUEUE: cluster.queue, PRIORITY: cluster.workload_priority_class}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def at_least(plan: Plan, version: str) -> bool:

@@ -20,6 +20,8 @@ PLAN_FOLDER = "/etc/runstop"
 ENTRY = ("python", "-m", "bench.backends.kubernetes.entry")
 HOME = "/tmp"
 """The home folder of a user id that the image does not define; caches and temporary files are written there."""
+OWN_PATHS = (PLAN_FOLDER, "/dev/shm", HOME, "/")
+"""Paths in pods that no folder of a run may have."""
 DEADLINE_MARGIN_S = 120
 """The pod's deadline is this much later than the run's time limit, so that the runner can shut down by itself."""
 
@@ -50,16 +52,52 @@ class Place:
     container: str = "runstop"
     """Some controllers require a fixed container name."""
     limits: TimeLimits = AS_PLANNED
+    is_alone: bool = True
+    """Whether no other pod of the run may be on its node."""
 
 
 def template(plan: Plan, place: Place, **spec: Any) -> Object:
     """Return a pod template; `spec` adds fields to the pod's spec, such as its host name."""
-    annotations = {"k8s.v1.cni.cncf.io/networks": ", ".join(names.settings(plan).networks)}
+    cluster = names.settings(plan)
     more = {names.NODE: place.node} if place.node.isdecimal() else {}
-    metadata: Object = {"labels": names.labels(place.name, more)}
-    if names.settings(plan).networks:
+    metadata: Object = {"labels": cluster.labels | names.labels(place.name, more)}
+    networks = {"k8s.v1.cni.cncf.io/networks": ", ".join(cluster.networks)} if cluster.networks else {}
+    if annotations := cluster.annotations | networks:
         metadata["annotations"] = annotations
-    return {"metadata": metadata, "spec": _pod(plan, place) | spec}
+    pod = merged(own_pod(plan, place) | spec, cluster.pod)
+    pod["containers"] = [merged(own_container(plan, place), cluster.container)]
+    if affinity := _affinity(plan, place, pod.pop("affinity", {})):
+        pod["affinity"] = affinity
+    return {"metadata": metadata, "spec": pod}
+
+
+def merged(own: Any, further: Any) -> Any:
+    """Return a value with a site's further fields: objects are merged, lists of objects appended; our values stay."""
+    if isinstance(own, dict) and isinstance(further, dict):
+        return own | {key: merged(own[key], value) if key in own else value for key, value in further.items()}
+    return [*own, *further] if _is_of_objects(own) and _is_of_objects(further) else own
+
+
+def _is_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def conflicts(own: Any, further: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths in a site's further fields that runstop sets itself, to another value."""
+    if isinstance(own, dict) and isinstance(further, dict):
+        for key in own.keys() & further.keys():
+            yield from conflicts(own[key], further[key], f"{path}.{key}".lstrip("."))
+    elif _is_of_objects(own) and _is_of_objects(further):
+        known = {(key, one[key]) for one in own for key in _KEYS & one.keys()}
+        for one in further:
+            if any((key, one[key]) in known for key in _KEYS & one.keys()):
+                yield f"{path}: {one.get('name') or one.get('mountPath')}"
+    elif own != further:
+        yield path
+
+
+_KEYS = frozenset(("name", "mountPath"))
+"""Fields that identify the item of a list."""
 
 
 def literal(text: str) -> str:
@@ -67,7 +105,8 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _pod(plan: Plan, place: Place) -> Object:
+def own_pod(plan: Plan, place: Place) -> Object:
+    """Return what runstop sets in a pod's spec, without its container and affinity."""
     cluster = names.settings(plan)
     pod: Object = {
         "restartPolicy": "Never",
@@ -76,7 +115,7 @@ def _pod(plan: Plan, place: Place) -> Object:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": _user(plan),
-        "containers": [_container(plan, place)],
+        "containers": [],
         "volumes": [*_volumes(plan, place)],
     }
     optional: Object = {
@@ -86,7 +125,6 @@ def _pod(plan: Plan, place: Place) -> Object:
         "priorityClassName": cluster.priority_class,
         "nodeSelector": cluster.node_selector,
         "tolerations": [_toleration(one) for one in cluster.tolerations],
-        "affinity": _affinity(plan, place),
         "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secrets],
     }
     return pod | {key: value for key, value in optional.items() if value}
@@ -102,17 +140,13 @@ def _limit_s(plan: Plan, limits: TimeLimits) -> int:
 def _user(plan: Plan) -> Object:
     cluster = names.settings(plan)
     group = cluster.run_as_user if cluster.run_as_group is None else cluster.run_as_group
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": cluster.run_as_user,
-        "runAsGroup": group,
-        "fsGroup": group,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    user = {} if cluster.run_as_user is None else {"runAsUser": cluster.run_as_user}
+    groups = {} if group is None else {"runAsGroup": group, "fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {"runAsNonRoot": True, **user, **groups, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _container(plan: Plan, place: Place) -> Object:
+def own_container(plan: Plan, place: Place) -> Object:
+    """Return what runstop sets in a pod's container."""
     cluster = names.settings(plan)
     requests, from_secrets = resources(plan), cluster.env_from_secrets
     return {
@@ -170,16 +204,18 @@ def _toleration(one: Toleration) -> Object:
     return toleration | {key: text for key, text in (("value", one.value), ("effect", one.effect)) if text is not None}
 
 
-def _affinity(plan: Plan, place: Place) -> Object:
-    """Return the affinity rules: at most one pod of the run per node, and no pod on excluded nodes."""
-    affinity: Object = {}
-    if plan.world.num_nodes > 1:
+def _affinity(plan: Plan, place: Place, further: Mapping[str, Any]) -> Object:
+    """Return the site's affinity rules with ours: one pod of the run per node, and no pod on excluded nodes."""
+    affinity, rule = dict(further), "requiredDuringSchedulingIgnoredDuringExecution"
+    if plan.world.num_nodes > 1 and place.is_alone:
         others = {"labelSelector": {"matchLabels": {names.RUN: place.name}}, "topologyKey": "kubernetes.io/hostname"}
-        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
+        affinity["podAntiAffinity"] = merged({rule: [others]}, affinity.get("podAntiAffinity", {}))
     if left_out := names.settings(plan).exclude_nodes:
         expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": left_out}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        node = dict(affinity.get("nodeAffinity", {}))
+        terms = node.get(rule, {}).get("nodeSelectorTerms", [{}])  # a node needs to match one of them
+        node[rule] = {"nodeSelectorTerms": [merged({"matchExpressions": [expression]}, term) for term in terms]}
+        affinity["nodeAffinity"] = node
     return affinity
 
 

@@ -52,13 +52,13 @@ class Channel:
         left = memoryview(json.dumps({"kind": kind} | content).encode() + b"\n")
         with self._sending:
             if self._is_closed:
-                raise LostError("the connection is closed")
+                raise LostError("this node has closed the connection")
             while left:
                 try:
                     left = left[os.write(self._outgoing, left) :]
                 except BlockingIOError:
                     if not select.select([], [self._outgoing], [], SILENT_S)[1]:
-                        raise LostError(f"it has read nothing for {SILENT_S:.0f} s") from None
+                        raise LostError(f"the other node has read nothing for {SILENT_S:.0f} s") from None
                 except OSError as error:
                     raise LostError(error.strerror) from None
 
@@ -73,9 +73,9 @@ class Channel:
         messages = [message for message in self._messages if message["kind"] != "beat"]
         self._messages.clear()
         if not messages and self._is_lost:
-            raise LostError("the connection was closed")
+            raise LostError("the other node has closed the connection")
         if not messages and time.monotonic() - self._heard_s > SILENT_S:
-            raise LostError(f"no heartbeat for {SILENT_S:.0f} s")
+            raise LostError(f"the other node has sent no heartbeat for {SILENT_S:.0f} s")
         return messages
 
     def next(self, within_s: float, *kinds: str) -> dict[str, Any]:
@@ -88,10 +88,10 @@ class Channel:
         while (left_s := until_s - time.monotonic()) > 0:
             if messages := self.received(min(left_s, 0.2)):
                 if messages[0]["kind"] not in kinds:
-                    raise LostError(f"it sent {messages[0]['kind']!r:.40} instead of {' or '.join(kinds)}")
+                    raise LostError(f"the other node sent {messages[0]['kind']!r:.40} instead of {' or '.join(kinds)}")
                 self._messages.extendleft(reversed(messages[1:]))
                 return messages[0]
-        raise LostError(f"no answer within {within_s:.0f} s")
+        raise LostError(f"the other node has not answered within {within_s:.0f} s")
 
     @property
     def is_closed(self) -> bool:
@@ -118,7 +118,7 @@ class Channel:
                 for line in lines:
                     self._parse(line)
                 if len(self._unread) > LONGEST_LINE:
-                    raise ValueError("line too long")
+                    raise ValueError("the line is too long for a message")
         except BlockingIOError:
             return
         except (OSError, ValueError):  # ValueError: not a message of a runner
@@ -136,7 +136,7 @@ class Channel:
 def _message(line: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ValueError("not a message")
+        raise ValueError("the line is not a message of a runner")
     return message
 
 

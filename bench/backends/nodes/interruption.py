@@ -8,7 +8,7 @@ from bench.errors import BenchError, with_rule
 
 RESTART_EXIT_CODE = 75
 """Exit code of an interrupted run, which resumes when the same command is restarted (EX_TEMPFAIL of sysexits.h)."""
-STOPPED = with_rule("SLU-08", "the run was cancelled")
+STOPPED = with_rule("SLU-08", "the run was cancelled, or stopped by a signal")
 TIME_IS_NEAR = with_rule("SLU-07", "the time limit is near")
 
 

@@ -44,7 +44,7 @@ def require_shared(nodes: "Nodes") -> None:
     others = [member for member in nodes.members if not member.is_shared]
     if rank_0 := next((member for member in others if member.number == 0), None):
         raise ConfigError(
-            f"rank 0 writes the log on {rank_0.name}, which cannot access the run folder of this machine",
+            f"rank 0 cannot write the log: its host {rank_0.name} cannot access the run folder of this machine",
             where="LOGDIR",
             fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
             "system",
@@ -53,9 +53,9 @@ def require_shared(nodes: "Nodes") -> None:
     if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, but {names} does not share it",
+            f"all nodes write checkpoints into the run folder, but {names} cannot access it",
             where="task.training.checkpoint_every_steps",
-            fix="put LOGDIR on a file system that all nodes share, or set this key to null",
+            fix="put LOGDIR on a file system that all nodes share, or set task.training.checkpoint_every_steps=null",
             rule="HST-09",
         )
 
@@ -66,7 +66,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared, but {member.name} does not have it",
+                f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
                 where="DATADIR, MODEL",
                 fix="copy it to the same path on every host, or use a shared file system",
                 rule="HST-10",
@@ -165,13 +165,13 @@ class Nodes:
             for member, answer in self._answers("ready", check=check):
                 member.is_shared = bool(answer["is_shared"])
 
-    def start(self, command: Command, port: int) -> None:
-        """Start a command's ranks on every node."""
+    def start(self, command: Command, port: int, attempt: str | None = None) -> None:
+        """Start a command's ranks on every node. `attempt` is the nonce of the attempt at a trial."""
         for member in self.members:
             member.codes = {}
-            self._send(member, "start", command=command.name, host=self._host, port=port)
+            self._send(member, "start", command=command.name, host=self._host, port=port, attempt=attempt)
         if self._own is not None:
-            environment = processes.environment(self._own, (self._host, port))
+            environment = processes.environment(self._own, (self._host, port), attempt)
             self._ranks = Ranks(self.plan, command, self._folder, node=0, environment=environment)
 
     def restart(self, ranks: Sequence[int]) -> None:
@@ -390,13 +390,15 @@ class Running:
 
 
 @contextlib.contextmanager
-def started(nodes: Nodes, command: Command, folder: Path, *, port: int) -> Iterator[Running]:
+def started(
+    nodes: Nodes, command: Command, folder: Path, *, port: int, attempt: str | None = None
+) -> Iterator[Running]:
     """Start a command's ranks; all of them are stopped when the block ends."""
     for old in folder.glob(run_files.rank_error(command.name, "*")):
         old.unlink()
     running = Running(nodes, command, folder)
     try:
-        nodes.start(command, port)
+        nodes.start(command, port, attempt)
         yield running
     finally:
         running.stop()

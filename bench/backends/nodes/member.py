@@ -1,7 +1,9 @@
 """A member node: it starts the ranks of each command on request of the lead node, and reports their exit codes."""
 
+import importlib.util
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -87,6 +89,17 @@ def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
     return channel
 
 
+def probe() -> None:
+    """Print the address of this host's own name, and exit with 1 if a package named in sys.argv is not installed.
+
+    Packages are not imported; a missing parent package raises ModuleNotFoundError.
+    """
+    with suppress(OSError):
+        print(socket.gethostbyname(socket.gethostname()))
+    if missing := [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]:
+        sys.exit(f"No module named {', '.join(missing)}")
+
+
 def over_stdio(number: int) -> Channel:
     """Return a connection to the parent process over standard input and output, which ranks do not inherit."""
     channel = Channel(os.dup(0), os.dup(1))
@@ -148,7 +161,7 @@ def handle(node: Node, message: dict[str, Any]) -> None:
                 clear(node, command)
             master = (str(message["host"]), int(message["port"]))
             node.reported = {}
-            environment = processes.environment(node.plan.environment, master)
+            environment = processes.environment(node.plan.environment, master, message.get("attempt"))
             node.ranks = Ranks(node.plan, command, node.folder, node=node.number, environment=environment)
         case "stop":
             if node.ranks is not None:

@@ -17,8 +17,10 @@ GRACE_S = 10.0
 """How long a rank may take to end after SIGTERM before it is killed."""
 POLL_S = 0.05
 PACKAGES = Path(__file__).parents[3]
-NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID")
-"""RUNSTOP_TOKEN is for the runner only; ranks would read SUBMITIT_LOCAL_GLOBALID as their rank."""
+BOUND = Path(__file__).with_name("bound.py")
+NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID", run_files.ATTEMPT_VARIABLE)
+"""RUNSTOP_TOKEN is for the runner only; ranks would read SUBMITIT_LOCAL_GLOBALID as their rank, and the attempt of
+another run as their own."""
 
 
 class Ranks:
@@ -89,10 +91,11 @@ def _exit_code(pid: int) -> int | None:
 def start(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in its own process group, which Ctrl-C in a terminal does not reach."""
+    """Start a process that ends with this one, in its own process group, which Ctrl-C in a terminal does not reach."""
+    bound = [sys.executable, "-I", "-S", str(BOUND), str(os.getpid())]
     with output.open("ab") as file:
         return subprocess.Popen(
-            words,
+            [*bound, *words],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -102,16 +105,22 @@ def start(
         )
 
 
-def environment(own: Mapping[str, str], master: tuple[str, int]) -> dict[str, str]:
-    """Return the environment of this node's ranks: this process's, the plan's, and the address of rank 0."""
+def environment(own: Mapping[str, str], master: tuple[str, int], attempt: str | None = None) -> dict[str, str]:
+    """Return the environment of this node's ranks: this process's, the plan's, the address of rank 0, their attempt."""
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    return inherited | dict(own) | {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])} | python_paths()
+    bound = {run_files.ATTEMPT_VARIABLE: attempt} if attempt else {}
+    address = {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
+    return inherited | dict(own) | address | bound | python_paths(own.get("PYTHONPATH", ""))
 
 
-def python_paths() -> dict[str, str]:
-    """Return PYTHONPATH for ranks without empty or relative entries, which would refer to the run folder."""
-    entries = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), *entries]), "PYTHONSAFEPATH": "1"}
+def python_paths(planned: str = "") -> dict[str, str]:
+    """Return PYTHONPATH for ranks: this package, the plan's entries, and this process's.
+
+    Empty or relative entries are left out: they would refer to the run folder.
+    """
+    entries = f"{planned}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".split(os.pathsep)
+    paths = dict.fromkeys([str(PACKAGES), *filter(os.path.isabs, entries)])
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def drop_caches(words: Sequence[str], node: str) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from bench import masking as known_secrets
@@ -149,12 +150,16 @@ def _done(answer: Answer) -> "Future[Answer]":
     return future
 
 
+def _of_kuberay(check: Check, plan: Plan) -> bool:
+    return uses_kuberay(plan) and check.applies(plan)
+
+
 LAPTOP = (
     Check("cluster address", ("RAY-01",), address, cluster_exists),
     Check("no container", ("PYX-04",), no_container, cluster_exists),
     Check("passed environment variables", ("CFG-06", "CFG-07"), passed_variables),
     Check("no job array", ("CFG-09",), no_array),
-    *(replace(check, applies=uses_kuberay) for check in checks.CONFIG_CHECKS),
+    *(replace(check, applies=partial(_of_kuberay, check)) for check in checks.CONFIG_CHECKS),
     Check("manifest", ("RAY-10",), needs_kubectl, uses_kuberay),
 )
 LOGIN = (

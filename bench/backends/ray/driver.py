@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench import masked_json
 from bench.backends.nodes.channel import TOKEN
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
-from bench.contract import plan_kinds, regular_files
+from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
+from bench.contract.run_files import CANCELLED, JOB, NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
 from bench.errors import BenchError, Stopped, with_rule
 from bench.rules.registry import RULES
 
@@ -99,7 +100,7 @@ def run_attempt(group: Group, words: Sequence[str], driver: Driver) -> int:
     if runners.lost and not (0 in runners.ended and runners.ended[0].exit_code == 0):
         raise next(iter(runners.lost.values()))
     if 0 not in runners.ended:
-        raise LostError("RAY-04", f"node 0 ({group.names[0]}) does not end, although other nodes have ended")
+        raise LostError("RAY-04", f"node 0 ({group.names[0]}) has not ended, although the other nodes have")
     if not (folder / STATUS).exists() and runners.ended[0].exit_code != RESTART_EXIT_CODE:
         announce_runners(runners, say)
     return runners.ended[0].exit_code
@@ -169,8 +170,16 @@ class DriverJob:
     def check(self) -> None:
         """Raise Stopped if this process has received a signal."""
         if self.signum is not None:
+            self._note()
             signum, self.signum = self.signum, None  # the shutdown itself must not be interrupted
             raise Stopped(signum)
+
+    def _note(self) -> None:
+        """Note in job.json that the job is cancelled, before runners get their signals; Ray's own page may do that."""
+        file = self.run / JOB
+        with suppress(OSError):
+            if content := atomic_files.read_object(file):
+                masked_json.write(file, content | {CANCELLED: self.id})
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -241,7 +250,7 @@ def _run(job: DriverJob, plan: Plan) -> int:
                 return _close(job, plan, str(lost))
         if code != RESTART_EXIT_CODE:
             return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
-    raise AssertionError("the last attempt's runner must not request a restart")
+    raise AssertionError("the runner of the last attempt requested another attempt")
 
 
 def _arguments(job: DriverJob, number: int, *, is_last: bool) -> list[str]:

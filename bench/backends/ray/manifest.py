@@ -36,7 +36,7 @@ def block(plan: Plan) -> KubeRay:
     ray = request.settings(plan)
     if ray.kuberay is None:
         raise ConfigError(
-            "a run on an existing Ray cluster has no manifest: runstop launch submits it directly",
+            "a manifest cannot be rendered for an existing Ray cluster: runstop launch submits the run directly",
             where=f"cluster={plan.config.cluster.name}",
             fix="set cluster=kuberay to get a manifest; `runstop plan --json` prints the plan",
         )
@@ -69,9 +69,8 @@ def folder(plan: Plan, name: str) -> str:
 
 
 def _object(plan: Plan, kind: str, version: str, name: str) -> Object:
-    cluster, labels = names.settings(plan), names.labels(name)
-    if cluster.queue is not None and version == VERSION:
-        labels[names.QUEUE] = cluster.queue
+    cluster = names.settings(plan)
+    labels = cluster.labels | names.labels(name) | (names.queue_labels(plan) if version == VERSION else {})
     metadata = {"name": name, "namespace": cluster.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
@@ -117,29 +116,21 @@ def _start_params(plan: Plan) -> dict[str, str]:
 
 def _head(plan: Plan, name: str) -> Object:
     """Return the head group; if the head runs no ranks it offers Ray no CPUs, so only drivers run there."""
-    kuberay, template = block(plan), _pod(plan, name, "ray-head")
+    kuberay = block(plan)
+    template = _pod(plan, name, "ray-head", is_alone=kuberay.head_works)
     container = template["spec"]["containers"][0]
     container["ports"] = [{"containerPort": port, "name": port_name} for port_name, port in PORTS.items()]
     sizes = _start_params(plan)
     if not kuberay.head_works:
         sizes = {"num-cpus": "0", "num-gpus": "0"}
         container["resources"] = {"requests": kuberay.head_resources, "limits": kuberay.head_resources}
-        _remove_anti_affinity(template)
+        template["metadata"]["labels"].pop(names.RUN)  # by which worker pods avoid each other's nodes
     return {"rayStartParams": {"dashboard-host": "0.0.0.0"} | sizes, "template": template}
 
 
-def _remove_anti_affinity(head: Object) -> None:
-    """Allow the head on the same Kubernetes node as a worker pod; the anti-affinity is only for worker pods."""
-    head["metadata"]["labels"].pop(names.RUN)
-    affinity = head["spec"].get("affinity", {})
-    affinity.pop("podAntiAffinity", None)
-    if not affinity:
-        head["spec"].pop("affinity", None)
-
-
-def _pod(plan: Plan, name: str, container_name: str) -> Object:
+def _pod(plan: Plan, name: str, container_name: str, *, is_alone: bool = True) -> Object:
     """Return a pod template without a command; KubeRay runs `ray start` in its container."""
-    place = Place(name=name, folder=folder(plan, name), node="", lead="", container=container_name)
+    place = Place(name=name, folder=folder(plan, name), node="", lead="", container=container_name, is_alone=is_alone)
     template = pod_template.template(plan, place)
     pod = template["spec"]
     pod.pop("activeDeadlineSeconds")  # the RayJob has its own

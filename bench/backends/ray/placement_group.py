@@ -222,7 +222,7 @@ def _wait(placement: Any, plan: Plan, say: Callable[[str], None], check: Callabl
         waited_s = time.monotonic() - started_s
         nodes = f"{plan.world.num_nodes} nodes with {shown(bundle(plan))} each; {_cluster_size(plan)}"
         if waited_s > limit_s:
-            raise LostError("RAY-03", f"waited {waited_s:.0f} s for {nodes}")
+            raise LostError("RAY-03", f"the nodes were not free within {waited_s:.0f} s; the run needs {nodes}")
         if waited_s > REPORT_AFTER_S and not is_reported:
             is_reported = True
             say(f"waiting for {nodes}")

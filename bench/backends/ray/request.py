@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from bench.contract.cluster import Ray, RayCode
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
+from bench.planning.conf_folder import CONF
 
 PACKAGES = Path(__file__).parents[3]
 DRIVER = ("python", "-m", "bench.backends.ray.driver")
@@ -120,5 +121,7 @@ def _runtime_env(ray: Ray) -> dict[str, Any]:
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS
     if ray.code is RayCode.installed:
         return {"env_vars": environment}
-    packages = [str(PACKAGES / name) for name in ("bench", "jobs")]
-    return {"env_vars": environment, "py_modules": packages, "excludes": ["__pycache__"]}
+    folders = [PACKAGES / "bench", PACKAGES / "jobs"]
+    if not CONF.is_relative_to(folders[0]):  # in a checkout
+        folders.append(CONF)
+    return {"env_vars": environment, "py_modules": [*map(str, folders)], "excludes": ["__pycache__"]}

@@ -75,11 +75,13 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
                 yield broken("CFG-09", what, WHERE, fix=fix)
         elif re.search(r"\s", name):
             fix = f"write {'='.join(argument.split(maxsplit=1))}, or two entries"
-            yield broken("CFG-09", f"{argument!r} is not a valid option: sbatch reads it as one word", WHERE, fix=fix)
+            yield broken(
+                "CFG-09", f"{argument!r} contains a blank, and sbatch would read it as one option", WHERE, fix=fix
+            )
         elif "container" in name and name != "container":
             yield from _container_flag(name, has_value)
         elif ours := _ours(argument, name):
-            yield broken("CFG-09", f"--{ours} conflicts with the script", WHERE, fix=OURS[ours])
+            yield broken("CFG-09", f"--{ours} conflicts with an option that the script sets", WHERE, fix=OURS[ours])
         elif name == "export" and value.split(",")[0] != "ALL":
             what = f"with --export={value} the job does not get this environment (PATH, DATADIR, LOGDIR)"
             yield broken("CFG-09", what, WHERE, fix="leave it out, or write --export=ALL,NAME=value")
@@ -101,7 +103,9 @@ def run_folder(subject: Subject) -> Iterator[Finding]:
     folder = subject.plan.config.launch.folder or ""
     if bad := re.search(r"[\"\\]", folder):
         fix = "choose another name, or leave launch.folder out"
-        yield broken("CFG-06", f"the run folder's name contains {bad[0]!r}", "launch.folder", fix=fix)
+        yield broken(
+            "CFG-06", f"the run folder's name contains {bad[0]!r}, which is not allowed", "launch.folder", fix=fix
+        )
 
 
 def option(argument: str) -> tuple[str, bool, str]:
@@ -141,7 +145,12 @@ def gpu_type(subject: Subject) -> Iterator[Finding]:
     slurm_config = subject.plan.config.cluster.slurm
     if slurm_config and slurm_config.gpu_request is GpuRequest.gres_typed and not slurm_config.gpu_type:
         fix = "set cluster.slurm.gpu_type to what `scontrol show node | grep Gres` shows"
-        yield broken("SLU-01", "gpu_request=gres_typed needs a GPU type", "cluster.slurm.gpu_type", fix=fix)
+        yield broken(
+            "SLU-01",
+            "gpu_request=gres_typed needs a GPU type, but gpu_type is not set",
+            "cluster.slurm.gpu_type",
+            fix=fix,
+        )
 
 
 def drop_caches(subject: Subject) -> Iterator[Finding]:
@@ -170,7 +179,7 @@ def container(subject: Subject) -> Iterator[Finding]:
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis or none")
     elif not c.image:
         fix = "set container.image, or export CONT=…"
-        yield broken("PYX-04", "no image is configured", "container.image", fix=fix)
+        yield broken("PYX-04", "the container image is not set", "container.image", fix=fix)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):
         image = shlex.quote(spelling.corrected)
         fix = f"export CONT={image}" if c.image == "$CONT" else f"set container.image to {image}, in quotes"
@@ -188,7 +197,10 @@ def mounts(subject: Subject) -> Iterator[Finding]:
             yield _flag_as_mount(mount, where)
         elif (full := expanded(mount)) is None:
             yield broken(
-                "CFG-06", "it contains a variable that is not set", where, fix="export the variable, or write the path"
+                "CFG-06",
+                "the mount contains a variable that is not set",
+                where,
+                fix="export the variable, or write the path",
             )
         elif why := misformed(full):
             yield broken("PYX-12", why, where)
@@ -217,7 +229,7 @@ def misformed(mount: str) -> str:
 
 def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
     if has_value and name in FLAGS_WITHOUT_VALUE:
-        yield broken("PYX-05", f"--{name} takes no value", WHERE)
+        yield broken("PYX-05", f"--{name} was given a value, but accepts none", WHERE)
     what = f"with --{name} the batch script itself would run in the container, which has no srun"
     yield broken("PYX-10", what, WHERE, fix="leave it out: container.image and container.mounts set srun's container")
 
@@ -225,5 +237,10 @@ def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
 def _flag_as_mount(mount: str, where: str) -> Finding:
     name = option(mount)[0].split(" ")[0]
     if name in FLAGS_WITHOUT_VALUE:
-        return broken("PYX-05", f"--{name} is not a mount, and takes no value", where, fix="leave it out of the mounts")
-    return broken("PYX-12", f"{mount} is not a mount", where)
+        return broken(
+            "PYX-05",
+            f"the mounts contain the option --{name}, which is not a mount",
+            where,
+            fix="leave it out of the mounts",
+        )
+    return broken("PYX-12", f"{mount} is not a valid mount", where)

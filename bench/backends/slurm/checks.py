@@ -116,7 +116,7 @@ def groups(subject: Subject) -> list[Group]:
     """Return the nodes of the job's partition, or of all partitions if Slurm does not know it."""
     everything = [_group(line) for line in answer_to(subject, "sinfo").out.splitlines() if line.count("|") >= 8]
     if not everything:
-        raise CannotTellError("sinfo shows no nodes")
+        raise CannotTellError("sinfo lists no nodes")
     wanted = (_slurm(subject).partition or "").split(",")
     return [g for g in everything if g.partition in wanted or (wanted == [""] and g.is_default)] or everything
 

@@ -100,9 +100,9 @@ stop_early() {
     exit 143
   fi
   if [[ $end_reason == stopped ]]; then
-    local final=(interrupted 143 "SLU-08: the job was cancelled" "to continue: runstop resume $run")
+    local final=(interrupted 143 "SLU-08: the job was cancelled" "to continue: runstop resume RUN")
     if job_shows 'Reason=TimeLimit'; then
-      final=(failed 143 "SLU-07: the job reached its time limit" "to continue with MIN minutes per trial: runstop resume $run --walltime MIN")
+      final=(failed 143 "SLU-07: the job reached its time limit" "to continue with MIN minutes per trial: runstop resume RUN --walltime MIN")
     fi
     record_interruption "${final[2]}"
     write_status "${final[@]}"
@@ -140,7 +140,7 @@ finish() { # EXIT_CODE WHAT: write the final status; success also needs a ledger
   between_commands close --exit-code "$1" --what "$2" --trials "$trials" || code=$?
   if ((code)) && [[ ! -e $status_file ]]; then # Python did not start
     set -- 1 "$2"
-    write_status failed 1 "$2" "runstop why $run" || true
+    write_status failed 1 "$2" "runstop why RUN" || true
   fi
   remove_container
   exit "$(($1 ? $1 : code))"
@@ -245,10 +245,12 @@ drop_caches() { # TRIAL: each node reports whether it cleared its page cache; th
 }
 
 run_trial() { # NUMBER
-  local code=0
+  local code=0 nonce
   ! is_preempted || end_reason="SLU-10: preempted"
   [[ -z $end_reason ]] || stop_early
-  between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" || code=$?
+  read -r nonce </proc/sys/kernel/random/uuid
+  export RUNSTOP_ATTEMPT=${nonce//-/} # the ranks of this attempt cannot take a later one for theirs
+  between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" --nonce "$RUNSTOP_ATTEMPT" || code=$?
   ((code != 3)) || return 0 # it has its result already
   require "opening trial $1" test "$code" -eq 0
   [[ -z ${drop_command[*]-} ]] || require "dropping caches" drop_caches "$1"

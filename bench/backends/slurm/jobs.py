@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -219,7 +220,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
 
 def _executor(folder: Path, known: Sequence[str]) -> executors.ScriptExecutor:
     def no_result(folder: Path) -> Any:
-        raise AssertionError("bench.launch.submit reads results")
+        raise AssertionError("this executor cannot read results; bench.launch.submit does")
 
     return executors.ScriptExecutor(
         folder, sbatch=lambda submission: _accepted(submission, known), states=client.states, read=no_result
@@ -250,7 +251,7 @@ def _accepted(submission: executors.Script, known: Sequence[str]) -> str:
         return queued[-1]
     if is_lost:
         what = f"{refusal.what}; the job may have been submitted anyway"
-        fix = f"`runstop runs` shows the job if there is one; if not: runstop resume {folder}"
+        fix = f"`runstop runs` shows the job if there is one; if not: runstop resume {shlex.quote(str(folder))}"
         raise _LostError(what, where=refusal.where, fix=fix) from refusal
     raise refusal
 

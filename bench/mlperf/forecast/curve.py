@@ -1,8 +1,8 @@
 """The reference curve: the evaluation loss of published runs, and how far single runs differ from it.
 
-Progress is a scale for samples: 0 is the first evaluation by the rules, 1 is the published mean of
-samples to target. On this scale runs of all batch sizes are similar. Every run follows the same curve, later or earlier
-by its own lag, and each evaluation adds noise:
+Progress is a scale for samples: 0 is the first evaluation by the rules, 1 is the mean samples to target of the
+reference convergence points. On this scale runs of all batch sizes are similar. Every run follows the same curve, later
+or earlier by its own lag, and each evaluation adds noise:
 
     loss = limit_loss + drop_loss * exp(-rate * (progress - lag)) + noise
 
@@ -20,7 +20,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.mlperf.published import DATA, Convergence, samples_to_target, schedule
+from bench.mlperf.forecast.prior import Prior, prior
+from bench.mlperf.published import DATA, Convergence, reference_mean, samples_to_target, schedule
 
 BAND_SHARE = 0.99
 """Share of the evaluations of runs like the published ones that are inside the reference band."""
@@ -48,12 +49,12 @@ class Curve:
         """Return the loss of a run with no lag, without noise."""
         return self.limit_loss + self.drop_loss * math.exp(-self.rate * progress)
 
-    def losses(self, progress: Array, *, stretch: float = 1.0) -> Array:
-        """Return the loss without noise: a row for each progress, a column for each of LAGS.
+    def losses(self, progress: Array, *, lags: Array = LAGS, stretch: float = 1.0) -> Array:
+        """Return the loss without noise: a row for each progress, a column for each lag.
 
         A stretch below 1 is a run that falls that much more slowly than the reference.
         """
-        late = stretch * progress[:, None] - LAGS
+        late = stretch * progress[:, None] - lags
         losses: Array = self.limit_loss + self.drop_loss * np.exp(-self.rate * late)
         return losses
 
@@ -64,14 +65,6 @@ class Curve:
         probability: Array = expit(noise / self.noise_scale)
         return probability
 
-    def log_density(self, noise: Array) -> Array:
-        """Return the logarithm of the density of the noise of an evaluation, minus a constant."""
-        from scipy.special import log_expit
-
-        scaled = noise / self.noise_scale
-        density: Array = log_expit(scaled) + log_expit(-scaled)
-        return density
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -79,6 +72,8 @@ class Reference:
 
     convergence: Convergence
     curve: Curve | None
+    prior: Prior | None
+    """None without published runs by system; then the forecast starts from `convergence`."""
 
     @property
     def first(self) -> int:
@@ -92,7 +87,8 @@ class Reference:
 
     def progress(self, samples: float) -> float:
         low, high = _FARTHEST_PROGRESS
-        return min(high, max(low, (samples - self.first) / (self.convergence.mean_samples - self.first)))
+        mean = reference_mean(self.convergence.benchmark, self.convergence.global_batch_size)
+        return min(high, max(low, (samples - self.first) / ((mean or self.convergence.mean_samples) - self.first)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,8 @@ def reference(benchmark: str | None, global_batch_size: int | None) -> Reference
     if convergence is None:
         return None
     fitted = DATA / f"{benchmark}_curve.json"
-    return Reference(convergence, Curve(**json.loads(fitted.read_text("utf-8"))) if fitted.is_file() else None)
+    curve = Curve(**json.loads(fitted.read_text("utf-8"))) if fitted.is_file() else None
+    return Reference(convergence, curve, prior(benchmark, global_batch_size))
 
 
 @cache

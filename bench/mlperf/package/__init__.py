@@ -137,9 +137,11 @@ def _require_free(request: Request) -> None:
     if folder.is_symlink() or (folder.exists() and not _is_empty(folder)):
         raise ConfigError("the folder exists and is not empty", where=str(folder), fix=fix)
     if any(folder.resolve().is_relative_to(run.resolve()) for run in request.runs):
-        raise ConfigError("the package folder is inside a run folder", where=str(folder), fix=fix)
+        raise ConfigError("the package folder cannot be inside a run folder", where=str(folder), fix=fix)
     if len({run.resolve() for run in request.runs}) < len(request.runs):
-        raise ConfigError("a run is listed twice", where=", ".join(map(str, request.runs)), fix="list each run once")
+        raise ConfigError(
+            "the same run is listed twice", where=", ".join(map(str, request.runs)), fix="list each run once"
+        )
 
 
 def _is_empty(folder: Path) -> bool:

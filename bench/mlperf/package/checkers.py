@@ -88,7 +88,7 @@ def require_safe(log: Path, benchmark: str, ruleset: str) -> None:
         for value in (value for logged, value in records if logged == key):
             if value not in names:
                 fix = f"exclude this run: a log must have {' or '.join(names)} here"
-                raise ConfigError(f"{key} is {value!r:.80}", where=str(log), fix=fix)
+                raise ConfigError(f"{key} is {value!r:.80}, which cannot be packed here", where=str(log), fix=fix)
 
 
 def check(submission: Path, *, ruleset: str) -> Checked:

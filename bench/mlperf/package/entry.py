@@ -58,16 +58,18 @@ def read_run(folder: Path) -> Run:
     logs = sorted((path for path in folder.glob(run_files.RESULTS) if path.is_file()), key=by_number)
     if not logs:
         fix = "give run folders with result_0.txt, …"
-        raise ConfigError("no results in this folder", where=str(folder), fix=fix)
+        raise ConfigError("there are no results in this folder", where=str(folder), fix=fix)
     plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
         fix = "pack runs of model.weights=checkpoint"
-        raise ConfigError(f"not a submission: {NO_TARGET}", where=str(folder), fix=fix)
+        raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))
         raise ConfigError(
-            f"logs of several benchmarks: {listed}", where=str(folder), fix="use one folder for each benchmark"
+            f"the folder has logs of several benchmarks: {listed}",
+            where=str(folder),
+            fix="use one folder for each benchmark",
         )
     return run
 
@@ -114,7 +116,7 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
     """Yield why an entry cannot be submitted."""
     results, where = entry.results, f"{entry.benchmark} on {entry.system}"
     if len(results) != required:
-        yield broken("PCK-01", f"{where} has {len(results)} runs, the rules require {required}", where)
+        yield broken("PCK-01", f"{where} has {len(results)} runs, but the rules require {required}", where)
     failed = [result for result in results if not result.valid]
     severity: Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
     for result in failed:
@@ -125,9 +127,9 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
     for key, values in _logged(results):
         if len(values) > 1:
             listed = ", ".join(sorted(repr(value)[:80] for value in values))
-            yield broken("PCK-04", f"{where}: {key} is {listed}", where)
+            yield broken("PCK-04", f"{where}: runs differ in {key}: {listed}", where)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
-        yield broken("PCK-05", f"submission_org is {name!r:.80}, not {org}", where, severity="warning")
+        yield broken("PCK-05", f"submission_org is {name!r:.80} instead of {org}", where, severity="warning")
 
 
 def _logged(results: Sequence[Result]) -> Iterator[tuple[str, set[object]]]:
@@ -147,7 +149,9 @@ def division_of(entries: Sequence[Entry], *, requested: str | None) -> str:
     if len(named) > 1 or not named <= set(DIVISIONS):
         listed = ", ".join(sorted(repr(name)[:80] for name in named))
         raise ConfigError(
-            f"submission_division is {listed}", where="the logs", fix="pack runs of one division together"
+            f"the logs do not have one valid submission_division: {listed}",
+            where="the logs",
+            fix="pack runs of one division together",
         )
     (logged,) = named
     if requested == "closed" and logged == "open":

@@ -129,6 +129,8 @@ def read(path: Path) -> dict[str, str]:
     if not isinstance(fields, dict) or (strange := fields.keys() - set(FIELDS)):
         named = f"unknown fields {sorted(strange)}"[:200] if isinstance(fields, dict) else "not a JSON object"
         raise ConfigError(
-            f"not a system description: {named}", where=str(path), fix="start from the <system>.json of a package"
+            f"the file is not a system description: {named}",
+            where=str(path),
+            fix="start from the <system>.json of a package",
         )
     return text_of(fields)

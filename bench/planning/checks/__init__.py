@@ -97,7 +97,11 @@ def _check_gpu_precision(config: Config) -> None:
 
 def _check_walltime(config: Config) -> None:
     if config.walltime is not None and config.walltime < 1:
-        raise ConfigError(f"walltime is {config.walltime} minutes", where="walltime", fix="set 1 or more, or null")
+        raise ConfigError(
+            f"walltime is {config.walltime} minutes, but must be 1 or more",
+            where="walltime",
+            fix="set 1 or more, or null",
+        )
     if config.cluster.backend.has_queue and config.walltime is None:
         raise ConfigError(
             "a queued job needs a time limit, but walltime (minutes per trial) is null",

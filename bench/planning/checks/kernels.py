@@ -42,7 +42,7 @@ def _check_amounts(kernels: Kernels) -> None:
     families = (kernels.gemm, kernels.memcpy, kernels.collectives, kernels.attention)
     if all(family is None for family in families):
         raise ConfigError(
-            "the task measures nothing",
+            "the task has nothing to measure",
             where="task.kernels",
             fix="set one of gemm, memcpy, collectives and attention, or choose task=node",
         )
@@ -54,7 +54,7 @@ def _check_amounts(kernels: Kernels) -> None:
         )
     if kernels.tolerance is not None and not 0 <= kernels.tolerance < 1:
         raise ConfigError(
-            f"tolerance is {kernels.tolerance:g}, not a share of a limit",
+            f"tolerance is {kernels.tolerance:g}, but must be between 0 and 1",
             where="task.kernels.tolerance",
             fix="set it between 0 and 1, such as 0.02, or null",
         )
@@ -82,7 +82,7 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
         raise ConfigError("no GEMM shapes are given", where=where, fix="list [M, N, K], or set from_model=true")
     for shape in [*gemms.shapes, *gemms.sustained]:
         if len(shape) != 3 or min(shape) < 1:
-            raise ConfigError(f"{shape} is not a shape [M, N, K]", where=where, fix="give three numbers above 0")
+            raise ConfigError(f"{shape} is not a valid shape [M, N, K]", where=where, fix="give three numbers above 0")
         m, n, k = shape
         if max(m * n, m * k, n * k) > MAX_ELEMENTS:
             raise ConfigError(
@@ -145,7 +145,7 @@ def _check_copies(copies: Copies) -> None:
 
 def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str = "") -> None:
     if not sizes:
-        raise ConfigError("no sizes are given", where=where, fix="list bytes, such as [1024, 1048576]")
+        raise ConfigError("no message sizes are given", where=where, fix="list bytes, such as [1024, 1048576]")
     for size in sizes:
         if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
             raise ConfigError(
@@ -165,7 +165,9 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
         )
     if not collectives.operations:
         raise ConfigError(
-            "no collective is given", where="task.kernels.collectives.operations", fix="list all_reduce or others"
+            "no collective operation is given",
+            where="task.kernels.collectives.operations",
+            fix="list all_reduce or others",
         )
     for count in group_sizes(collectives, num_ranks):
         if not 2 <= count <= num_ranks:

@@ -44,7 +44,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
             has_no_smi = (machine.gpus_refused or "").startswith("there is no")  # an image may lack nvidia-smi
             yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
         elif len(machine.gpus) < ranks:
-            yield broken("HW-03", f"{len(machine.gpus)} GPUs for {ranks} ranks", node)
+            yield broken("HW-03", f"the node has {len(machine.gpus)} GPUs for {ranks} ranks", node)
         elif plan.config.cluster.gpu and (other := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
             what = f"{other}, but the plan is for {plan.config.cluster.gpu.name}"
             yield broken("HW-03", what, node, fix="set cluster= to the config of these nodes, or use other nodes")
@@ -58,7 +58,7 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
         for gpu in machine.gpus or ():
             where = f"{node}, GPU {gpu.index}"
             if gpu.ecc_uncorrected:
-                yield broken("HW-01", f"{gpu.ecc_uncorrected} uncorrected ECC errors", where)
+                yield broken("HW-01", f"the GPU has {gpu.ecc_uncorrected} uncorrected ECC errors", where)
             if _is_set(gpu.rows_failed):
                 yield broken("HW-01", "row remapping of the GPU memory failed", where)
             if _is_set(gpu.rows_pending):

@@ -36,7 +36,7 @@ def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if container.runtime is not Runtime.pyxis:
         return
     if outside := [rank.node for rank in facts.ranks if not rank.software.in_enroot]:
-        yield broken("PYX-03", "ranks run on the host, outside of any Enroot container", listed(outside))
+        yield broken("PYX-03", "ranks run directly on the host, not in an Enroot container", listed(outside))
     path = expanded(container.image)
     record = store.recorded(Path(path)) if path and path.endswith(".sqsh") else None
     if record is None or record.marker is None:
@@ -104,7 +104,7 @@ def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if run_folder.refused is not None:
             yield broken("CFG-08", f"results cannot be written: {run_folder.refused}", where)
         elif run_folder.free_mib < MIN_FREE_MIB:
-            yield broken("CFG-08", f"{run_folder.free_mib} MiB free, but a run needs {MIN_FREE_MIB} MiB", where)
+            yield broken("CFG-08", f"{run_folder.free_mib} MiB are free, but a run needs {MIN_FREE_MIB} MiB", where)
 
 
 def health(plan: Plan, facts: Facts) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
+from bench.contract import checksums
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.weights import canonical
@@ -48,6 +49,7 @@ def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
         (part / "config.json").write_text(json.dumps(described | {"dtype": "float32"}, indent=2) + "\n")
         if described["model_type"] == "llama":
             conversion.convert(conversion.prepare(part, plan.config.model))
+        checksums.write(part, checksums.weight_files(part))
         part.rename(folder)
     torch.distributed.barrier()
 

@@ -187,7 +187,7 @@ def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"this is not {model.name}: {'; '.join(wrong)}",
+            f"this is not a checkpoint of {model.name}: {'; '.join(wrong)}",
             where=where,
             fix="point MODEL at a folder of this model (GPT-3 here uses exact GELU, not GPT-2's tanh approximation)",
             rule="CFG-06",
@@ -197,7 +197,7 @@ def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
 def _wrong_model(model: Model, folder: Path, *, name: str, shape: Shape | None, expected: Shape) -> ConfigError:
     actual = "is missing" if shape is None else f"has the shape {shape} instead of {expected}"
     return ConfigError(
-        f"not a checkpoint of {model.name}: {name} {actual}",
+        f"this is not a checkpoint of {model.name}: {name} {actual}",
         where=str(folder),
         fix="run jobs.tasks.prepare, or point MODEL at the weights of this model",
         rule="CFG-06",

@@ -14,7 +14,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bench.contract import checkpoint
+from bench.contract import checkpoint, checksums
 from bench.contract.checkpoint import Stored
 from bench.errors import ConfigError
 from jobs.engines.megatron.lora import is_adapter
@@ -26,7 +26,7 @@ _LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 
 def save(engine: ModelAndOptimizer, folder: Path, *, adapters: bool) -> None:
-    """Save the adapters, or all other weights, to a folder that exists only once it is complete.
+    """Save the adapters, or all other weights, with checksums to a folder that exists only once it is complete.
 
     megatron-core passes the result of a write through a separate process, whose import of torch takes seconds at the
     end of each trial. A synchronous save needs only a queue in this process.
@@ -42,6 +42,7 @@ def save(engine: ModelAndOptimizer, folder: Path, *, adapters: bool) -> None:
     dist_checkpointing.save(_sharded_state_dict(engine, adapters, Stored.plain), str(part))
     torch.distributed.barrier()
     if rank == 0:
+        checksums.write(part, checksums.weight_files(part))
         part.rename(folder)
     torch.distributed.barrier()
 
@@ -74,7 +75,7 @@ def load(engine: ModelAndOptimizer, folder: Path, *, adapters: bool) -> None:
     except (OSError, KeyError, ValueError, CheckpointingException, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ConfigError(
-            f"not a checkpoint of {engine.plan.config.model.name}: {reason}",
+            f"this is not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
             fix="run jobs.tasks.prepare, or point MODEL at a megatron-core checkpoint of this model",
             rule="CFG-06",

@@ -17,11 +17,14 @@ Check = Callable[[Subject], object]
 Expected = tuple[Check, str, str, str]
 CASES: dict[str, tuple[dict[str, object], Expected]] = {
     "image": ({"image": "Not An Image"}, (checks.image, "KUB-15", "'Not An Image' is not a valid image name", "image")),
-    "no image": ({"image": None}, (checks.image, "KUB-15", "no image is set", "image")),
-    "namespace": ({"namespace": "Team"}, (checks.texts, "KUB-15", "Kubernetes does not accept 'Team'", "namespace")),
+    "no image": ({"image": None}, (checks.image, "KUB-15", "the container image of the pods is not set", "image")),
+    "namespace": (
+        {"namespace": "Team"},
+        (checks.texts, "KUB-15", "'Team' is not a valid value for namespace", "namespace"),
+    ),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "a volume needs exactly one of claim and host_path", "data"),
+        (checks.volumes_of_config, "KUB-15", "the volume data must have either claim or host_path", "data"),
     ),
     "claim": (
         {"model": Volume(claim="A b")},
@@ -31,7 +34,10 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
         {"results": Volume(host_path="b")},
         (checks.volumes_of_config, "KUB-15", "'b' is not an absolute path", "results.host_path"),
     ),
-    "root": ({"run_as_user": 0}, (checks.shape, "KUB-15", "pods may not run as root", "run_as_user")),
+    "root": (
+        {"run_as_user": 0},
+        (checks.shape, "KUB-15", "run_as_user is root, but pods may not run as root", "run_as_user"),
+    ),
     "low port": ({"port": 1023}, (checks.shape, "KUB-15", "1023 is not a valid unprivileged port", "port")),
     "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is not a valid unprivileged port", "port")),
     "queue": (
@@ -40,7 +46,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     ),
     "jobset": (
         {"object": ObjectKind.jobset, "version": "1.26"},
-        (checks.shape, "KUB-16", "jobset needs Kubernetes 1.27", "version"),
+        (checks.shape, "KUB-16", "object=jobset needs Kubernetes 1.27 or later", "version"),
     ),
 }
 
@@ -74,13 +80,13 @@ def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize("changes", [{"shm_gib": 0}, {"grace_s": 0}, {"keep_h": -1}])
 def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
     (one,) = findings(checks.shape, settled(changes))
-    assert (one.what, one.where) == ("a number is out of range", f"{K}: shm_gib, grace_s, keep_h")
+    assert (one.what, one.where) == ("shm_gib, grace_s or keep_h is out of range", f"{K}: shm_gib, grace_s, keep_h")
 
 
 def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert findings(checks.volumes_of_config, settled({})) == []
     (one,) = findings(checks.volumes_of_config, settled({"results": None}))
-    assert (one.what, one.where) == ("no volume holds cluster.paths.logs", f"{K}.results")
+    assert (one.what, one.where) == ("no volume is mounted at cluster.paths.logs", f"{K}.results")
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"

@@ -38,6 +38,8 @@ def write(run: Path, *, jobs: list[str], outcome: str | None, exit_code: int = 1
         ([JOB], None, 0, None),
         (["job/default/b", JOB], "failed", 1, 1),
         (["job/default/b"], "failed", 1, None),
+        ([JOB], "failed", 137, 1),
+        ([JOB, "job/default/b"], None, 0, 1),
     ],
 )
 def test_a_pod_ends_at_once_if_its_job_has_written_the_final_status(
@@ -206,6 +208,22 @@ def test_a_pod_forwards_a_signal_to_its_runner_once(pod: Pod, end: int, code: in
     pod.ends, pod.when_asleep = [end], lambda: [send_signal(signum) for signum in signals]
     assert pod.starts(0, "file:29400") == code
     assert pod.killed == [(CHILD + 1, STOPS)] and len(pod.started) == 1
+
+
+@pytest.mark.parametrize(("node", "end", "status", "code"), [
+    (0, 1, None, 1), (1, 1, None, 138), (1, 2, None, 138), (1, 1, 1, 1), (0, 137, 137, 1), (1, 137, 1, 1), (1, 0, 0, 0),
+])  # fmt: skip
+def test_only_a_run_that_has_ended_ends_its_job(pod: Pod, node: int, end: int, status: int | None, code: int) -> None:
+    """A pod's exit code 1 or 2 fails the whole Job, so another node's pod has it only after the run's final status."""
+    entry._announce(pod.run, "10.0.0.1", 29400)
+    pod.ends = [end << 8]
+
+    def ends() -> None:
+        if status is not None:
+            write(pod.run, jobs=[JOB], outcome="failed" if status else "valid", exit_code=status)
+
+    pod.when_asleep = ends
+    assert pod.starts(node, "a-0.a:29400") == code
 
 
 def test_a_pod_of_a_finished_run_starts_no_runner(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,25 @@ def test_forced_findings_are_recorded_in_job_json(api: ApiServer, folder: Path) 
     assert held(folder)["forced"] == ["KUB-02: no room"]
 
 
+@pytest.mark.parametrize("kind", ["job", "trainjob"])
+def test_the_workload_owns_the_other_objects(kind: str, api: ApiServer, folder: Path) -> None:
+    """So its end, by its TTL or by `cancel`, deletes them; a user without the right to patch them keeps them."""
+    words = ("cluster.kubernetes.version='1.31'", f"cluster.kubernetes.object={kind}")
+    plan, name = planned(*words, "cluster.kubernetes.discovery=service"), names.of_folder(folder, 1)
+    group, version = {"job": (BATCH, "batch/v1"), "trainjob": (
+        "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs", "trainer.kubeflow.org/v1alpha1"
+    )}[kind]  # fmt: skip
+    api.answers[f"POST {group}"] = {"metadata": {"name": name, "uid": "7"}}
+    BACKEND.submit(plan, folder)
+    owned = {"job": ["configmaps", "services"], "trainjob": ["configmaps", "trainingruntimes"]}[kind]
+    patched = [one for one in api.requests if one.startswith("PATCH")]
+    assert [one.rpartition("/")[0].rpartition("/")[2] for one in patched] == owned
+    body = {"apiVersion": version, "kind": {"job": "Job", "trainjob": "TrainJob"}[kind], "name": name, "uid": "7"}
+    assert api.sent[-2:] == [{"metadata": {"ownerReferences": [body]}}] * 2
+    api.answers |= {f"PATCH {NAMESPACE}/configmaps/{name}-2": refusal(403, "Forbidden", "no")}
+    assert BACKEND.resume(folder, trials_left=1).endswith(names.of_folder(folder, 2))
+
+
 def test_options_for_sbatch_are_refused_before_any_request(api: ApiServer, folder: Path) -> None:
     with pytest.raises(ConfigError, match="--qos=gold -n1 is an option of sbatch, but this run uses Kubernetes"):
         BACKEND.resume(folder, trials_left=1, arguments=["--qos=gold", "-n1"])
@@ -93,7 +112,8 @@ def test_if_one_object_is_refused_all_are_deleted(api: ApiServer, folder: Path) 
     with pytest.raises(SubmitError, match="spec.x: no such field") as refused:
         BACKEND.submit(planned(), folder)
     assert (refused.value.where, refused.value.rule) == (f"Job {name}-1", None)
-    assert refused.value.fix == "correct the field that the message names, under cluster.kubernetes"
+    left = f"; then delete what is left: kubectl -n default delete job/{name}-0"
+    assert refused.value.fix == f"correct the field that the message names, under cluster.kubernetes{left}"
     gone = [
         f"DELETE {place}?propagationPolicy=Background"
         for place in (f"{BATCH}/{name}-0", f"{NAMESPACE}/configmaps/{name}")
@@ -101,6 +121,14 @@ def test_if_one_object_is_refused_all_are_deleted(api: ApiServer, folder: Path) 
     assert api.requests[-2:] == gone
     assert held(folder)["jobs"] == [] and not (folder / SUBMISSION).exists()
     assert not (folder / KUBERNETES_MANIFEST).exists()
+
+
+def test_a_quota_of_objects_is_not_a_missing_permission(api: ApiServer, folder: Path) -> None:
+    what = 'configmaps "a" is forbidden: exceeded quota: small, requested: configmaps=1, used: configmaps=1'
+    api.answers[f"POST {NAMESPACE}/configmaps"] = refusal(403, "Forbidden", what)
+    with pytest.raises(SubmitError, match="KUB-11: configmaps") as refused:
+        BACKEND.submit(planned(), folder)
+    assert refused.value.fix.startswith("delete objects of ended runs")
 
 
 @pytest.mark.parametrize(

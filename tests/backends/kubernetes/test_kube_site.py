@@ -46,6 +46,7 @@ def server(**answers: Any) -> ApiServer:
         "GET /version": {"gitVersion": "v1.31.4-eks"},
         "GET /api/v1/nodes": {"items": [node("a"), node("b")]},
         f"GET {NAMESPACE}/resourcequotas": {"items": []},
+        f"GET {NAMESPACE}": {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
         "GET /api/v1": {"resources": [{"kind": "ConfigMap"}, {"kind": "Service"}, {"kind": "Job"}]},
         "GET /apis/batch/v1": {"resources": [{"kind": "CronJob"}, {"kind": "Job"}]},
     }
@@ -78,12 +79,16 @@ def test_a_suitable_cluster_has_no_problems(look: Look) -> None:
         "server-side dry run": "3 objects",
         "nodes": "2 of 2 nodes",
         "quota": "none",
+        "Pod Security level": "restricted",
         "claims": "; ".join(f"runstop-{name} Bound ReadWriteMany (nfs)" for name in ("results", "data", "model")),
     }
-    assert [(one.findings, one.unknown, one.tier) for one in results.values()] == [((), "", "login")] * 7
+    assert [(one.findings, one.unknown, one.tier) for one in results.values()] == [((), "", "login")] * 8
     rights = [f"{verb}  {kind} in team" for verb in checks.VERBS for kind in ("configmaps", "services")]
     rights += [f"{verb} batch jobs in team" for verb in checks.VERBS] + ["list  pods in team"]
-    dry = [f"POST {place}?dryRun=All" for place in (f"{NAMESPACE}/configmaps", f"{NAMESPACE}/services", JOBS)]
+    dry = [
+        f"POST {place}?dryRun=All&fieldValidation=Strict"
+        for place in (f"{NAMESPACE}/configmaps", f"{NAMESPACE}/services", JOBS)
+    ]
     assert sorted(api.requests) == sorted([*api.answers, "GET /api/v1", *rights, *dry, *[f"POST {REVIEWS}"] * 10])
     assert [item["kind"] for item in sorted(api.sent, key=lambda item: str(item["kind"]))] == [
         *("ConfigMap", "Job", "Service")
@@ -97,6 +102,7 @@ WHERE = "cluster.kubernetes"
 TOO_FEW = "nodes are large enough for a pod, but the run needs 2; the other nodes have too little"
 WANTED = f"{WHERE}.resources, gpu_resource, node_selector"
 QUOTAS = {"pods": "1", "requests.nvidia.com/gpu": "20", "limits.cpu": "127", "memory": "2Ti", "secrets": "0"}
+OBJECTS = {"configmaps": "1", "count/jobs.batch": "0", "requests.cpu": "128", "limits.memory": "2Ti"}
 quota = partial(broken, "KUB-11")
 CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
     "no server": (
@@ -144,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         {"refused": {"create batch jobs", "delete  services", "list  pods"}},
         "permissions",
         "",
-        [broken("KUB-07", "this user may not create Job, delete Service, list Pod", "namespace team")],
+        [broken("KUB-07", "this user has no permission to create Job, delete Service, list Pod", "namespace team")],
     ),
     "a dry run by a user who is not logged in": (
         {f"POST {JOBS}": refusal(401, "Unauthorized", "Unauthorized")},
@@ -200,6 +206,19 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
             quota("limits.cpu: 127 of 127 left, but the run requests 128", "quota all"),
         ],
     ),
+    "a quota of objects": (
+        {
+            f"GET {NAMESPACE}/resourcequotas": {
+                "items": [{"metadata": {"name": "a"}, "status": {"hard": OBJECTS, "used": {"configmaps": "1"}}}]
+            }
+        },
+        "quota",
+        "1 quotas",
+        [
+            quota("configmaps: 0 of 1 left, but the run requests 1", "quota a"),
+            quota("count/jobs.batch: 0 of 0 left, but the run requests 1", "quota a"),
+        ],
+    ),
     "claims": (
         {
             f"{CLAIM}results": claim("Pending", "ReadWriteOnce", "ReadOnlyMany", storage=None),
@@ -244,7 +263,30 @@ def test_each_problem_is_the_only_finding(case: str, look: Look) -> None:
     assert [one for name, one in results.items() if name != check and one.findings] == []
 
 
+def test_a_quota_of_a_resource_that_pods_do_not_request_is_reported(look: Look) -> None:
+    hard = {"metadata": {"name": "a"}, "status": {"hard": {"requests.cpu": "9", "limits.memory": "9Gi", "pods": "9"}}}
+    plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.namespace=team"])
+    results = look(server(**{f"GET {NAMESPACE}/resourcequotas": {"items": [hard]}}), plan)
+    problems = [(one.severity, one.what, one.fix) for one in results["quota"].findings]
+    what = "the quota limits {}, so pods without {} are refused, unless a LimitRange sets a default"
+    assert problems == [
+        ("warning", what.format("limits.memory", "memory"), f"set {WHERE}.resources.memory"),
+        ("warning", what.format("requests.cpu", "cpu"), f"set {WHERE}.resources.cpu"),
+    ]
+
+
+@pytest.mark.parametrize("level", ["privileged", "baseline", "restricted", None])
+def test_the_pod_security_level_of_the_namespace_is_compared_with_the_pods(level: str | None, look: Look) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": level} if level else None
+    answers = {f"GET {NAMESPACE}": {"metadata": {"labels": labels}}}
+    plan = planned("cluster.kubernetes.capabilities=[IPC_LOCK]", "cluster.kubernetes.host_network=true")
+    result = look(server(**answers), plan)["Pod Security level"]
+    refused = f"the namespace's Pod Security level {level} refuses hostNetwork; runstop: capability IPC_LOCK"
+    assert [one.what for one in result.findings] == ([refused] if level in ("baseline", "restricted") else [])
+
+
 UNKNOWN = {
+    f"GET {NAMESPACE}": (refusal(403, "Forbidden", "no"), "Pod Security level", "namespace: no"),
     "GET /api/v1/nodes": (refusal(403, "Forbidden", "may not list nodes"), "nodes", "nodes: may not list nodes"),
     "GET /apis/batch/v1": (refusal(401, "Unauthorized", "who?"), "object kinds", "kind Job: who?"),
     f"GET {NAMESPACE}/resourcequotas": (refusal(500, "", ""), "quota", "quota: HTTP 500"),
@@ -302,4 +344,4 @@ def test_a_run_on_one_node_can_use_a_claim_for_one_node(look: Look) -> None:
     answers = {f"{CLAIM}{name}": claim("Bound", "ReadWriteOnce") for name in ("results", "data", "model")}
     plan = planned("cluster.num_nodes=1", "recipe.global_batch_size=8")
     results = look(server(**answers, **{"GET /api/v1/nodes": {"items": [node()]}}), plan)
-    assert [one.findings for one in results.values()] == [()] * 7
+    assert [one.findings for one in results.values()] == [()] * 8

@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from bench.backends.protocol import JobState
 from bench.console import logs
 from bench.contract import plan_kinds
 from bench.errors import SubmitError
+from bench.launch import resume
 from bench.planning import compose
 from bench.runs import ledger
 
@@ -141,6 +144,19 @@ def test_the_state_of_a_job_follows_from_its_objects_and_pods(
     assert (known.state, known.native_state, known.rule) == (state, native_state, rule)
 
 
+@pytest.mark.parametrize(("seconds", "native_state", "rule"), [(2.0, "Running", ""), (60.0, "NodeLost", "KUB-13")])
+def test_a_pod_that_its_node_does_not_terminate_shows_a_lost_node(
+    server: Server, seconds: float, native_state: str, rule: str
+) -> None:
+    """A kubelet needs some seconds after the grace period, which the deletion's time includes, to remove a pod."""
+    due = datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    deleted = pod("a", phase="Running")
+    deleted["metadata"]["deletionTimestamp"] = due
+    server.objects = {JOBS: [job("a", 0)], PODS: [deleted], EVENTS: []}
+    known = states.states(["job/default/a"])["job/default/a"]
+    assert (known.native_state, known.rule) == (native_state, rule)
+
+
 def test_a_run_ends_with_its_last_job_and_fails_with_the_first_failed_one(server: Server) -> None:
     server.objects = {
         JOBS: [job("a", 0, ended("Complete")), job("a", 1)],
@@ -200,6 +216,32 @@ def test_why_queries_the_cluster_only_if_requested(server: Server, tmp_path: Pat
     assert diagnosis.explain([folder], ask=ask).rule == rule
 
 
+def test_a_cancelled_job_is_noted_in_job_json_before_its_pods_get_their_signals(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = job("a", 0)
+    ours["metadata"]["annotations"] = {names.FOLDER: str(tmp_path)}
+    server.objects = {JOBS: [ours], PODS: [pod("a", phase="Running")], EVENTS: []}
+    file, submitted = tmp_path / "job.json", {"backend": "kubernetes", "jobs": [{"id": "job/default/a"}]}
+    file.write_text(json.dumps(submitted))
+    at_deletion, answer, refusal = list[Any](), Server.answer, (403, {"reason": "Forbidden", "message": "no"})
+
+    def answered(self: Server, method: str, path: str) -> tuple[int, Any]:
+        if method != "DELETE":
+            return answer(self, method, path)
+        at_deletion.append(json.loads(file.read_text()))
+        return refusal if len(at_deletion) > 1 else answer(self, method, path)
+
+    monkeypatch.setattr(Server, "answer", answered)
+    assert resume.cancel(tmp_path) == "job/default/a"
+    noted = submitted | {"cancelled": "job/default/a"}
+    assert at_deletion == [noted] and json.loads(file.read_text()) == noted
+    file.write_text(json.dumps(submitted))
+    with pytest.raises(SubmitError, match="KUB-07"):
+        resume.cancel(tmp_path)
+    assert at_deletion == [noted] * 2 and json.loads(file.read_text()) == submitted, "it still runs"
+
+
 def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
     server.objects = {JOBS: [job("a", 0), job("a", 1)]}
     backend.cancel(names.read_id("job/default/a"))
@@ -209,7 +251,7 @@ def test_only_the_objects_of_a_job_are_deleted(server: Server) -> None:
 
 @pytest.mark.parametrize("id", ["12", "pod/default/a", "job/default", "job/Default/a", "job/../a", "job/default/a b"])
 def test_the_id_of_another_backend_is_refused(id: str) -> None:
-    with pytest.raises(SubmitError, match="not the id of a Kubernetes job"):
+    with pytest.raises(SubmitError, match="is not the id of a Kubernetes job"):
         states.states([id])
 
 

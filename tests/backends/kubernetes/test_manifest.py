@@ -15,7 +15,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.backends.kubernetes import checks, manifest
+from bench import backends
+from bench.backends.kubernetes import checks, manifest, pod_security
 from bench.contract import plan_kinds
 from bench.contract.cluster import ObjectKind, Toleration, Volume
 from bench.contract.plan import Plan
@@ -148,6 +149,15 @@ def test_every_pod_runs_without_root_and_requests_its_nodes_resources(name: str)
     assert plan_kinds.loads(held["data"]["plan.json"]) == plan
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "manifests").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_default_pods_fit_the_restricted_level(path: Path) -> None:
+    """Those of the test cluster have host paths, which the level `baseline` refuses, too."""
+    refused = [what for item in yaml.safe_load_all(path.read_text()) for pod in pods(item)
+             for what in pod_security.violations(pod, "restricted")]  # fmt: skip
+    is_of_test = path.stem == "lora_tiny_kubernetes_test"
+    assert [what for what in refused if not (is_of_test and what.endswith("is a hostPath"))] == []
+
+
 def test_an_old_server_gets_one_job_per_node_and_a_new_one_an_indexed_job() -> None:
     words = ["task=lora_tiny", "cluster=kubernetes_test"]
     old = [item for item in manifest.load_all(manifest.text(compose.compose(words))) if item["kind"] == "Job"]
@@ -169,6 +179,7 @@ SITE = (
     *("cluster.kubernetes.tolerations=[{taint: gpu, value: 'yes', effect: NoSchedule}]", "trials=2", "walltime=30"),
     *("cluster.kubernetes.exclude_nodes=[dgx-7]", "cluster.kubernetes.host_network=true"),
     *("cluster.kubernetes.service_account=bench", "cluster.kubernetes.results={claim: a, sub_path: me}"),
+    *("cluster.kubernetes.capabilities=[IPC_LOCK]", "cluster.kubernetes.workload_priority_class=urgent"),
 )
 
 
@@ -179,6 +190,7 @@ def test_each_setting_of_a_site_is_in_its_kubernetes_field() -> None:
     validate(job, "1.31", strict=True)
     assert job["metadata"]["namespace"] == "ml"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "urgent"
     template = job["spec"]["template"]
     pod, (container,) = template["spec"], template["spec"]["containers"]
     assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rail0, fabric/rail1"}
@@ -202,6 +214,91 @@ def test_each_setting_of_a_site_is_in_its_kubernetes_field() -> None:
     assert volumes[mounts["/dev/shm"]["name"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "9Gi"}
     assert volumes[mounts["/results"]["name"]]["persistentVolumeClaim"] == {"claimName": "a", "readOnly": False}
     assert mounts["/results"]["subPath"] == "me" and mounts["/data"]["readOnly"]
+
+
+FURTHER = """
+run_as_user: null
+exclude_nodes: [dgx-7]
+labels: {team: ml}
+annotations: {kueue.x-k8s.io/podset-required-topology: rack}
+pod:
+  runtimeClassName: nvidia
+  schedulerName: volcano
+  securityContext: {supplementalGroups: [44]}
+  tolerations: [{key: a, operator: Exists}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: full}]
+  topologySpreadConstraints: [{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: DoNotSchedule}]
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+        - matchExpressions: [{key: pool, operator: In, values: [a]}]
+        - matchFields: [{key: metadata.name, operator: In, values: [b]}]
+    podAntiAffinity:
+      preferredDuringSchedulingIgnoredDuringExecution:
+      - {weight: 1, podAffinityTerm: {topologyKey: rack, labelSelector: {matchLabels: {team: other}}}}
+  volumes: [{name: scratch, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce],
+    resources: {requests: {storage: 1Ti}}}}}}]
+  initContainers: [{name: warm, image: warm, restartPolicy: Always}]
+container:
+  resources: {claims: [{name: gpu}]}
+  volumeMounts: [{name: scratch, mountPath: /scratch}]
+  env: [{name: NCCL_DEBUG, value: INFO}]
+"""
+"""Settings that runstop passes on to the pods."""
+
+
+@pytest.mark.parametrize(("kind", "cluster"), [*((kind.name, "kubernetes") for kind in ObjectKind), ("job", "kuberay")])
+def test_further_fields_of_a_site_are_passed_to_the_pods_of_every_object(kind: str, cluster: str) -> None:
+    further = json.dumps(yaml.safe_load(FURTHER))
+    k = "cluster.kubernetes"
+    words = [
+        f"{'' if name in ('run_as_user', 'exclude_nodes') else '+'}{k}.{name}={hydra(value)}"
+        for name, value in json.loads(further).items()
+    ]
+    plan = compose.compose(["task=lora70b", f"cluster={cluster}", IMAGE, f"{k}.object={kind}",
+                            f"+{k}.resources={{ephemeral-storage: 100Gi}}", *words])  # fmt: skip
+    plan = plan_kinds.loads(plan_kinds.dumps(plan))
+    text = backends.for_plan(plan).render(plan)
+    checked = run(checks.CONFIG_CHECKS, Subject(plan, text), tier="laptop")
+    assert [(f.what, f.where) for one in checked for f in one.findings] == []
+    assert "Kubernetes 1.31" in [one.seen for one in checked]
+    items = list(yaml.safe_load_all(text))
+    assert all(item["metadata"]["labels"]["team"] == "ml" for item in items)
+    all_pods = [pod for item in items for pod in pods(item)]
+    assert all_pods and "kueue.x-k8s.io/podset-required-topology: rack" in text
+    for pod in all_pods:
+        (container,) = pod["containers"]
+        assert (pod["runtimeClassName"], pod["schedulerName"]) == ("nvidia", "volcano")
+        assert (
+            pod["resourceClaims"]
+            and container["resources"].get("claims")
+            or pod is all_pods[0]
+            and cluster == "kuberay"
+        )
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, "supplementalGroups": [44]
+        }  # fmt: skip
+        assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}] and pod["topologySpreadConstraints"]
+        node = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert [[one["values"] for one in term["matchExpressions"]] for term in node] == [
+            [["dgx-7"], ["a"]],
+            [["dgx-7"]],
+        ]
+        assert node[1]["matchFields"] and len(pod["initContainers"]) == 1
+        assert pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert {"scratch", "shm", "tmp"} <= {one["name"] for one in pod["volumes"]}
+        assert "/scratch" in [one["mountPath"] for one in container["volumeMounts"]]
+        assert {"name": "NCCL_DEBUG", "value": "INFO"} in container["env"]
+
+
+def hydra(value: Any) -> str:
+    """Return a value as Hydra's grammar writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {hydra(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(hydra, value)) + "]"
+    return "null" if value is None else str(value)
 
 
 PLAN = pickle.dumps(compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.version='1.31'"]))
@@ -270,16 +367,34 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "rule", "what"),
     [
-        (["cluster.kubernetes.image=null"], "KUB-15", "no image is set"),
+        (["cluster.kubernetes.image=null"], "KUB-15", "the container image of the pods is not set"),
         (["cluster.kubernetes.image=Bad Image"], "KUB-15", "is not a valid image name"),
         (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may refer to another image later"),
-        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "Kubernetes does not accept"),
-        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "Kubernetes does not accept"),
-        (["cluster.kubernetes.results=null"], "KUB-15", "no volume holds cluster.paths.logs"),
-        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "exactly one of claim and host_path"),
+        (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "is not a valid value for"),
+        (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "is not a valid value for"),
+        (["cluster.kubernetes.results=null"], "KUB-15", "no volume is mounted at cluster.paths.logs"),
+        (["cluster.kubernetes.data={claim: a, host_path: /b}"], "KUB-15", "must have either claim or host_path"),
         (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be used as a path in pods"),
-        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "pods may not run as root"),
+        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "run_as_user is root, but pods may not run as root"),
         (["launch.array=true"], "KUB-15", "does not support job arrays"),
+        (["cluster.paths.data=/results"], "KUB-15", "/results is the path of two volumes: results and data"),
+        (["cluster.paths.data=/results/"], "KUB-15", "/results is the path of two volumes: results and data"),
+        (["cluster.paths.logs=/tmp"], "KUB-15", "pods have a volume of their own at /tmp"),
+        (["+cluster.kubernetes.resources={nvidia.com/gpu: '1'}"], "KUB-15", "follows from cluster.ranks_per_node"),
+        (["cluster.kubernetes.data={claim: a, sub_path: ../../x}"], "KUB-15", "is not a folder below the volume"),
+        (["cluster.kubernetes.data={claim: a, sub_path: /x}"], "KUB-15", "is not a folder below the volume"),
+        (["cluster.kubernetes.resources.cpu='0'"], "KUB-15", "cpu is 0: pods need more than nothing"),
+        (["cluster.kubernetes.resources.memory=1Gi"], "KUB-15", "/dev/shm alone may take 64Gi of it"),
+        (["cluster.kubernetes.resources.memory=64Gi"], "KUB-15", "/dev/shm alone may take 64Gi of it"),
+        (["cluster.kubernetes.workload_priority_class=a"], "KUB-15", "and no queue is set"),
+        (["+cluster.kubernetes.labels={a: b c}"], "KUB-15", "does not accept 'b c'"),
+        (["+cluster.kubernetes.pod={containers: [{name: a}]}"], "KUB-15", "runstop sets containers of a pod itself"),
+        (["+cluster.kubernetes.pod={securityContext: {runAsUser: 0}}"], "KUB-15", "sets securityContext.runAsUser of"),
+        (["+cluster.kubernetes.pod={volumes: [{name: shm, emptyDir: {}}]}"], "KUB-15", "runstop sets volumes: shm"),
+        (["+cluster.kubernetes.container={env: [{name: HOME, value: /}]}"], "KUB-15", "runstop sets env: HOME"),
+        (["+cluster.kubernetes.container={command: [sh]}"], "KUB-15", "runstop sets command of a pod itself"),
+        (["+cluster.kubernetes.pod={runtimeclass: a}"], "KUB-15", "'runtimeclass' was unexpected"),
+        (["+cluster.kubernetes.pod={schedulerName: 5}"], "KUB-15", "schedulerName: 5 is not of type 'string'"),
         (["cluster.kubernetes.version='1.20'", "cluster.kubernetes.object=jobset"], "KUB-16", "needs Kubernetes 1.27"),
         (
             ["cluster.kubernetes.version='1.20'", "cluster.kubernetes.queue=a"],

@@ -45,7 +45,7 @@ class FakeNodes:
     restarted: list[list[int]] = field(default_factory=list)
     started: list[tuple[str, int]] = field(default_factory=list)
 
-    def start(self, command: Command, port: int) -> None:
+    def start(self, command: Command, port: int, attempt: str | None = None) -> None:
         self.started.append((command.name, port))
 
     def exit_codes(self) -> dict[int, int]:
@@ -269,10 +269,12 @@ def test_nodes_must_share_files_that_several_of_them_write() -> None:
     two = [shares, alone, Other(2, "rig2", True), Other(3, "rig3", False)]
     for fine in (Others(plan, two), Others(saving, [shares]), Others(saving, [])):
         lead.require_shared(cast(Nodes, fine))
-    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 does not share it\n  where: task\.tr"
+    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 cannot access it\n  where: task\.tr"
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
-    message = "HST-09: rank 0 writes the log on rig0, which cannot .*\n  where: LOGDIR\n  fix:   start the run on rig0"
+    message = (
+        "HST-09: rank 0 cannot write the log: its host rig0 cannot .*\n  where: LOGDIR\n  fix:   start the run on rig0"
+    )
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
 
@@ -286,7 +288,7 @@ def test_prepared_files_must_exist_on_every_node(tmp_path: Path) -> None:
     assert checked == [1]
     every[1].has = lambda path: "/model" not in path
     missing = rf"{re.escape(str(tmp_path))}/model/\S+"
-    message = rf"HST-10: {missing} was prepared, but rig2 does not have it\n  where: DATADIR, MODEL"
+    message = rf"HST-10: {missing} was prepared on another host, but does not exist on rig2\n  where: DATADIR, MODEL"
     with pytest.raises(ConfigError, match=message):
         lead.require_prepared(cast(Nodes, Others(plan, every)))
 

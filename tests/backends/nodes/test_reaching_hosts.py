@@ -13,7 +13,7 @@ import pytest
 
 from bench.backends import ssh
 from bench.backends.nodes import lead as every_node
-from bench.backends.nodes import remote
+from bench.backends.nodes import processes, remote
 from bench.backends.nodes.processes import PACKAGES
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import Ssh
@@ -89,6 +89,37 @@ OPTIONS = (
 )
 
 
+def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
+    def probe(*packages: str) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, "-c", ssh.PROBE, *packages]
+        env = os.environ | {"PYTHONPATH": str(PACKAGES)}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+    assert probe("json", "xml.dom").returncode == 0
+    assert probe("json").stdout.strip() == socket.gethostbyname(socket.gethostname())
+    assert probe("json", "absent", "other").stderr == "No module named absent, other\n"
+    assert probe("absent.core").stderr.endswith("No module named 'absent'\n")
+    one = ("cluster.num_nodes=1", "cluster.hosts=[rig0]")
+    needs = {name: ssh._packages(planned(f"task={name}", *one)) for name in ("attention", "generate_7b")}
+    assert needs == {
+        "attention": ["psutil", "numpy", "torch"],
+        "generate_7b": ["psutil", "numpy", "torch", "megatron.core"],
+    }
+
+
+def test_a_host_whose_own_name_is_a_loopback_address_is_a_warning() -> None:
+    plan, named = planned(), planned("+cluster.environment.GLOO_SOCKET_IFNAME=eth0")
+    (one,) = ssh._loopback(plan, "rig0", "127.0.1.1")
+    assert (one.rule, one.severity) == ("NCC-08", "warning") and "127.0.1.1" in one.what
+    assert [*ssh._loopback(plan, "rig0", "10.0.0.4"), *ssh._loopback(named, "rig0", "127.0.1.1")] == []
+
+
+def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"rel::/inherited:{PACKAGES}")
+    environment = processes.environment({"PYTHONPATH": "/mine:also/rel"}, ("rig0", 1))
+    assert environment["PYTHONPATH"] == f"{PACKAGES}:/mine:/inherited"
+
+
 def test_a_node_is_started_by_ssh_and_on_this_machine_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(socket, "gethostname", lambda: "rig0.site")
@@ -135,7 +166,7 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
     opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
-    with pytest.raises(ConfigError, match="HST-09: rank 0 writes the log on rig0, which cannot access"):
+    with pytest.raises(ConfigError, match="HST-09: rank 0 cannot write the log: its host rig0 cannot access"):
         opening.__enter__()
     assert notes().count("shutdown rig0") == 1, "it is shut down"
 
@@ -145,8 +176,8 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     [
         ("echo 'ssh: Could not resolve hostname rig1: no' >&2; echo later >&2", "HST-06", "ssh: Could not", None),
         ("echo of a shell; echo 'the last line' >&2; echo >&2", None, "the last line", "read "),
-        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "it sent 'ready' instead of join", "read "),
-        ("exit 3", None, "the connection was closed", "read "),
+        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "the other node sent 'ready' instead of join", "read "),
+        ("exit 3", None, "the other node has closed the connection", "read "),
     ],
 )
 def test_a_host_that_does_not_start_is_reported_with_its_error(
@@ -214,8 +245,9 @@ def test_every_host_is_checked_for_starting_ranks(
     assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
     assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
     assert refused.where == "cluster.hosts" and refused.severity == "error"
-    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c 'import bench.driver'"
-    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(" -c import bench.driver") == 2
+    packages = "psutil numpy torch megatron.core"
+    line = f"env PYTHONPATH={PACKAGES} PYTHONSAFEPATH=1 python-there -c {shlex.quote(ssh.PROBE)} {packages}"
+    assert f"-T {OPTIONS} -- rig0 {line}" in notes() and notes().count(f" -c {ssh.PROBE} {packages}") == 2
     contained = planned("container=podman", "container.image=me/bench:1", "cluster.device=cpu")
     contained.config.cluster.hosts = ["localhost", "rig1"]
     for name in ("sh", "env"):

@@ -1,6 +1,9 @@
 """Checks of a Ray plan and of the cluster's answers, and jobs that several runs share."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,11 +248,26 @@ def test_a_job_uploads_this_program_unless_the_nodes_have_it(dashboard: Dashboar
     packages = Path(request.__file__).parents[3]
     settings = {"RAY_DEDUP_LOGS": "0", "RAY_JOB_STOP_WAIT_TIME_S": "180"}
     assert installed == {"env_vars": settings}
-    names = [f"{packages}/bench", f"{packages}/jobs"]
+    names = [f"{packages}/bench", f"{packages}/jobs", f"{packages}/conf"]
     assert uploaded == {"env_vars": settings, "py_modules": names, "excludes": ["__pycache__"]}
     assert bodies[0]["submission_id"].endswith("-2") and bodies[0]["metadata"] == {request.FOLDER: "/a"}
     assert bodies[0]["entrypoint"].endswith(" /b")
     assert BACKEND.exclude_nodes(planned(), ["a", "b"]) == ("remove a, b from the Ray cluster with `ray drain-node`")
+
+
+def test_uploaded_folders_hold_all_that_a_node_needs(tmp_path: Path, dashboard: Dashboard) -> None:
+    """Ray unpacks each folder into one of its own, and puts these on the path; `why` composes the plan's config."""
+    folders = request.body(planned(), Path("/a"), [Path("/b")], 1)["runtime_env"]["py_modules"]
+    for number, folder in enumerate(map(Path, folders)):
+        shutil.copytree(folder, tmp_path / str(number) / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    path = os.pathsep.join(str(place) for place in tmp_path.iterdir())
+    text = "from bench.driver import between_commands; from bench import diagnosis\n"
+    text += "from bench.planning import compose; print(compose.compose(['task=lora_tiny', 'cluster=local']).name)"
+    argv = [sys.executable, "-c", text]
+    done = subprocess.run(
+        argv, env=os.environ | {"PYTHONPATH": path}, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "lora_tiny-local\n", done.stderr
 
 
 def test_an_address_without_listener_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_secrets_are_neither_passed_nor_written(clusters: Clusters, monkeypatch:
     monkeypatch.setenv("HARMLESS", token)
     plan = planned("cluster.ray.environment=[HARMLESS]")
     folder = folders.make(plan, "")
-    with pytest.raises(ConfigError, match="the file would hold"):
+    with pytest.raises(ConfigError, match="the file would contain a secret"):
         backend.submit(plan, folder)
     written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert token not in written and not clusters.requests

@@ -74,6 +74,17 @@ def test_a_killed_driver_ends_the_ranks_and_resume_continues_the_run(user: RayUs
 
 
 @pytest.mark.faults
+def test_a_killed_rank_ends_the_run_with_its_cause(user: RayUser) -> None:
+    """The run's final status is written on a node, with the code that the job has uploaded."""
+    run = user.launch(LONG_RUN)
+    user.until_trains(run)
+    os.kill(run.processes("jobs.tasks.train")[0], signal.SIGKILL)
+    user.until_ended(run)
+    assert (run.status["outcome"], run.status["exit_code"], run.status["rule"]) == ("failed", 1, "RUN-02"), run.output()
+    assert user.why(run)["rule"] == "RUN-02"
+
+
+@pytest.mark.faults
 def test_a_timed_out_trial_is_resumed_with_a_longer_limit(user: RayUser) -> None:
     """One of its ranks is stopped for longer than the plan's limit of one minute."""
     run = user.launch("task.training.max_steps=20", "walltime=1")

@@ -1,6 +1,7 @@
 """Inject faults into a running job: into its processes, sockets, clock, disk and nodes."""
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -89,15 +90,20 @@ def send(number: signal.Signals, rank: int = -1) -> Callable[[Scene], None]:
 
 
 def sockets_of(pid: int) -> Iterator[socket.socket]:
-    """Yield the open TCP connections of a process."""
+    """Yield the open TCP connections of a process; it may open and close others meanwhile."""
     process = os.pidfd_open(pid)
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            if not str(link.readlink()).startswith("socket:"):
-                continue
-            if (taken := _libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)) < 0:
-                raise OSError(ctypes.get_errno(), "pidfd_getfd")
-            connection = socket.socket(fileno=taken)
+            try:
+                if not str(link.readlink()).startswith("socket:"):
+                    continue
+                if (taken := _libc.syscall(_PIDFD_GETFD, process, int(link.name), 0)) < 0:
+                    raise OSError(ctypes.get_errno(), "pidfd_getfd")
+                connection = socket.socket(fileno=taken)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EBADF, errno.ENOTSOCK):  # closed, and maybe opened again
+                    continue
+                raise
             is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
             if is_tcp and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01":  # established
                 yield connection

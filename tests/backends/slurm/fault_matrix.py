@@ -133,7 +133,9 @@ def play(user: User, fault: Fault) -> Played:
     try:
         run = fault.start(user, fault.overrides)
         if fault.trial is not None:
-            until(training(run, fault.trial), START_S, run)
+            trains = training(run, fault.trial)
+            until(lambda: trains() or run.status, START_S, run)
+            assert trains(), f"the run ended before trial {fault.trial} trained: {run.status}"
         kept = {log: log.read_bytes() for log in run.folder.glob("result_*.txt") if b"run_stop" in log.read_bytes()}
         fault.inject(Scene(user, run))
         state = user.cluster.wait_for_state(run.job, ENDED, fault.timeout_s)

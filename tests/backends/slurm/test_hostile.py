@@ -60,6 +60,7 @@ def require_planned(plan: Plan, done: ScriptRun) -> None:
             assert plan.environment.items() <= env.items()
             known = {
                 "RUNSTOP_ARRAY_TASK",
+                "RUNSTOP_ATTEMPT",
                 "PWD",
                 "OLDPWD",
                 "SHLVL",
@@ -71,7 +72,10 @@ def require_planned(plan: Plan, done: ScriptRun) -> None:
                 *plan.environment,
             }
             assert {name for name in env if not name.startswith(("SLURM_", "PYXIS_"))} <= known
-    (ranks,) = [argv for argv in started if argv[-len(plan.commands[-1].argv) :] == plan.commands[-1].argv]
+    last = plan.commands[-1].argv
+    ((ranks, env),) = [(argv, env) for argv, env in done.calls if argv[-len(last) :] == last]
+    (begin,) = [argv for argv in started if "begin" in argv]
+    assert re.fullmatch(r"[0-9a-f]{32}", env["RUNSTOP_ATTEMPT"]) and begin[-2:] == ["--nonce", env["RUNSTOP_ATTEMPT"]]
     image = next(option for option in ranks if option.startswith("--container-image="))
     assert image == f"--container-image={site_paths(done.root, plan.config.container.image or '')}"
     assert f"--nodes={plan.world.num_nodes}" in ranks and f"--ntasks={plan.world.num_ranks}" in ranks

@@ -26,6 +26,7 @@ from bench.planning import compose, make_plan
 from bench.runs import status
 from bench.runs.status import Ending, Status
 from helpers.paths import ROOT
+from helpers.slurm_stubs import run_script
 
 CLUSTERS = sorted(
     path.stem
@@ -269,3 +270,37 @@ def test_the_plan_in_a_script_is_the_plan() -> None:
 def test_an_array_task_requests_the_time_of_one_trial() -> None:
     header = script.header(compose.compose(["task=lora70b", "cluster=dgx2", "trials=10", "launch.array=true"]))
     assert "#SBATCH --array=0-9" in header and "#SBATCH --time=70" in header
+
+
+def at(verb: str, act: str) -> dict[str, str]:
+    """Return what srun does when it runs the commands between two of the plan by this verb."""
+    return {
+        "srun": f'case " $* " in *" {verb} "*) {act};; esac\n',
+        "scontrol": '[ "$1" != requeue ] || kill -TERM $PPID\n',
+    }
+
+
+@pytest.mark.parametrize(("act", "code"), [("exit 0", 0), (": >status.json; exit 1", 1)])
+def test_a_job_fails_if_its_run_is_not_valid_although_every_command_succeeded(
+    tmp_path: Path, act: str, code: int
+) -> None:
+    """Slurm calls a job that exits with 0 COMPLETED. The last step writes status.json and exits with 1."""
+    plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    assert run_script(script.script(plan), tmp_path, acts=at("close", act)).code == code
+
+
+@pytest.mark.parametrize(("when", "requeues"), [("open", False), ("begin", True)])
+def test_a_job_near_its_time_limit_requeues_itself_only_after_progress(
+    tmp_path: Path, when: str, requeues: bool
+) -> None:
+    """Rows were prepared before the first trial begins. A job that never gets that far would be requeued for ever."""
+    plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    ended = run_script(script.script(plan), tmp_path, acts=at(when, "kill -USR1 $PPID"))
+    assert [argv for argv, _ in ended.calls if argv[:2] == ["scontrol", "requeue"]] == [
+        ["scontrol", "requeue", "7"]
+    ] * requeues
+    closed = [argv for argv in ended.sruns() if "close" in argv]
+    if requeues:
+        assert ended.code == 143 and closed == []
+    else:
+        assert ended.code == 1 and "this start of the job has finished nothing" in " ".join(closed[0])

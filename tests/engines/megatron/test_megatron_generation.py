@@ -111,6 +111,17 @@ def expected(tiny: tuple[Path, Model, LlamaForCausalLM]) -> list[tuple[int, ...]
     return [theirs(tiny[2], one) for one in requests()]
 
 
+@pytest.mark.long
+def test_an_answer_that_fills_its_slot_to_the_last_token_is_that_of_transformers(
+    tiny: tuple[Path, Model, LlamaForCausalLM],
+) -> None:
+    """24 + 40 tokens: a slot holds a multiple of 64."""
+    folder, model, their_model = tiny
+    request = Request(prompts(24)[0], 40)
+    (answer,) = ours(folder, model, GenerationOptions(order=Order.one_by_one)).generate([request], seed=0)
+    assert answer.tokens == theirs(their_model, request)
+
+
 BATCHES = [(Batching.static, None), (Batching.static, 3), (Batching.continuous, 3), (Batching.continuous, 1)]
 
 
@@ -388,7 +399,7 @@ class Half:
         ),
         ({"num_query_groups": 1}, WeightPrecision.bf16, "tp=2 cannot split 1 query groups"),
         ({"vocab_size": 511}, WeightPrecision.bf16, "tp=2 cannot split 511 rows of the vocabulary"),
-        ({}, WeightPrecision.nf4, "rows of 96 weights of fc2, not a multiple of the NF4 block size 64"),
+        ({}, WeightPrecision.nf4, "a row of fc2 has 96 weights per rank, not a multiple of the NF4 block size 64"),
     ],
 )
 def test_unsupported_model_is_refused(changes: dict[str, Any], weights: WeightPrecision, message: str) -> None:

@@ -170,5 +170,5 @@ def test_another_model_s_checkpoint_is_refused(base: tuple[Path, dict[str, Tenso
     ):
         with pytest.raises(ConfigError) as refused:
             checkpoint.load(engine, folder, adapters=False)
-        assert re.match(f"not a checkpoint of tiny{reason}", refused.value.what)
+        assert re.match(f"this is not a checkpoint of tiny{reason}", refused.value.what)
         assert (refused.value.rule, refused.value.where) == ("CFG-06", str(folder))

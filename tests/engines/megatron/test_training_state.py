@@ -105,6 +105,20 @@ def test_every_kind_of_state_resumes_bitwise(tmp_path: Path, kind: str) -> None:
     assert trained(other, range(5, 7)) == expected
 
 
+def test_another_layout_continues_with_dropout_masks_that_were_not_used_before(tmp_path: Path) -> None:
+    """Neither those of the start, nor those after another checkpoint of the trial."""
+    engine, _, plan = started(tmp_path)
+    saved(tmp_path)
+    seed, sampled = plan.trials[0].seed, []
+    for step in (0, 2, 4):
+        torch.manual_seed(seed)
+        if step:
+            folder = tmp_path / "checkpoints" / "trial_0" / f"step_{step}"
+            engine.load_state(folder, step=step, seed=seed, same_layout=False)
+        sampled.append(tuple(torch.rand(4).tolist()))
+    assert len(set(sampled)) == 3
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_megatron_core_loads_the_trained_weights(tmp_path: Path, precision: str) -> None:
     """It is a normal checkpoint: MODEL may point at it, and megatron-core's loader reads it."""

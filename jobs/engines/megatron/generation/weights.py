@@ -146,7 +146,7 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
     if precision is WeightPrecision.nf4 and odd:
         name, num_in = next(iter(odd.items()))
         raise ConfigError(
-            f"each rank has rows of {num_in} weights of {name}, not a multiple of the NF4 block size {nf4.BLOCK}",
+            f"a row of {name} has {num_in} weights per rank, not a multiple of the NF4 block size {nf4.BLOCK}",
             where="parallel.tp, task.generation.nf4",
             fix="choose a smaller tp, or another precision than NF4",
         )
