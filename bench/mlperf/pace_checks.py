@@ -116,11 +116,11 @@ def _scaled(log: Log, blocks: Sequence[TrackedBlock], evaluated: Sequence[Timed]
 
 def _tracked_steps(log: Log) -> Iterator[tuple[float, float]]:
     """Yield (seconds by time_ms, tracked step time) of one or more steps between two records that track it."""
-    for before, after in pairwise(log.run):
+    tracked = [(e, own_s) for e in log.all(mllog.TRACKED_STATS) if (own_s := _tracked(e, "train_step_time"))]
+    for (before, _), (after, own_s) in pairwise(tracked):
         first, last = (number(event.metadata.get("step")) for event in (before, after))
-        own_s = _tracked(after, "train_step_time") if _tracked(before, "train_step_time") else None
         time_s = (after.time_ms - before.time_ms) / 1000
-        if own_s and first is not None and last is not None and last > first and time_s > 0:
+        if first is not None and last is not None and last > first and time_s > 0:
             yield time_s, own_s
 
 
