@@ -109,14 +109,14 @@ def test_another_layout_continues_with_dropout_masks_that_were_not_used_before(t
     """Neither those of the start, nor those after another checkpoint of the trial."""
     engine, _, plan = started(tmp_path)
     saved(tmp_path)
-    seed, drawn = plan.trials[0].seed, []
+    seed, sampled = plan.trials[0].seed, []
     for step in (0, 2, 4):
         torch.manual_seed(seed)
         if step:
             folder = tmp_path / "checkpoints" / "trial_0" / f"step_{step}"
             engine.load_state(folder, step=step, seed=seed, same_layout=False)
-        drawn.append(tuple(torch.rand(4).tolist()))
-    assert len(set(drawn)) == 3
+        sampled.append(tuple(torch.rand(4).tolist()))
+    assert len(set(sampled)) == 3
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
