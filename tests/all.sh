@@ -9,7 +9,7 @@ python=$1
 gate="not slow and not faults" examples=untimed
 [ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
 slurm=tests/backends/slurm
-queued=($slurm/test_{runs,failures,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run
+queued=($slurm/test_{runs,failures,submitit,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run
 started=(tests/launch tests/report $slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,local_sgd,nemo,node_checks,profiles,ranks,tasks,weights})
 with_torch+=(tests/planning/test_huggingface_memory.py)

@@ -214,6 +214,12 @@ def _check_resumable(run: Run) -> None:
             where=str(folder / LEDGER),
             fix=f"restore it from a copy, or start a new run; runstop parse checks the {RESULTS} that are left",
         )
+    if run.status is None and os.path.lexists(folder / STATUS):  # runstop replaces it at once, so no kill damages it
+        raise ConfigError(
+            f"{STATUS} cannot be read",
+            where=str(folder / STATUS),
+            fix="look at what changed it, then remove it and resume the run",
+        )
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
         raise ConfigError(

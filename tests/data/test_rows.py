@@ -149,11 +149,11 @@ def test_damaged_files_and_an_existing_folder_are_refused(
     for damaged in (whole[:-100], b"", b"\x93NUMPY", whole[:200]):
         (tmp_path / "published" / "train.npy").write_bytes(damaged)
         assert converted(tmp_path) == 2
-        assert "not rows of input_ids and loss_mask" in capsys.readouterr().err
+        assert "does not have rows of input_ids and loss_mask" in capsys.readouterr().err
     (tmp_path / "published" / "train.npy").unlink()
     (tmp_path / "published" / "train.parquet").write_bytes(os.urandom(100))
     assert converted(tmp_path) == 2
-    assert "not rows of input_ids and labels" in capsys.readouterr().err
+    assert "does not have rows of input_ids and labels" in capsys.readouterr().err
     (tmp_path / "rows").mkdir()
     assert converted(tmp_path) == 2
     assert "this folder already exists" in capsys.readouterr().err

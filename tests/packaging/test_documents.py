@@ -128,10 +128,10 @@ def test_the_readme_is_short_and_names_every_folder() -> None:
     assert len(text.splitlines()) <= 150
     _, _, tree = text.partition("## Where things are")
     for top in ("bench", "jobs", "conf"):
-        _, _, below = tree.partition(f"    {top}/")
-        below = re.split(r"\n    (?! )", below)[0]
         folders = {path.name for path in (ROOT / top).iterdir() if path.is_dir() and path.name != "__pycache__"}
-        assert set(re.findall(r"(?:^ {6}|  )(\w+)/ {2,}", below, re.M)) == folders
+        _, _, below = tree.partition(f"    {top}/")
+        nested = re.findall(r"^ {6}(\w+)/", re.split(r"\n    (?! )", below)[0], re.M)
+        assert folders <= {*re.findall(rf"(?:^| ){top}/(\w+)/", tree, re.M), *nested}, top
 
 
 @pytest.fixture

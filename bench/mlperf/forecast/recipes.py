@@ -35,7 +35,7 @@ _LEAST = 1e-250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class CurveRecipe:
     """Runs of one kind: a curve for each column of lags."""
 
     share: float
@@ -75,12 +75,14 @@ class Recipe:
 
 
 @cache
-def recipes(lag_scale: float) -> tuple[Recipe, ...]:
+def recipes(lag_scale: float) -> tuple[CurveRecipe, ...]:
     """Return the kinds of recipes for usual recipes with this lag scale."""
-    usual = Recipe(share=0.90, follows_published=True, lags=LAGS, weights=lag_weights(lag_scale), noise=1.0, trust=0.8)
+    usual = CurveRecipe(
+        share=0.90, follows_published=True, lags=LAGS, weights=lag_weights(lag_scale), noise=1.0, trust=0.8
+    )
     slow_lags = np.arange(-2, 101) / 20
     slow = (
-        Recipe(
+        CurveRecipe(
             share=share,
             follows_published=False,
             lags=slow_lags,
@@ -94,7 +96,7 @@ def recipes(lag_scale: float) -> tuple[Recipe, ...]:
     return (usual, _switching(), *slow)
 
 
-def _switching() -> Recipe:
+def _switching() -> CurveRecipe:
     """Return the recipes that switch: all combinations of lag, offset and switch.
 
     Six published systems (v5.1, GBS 8) were 0.012 to 0.024 above the curve and switched between 2,688 and 3,072
@@ -107,7 +109,7 @@ def _switching() -> Recipe:
     of_offsets = np.exp(-0.5 * (np.log(offsets / 0.016) / 0.6) ** 2)
     columns = [column.ravel() for column in np.meshgrid(lags, offsets, switches, indexing="ij")]
     weights = np.einsum("i,j,k->ijk", _students_t(lags, scale=0.12), of_offsets / of_offsets.sum(), of_switches)
-    return Recipe(
+    return CurveRecipe(
         share=0.06,
         follows_published=True,
         lags=columns[0],

@@ -123,7 +123,11 @@ def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: 
 def test_gpt_is_saved_as_one_file_with_tied_embedding_without_conversion(tmp_path: Path) -> None:
     engine = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
     engine.save(tmp_path / "out", adapters=False)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+    ]
     content = load_file(tmp_path / "out" / "model.safetensors")
     assert "lm_head.weight" not in content
     assert_close(content, weights(engine.placement.model), rtol=0, atol=0)
