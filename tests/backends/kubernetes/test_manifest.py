@@ -387,7 +387,7 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         (["cluster.kubernetes.resources.memory=1Gi"], "KUB-15", "/dev/shm alone may take 64Gi of it"),
         (["cluster.kubernetes.resources.memory=64Gi"], "KUB-15", "/dev/shm alone may take 64Gi of it"),
         (["cluster.kubernetes.workload_priority_class=a"], "KUB-15", "and no queue is set"),
-        (["+cluster.kubernetes.labels={a: b c}"], "KUB-15", "does not accept 'b c'"),
+        (["+cluster.kubernetes.labels={a: b c}"], "KUB-15", "'b c' is not a valid value for labels.a"),
         (["+cluster.kubernetes.pod={containers: [{name: a}]}"], "KUB-15", "runstop sets containers of a pod itself"),
         (["+cluster.kubernetes.pod={securityContext: {runAsUser: 0}}"], "KUB-15", "sets securityContext.runAsUser of"),
         (["+cluster.kubernetes.pod={volumes: [{name: shm, emptyDir: {}}]}"], "KUB-15", "runstop sets volumes: shm"),
