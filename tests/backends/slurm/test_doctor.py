@@ -174,7 +174,7 @@ def test_the_exit_code_of_doctor_matches_its_output(
     environment = {name: os.environ[name] for name in ("DATADIR", "MODEL", "LOGDIR")}
     there = replace(cluster, env=cluster.env | environment)
     fine, broken = there.run(doctor_verb), there.run([*doctor_verb, "cluster.slurm.qos=gold", "--json"])
-    assert fine.returncode == 0 and "sbatch --test-only: fine  to start at " in fine.stdout, fine
+    assert fine.returncode == 0 and "sbatch --test-only: passed  to start at " in fine.stdout, fine
     report = json.loads(broken.stdout)
     assert broken.returncode == 1 and not report["fine"] and report["tier"] == "login"
     assert [finding["where"] for finding in report["findings"] if finding["severity"] == "error"] == [
