@@ -61,7 +61,7 @@ def processes(folder: Path) -> list[int]:
     ("overrides", "message"),
     [
         (["task=nosuch"], "no choice 'nosuch'"),
-        ([*TINY, "launch.dry_run=true"], "launch.dry_run starts nothing"),
+        ([*TINY, "launch.dry_run=true"], "cannot start a run with launch.dry_run"),
         (["task=lora_tiny", "cluster=kuberay"], "submitit has no executor for ray"),
         (["task=lora_tiny", "cluster=kubernetes"], "submitit has no executor for kubernetes"),
     ],

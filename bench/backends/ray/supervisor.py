@@ -17,6 +17,7 @@ from bench.errors import exit_code_of
 POLL_S = 0.1
 GRACE_S = 90.0
 """How long the command may take to end; its ranks, and those of other nodes, get 10 s or more."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 """Source: prctl(2), linux/prctl.h."""
 
@@ -27,15 +28,18 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
 
     def end_with_this_process() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent ended before prctl
             os._exit(exit_code_of(-signal.SIGTERM))
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until there is a process to end
     process = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_this_process
     )
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in SIGNALS:
         signal.signal(signum, lambda *_: process.terminate())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     sys.exit(exit_code_of(_supervise(process)))
 
 
