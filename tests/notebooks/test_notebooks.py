@@ -33,7 +33,9 @@ PUBLISHED = {
 def outputs(path: Path) -> Iterator[str]:
     """Run a notebook and yield the text of each output."""
     book = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    client = nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(FOLDER)}})
+    client.coalesce_streams = True  # one print may arrive in several pieces
+    client.execute()
     for cell in book.cells:
         for output in cell.get("outputs", []):
             yield output.get("text") or output["data"].get("text/plain", "")

@@ -149,7 +149,7 @@ def test_failed_trials_have_a_reason_and_an_aborted_log(prepared: Path) -> None:
 
     plan = ranks.compose(prepared, "cluster.ranks_per_node=1", "parallel.cp=1", *SHORT_RUN, "model.num_layers=2")
     code, output, events = attempt("other_model", replace(plan, base_dir=ranks.compose(prepared).base_dir))
-    assert (code, events[-1].key) == (2, "software"), "run_start was not logged"
+    assert code == 2 and "run_start" not in {event.key for event in events}
     assert "not a checkpoint of tiny" in output
 
     code, output, events = attempt("too_few", ranks.compose(prepared, *SHORT_RUN))
