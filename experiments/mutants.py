@@ -29,7 +29,11 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after [in line]": "why no test can detect it"}; others replace these, and they do not count."""
 SOURCES = ("bench", "jobs")
-FAST = ("-m", "not trains and not slurm and not slow and not starts and not long", "--hypothesis-profile=few")
+FAST = (
+    "-m",
+    "not trains and not slurm and not slow and not starts and not long and not faults",
+    "--hypothesis-profile=few",
+)
 """The tests of `make fast`."""
 COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))

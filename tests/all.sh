@@ -7,7 +7,7 @@
 set -u
 python=$1
 gate="not slow and not faults" examples=untimed
-[ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long" examples=few
+[ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long and not faults" examples=few
 slurm=tests/backends/slurm
 queued=($slurm/test_{runs,failures,submitit,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run
 started=(tests/launch tests/report $slurm/test_doctor.py)

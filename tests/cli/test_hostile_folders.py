@@ -112,6 +112,7 @@ def contents(run: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", HOSTILE)
 def test_every_verb_reads_a_hostile_folder_and_does_nothing(
     how: str,
