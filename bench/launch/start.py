@@ -13,7 +13,7 @@ from bench.console import sheet
 from bench.console import trial as trial_sheets
 from bench.contract import atomic_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import JOB, STATUS, SUBMISSION
+from bench.contract.run_files import JOB, LEDGER, STATUS, SUBMISSION
 from bench.errors import BenchError, written
 from bench.launch import run_here
 from bench.preflight import Finding
@@ -140,7 +140,9 @@ def submit_runs(queue: SubmitsArrays, prepared: Sequence[Prepared]) -> dict[Path
         except BenchError as error:
             ids |= dict.fromkeys((one.folder for one in group), error)
             for one in group:
-                if not (one.folder / SUBMISSION).exists():  # else a job may be using this folder
+                if not any(
+                    (one.folder / name).exists() for name in (SUBMISSION, LEDGER)
+                ):  # else a job may use it, or did
                     shutil.rmtree(one.folder)
     return ids
 

@@ -249,18 +249,24 @@ def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[RunStatu
         )
     for group in groups:
         if len({one.name.arm.name for _, one in group}) == 1 and session.request.study.jobs is not Jobs.shared:
-            if isinstance(queue, SubmitsArrays):
-                new = [start.Prepared(plan=plan, folder=one.folder, findings=()) for plan, one in group]
-                _submit_prepared(session, queue, new)
-            else:
-                for _, one in group:
-                    attempt(session, one, submit_one)
+            new = [(plan, one) for plan, one in group if isinstance(queue, SubmitsArrays) and _is_new(one.folder)]
+            if new and isinstance(queue, SubmitsArrays):
+                runs = [start.Prepared(plan=plan, folder=one.folder, findings=()) for plan, one in new]
+                _submit_prepared(session, queue, runs)
+            for _, one in [each for each in group if each not in new]:
+                attempt(session, one, submit_one)
             continue
         try:
             job = _submitted(session, queue, [(plan, one.folder) for plan, one in group])
             print(f"job {job}: {len(group)} runs, one after another on the same nodes", file=sys.stderr)
         except BenchError as error:
             print(masking.masked(str(error)), file=sys.stderr)
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether a run has a folder, but never had a job: other runs are resumed, and their folders are never removed."""
+    used = any((folder / name).exists() for name in (LEDGER, SUBMISSION))
+    return not used and not atomic_files.read_object(folder / JOB).get("jobs")
 
 
 def _on_same_nodes(

@@ -136,6 +136,18 @@ def test_runs_are_grouped_into_jobs_as_the_study_defines(
     assert all(len(jobs) == 1 for jobs in jobs_of(folder).values()) and len(jobs_of(folder)) == 4
 
 
+def test_an_interrupted_run_of_a_pair_on_other_nodes_is_resumed_and_never_removed(
+    call: Call, slurm: Slurm, folder: Path
+) -> None:
+    study = STUDY.replace("precision=bf16", "cluster.num_nodes=1") + PAIR
+    assert call(study) == 0 and slurm.jobs() == ["array", "array"]
+    (folder / "a.1/ledger.json").write_text(json.dumps([{"trial": 0, "seed": 1, "outcome": "interrupted"}]))
+    slurm.forgets()
+    slurm.says("sbatch", "echo 'sbatch: error: Batch job submission failed: no such partition' >&2; exit 1")
+    call(study)
+    assert (folder / "a.1/ledger.json").exists(), "a refusal removes no run that had a job"
+
+
 def test_a_refused_job_leaves_the_runs_for_the_next_call(
     call: Call, slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
