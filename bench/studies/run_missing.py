@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
-from bench import backends, masking, preflight
+from bench import backends, masking
 from bench.backends.protocol import Queue, SharesNodes, SubmitsArrays
 from bench.console import sheet
 from bench.contract import atomic_files, plan_kinds
@@ -18,7 +18,6 @@ from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, Stopped, SubmitError, written
 from bench.launch import resume, start
 from bench.launch import run_here as runs_here
-from bench.runs import folder as run_folders
 from bench.runs import ledger
 from bench.runs import run as runs
 from bench.runs.folder import NOT_OTHERS, require_ours, short
@@ -290,11 +289,8 @@ def _prepared(session: Session, queue: SharesNodes, one: RunStatus) -> Plan:
         return plan_kinds.load(one.folder / PLAN)
     _remove_unsubmitted(one.folder)
     plan, config_yaml = planned(session, one)
-    findings = preflight.before_start(plan)
-    if not plan.config.launch.force:
-        preflight.require(findings)
-    folder = run_folders.make(plan, config_yaml)
-    queue.prepare_shared(plan, folder, forced=[finding for finding in findings if finding.severity == "error"])
+    run = start.prepare(plan, config_yaml, start.check(plan))
+    queue.prepare_shared(plan, run.folder, forced=run.forced)
     return plan
 
 
