@@ -13,7 +13,7 @@ fast: .venv/test-installed  ## tests that do not train, start no programs and ar
 
 faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
 	$(BIN)/python tests/backends/slurm/faults.py
-	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends
+	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 
 slow: .venv/test-installed  ## tests that are too long for every change
 	$(BIN)/python -m pytest -m slow

@@ -415,6 +415,8 @@ class _Reader:
     def _read_messages(self, flat: bytes, text: bytes) -> None:
         first_line = self._line - text.count(b"\n")
         for match in _MESSAGE.finditer(flat):
+            if _RAISED.match(match["what"]):  # the end of a traceback, already read as an ordinary line
+                continue
             line = first_line + text.count(b"\n", 0, match.start())
             clue = read_message(shown(match["what"]), shown(match["fix"]), file=self._file, line=line)
             seen = self._first.get((clue.rule, clue.weight))

@@ -33,7 +33,6 @@ RESERVE_BYTES = 2**18
 LEAST_FREE_BYTES = 2**20
 IN_STATUS = ("SLU-07", "RUN-02")
 """Rules that only the driver can detect (time limit, signal). `why` finds all others in the logs."""
-PORT_TRIES = 3
 SETTLE_S = 3.0
 """When a whole job is stopped, other nodes may get the signal this much earlier than this node."""
 KILLED = {
@@ -143,7 +142,7 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
 
 def _with_other_ports(run: Drive, act: Callable[[], None]) -> None:
     """Run ranks, and run them again if their port is in use: each start chooses another port."""
-    for _ in range(PORT_TRIES - 1):
+    for _ in range(run_files.PORT_TRIES - 1):
         try:
             return act()
         except PortInUseError as error:

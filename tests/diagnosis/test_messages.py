@@ -337,3 +337,12 @@ def test_a_bus_error_points_to_the_mapped_file(tmp_path: Path, text: str) -> Non
     (tmp_path / "log").write_text(f"{text}\n")
     fix = str(diagnosis.explain([tmp_path / "log"]).fix)
     assert "rows or weights became shorter while ranks read it" in fix and "driver" not in fix
+
+
+def test_a_traceback_that_a_rank_ends_with_a_fix_is_still_an_exception(tmp_path: Path) -> None:
+    lines = ("Traceback (most recent call last):", '  File "x.py", line 8, in fail', "KeyError: 'no such expert'")
+    ended = (*lines, "  where: trial_0_rank_1", "  fix:   read the last lines of the traceback")
+    (tmp_path / "log").write_text("".join(f"1: {line}\n" for line in ended))
+    explanation = diagnosis.explain([tmp_path / "log"])
+    assert (explanation.rule, explanation.line) == ("RUN-13", 3)
+    assert "x.py:8 in fail" in (explanation.evidence or "")

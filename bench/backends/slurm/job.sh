@@ -244,21 +244,39 @@ drop_caches() { # TRIAL: each node reports whether it cleared its page cache; th
   on_each_node bash -c '{ sync && "$@"; } >/dev/null 2>&1 && echo "$SLURMD_NODENAME cleared" || echo "$SLURMD_NODENAME kept"' _ "${drop_command[@]}" >"$file"
 }
 
-run_trial() { # NUMBER
-  local code=0 nonce
+size_of() { stat -c %s -- "$1" 2>/dev/null || echo 0; }
+
+port_was_in_use() { # FILE SIZE: whether ranks that appended to the file say so; a port that the plan names is not changed
+  [[ " ${rank_environment[*]-} " != *" MASTER_PORT="* ]] || return 1
+  (($(tail -c "+$(($2 + 1))" -- "$1" | grep -cF -- "$port_in_use")))
+}
+
+run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tried again, with another port
+  local code=0 nonce before try=${2:-1} file="${output_file/\*/trial_$1}"
   ! is_preempted || end_reason="SLU-10: preempted"
   [[ -z $end_reason ]] || stop_early
   read -r nonce </proc/sys/kernel/random/uuid
-  export RUNSTOP_ATTEMPT=${nonce//-/} # the ranks of this attempt cannot take a later one for theirs
+  export RUNSTOP_ATTEMPT=${nonce//-/} # names this attempt to its ranks, and determines their port
   between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" --nonce "$RUNSTOP_ATTEMPT" || code=$?
   ((code != 3)) || return 0 # it has its result already
   require "opening trial $1" test "$code" -eq 0
   [[ -z ${drop_command[*]-} ]] || require "dropping caches" drop_caches "$1"
-  require "trial $1" append_output "${output_file/\*/trial_$1}" run_plan_command "trial_$1" --label --time="$trial_min"
+  [[ -z $end_reason ]] || stop_early
+  before=$(size_of "$file")
+  append_output "$file" run_plan_command "trial_$1" --label --time="$trial_min" || code=$?
+  if ((code && try < port_tries)) && [[ -z $end_reason ]] && port_was_in_use "$file" "$before"; then
+    echo "NCC-05: trial $1: the rendezvous port $port_in_use; trying another port"
+    record_interruption "NCC-05: the rendezvous port $port_in_use"
+    run_trial "$1" "$((try + 1))"
+    return
+  fi
+  require "trial $1" fail_with "$code"
   made_progress=1
   between_commands judge "$1" || true # if this fails, `close` judges the trial
   [[ -z $end_reason ]] || stop_early
 }
+
+fail_with() { return "$1"; }
 
 is_prepared() {
   local path
@@ -269,12 +287,24 @@ before_trial() { # LABEL: run a command that the plan has before its trials
   case $1 in
     prepare)
       is_prepared && return
-      require "$1" append_output "${output_file/\*/$1}" run_plan_command "$1" --label
+      require "$1" prepare
       made_progress=1
       ;;
     *) require "${1//_/ }" run_plan_command "$1" ;;
   esac
   [[ $1 != node_facts ]] || require "checking the node facts" between_commands check
+}
+
+prepare() { # if the rendezvous port is in use, try again with another port
+  local code=0 before try file="${output_file/\*/prepare}"
+  for ((try = 1; try <= port_tries; try++)); do
+    code=0
+    before=$(size_of "$file")
+    append_output "$file" run_plan_command prepare --label || code=$?
+    if ((!code)) || [[ -n $end_reason ]] || ! port_was_in_use "$file" "$before"; then break; fi
+    local -x MASTER_PORT=$((first_port + RANDOM % num_ports))
+  done
+  return "$code"
 }
 
 main() {

@@ -19,7 +19,7 @@ from bench.contract import plan as plans
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
-from bench.contract.schema import ContainerFlags, Runtime
+from bench.contract.schema import PORTS, ContainerFlags, Runtime
 from bench.texts import control_character
 
 BODY = Path(__file__).with_name("job.sh")
@@ -193,6 +193,10 @@ def settings(plan: Plan) -> list[str]:
         f"python={'python' if in_container else '${RUNSTOP_PYTHON:-${BENCH_PYTHON:-python}}'}",
         f"srun_options=({_srun_options(plan)})",
         f"rank_environment=({' '.join(_variables(rank_environment(plan)))})",
+        f"port_in_use={_shell_word(run_files.PORT_IN_USE)}",
+        f"port_tries={run_files.PORT_TRIES:d}",
+        f"first_port={PORTS.start:d}",
+        f"num_ports={len(PORTS):d}",
         f'site_names="{" ".join(sorted(variables(plan), key=len, reverse=True))}"',
         *_container(plan),
         *_commands(plan),

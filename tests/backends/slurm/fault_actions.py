@@ -1,20 +1,26 @@
 """The faults that the fault matrix injects into runs."""
 
+import json
 import os
 import re
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from fault_injection import Scene, batch_script, fill, ranks, srun_of_trial
+import numpy as np
+from fault_injection import Scene, batch_script, fill, of_job, ranks, srun_of_trial
 from fault_matrix import ONE_TRIAL
 from user import Run, User, submitted, until
 
 from bench.backends.slurm import client
+from bench.contract.schema import PORTS
 from helpers.paths import ROOT
 
 Action = Callable[[Scene], object]
@@ -141,6 +147,39 @@ def kill_launcher(scene: Scene) -> None:
     os.waitpid(pid, 0)
 
 
+def kill_close(scene: Scene) -> None:
+    """Kill the step that writes the final status, after the last trial was judged; `resume` then ends the run."""
+    until(lambda: closing(scene.run), 900, scene.run)
+    for pid in closing(scene.run):
+        os.kill(pid, signal.SIGKILL)
+    scene.user.end(scene.run, "FAILED")
+    scene.user.types("resume", scene.run.folder)
+    scene.user.types("verify", scene.run.folder)
+
+
+def closing(run: Run) -> list[int]:
+    return [pid for pid, words, _ in of_job(run.job) if "python" in words[0] and "close" in words]
+
+
+@contextmanager
+def all_ports_taken() -> Iterator[None]:
+    """Listen on every port that a rendezvous may use."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[1], len(PORTS) + 1000), limits[1]))
+    with ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for port in PORTS:
+            with suppress(OSError):  # another program listens there already
+                taken.enter_context(socket.create_server(("", port), reuse_port=False))
+        yield
+
+
+def take_ports(scene: Scene) -> None:
+    """Take every port until the ranks of the first attempt have failed."""
+    with all_ports_taken():
+        until(lambda: b"NCC-05" in b"".join(log.read_bytes() for log in scene.run.folder.glob("slurm-*.out")), 300)
+
+
 def launch_again(scene: Scene) -> None:
     """Both ways to start another job in the folder are refused."""
     second_launch = scene.user.types(
@@ -178,14 +217,14 @@ time.time_ns = lambda real=time.time_ns: real() + int(float(offset.read_text()) 
 """The wall clock is shifted by the seconds in a file; the monotonic clock is not."""
 
 
-def with_python_that(text: str) -> Callable[[User, Sequence[str]], Run]:
-    """Return a function that launches a run with `text` as sitecustomize.py."""
+def with_python_that(text: str, *, clock_s: float = 0) -> Callable[[User, Sequence[str]], Run]:
+    """Return a function that launches a run with `text` as sitecustomize.py; its clock is ahead by `clock_s`."""
 
     def start(user: User, overrides: Sequence[str]) -> Run:
         folder = user.home / "site"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(text)
-        (folder / "clock").write_text("0")
+        (folder / "clock").write_text(str(clock_s))
         path = next(
             (override for override in user.overrides if "PYTHONPATH" in override),
             f"+cluster.environment.PYTHONPATH={ROOT}",
@@ -208,6 +247,45 @@ def with_own_cache(user: User, overrides: Sequence[str]) -> Run:
 def remove_data(scene: Scene) -> None:
     for rows in (scene.user.home / "cache").glob("tiny_report-*"):
         shutil.rmtree(rows)
+
+
+def change_rows_after_a_trial(scene: Scene) -> None:
+    """Mark the last token of each evaluation row as one that counts, and no other, before the next trial reads them."""
+    until(lambda: '"run_stop"' in (scene.run / "result_0.txt").read_text(), 900, scene.run)
+    for path in (scene.user.home / "cache").glob("tiny_report-*/eval_counts.npy"):
+        counts = np.load(path)
+        changed = np.zeros_like(counts)
+        for row, of_row in enumerate(counts):
+            changed[row, np.flatnonzero(of_row)[-1]] = 1
+        np.save(path, changed)
+
+
+def change_base_after_a_trial(scene: Scene) -> None:
+    """Flip one bit of the base checkpoint before the next trial reads it."""
+    until(lambda: '"run_stop"' in (scene.run / "result_0.txt").read_text(), 900, scene.run)
+    path = next((scene.user.home / "cache").glob("pretrain_tiny-*/__0_0.distcp"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate_rows(scene: Scene) -> None:
+    """Cut the rows short while ranks have them mapped into memory."""
+    for path in (scene.user.home / "cache").glob("tiny_report-*/*_tokens.npy"):
+        os.truncate(path, 128)
+
+
+def edit_plan(scene: Scene) -> None:
+    """Change the learning rate in the plan while a trial runs."""
+    path = scene.run / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["config"]["recipe"]["lr"] *= 2
+    path.write_text(json.dumps(plan))
+
+
+def remove(name: str) -> Action:
+    """Return a fault that removes a file of the run folder."""
+    return lambda scene: (scene.run / name).unlink()
 
 
 def on_small_disk(user: User, overrides: Sequence[str]) -> Run:

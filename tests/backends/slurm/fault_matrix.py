@@ -201,7 +201,8 @@ def leftovers(run: Run, kept: dict[Path, bytes], fault: Fault) -> list[str]:
     """Return changed logs, wrong seeds and remaining processes, which no fault may cause."""
     wrong = [f"{log.name} has changed" for log, content in kept.items() if log.exists() and log.read_bytes() != content]
     for log in (*run.folder.glob("result_*.txt"), *run.folder.glob("attempts/*/result_*.txt")):
-        if (starts := log.read_text().count('"run_start"')) > 1 or starts == 0 and fault.answer.slurm == "COMPLETED":
+        starts, must_start = log.read_text().count('"run_start"'), log.parent == run.folder or fault.trial is not None
+        if starts > 1 or starts == 0 and must_start and fault.answer.slurm == "COMPLETED":
             wrong.append(f"{log} begins {starts} times")
     seeds = [entry["seed"] for entry in run.readable_ledger]
     if seeds != [1, 2][: len(seeds)]:

@@ -66,6 +66,11 @@ ROWS = (
         answer=fails("RUN-02", "143"),
     ),
     Fault(
+        name="rank: SIGINT",
+        inject=send(signal.SIGINT),
+        answer=fails("RUN-02", "signal 2|130|KeyboardInterrupt"),
+    ),
+    Fault(
         name="rank: SIGSEGV",
         inject=send(signal.SIGSEGV),
         answer=fails("RUN-04", "Segmentation fault"),
@@ -93,6 +98,12 @@ ROWS = (
     ),
     Fault(name="rank: paused for 6 s", inject=fault_actions.pause_rank, answer=UNHARMED),
     Fault(
+        name="the step that writes the final status: SIGKILL",
+        inject=fault_actions.kill_close,
+        answer=replace(UNHARMED, slurm="FAILED"),
+        overrides=ONE_NODE,
+    ),
+    Fault(
         name="launcher killed",
         start=fault_actions.launched_and_followed,
         inject=fault_actions.kill_launcher,
@@ -116,7 +127,61 @@ ROWS = (
         inject=lambda scene: drop_packets(scene, for_s=5),
         answer=UNHARMED,
     ),
+    Fault(
+        name="rendezvous port in use",
+        inject=fault_actions.take_ports,
+        answer=recovers("NCC-05: the rendezvous port is in use"),
+        trial=None,
+        alone=True,
+    ),
     # --- Files
+    Fault(
+        name="evaluation rows changed between trials",
+        start=fault_actions.with_own_cache,
+        inject=fault_actions.change_rows_after_a_trial,
+        answer=fails("CFG-12", "row 0 has other tokens or counts", trials=FINISHED_AND_ABORTED),
+        overrides=(*ONE_NODE, "trials=2"),
+    ),
+    Fault(
+        name="base checkpoint changed between trials",
+        start=fault_actions.with_own_cache,
+        inject=fault_actions.change_base_after_a_trial,
+        answer=fails("CFG-12", "the weights were changed: __0_0.distcp", trials=FINISHED_AND_ABORTED),
+        overrides=(*ONE_NODE, "trials=2"),
+    ),
+    Fault(
+        name="rows truncated while they are mapped",
+        start=fault_actions.with_own_cache,
+        inject=fault_actions.truncate_rows,
+        answer=fails("RUN-04", "Bus error"),  # the fix names the shorter file
+        overrides=ONE_NODE,
+    ),
+    Fault(
+        name="plan edited while a trial runs",
+        inject=fault_actions.edit_plan,
+        answer=replace(fails("CFG-12", "plan.json was changed", trials=("invalid", "planned")), attempts=("invalid",)),
+        overrides=TWO_TRIALS,
+    ),
+    Fault(
+        name="ledger removed",
+        inject=fault_actions.remove("ledger.json"),
+        overrides=TWO_TRIALS,
+        trial=1,
+        answer=Answer(
+            slurm="FAILED",
+            outcome="failed",
+            exit_code=ANY_FAILURE,
+            trials=(),
+            attempts=(),
+            rule="RUN-10",
+            evidence="the ledger cannot be read",
+        ),
+    ),
+    Fault(
+        name="log removed",
+        inject=fault_actions.remove("result_0.txt"),
+        answer=fails("LOG-01", "result_0.txt"),
+    ),
     Fault(
         name="data gone",
         start=fault_actions.with_own_cache,
@@ -200,6 +265,12 @@ ROWS = (
         name="clock set back by 8 s",
         start=fault_actions.with_python_that(fault_actions.CLOCK),
         inject=fault_actions.move_clock(-8),
+        answer=INVALID,
+    ),
+    Fault(
+        name="clock 0.95 s ahead until the run has started",
+        start=fault_actions.with_python_that(fault_actions.CLOCK, clock_s=0.95),
+        inject=fault_actions.move_clock(0),
         answer=INVALID,
     ),
     Fault(
