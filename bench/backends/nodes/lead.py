@@ -305,6 +305,8 @@ def _missing(missing: set[int], within_s: float) -> BenchError:
     )
 
 
+SETTLE_S = 2.0
+"""How long to wait, once a rank has failed, for the news that a rank of another node was killed before."""
 TIME_IS_UP = 124
 """Exit code of a command that exceeded its walltime; the same as that of timeout(1)."""
 
@@ -321,9 +323,13 @@ class Running:
         self.lost: NodeLostError | None = None
         """Set when a node is lost; ranks on other nodes fail as a consequence."""
         self._is_late = False
+        self._failed_s: float | None = None
 
     def are_running(self) -> bool:
-        """Wait a moment, and return whether the command still runs; False as soon as a needed rank has failed."""
+        """Wait a moment, and return whether the command still runs; False once a needed rank has failed.
+
+        A rank whose peer was killed fails, too. If that peer is on another node, its exit code may arrive later.
+        """
         try:
             self._exit_codes = self._nodes.exit_codes()
         except NodeLostError as error:
@@ -332,10 +338,14 @@ class Running:
         codes = self._needed_codes()
         are_left = len(codes) < len(self._needed)
         self._is_late = are_left and self._until_s is not None and time.monotonic() > self._until_s
-        is_running = are_left and not self._is_late and not any(codes.values())
-        if is_running:
-            self._restart_failed_group()
-        return is_running
+        if not are_left or self._is_late:
+            return False
+        if any(codes.values()):
+            self._failed_s = self._failed_s or time.monotonic()
+            may_be_a_consequence = len(self._nodes.names) > 1 and max(codes.values()) <= 128
+            return may_be_a_consequence and time.monotonic() < self._failed_s + SETTLE_S
+        self._restart_failed_group()
+        return True
 
     def _restart_failed_group(self) -> None:
         """Restart a group with a failed rank, if it has restarts left."""
