@@ -90,16 +90,19 @@ def checks(subject: Subject) -> Iterator[Finding]:
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman or none")
     elif not expanded(c.image):
         yield broken(
-            "HST-08", "the container image is not set", "container.image", fix="set container.image, or export CONT=…"
+            "HST-08",
+            "the container image is not set",
+            "container.image",
+            fix="set container.image, or run: export CONT=IMAGE",
         )
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
             yield broken(
                 "CFG-06",
-                "the mount contains a variable that is not set",
+                "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path",
+                fix="export the variable, or write the path itself",
             )
         elif why := _misformed(full):
             yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")
@@ -109,7 +112,7 @@ def _misformed(mount: str) -> str:
     """Return what is wrong with a mount, or an empty text."""
     source, target, flag, *more = [*mount.split(":"), "", "", ""][:4] + mount.split(":")[4:]
     if "," in mount or '"' in mount:
-        return "its path contains a comma or a quotation mark, which cannot be mounted"
+        return f"the path of the mount {mount!r} contains a comma or a quotation mark, which --mount cannot pass"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
-        return f"{mount!r} is not of the form SRC:DST:ro"
-    return "" if flag in ("", *FLAGS) else f"{flag!r} is not a valid flag: choose from {', '.join(FLAGS)}"
+        return f"the mount {mount!r} does not have the form SRC[:DST[:ro]] with absolute paths"
+    return "" if flag in ("", *FLAGS) else f"the mount has the flag {flag!r}, which is not one of {', '.join(FLAGS)}"

@@ -46,7 +46,9 @@ def environment(subject: Subject) -> Iterator[Finding | str]:
         return
     version = _own_nemo_version() if python == "python" else _nemo_version_of(Path(python))
     if version != VERSION:
-        what = f"{NEMO} {version} is installed; the recipes need {VERSION}" if version else f"{NEMO} is not installed"
+        what = (
+            f"{NEMO} {version} is installed, but the recipes need {VERSION}" if version else f"{NEMO} is not installed"
+        )
         where = f"engine.nemo.python={python}" + (f" ({sys.executable})" if python == "python" else "")
         yield broken("RUN-08", what, where, fix=NEMO_FIX)
     else:
@@ -106,7 +108,7 @@ def port(subject: Subject) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", configured))
         except OSError as error:
             what = f"cannot use port {configured}: {error.strerror}"
-            fix = "choose another port, or null for any free port"
+            fix = "set cluster.master_port to another port, or to null for any free port"
             yield broken("NCC-05", what, "cluster.master_port", fix=fix)
 
 
@@ -189,7 +191,9 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < required:
-        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}; {_requirement(subject.plan)}"
+        what = (
+            f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, but {_requirement(subject.plan)}"
+        )
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
@@ -231,10 +235,10 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
     yield ",".join(named) or "none"
     if (count := len(set(named))) < required:
         visible = f"{count} GPU{'' if count == 1 else 's'}"
-        what = f"{VISIBLE}={','.join(named)} makes {visible} visible; {_requirement(subject.plan)}"
+        what = f"{VISIBLE}={','.join(named)} makes {visible} visible, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
         yield broken(
-            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset it to use all GPUs, or set {few}"
+            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {few}"
         )
 
 
@@ -251,10 +255,12 @@ def network(subject: Subject) -> Iterator[Finding | str]:
     yield ", ".join((*ports, *links))
     if requested.net == transport.IB and not ports:
         what = f"{transport.NET}={requested.net} is set, but this machine has no InfiniBand or RoCE adapter"
-        yield broken("NCC-02", what, "cluster.environment", fix=f"leave {transport.NET} out")
+        yield broken("NCC-02", what, "cluster.environment", fix=f"remove {transport.NET}")
     if requested.interface is not None and not transport.selected(requested.interface, links):
         what = f"{transport.INTERFACE}={requested.interface} matches no interface of this machine"
-        yield broken("NCC-01", what, "cluster.environment", fix=f"choose from {', '.join(links)}")
+        yield broken(
+            "NCC-01", what, "cluster.environment", fix=f"set {transport.INTERFACE} to one of {', '.join(links)}"
+        )
 
 
 def _names(folder: str) -> list[str]:
@@ -293,7 +299,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "a script cannot be rendered: this cluster has no queue, and runstop launch starts the ranks itself",
+            "there is no script, because this cluster has no queue: runstop launch starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )
@@ -345,5 +351,7 @@ def free_port() -> int:
             free.bind(("127.0.0.1", port))
             return port
     raise SubmitError(
-        f"no port from {PORTS.start} to {PORTS.stop - 1} is free", where="127.0.0.1", fix="set cluster.master_port"
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free",
+        where="127.0.0.1",
+        fix="set cluster.master_port to a free port",
     )

@@ -255,7 +255,11 @@ def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> No
     every = [parsed(text) for text in hosts]
     names = [host.name for host in every]
     if len(set(names)) < len(names):
-        raise ConfigError(f"duplicate host in {', '.join(names)}", where="cluster.hosts", fix="list each host once")
+        raise ConfigError(
+            f"the list of hosts contains a host twice: {', '.join(names)}",
+            where="cluster.hosts",
+            fix="list each host once",
+        )
     if len(every) != num_nodes:
         what = f"{len(every)} hosts are listed, but cluster.num_nodes is {num_nodes}"
         raise ConfigError(

@@ -59,19 +59,19 @@ def find(root: Path, data: Data) -> list[Path]:
         files = sorted(path for path in top.glob(str(place.relative_to(top))) if path.is_file())
     if not files:
         raise ConfigError(
-            f"no files found for {data.name}",
-            where=f"data.files={pattern}: {place}",
-            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)}, below DATADIR or from the "
-            "root",
+            f"no file of {data.name} matches data.files={pattern}",
+            where=str(place),
+            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)} files; a relative path is "
+            "below DATADIR",
             rule="CFG-06",
         )
     for path in files:
         if path.stat().st_size == 0:
-            raise ConfigError("the file is empty", where=str(path), fix="copy it again", rule="CFG-06")
+            raise ConfigError("the file is empty", where=str(path), fix="copy the file again", rule="CFG-06")
         if not path.name.endswith(suffixes):
             what, fix = (
-                f"{data.source.name} needs files of type {' or '.join(suffixes)}",
-                "set data.files to such files",
+                f"this file does not end in {' or '.join(suffixes)}, as data.source={data.source.name} needs",
+                f"set data.files to files that end in {' or '.join(suffixes)}",
             )
             raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
     return files
@@ -108,10 +108,10 @@ def find_tokenizer(place: Path) -> Path:
         if path.is_file() and path.suffix == ".json":
             return path
     raise ConfigError(
-        f"{TOKENIZER} not found",
+        f"there is no {TOKENIZER} at this path",
         where=str(place),
-        fix=f"set MODEL to a folder with {TOKENIZER} and {TOKENIZER_CONFIG}, or data.tokenizer to the first; convert a "
-        "tokenizer.model with transformers' save_pretrained",
+        fix=f"set MODEL to a folder with {TOKENIZER} and {TOKENIZER_CONFIG}, or set data.tokenizer to a {TOKENIZER}; "
+        "convert a tokenizer.model with save_pretrained of transformers",
         rule="CFG-06",
     )
 
@@ -158,7 +158,7 @@ def check_vocabulary(tokenizer: Path, ids: int, vocab_size: int) -> None:
         raise ConfigError(
             f"the tokenizer has token ids up to {ids - 1:,}, but the model's vocabulary size is {vocab_size:,}",
             where=str(tokenizer),
-            fix="choose the model= of this tokenizer, or set data.tokenizer",
+            fix="set model= to the model of this tokenizer, or set data.tokenizer to the tokenizer of the model",
             rule="CFG-06",
         )
 
@@ -167,9 +167,9 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path) -> N
     """Raise ConfigError if rows were prepared with another tokenizer; `used` is from their manifest."""
     if atomic_files.sha256(tokenizer) != used.get("sha256"):
         raise ConfigError(
-            f"the rows were prepared with another tokenizer, {used.get('file')}",
+            f"the rows were prepared with the tokenizer {used.get('file')}, which is not the tokenizer of this run",
             where=f"{rows}, {tokenizer}",
-            fix="set data.tokenizer or MODEL to that tokenizer, or remove the folder to prepare the rows again",
+            fix="set data.tokenizer to the tokenizer of the rows, or delete the folder of rows to prepare them again",
             rule="CFG-06",
         )
 
@@ -202,7 +202,9 @@ def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
 def columns_fix(source: DataSource) -> str:
     """Return the fix for records in another format."""
     columns = ", ".join(FORMATS[source].columns)
-    return f"each record of {source.name} needs the text columns {columns}: convert the file, or set data.source"
+    return (
+        f"convert the file to records with the text columns {columns} (data.source={source.name}), or set data.source"
+    )
 
 
 def room_needed(data: Data) -> int:

@@ -302,7 +302,7 @@ class Config:
 def not_of_kind(task: Task, kind: Kind) -> ConfigError:
     """Return the error for a task of the wrong kind."""
     return ConfigError(
-        f"task {task.name} is of kind {task.kind.name}, but a task of kind {kind.name} is needed",
+        f"task {task.name} is of kind {task.kind.name}, but this command needs a task of kind {kind.name}",
         where="task.kind",
         fix=f"give a task of kind {kind.name}, or a run of such a task",
     )

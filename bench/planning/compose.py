@@ -242,8 +242,10 @@ def read(config_yaml: str) -> Config:
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         if own := caused_by(error):
             raise own from error
-        what = f"not a config of this version: {str(error).partition(chr(10))[0]}"
-        raise ConfigError(what, where="config.yaml", fix="read it with the version that wrote it") from error
+        what = f"this version of runstop cannot read the config: {str(error).partition(chr(10))[0]}"
+        raise ConfigError(
+            what, where="config.yaml", fix="read this run with the version of runstop that wrote it"
+        ) from error
 
 
 def _absolute(path: str | None) -> str | None:
@@ -257,7 +259,7 @@ def _search_path(config_dir: Path) -> str:
         raise ConfigError(
             "this folder does not exist",
             where=f"--config-dir {config_dir}",
-            fix="give the folder that contains cluster/",
+            fix="give a folder with config files, such as cluster/mine.yaml",
         )
     quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"hydra.searchpath=['file://{quoted}']"
@@ -316,7 +318,7 @@ def register() -> None:
             raise ConfigError(
                 f"${{oc.env:{name}}} would copy an environment variable into the plan",
                 where="a value of the config",
-                fix="write the value itself, never a secret; ranks read the environment of the job. Readable: "
+                fix="write the value itself, but never a secret. The config may only read the variables "
                 + ", ".join(READABLE),
                 rule="CFG-07",
             )

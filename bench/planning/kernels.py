@@ -90,9 +90,9 @@ def _check_families(points: list[Point], config: Config) -> None:
     for family in ("memcpy", "collectives", "attention", "gemm"):
         if getattr(config.task.kernels, family) is not None and family not in has_points:
             raise ConfigError(
-                f"task.kernels.{family} has nothing to measure",
+                f"the lists of task.kernels.{family} are empty, so there is no kernel to measure",
                 where=f"task.kernels.{family}",
-                fix=f"add entries to its lists, or set task.kernels.{family}=null",
+                fix=f"add entries to the lists, or set task.kernels.{family}=null",
             )
 
 

@@ -67,10 +67,10 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     if between is not None:
         interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
-            f"the evaluation after step {between} is between two weight averagings (every {every} steps): only the "
-            "averaged model is evaluated",
+            f"only an averaged model can be evaluated, but the evaluation after step {between} is between two weight "
+            f"averagings (every {every} steps)",
             where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
-            fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
+            fix=f"set recipe.eval_every_samples to a multiple of {interval}, or to {max_steps * interval // every} to "
             "evaluate only at the end",
         )
 

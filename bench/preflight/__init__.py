@@ -34,7 +34,7 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
     required_samples = (known.schedule.first(gbs), known.schedule.interval(gbs))
     planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
     if planned != required_samples:
-        what = "evaluations at {:,} samples, then every {:,}; the benchmark's rules require {:,} and {:,}"
+        what = "the first evaluation is after {:,} samples, the others every {:,}, but the rules require {:,} and {:,}"
         what = what.format(*planned, *required_samples)
         where = "recipe.eval_every_samples, recipe.eval_skip"
         fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
@@ -50,7 +50,7 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
     gbs = required(subject.plan, TrainingPlan).batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
     if point is None:
-        what = f"no reference convergence point for a global batch size of {gbs} (ruleset {RULESETS[-1]})"
+        what = f"ruleset {RULESETS[-1]} has no reference convergence point for a global batch size of {gbs}"
         yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
     else:
         yield f"{point.mean:,.0f} samples on average"
@@ -74,7 +74,7 @@ def model(subject: Subject) -> Iterator[Finding | str]:
         if not (Path(folder) / name).is_file():
             fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, "
             fix += "or set model.weights=random"
-            yield broken("CFG-06", f"file not found: {name}", folder, fix=fix)
+            yield broken("CFG-06", f"the folder has no {name}", folder, fix=fix)
     yield full
 
 
@@ -93,7 +93,7 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     assert serving is not None
     name = serving.server.argv[0]
     if (path := shutil.which(name)) is None:
-        fix = f"install {serving.server.name.name}, give the full path of {name}, or choose another server="
+        fix = f"install {serving.server.name.name}, write the full path of {name}, or set server= to another server"
         yield broken("SRV-01", f"{name} is not on PATH", "task.serving.server.argv", fix=fix)
     else:
         yield path

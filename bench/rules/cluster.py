@@ -28,7 +28,7 @@ PYXIS: Texts = {
         "add --container-image or --container-name to the same srun: without it the command runs on the host",
     ),
     "PYX-05": (
-        "a container flag without a value was given a value",
+        "a container flag that takes no value has a value",
         "write --container-writable alone: srun takes the next word as the program to run",
     ),
     "PYX-06": (

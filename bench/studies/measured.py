@@ -82,9 +82,9 @@ def _steps_ms(result: Result, window: Window) -> list[float]:
     times_ms = [by_step[step] for step in range(first, last + 1) if step in by_step]
     if len(times_ms) != window.steps:
         raise LogError(
-            f"the log lists {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
+            f"the log has the times of only {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
             where=result.file,
-            fix="run it again: an attempt that resumed from a checkpoint lists only its own steps",
+            fix="run this trial again without interruption: a resumed trial logs only the steps after its checkpoint",
         )
     return times_ms
 

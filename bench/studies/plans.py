@@ -70,10 +70,10 @@ OPTIONAL_KEYS = ("engine.name", "task.kind", "cluster.backend", "container.runti
 """Keys with a fixed set of values that grows with versions."""
 CLUSTER = "cluster="
 OF_THE_STUDY = {
-    "trials": "the study's runs are its trials: runs in the study, or --runs",
-    "launch.folder": "each run has its own folder, below LOGDIR/studies",
-    "launch.array": "each run is one trial",
-    "launch.dry_run": "use --dry-run",
+    "trials": "set the number of runs instead: runs in the study, or --runs",
+    "launch.folder": "remove this override: every run has its own folder below LOGDIR/studies",
+    "launch.array": "remove this override: every run of a study has one trial",
+    "launch.dry_run": "use --dry-run instead",
 }
 """Overrides that a study sets itself, with the alternative for the user."""
 
@@ -107,7 +107,11 @@ def check_overrides(request: Request) -> Config:
     for override in request.cli_overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key in OF_THE_STUDY:
-            raise ConfigError(f"{key} cannot be overridden: the study sets it", where=override, fix=OF_THE_STUDY[key])
+            raise ConfigError(
+                f"{key} cannot be overridden, because the study sets this key itself",
+                where=override,
+                fix=OF_THE_STUDY[key],
+            )
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 

@@ -127,7 +127,7 @@ def _notes(stored: StoredStudy, study: Study, of_arms: Sequence[ArmRuns]) -> lis
         notes.append(f"{total - missing} of {total} runs are valid")
     if study.window is not None:
         steps, skipped = study.window.steps, study.window.skip_steps
-        notes.append(f"step times and rates are over {steps} steps, after {skipped} skipped steps")
+        notes.append(f"step times and rates are from {steps} steps, after {skipped} skipped steps")
     return [*notes, *_other_units(stored)]
 
 
@@ -140,7 +140,7 @@ def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, Plann
     every = session.run_statuses(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, must_query=False)
     further = sum(block >= study.runs and run.state is State.valid for (_, block), run in every.runs.items())
     if further:
-        yield f"{further} valid runs in further blocks are not counted; use --runs {last} to count them"
+        yield f"{further} valid runs in later blocks are not counted; to count these runs: --runs {last}"
 
 
 def _other_units(stored: StoredStudy) -> Iterator[str]:

@@ -245,7 +245,10 @@ def _logs(config: Config) -> Path:
     logs = expanded(config.cluster.paths.logs)
     if logs is None:
         raise ConfigError(
-            f"{config.cluster.paths.logs} is not set", where="cluster.paths.logs", fix="set LOGDIR", rule="CFG-06"
+            f"{config.cluster.paths.logs} is not set",
+            where="cluster.paths.logs",
+            fix="export LOGDIR=FOLDER",
+            rule="CFG-06",
         )
     return Path(logs).absolute()
 

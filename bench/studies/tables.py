@@ -89,7 +89,9 @@ def _cell(name: str, runs: ArmRuns) -> Cell:
     if name in ESTIMATES:
         estimate = getattr(planned, ESTIMATES[name])
         if estimate is None:
-            return Cell(mark=Mark.no_result, reason="the plan has no estimate: there are no measured rates of this GPU")
+            return Cell(
+                mark=Mark.no_result, reason="the plan has no estimate, because there are no measured rates of this GPU"
+            )
         return Cell(mark=Mark.estimated, value=estimate, reason="estimated by the plan")
     of_runs = [(run, value) for run, one in runs.valid if (value := _value(name, run, one, planned)) is not None]
     if not of_runs:
@@ -117,7 +119,7 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 def _why_none(name: str, runs: ArmRuns) -> str:
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))
-        return f"not measured by its runs; measured are {known}"
+        return f"the runs did not measure this; their measurements are {known}"
     return "; ".join(dict.fromkeys(runs.missing.values()))
 
 
@@ -199,7 +201,7 @@ def with_coefficients(rows: Sequence[Row], of_arms: Sequence[ArmRuns], study: St
         for group in _groups(rows, declared):
             for arm, cell in _of_group(group, runs, declared, study).items():
                 cells[arm][declared.column] = cell
-    alone = Cell(mark=Mark.no_result, reason="the study does not compare it with another arm")
+    alone = Cell(mark=Mark.no_result, reason="the study does not compare this arm with another arm")
     names = [declared.column for declared in study.coefficients]
     return tuple(
         replace(row, cells={**row.cells, **{name: cells[row.arm].get(name, alone) for name in names}}) for row in rows
@@ -240,7 +242,7 @@ def _none(cell: Cell) -> Cell:
     """Return the cell of an arm without a coefficient."""
     if cell.value is None:
         return Cell(mark=cell.mark, reason=cell.reason)
-    return Cell(mark=Mark.no_result, reason="no other arm of its group has a value")
+    return Cell(mark=Mark.no_result, reason="no other arm of the same group has a value")
 
 
 def _coefficient_cell(own: Cell, values: tuple[Sequence[float], Sequence[float]], best: str, reference: Cell) -> Cell:

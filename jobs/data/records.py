@@ -75,7 +75,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
-        raise refused(what, str(path), "copy it again") from error
+        raise refused(what, str(path), "copy the file again") from error
 
 
 def _cut_parquet(path: Path, size: int) -> Iterator[Block]:
@@ -135,8 +135,12 @@ def _objects(text: mmap.mmap) -> Iterator[tuple[int, int]]:
 def _require(text: mmap.mmap, start: int, stop: int, expected: bytes, path: Path, number: int) -> None:
     actual = text[start : min(stop, start + 2**16)].removeprefix(BOM if start == 0 else b"")
     if b"".join(actual.split()) != expected:
-        what = f"after {number:,} records: expected {expected.decode()}, got {bytes(actual[:40])!r}"
-        raise refused(what, str(path), "write one array of JSON objects, or one object on each line; copy it again")
+        what = f"after {number:,} records the file has {bytes(actual[:40])!r} instead of {expected.decode()}"
+        raise refused(
+            what,
+            str(path),
+            "write one array of JSON objects, or one object on each line; if the file is cut off, copy the file again",
+        )
 
 
 PARQUET_ROWS = 256
@@ -175,7 +179,7 @@ def _parquet(block: Block, columns: tuple[str, ...], fix: str) -> Iterator[tuple
     with parquet_file(Path(block.path)) as file:
         names = file.schema_arrow.names
         if missing := [name for name in columns if name not in names]:
-            raise refused(f"no column {', '.join(missing)}; the columns are {', '.join(names)}", block.path, fix)
+            raise refused(f"column {missing[0]} is missing; the columns are {', '.join(names)}", block.path, fix)
         groups, number = list(range(block.start, block.stop)), block.first - 1
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=list(columns)):
             for record in batch.to_pylist():
@@ -219,7 +223,7 @@ def _gzip_lines(block: Block) -> Iterator[tuple[object, Any]]:
                     yield f"line {number}", _parsed(line, f"line {number}", block.path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the gzip file is truncated or damaged after line {number}: {error}"
-        raise refused(what, block.path, "copy it again") from error
+        raise refused(what, block.path, "copy the file again") from error
 
 
 def _parsed(line: bytes, place: object, path: str) -> Any:
@@ -241,6 +245,6 @@ def _array(block: Block) -> Iterator[tuple[object, Any]]:
         what = f"byte {block.start + error.start + 1:,} of the file is not UTF-8 ({error.reason})"
         raise refused(what, block.path, NOT_UTF_8) from error
     except (ValueError, RecursionError) as error:
-        raise refused(f"after record {block.first}: not JSON: {error}", block.path, NOT_JSON) from error
+        raise refused(f"the text after record {block.first} is not JSON: {error}", block.path, NOT_JSON) from error
     for number, record in enumerate(parsed, block.first):
         yield f"record {number}", record

@@ -70,8 +70,8 @@ def require_kernels(profiled: trace.Trace, *, on_gpu: bool) -> None:
         raise ConfigError(
             "torch.profiler recorded no kernel of this GPU, so the time of a step cannot be divided among modules",
             where="launch.profile=modules; CUPTI",
-            fix="stop other profilers on this GPU (dcgm, nsys); permit profiling (driver option "
-            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or remove launch.profile",
+            fix="end other profilers on this GPU (dcgm, nsys), permit profiling (driver option "
+            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container), or remove launch.profile",
         )
 
 

@@ -49,7 +49,7 @@ def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Re
     """
     run = next(iter(spans(moments, mllog.RUN_START, mllog.RUN_STOP)), None)
     if run is None:
-        raise NotMeasured("no run_start with a run_stop")
+        raise NotMeasured("the log has no run_start with a run_stop")
     blocks = spans(moments, mllog.BLOCK_START, mllog.BLOCK_STOP)
     by_gpu: dict[int, list[Sample]] = {}
     for sample in samples:
@@ -79,7 +79,7 @@ def longest_gap_s(samples: Sequence[Sample], run: Span) -> float:
 def _gpu(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
     inside = _within(samples, run)
     if not inside:
-        raise NotMeasured(f"no sample within the run's {(run[1] - run[0]) / 1000:.1f} s")
+        raise NotMeasured(f"there is no sample in the {(run[1] - run[0]) / 1000:.1f} s of the run")
     levels = {name: [value for s in inside if (value := getattr(s, name)) is not None] for name in LEVELS}
     summarised = {name: {"median": median(v), "max": max(v)} for name, v in levels.items() if v}
     return summarised | _throttle(inside) | _energy(samples, run, blocks)

@@ -64,12 +64,12 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
         (
             ("container=docker", "container.image=a", "container.mounts=[a:/b]"),
             "PYX-12",
-            "is not of the form SRC:DST:ro",
+            "does not have the form SRC[:DST[:ro]]",
         ),
         (
             ("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"),
             "PYX-12",
-            "is not a valid flag: choose from ro",
+            "the mount has the flag 'ro+nosuid', which is not one of ro",
         ),
         (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
         (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),

@@ -63,7 +63,7 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
         (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a valid host"),
         (["cluster.hosts=['rig0;reboot',rig1]"], "is not a valid host"),
         (["cluster.hosts=['rig0:2x0',rig1]"], "is not a valid host"),
-        (["cluster.hosts=[rig0,rig0]"], "duplicate host in"),
+        (["cluster.hosts=[rig0,rig0]"], "the list of hosts contains a host twice: "),
         (["cluster.hosts=[rig0]"], "1 hosts are listed, but cluster.num_nodes is 2"),
         (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but a node has 8 ranks"),
         (["cluster=local", "cluster.hosts=[rig0]"], "cluster.hosts needs backend ssh"),

@@ -126,7 +126,7 @@ def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_on
     two = nodes(*SHORT_RUN)
     lead, intruder = two.start(0), two.start(1, token="of another run")
     (refused,) = outputs(intruder)
-    known = "HST-03: the lead node refuses node 1: its token is not the token of this run"
+    known = "HST-03: the lead node refuses node 1: its token differs from the token of this run"
     assert intruder.returncode == 2 and known in refused
     lead.send_signal(signal.SIGTERM)
     (printed,) = outputs(lead)

@@ -114,12 +114,16 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
-            "1,028 is not a valid number of bytes here",
+            "the size 1,028 must be a multiple of ",
             "sizes_bytes",
         ),
-        ([TINY, "task.kernels.collectives.operations=[]"], "no collective operation is given", "operations"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 is not a valid number of bytes here", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no message sizes are given", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.collectives.operations=[]"], "the list of collective operations is empty", "operations"),
+        (
+            [TINY, "task.kernels.memcpy.sizes_bytes=[0]"],
+            "the size 0 must be a multiple of 1 from 1 to",
+            "memcpy.sizes_bytes",
+        ),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "the list of message sizes is empty", "memcpy.sizes_bytes"),
         ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not a valid shape \[M, N, K\]", "gemm.shapes"),
         (
             [TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"],
@@ -154,21 +158,25 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.ranks=[]"],
-            r"task\.kernels\.collectives has nothing to measure",
+            r"the lists of task\.kernels\.collectives are empty",
             "collectives",
         ),
-        ([TINY, "task.kernels.attention.backends=[]"], r"task\.kernels\.attention has nothing to measure", "attention"),
+        ([TINY, "task.kernels.attention.backends=[]"], r"the lists of task\.kernels\.attention are empty", "attention"),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
-        ([TINY, "task.kernels.repeats=2"], r"repeats is 2, point_s 0\.05, sustained_s 0\.2", "task.kernels.repeats"),
+        (
+            [TINY, "task.kernels.repeats=2"],
+            r"repeats is 2, point_s is 0\.05 and sustained_s is 0\.2",
+            "task.kernels.repeats",
+        ),
         (
             [TINY, "task.kernels.tolerance=1.5"],
             r"tolerance is 1\.5, but must be between 0 and 1",
             "task.kernels.tolerance",
         ),
-        (["task=gemm", "task.kernels.gemm=null"], "the task has nothing to measure", "task.kernels"),
+        (["task=gemm", "task.kernels.gemm=null"], "the task has no kernel to measure", "task.kernels"),
         (
             [TINY, "launch.profile=kernels"],
-            "profile kernels needs training steps, but this task does not",
+            "launch.profile=kernels needs training steps, but this task does not",
             "launch.profile",
         ),
         (
@@ -208,9 +216,11 @@ def test_a_duplicate_size_is_measured_once() -> None:
 
 def test_a_config_of_another_kind_has_no_training_block() -> None:
     plan = planned(TINY)
-    with pytest.raises(ConfigError, match="task kernels_tiny is of kind kernels, but a task of kind"):
+    with pytest.raises(
+        ConfigError, match="task kernels_tiny is of kind kernels, but this command needs a task of kind"
+    ):
         _ = plan.config.training
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
         plan_kinds.required(plan, plan_kinds.TrainingPlan)
-    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but a task of kind kernels is needed"):
+    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but this command needs a task of kind kernels"):
         plan_kinds.required(compose.compose(["task=lora_tiny"]), plan_kinds.KernelsPlan)

@@ -126,7 +126,10 @@ def test_measured_points_must_be_the_planned_points(plan: KernelsPlan, tmp_path:
     other = replace(plan, points=[replace(plan.points[0], work=2 * plan.points[0].work), *plan.points[1:]])
     log = kernels_log.write(other, tmp_path / "result_0.txt", time_us=at_share(1))
     judged = trials.judge(log, plan, plan.trials[0])
-    assert list(judged.differences) == [f"{plan.points[0].name} is not measured as planned"] and not judged.valid
+    assert (
+        list(judged.differences) == [f"the log does not have {plan.points[0].name} with the settings of the plan"]
+        and not judged.valid
+    )
 
 
 def parsed(log: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

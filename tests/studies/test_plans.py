@@ -60,8 +60,8 @@ arms:
     ("override", "message"),
     [
         ("recipe.learning_rate=1", r"unknown key 'recipe.learning_rate'[\s\S]*arm 'wrong'"),
-        ("task=lora_7bb", r"no choice 'lora_7bb'[\s\S]*arm 'wrong': task[\s\S]*did you mean lora_7b\?"),
-        ("model=llama9", r"no choice 'llama9'[\s\S]*arm 'wrong'"),
+        ("task=lora_7bb", r"task=lora_7bb does not exist[\s\S]*arm 'wrong': task[\s\S]*did you mean lora_7b\?"),
+        ("model=llama9", r"model=llama9 does not exist[\s\S]*arm 'wrong'"),
         ("precision=fp7", r"fp7[\s\S]*arm 'wrong'"),
     ],
 )
@@ -73,9 +73,9 @@ def test_a_mistake_in_an_arm_is_an_error(planned: Planned, override: str, messag
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cluster=nowhere", r"no choice 'nowhere'"),
-        ("trials=3", r"trials cannot be overridden: the study sets it[\s\S]*--runs"),
-        ("launch.folder=x", r"launch.folder cannot be overridden: the study sets it"),
+        ("cluster=nowhere", r"cluster=nowhere does not exist"),
+        ("trials=3", r"trials cannot be overridden, because the study sets this key itself[\s\S]*--runs"),
+        ("launch.folder=x", r"launch.folder cannot be overridden, because the study sets this key itself"),
         ("seed=3", r"unknown key 'seed'"),
     ],
 )

@@ -198,16 +198,16 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('["1.5"]', '["1.5", "2"]', "the row has 2 cells, the table 1 columns"),
+        ('["1.5"]', '["1.5", "2"]', "the row has 2 cells, but the table has 1 columns"),
         ('["1.5"]', '["fast"]', "'fast' is not a number"),
         ('["1.5"]', '["0,0079"]', "'0,0079' is not a number"),
         ('["1.5"]', '["1210*"]', r"'1210\*' is not a number"),
         (
             '["1.5"]',
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
-            "corrected names column 2, which does not exist",
+            "corrected has column 2, which does not exist",
         ),
-        ("measurement: peak_memory, ", "", "the cell does not say which measurement it has"),
+        ("measurement: peak_memory, ", "", "the cell has no measurement"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),

@@ -30,14 +30,17 @@ EXPECTED = {
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": (
         "cluster=dgxh200",
-        {"": 14, "the command line of transformers does not set tensor": 1},
+        {"": 14, "parallel.tp is set, but the command line of transformers has no placeholder": 1},
     ),
     "h200_generation_eight": ("cluster=dgxh200", {"": 6}),
     "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
-    "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU": 1}),
-    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU": 1, "142.2 GiB per GPU": 1}),
+    "layouts": ("cluster=dgxh200", {"": 23, "estimated memory is 144.4 GiB per GPU": 1}),
+    "roce": (
+        "cluster=dgx2",
+        {"": 10, "estimated memory is 118.0 GiB per GPU": 1, "estimated memory is 142.2 GiB per GPU": 1},
+    ),
     "slow_network": (
         "cluster=dgx2",
         {"": 1, NOT_THERE("cluster net_10_gbit"): 5} | {NOT_THERE(f"cluster net_{gbit}_gbit"): 4 for gbit in (1, 80)},
@@ -45,7 +48,7 @@ EXPECTED = {
     "ironbyte": (
         "cluster=dgx2",
         {"": 47, "a 4-bit base cannot be sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
-        | {"so few steps take less time than merging the groups": 5},
+        | {"the document says that so few steps take less time than averaging the weights": 5},
     ),
 }
 """The cluster of a study, and the arms by the reason why they do not run; "" for those that run."""
@@ -126,7 +129,7 @@ def test_every_arm_has_a_plan_or_a_reason(name: str) -> None:
         next((why for why in expected if why and arm.reason.startswith(why)), arm.reason) for arm in arms
     )
     assert outcomes == expected
-    marks = {arm.mark for arm in arms if "merging the groups" in arm.reason}
+    marks = {arm.mark for arm in arms if "averaging the weights" in arm.reason}
     assert marks == ({Mark.not_advisable} if name == "ironbyte" else set())
 
 

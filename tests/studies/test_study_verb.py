@@ -91,14 +91,18 @@ def test_missing_runs_are_run_and_the_tables_are_shown(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "o"], "there are no tables to write\n  where: --out"),
-        (["mine", "--out", "o", "--list"], "there are no tables to write"),
-        (["mine", "--out", "o", "--dry-run"], "there are no tables to write"),
+        (["--out", "o"], "--out needs the tables of a study, but these arguments produce no table\n  where: --out"),
+        (["mine", "--out", "o", "--list"], "--out needs the tables of a study"),
+        (["mine", "--out", "o", "--dry-run"], "--out needs the tables of a study"),
         (
             ["FOLDER", "--dry-run"],
-            "--dry-run does not apply to the folder of a study: its results are only read\n  where: FOLDER",
+            "--dry-run does not apply to the folder of a study: runstop only shows the results in this "
+            "folder\n  where: FOLDER",
         ),
-        (["FOLDER", "b=1", "a=2"], "b=1 does not apply to the folder of a study: its results are only read"),
+        (
+            ["FOLDER", "b=1", "a=2"],
+            "b=1 does not apply to the folder of a study: runstop only shows the results in this folder",
+        ),
     ],
 )
 def test_contradicting_arguments_are_refused(study: Verb, tmp_path: Path, words: list[str], message: str) -> None:

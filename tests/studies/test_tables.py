@@ -104,7 +104,9 @@ def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
     estimate = cells(result, "7B Z3")["estimated_step_time"]
     assert (estimate.mark, estimate.value) == (Mark.estimated, 1500.0)
     assert cells(result, "7B Z3")["micro_batch_size"].values == (8, 8, 8)
-    assert cells(result, "7B Naive")["epoch_time"].reason.startswith("not measured by its runs; measured are ")
+    assert cells(result, "7B Naive")["epoch_time"].reason.startswith(
+        "the runs did not measure this; their measurements are "
+    )
     assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "runstop study mine cluster=here")
 
 
@@ -121,7 +123,7 @@ def test_only_the_steps_of_the_window_count(tmp_path: Path) -> None:
     of_arm = cells(studies.read(folder), "7B Naive")
     assert of_arm["step_time"].values == (2000.0,) and of_arm["time_of_steps"].values == (8.0,)
     assert of_arm["throughput_per_gpu"].values == pytest.approx((4 * 3 * 10 / 8 / 2,))
-    assert "the log lists 2 of the 3 steps from step 3 to 5" in of_arm["step_time"].reason
+    assert "the log has the times of only 2 of the 3 steps from step 3 to 5" in of_arm["step_time"].reason
 
 
 def test_a_missing_value_has_a_reason(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_further_valid_runs_are_noted(tmp_path: Path) -> None:
     failed(folder / "7B_Naive.5", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     assert cells(result, "7B Naive")["step_time"].n == 3
-    assert "1 valid runs in further blocks are not counted; use --runs 5 to count them" in result.notes
+    assert "1 valid runs in later blocks are not counted; to count these runs: --runs 5" in result.notes
     followed = studies.read(folder, runs=5)
     assert cells(followed, "7B Naive")["step_time"].n == 4 and len(followed.order) == 5
     assert not [note for note in followed.notes if "not counted" in note]
@@ -256,10 +258,10 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *words, "--runs", "100000000000"])
         printed = capsys.readouterr().err
-        assert ended.value.code == 2 and "100000000000 runs of each arm, but needs" in printed
+        assert ended.value.code == 2 and "100000000000 runs of each arm, but must have" in printed
     with pytest.raises(
         ConfigError,
-        match=r"1001 runs of each arm, but needs 1 to 1,000\n.*mine.yaml: runs\n.*set a number from 1 to 1,000",
+        match=r"1001 runs of each arm, but must have 1 to 1,000\n.*mine.yaml: runs\n.*set runs to a number from 1",
     ):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
     stored = tmp_path / "mine-here" / folders.STUDY

@@ -25,13 +25,13 @@ def differences(script: str, plan: str) -> Iterator[str]:
         return
     expected, actual = held[1].splitlines(), plan.splitlines()
     if len(expected) != len(actual):
-        yield f"it has {len(actual)} lines; the plan in the script has {len(expected)}"
+        yield f"plan.json has {len(actual)} lines, but the plan in the script has {len(expected)}"
         return
     values: dict[str, str] = {}
     variable = re.compile("|".join(rf"\${name}" for name in names[1].split()) or r"(?!)")
     for number, (ours, theirs) in enumerate(zip(expected, actual, strict=True), 1):
         if not _fits(ours, theirs, variable, values):
-            yield f"line {number} is {theirs.strip()!r:.80}; in the script it is {ours.strip()!r:.80}"
+            yield f"line {number} of plan.json is {theirs.strip()!r:.80}, but {ours.strip()!r:.80} in the script"
 
 
 def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str]) -> bool:

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     ),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "the volume data must have either claim or host_path", "data"),
+        (checks.volumes_of_config, "KUB-15", "the volume data must have exactly one of claim and host_path", "data"),
     ),
     "claim": (
         {"model": Volume(claim="A b")},
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is not a valid unprivileged port", "port")),
     "queue": (
         {"queue": "a", "version": "1.23"},
-        (checks.shape, "KUB-16", "before Kubernetes 1.24 a run is one Job per node", "queue"),
+        (checks.shape, "KUB-16", "queue is set, but before Kubernetes 1.24 every node of a run is a Job", "queue"),
     ),
     "jobset": (
         {"object": ObjectKind.jobset, "version": "1.26"},
@@ -86,11 +86,13 @@ def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
 def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert findings(checks.volumes_of_config, settled({})) == []
     (one,) = findings(checks.volumes_of_config, settled({"results": None}))
-    assert (one.what, one.where) == ("no volume is mounted at cluster.paths.logs", f"{K}.results")
+    assert (one.what, one.where) == ("cluster.paths.logs is in no volume of the pods", f"{K}.results")
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"
-    assert "runs cannot be used as a path in pods" in [one.what for one in findings(checks.volumes_of_config, relative)]
+    assert "runs cannot be a path in pods, because it is not absolute, or contains $ or a colon" in [
+        one.what for one in findings(checks.volumes_of_config, relative)
+    ]
 
 
 def test_settings_of_another_backend_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

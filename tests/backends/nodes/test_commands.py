@@ -285,7 +285,7 @@ def test_nodes_must_share_files_that_several_of_them_write() -> None:
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
     message = (
-        "HST-09: rank 0 cannot write the log: its host rig0 cannot .*\n  where: LOGDIR\n  fix:   start the run on rig0"
+        "HST-09: rank 0 runs on rig0 and cannot write the log: .*\n  where: LOGDIR\n  fix:   start the run on rig0"
     )
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
