@@ -58,7 +58,10 @@ def read(arm: Arm, planned: PlannedArm, study: Study, statuses: RunStatuses) -> 
 
 
 def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
+    """Return a row; an arm whose work the command line has changed has no published figures."""
     names = [column.measurement for column in study.columns]
+    if runs.planned.changed:
+        publications = {}
     coefficients = {
         one.column: _published(runs.arm, COEFFICIENT, publications, coefficient_of=one.measurement)
         for one in study.coefficients
