@@ -22,6 +22,7 @@ from bench.planning.estimates.activations import BYTES as WEIGHT_BYTES
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES
 from bench.planning.layouts import Layout
 
+
 def of_one_group(config: Config) -> Config:
     """Return the config of one group alone, with its share of nodes, ranks and batch."""
     groups = config.parallel.groups

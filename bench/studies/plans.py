@@ -130,17 +130,16 @@ def plan_arms(request: Request, *, inspects: bool = False) -> list[PlannedArm]:
 
 SAME_WORK = ("cluster", "gpu@cluster", "container", "launch", "walltime", "seed_base", "hydra")
 SAME_WORK_KEYS = ("model.weights", "data.files", "data.tokenizer")
-OTHER_WORK = ("cluster.num_nodes", "cluster.ranks_per_node", "cluster.environment")
-"""Groups and keys of overrides that keep the work of an arm, and keys of these groups that do not."""
+"""Groups and keys of overrides that keep the work of an arm; a key that the arm sets itself does not."""
 
 
 def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
     """Return the overrides of the command line that change the work of an arm; those without an effect do not count."""
-    others = [one for one in request.cli_overrides if _changes_work(one)]
+    of_arm = {_key(override) for override in arm.overrides} - set(SAME_WORK_KEYS)
+    others = [one for one in request.cli_overrides if _changes_work(_key(one), of_arm)]
     if not others:
         return ()
-    kept = [one for one in request.cli_overrides if one not in others]
-    own = replace(request, cli_overrides=kept)
+    own = replace(request, cli_overrides=[one for one in request.cli_overrides if one not in others])
     try:
         configs = [compose.unplanned(one.overrides(arm), config_dir=request.config_dir) for one in (request, own)]
     except ConfigError:
@@ -148,10 +147,15 @@ def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
     return () if _work(configs[0]) == _work(configs[1]) else tuple(others)
 
 
-def _changes_work(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _changes_work(key: str, of_arm: set[str]) -> bool:
+    if key == CLUSTER.rstrip("="):  # of the arm itself, it wins
+        return False
     is_kept = key in SAME_WORK_KEYS or key.partition(".")[0] in SAME_WORK
-    return not is_kept or key.startswith(OTHER_WORK)
+    return not is_kept or (key in of_arm and key.startswith("cluster."))
 
 
 def _work(config: Config) -> object:

@@ -118,6 +118,8 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 
 
 def _why_none(name: str, runs: ArmRuns) -> str:
+    if name == measured.EPOCH and any(one.has_random_rows for _, one in runs.valid):
+        return "its rows are random, and only rows of its data set have an epoch: set model.weights=checkpoint"
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))
         return f"not measured by its runs; measured are {known}"

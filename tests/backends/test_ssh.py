@@ -83,7 +83,9 @@ def test_fewer_nodes_use_the_first_hosts(num_nodes: int) -> None:
     listed = ["cluster.hosts=['rig0:2x4','rig1:2x4',rig2]", f"cluster.num_nodes={num_nodes}"]
     listed.append("recipe.global_batch_size=96")
     plan, config_yaml = compose.for_run(["task=pretrain_7b", "cluster=hosts", *listed])
-    assert [cluster.parsed(text).name for text in plan.config.cluster.hosts or []] == ["rig0", "rig1", "rig2"][:num_nodes]
+    assert [cluster.parsed(text).name for text in plan.config.cluster.hosts or []] == ["rig0", "rig1", "rig2"][
+        :num_nodes
+    ]
     assert plan.world.num_ranks == 8 * num_nodes
     assert compose.as_planned(compose.read(config_yaml)).cluster == plan.config.cluster, "as verify compares them"
 
