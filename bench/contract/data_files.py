@@ -194,7 +194,7 @@ def check_room(root: Path, data: Data) -> None:
 
 
 def with_our_columns(record: Any, source: DataSource) -> Any:
-    """Return a record of PubMedQA's own files with our columns, its contexts joined by line breaks; others unchanged."""
+    """Return a record of PubMedQA's own files with our columns and its contexts joined; other records unchanged."""
     if source is not DataSource.pubmedqa or not isinstance(record, dict) or not record.keys() & PUBMEDQA_KEYS.keys():
         return record
     ours = {PUBMEDQA_KEYS.get(name, name): value for name, value in record.items()}

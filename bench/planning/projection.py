@@ -34,7 +34,8 @@ def training_time(plan: TrainingPlan) -> Projection | None:
 
     With local SGD a step has its share of averaging the weights.
     """
-    step_s = plan.local_sgd.mean_step_s if plan.local_sgd else plan.cost and plan.cost.step_s
+    estimated_s = plan.cost.step_s if plan.cost else None
+    step_s = plan.local_sgd.mean_step_s if plan.local_sgd else estimated_s
     if step_s is None:
         return None
     gbs, benchmark = plan.batch.global_batch_size, plan.submission.benchmark

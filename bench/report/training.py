@@ -375,11 +375,11 @@ def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     within = transports.within_node(plan.config, rates) if rates and plan.world.ranks_per_node > 1 else None
     between = transports.between_nodes(plan.config) if plan.world.num_nodes > 1 else None
     links = {"within a node": within, "between nodes": between}
-    texts = [
-        f"{where} {link.transport.summary}, at most {link.gbs:.3g} GB/s per GPU, {1e6 * link.latency_s:g} us per message"
-        for where, link in links.items()
-        if link is not None and link.transport is not None
-    ]
+    texts = []
+    for where, link in links.items():
+        if link is not None and link.transport is not None:
+            rates_text = f"at most {link.gbs:.3g} GB/s per GPU, {1e6 * link.latency_s:g} us per message"
+            texts.append(f"{where} {link.transport.summary}, {rates_text}")
     if texts:
         yield "transport", "; ".join(texts)
 

@@ -228,11 +228,15 @@ def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
     """
     errors = [one for one in findings if one.severity == "error"]
     of_site = [one for one in errors if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
-    for one in errors:
-        if one not in of_site:
-            return PlannedArm(name=planned.name, mark=Mark.no_result, reason=f"{one.titled}; {one.fix}", runs=False)
-    short = "; ".join(f"{one.titled}; {one.fix}" for one in findings if one.rule == TOO_SHORT)
-    return replace(planned, note=short, before_launch=tuple(f"{one.titled}; {one.fix}" for one in of_site))
+    if refused := [one for one in errors if one not in of_site]:
+        reason = "; ".join(map(_with_fix, refused))
+        return PlannedArm(name=planned.name, mark=Mark.no_result, reason=reason, runs=False)
+    short = "; ".join(_with_fix(one) for one in findings if one.rule == TOO_SHORT)
+    return replace(planned, note=short, before_launch=tuple(map(_with_fix, of_site)))
+
+
+def _with_fix(finding: Finding) -> str:
+    return f"{finding.titled}; {finding.fix}"
 
 
 def _missing(error: ConfigError) -> str | None:
