@@ -280,13 +280,15 @@ def _by_pmid(block: Block) -> Iterator[tuple[object, Any]]:
         yield f"record of PMID {pmid}", record
 
 
-def _whole(block: Block, opening: str, closing: str, made: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> Any:
-    """Return the parsed block between these brackets; `made` makes objects."""
+def _whole(
+    block: Block, opening: str, closing: str, to_object: Callable[[list[tuple[str, Any]]], dict[str, Any]]
+) -> Any:
+    """Return the parsed block between these brackets; `to_object` takes the pairs of an object."""
     with open(block.path, "rb") as file:
         file.seek(block.start)
         text = file.read(block.stop - block.start)
     try:
-        return json.loads(f"{opening}{text.decode('utf-8')}{closing}", object_pairs_hook=made)
+        return json.loads(f"{opening}{text.decode('utf-8')}{closing}", object_pairs_hook=to_object)
     except UnicodeDecodeError as error:
         what = f"byte {block.start + error.start + 1:,} of the file is not UTF-8 ({error.reason})"
         raise refused(what, block.path, NOT_UTF_8) from error

@@ -138,12 +138,12 @@ QLORA = ("task=qlora_70b", "cluster=dgx1", "container=pyxis", "model.weights=ran
     ],
 )
 def test_a_walltime_below_the_projected_time_is_a_warning(words: tuple[str, ...], fix: str | None) -> None:
-    """155.8 minutes for 1000 steps and 120 of walltime; without an estimate of the step nothing is said."""
-    found = [one for one in preflight.inspect(compose.compose([*QLORA, *words])) if one.rule == "CFG-13"]
+    """155.8 minutes for 1000 steps and 120 of walltime; without an estimate of the step there is no finding."""
+    problems = [one for one in preflight.inspect(compose.compose([*QLORA, *words])) if one.rule == "CFG-13"]
     if fix is None:
-        assert found == []
+        assert problems == []
         return
-    (short,) = found
+    (short,) = problems
     assert short.severity == "warning" and fix in short.fix
     assert short.what == "a trial is projected to take 155.8 min, but its walltime is 120 min"
     if fix.startswith("set walltime"):

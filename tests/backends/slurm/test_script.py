@@ -295,10 +295,14 @@ def test_the_boost_slider_is_set_on_each_node_before_any_command(tmp_path: Path,
     plan = compose.compose(["task=lora_tiny", "cluster=slurm_test", "cluster.slurm.vboost=1"])
     acts = {} if succeeds else {"srun": 'case "$*" in *--vboost*) exit 1 ;; esac'}
     sruns = run_script(script.script(plan), tmp_path, acts=acts).sruns()
-    of_plan = [at for at, argv in enumerate(sruns) if any(f"jobs.{name}" in word for word in argv for name in PROGRAMS)]
+    of_plan = [
+        at for at, argv in enumerate(sruns) if any(f"jobs.{name}" in argument for argument in argv for name in PROGRAMS)
+    ]
     (boost,) = [at for at, argv in enumerate(sruns) if "boost-slider" in argv]
     assert sruns[boost][-6:] == ["sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
-    assert f"--ntasks={plan.world.num_nodes}" in sruns[boost] and not any("container" in word for word in sruns[boost])
+    assert f"--ntasks={plan.world.num_nodes}" in sruns[boost] and not any(
+        "container" in argument for argument in sruns[boost]
+    )
     assert bool(of_plan) is succeeds and all(boost < at for at in of_plan)
     without = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
     assert "vboost" not in script.script(without) and "vboost" not in plan_kinds.dumps(without)
