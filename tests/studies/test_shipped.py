@@ -39,12 +39,12 @@ EXPECTED = {
     "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
-    "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU": 1}),
-    "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU": 1, "142.2 GiB per GPU": 1}),
+    "layouts": ("cluster=dgxh200", {"": 23, "estimated memory is 144.4 GiB per GPU": 1}),
+    "roce": ("cluster=kubernetes_mi300x", {"": 12}),
     "slow_network": ("cluster=hosts", {"": 14, "a 4-bit base cannot be sharded": 1}),
     "ironbyte": (
         "cluster=net_10_gbit",
-        {"": 55, "a 4-bit base cannot be sharded": 4, "the document says that so few steps take less time": 5},
+        {"": 51, "a 4-bit base cannot be sharded": 8, "the document says that so few steps take less time": 5},
     ),
 }
 """The cluster of a study, and the arms by the reason why they do not run; "" for those that run."""
