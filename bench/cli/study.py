@@ -66,7 +66,9 @@ def _study(args: argparse.Namespace) -> int:
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
         _show(studies.read(folder, runs=args.runs), args)
         return 0
-    session = studies.begin(args.name, args.overrides, config_dir=args.config_dir, runs=args.runs)
+    session = studies.begin(
+        args.name, args.overrides, config_dir=args.config_dir, runs=args.runs, inspects=args.dry_run
+    )
     if args.dry_run:
         return _dry_run(session, args)
     code = run_missing(session)

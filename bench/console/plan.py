@@ -35,9 +35,19 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     return [
         *own,
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
+        *_vboost(plan),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
     ]
+
+
+def _vboost(plan: "Plan") -> list[tuple[str, str]]:
+    """Return the row of the boost slider; none unless the cluster sets it."""
+    slurm = plan.config.cluster.slurm
+    if slurm is None or slurm.vboost is None:
+        return []
+    command = f"nvidia-smi boost-slider --vboost {slurm.vboost} on each node, which keeps it after the job"
+    return [("boost slider", f"{command}; not run: this option was never used on a GPU")]
 
 
 WHY = """\

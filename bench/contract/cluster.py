@@ -35,6 +35,9 @@ class Slurm:
     reservation: str | None = None
     arguments: list[str] = field(default_factory=list)
     """Further arguments of sbatch, such as --exclude=dgx-7 or --time=20."""
+    vboost: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Value of `nvidia-smi boost-slider --vboost`, set on every node before the first command; None: not set. The nodes
+    keep it after the job. Never run on a GPU."""
 
 
 class RayCode(Enum):
@@ -250,8 +253,8 @@ def parsed(text: str) -> Host:
     return Host(match["name"], int(groups) if groups else None, int(size) if size else None)
 
 
-def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> None:
-    """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
+def require_distinct(hosts: list[str]) -> list[Host]:
+    """Return the hosts; raise ConfigError for a text that is no host, and for a host that is listed twice."""
     every = [parsed(text) for text in hosts]
     names = [host.name for host in every]
     if len(set(names)) < len(names):
@@ -260,6 +263,12 @@ def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> No
             where="cluster.hosts",
             fix="list each host once",
         )
+    return every
+
+
+def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> None:
+    """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
+    every = require_distinct(hosts)
     if len(every) != num_nodes:
         what = f"{len(every)} hosts are listed, but cluster.num_nodes is {num_nodes}"
         raise ConfigError(

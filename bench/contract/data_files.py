@@ -4,6 +4,7 @@ Standard library only: ranks import it.
 """
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ FORMATS = {
 }
 """Sources: the data set cards of HuggingFaceFW/fineweb-edu, allenai/c4 and databricks/databricks-dolly-15k on Hugging
 Face; for PubMedQA, Metrum AI's report with Dell on fine-tuning over RoCE (2024), which uses pqa-artificial."""
+PUBMEDQA_KEYS = {"QUESTION": "question", "CONTEXTS": "context", "LONG_ANSWER": "answer"}
+"""The fields of PubMedQA's own files (ori_pqaa.json, ori_pqal.json), and our columns. CONTEXTS is a list of texts.
+Source: the README of github.com/pubmedqa/pubmedqa."""
+BY_PMID = re.compile(rb'\s*\{\s*"\d+"\s*:\s*(?=\{)')
+"""The start of a file that is one object with a record for each PMID, as PubMedQA's own are."""
 
 
 def sample_dir(data_dir: str) -> str:
@@ -187,6 +193,17 @@ def check_room(root: Path, data: Data) -> None:
         )
 
 
+def with_our_columns(record: Any, source: DataSource) -> Any:
+    """Return a record of PubMedQA's own files with our columns and its contexts joined; other records unchanged."""
+    if source is not DataSource.pubmedqa or not isinstance(record, dict) or not record.keys() & PUBMEDQA_KEYS.keys():
+        return record
+    ours = {PUBMEDQA_KEYS.get(name, name): value for name, value in record.items()}
+    contexts = ours.get("context")
+    if isinstance(contexts, list) and all(isinstance(text, str) for text in contexts):
+        ours["context"] = "\n".join(contexts)
+    return ours
+
+
 def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
     """Return the problem of a record; None if every column is a text."""
     if not isinstance(record, dict):
@@ -202,9 +219,8 @@ def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
 def columns_fix(source: DataSource) -> str:
     """Return the fix for records in another format."""
     columns = ", ".join(FORMATS[source].columns)
-    return (
-        f"convert the file to records with the text columns {columns} (data.source={source.name}), or set data.source"
-    )
+    own = f", or {', '.join(PUBMEDQA_KEYS)} of its own files" if source is DataSource.pubmedqa else ""
+    return f"convert the file to records with the text columns {columns}{own} (data.source={source.name}), or set data.source"
 
 
 def room_needed(data: Data) -> int:

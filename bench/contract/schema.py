@@ -190,7 +190,8 @@ class Cluster:
     kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)
     health: Health | None = None
     hosts: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
+    """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs. A smaller
+    cluster.num_nodes on the command line or in an arm uses the first hosts."""
     ssh: Ssh | None = field(default=None, metadata=OMIT_DEFAULT)
     drop_caches: str | None = None
     """Command that clears a node's page cache before each trial; None: not cleared, which the log records."""

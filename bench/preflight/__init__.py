@@ -15,6 +15,8 @@ from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
 from bench.errors import ConfigError
 from bench.mlperf.benchmarks import BENCHMARKS
+from bench.planning import projection
+from bench.planning.commands import job_min
 from bench.preflight import data, host, secrets
 from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
 
@@ -54,6 +56,39 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
         yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
     else:
         yield f"{point.mean:,.0f} samples on average"
+
+
+def is_projected(plan: Plan) -> bool:
+    """Return whether the trials have a time limit and a projected time.
+
+    The maximum number of steps of a task with a target is no projection: the run ends at the target.
+    """
+    if not isinstance(plan, TrainingPlan) or plan.config.walltime is None:
+        return False
+    projected = projection.training_time(plan)
+    return projected is not None and not (plan.config.training.has_target and projected.num_published_runs is None)
+
+
+def walltime(subject: Subject) -> Iterator[Finding | str]:
+    """Yield a warning if the projected time of a trial is longer than its walltime."""
+    plan = required(subject.plan, TrainingPlan)
+    projected, limit = projection.training_time(plan), plan.config.walltime
+    assert projected is not None and limit is not None
+    if projected.minutes > limit:
+        what = f"a trial is projected to take {projected.minutes:.1f} min, but its walltime is {limit} min"
+        yield broken("CFG-13", what, "walltime", fix=_longer(plan, projected.walltime_min), severity="warning")
+    yield f"{projected.minutes:.1f} of {limit} min"
+
+
+def _longer(plan: Plan, minutes: int) -> str:
+    """Return the fix for a walltime that is too short: the longer one, if the cluster allows jobs of this length."""
+    config, slurm = plan.config, plan.config.cluster.slurm
+    job = job_min(1 if config.launch.array else config.trials, minutes)
+    longest = slurm.max_walltime_min if slurm else None
+    if longest is not None and job > longest:
+        too_long = f"walltime={minutes} needs a job of {job} min, and this cluster allows {longest}"
+        return f"lower task.training.max_steps: {too_long}"
+    return f"set walltime={minutes} or more, which leaves a tenth for evaluations, or lower task.training.max_steps"
 
 
 def reads_model(plan: Plan) -> bool:
@@ -120,6 +155,7 @@ STATIC = (
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
+    Check("walltime", ("CFG-13",), walltime, is_projected),
 )
 """Checks of the plan alone, for every backend."""
 FILES = (

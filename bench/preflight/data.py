@@ -1,6 +1,7 @@
 """Check data files, prepared rows, tokenizers and checkpoints by headers, names and sizes."""
 
 import ast
+import codecs
 import gzip
 import json
 import os
@@ -335,7 +336,7 @@ def _check_head(path: Path, source: DataSource) -> None:
         missing = [] if names is None else [name for name in columns if name not in names]
         wrong = f"column {missing[0]} is missing; the columns are {', '.join(names or [])}" if missing else None
     else:
-        first = _first(path)
+        first = data_files.with_our_columns(_first(path), source)
         wrong = None if first is None else data_files.check_record(first, columns)
     if wrong:
         raise ConfigError(f"the first record is not valid: {wrong}", where=str(path), fix=fix)
@@ -356,7 +357,9 @@ def _parquet_columns(path: Path) -> list[str] | None:
 
 
 def _first(path: Path) -> Any:
-    """Return the first record of a JSON Lines file or JSON array; None if it is longer than HEAD_BYTES.
+    """Return the first record of a file of JSON: lines, an array, or an object with a record for each PMID.
+
+    None if it is longer than HEAD_BYTES.
 
     Raises:
         ConfigError: it is damaged.
@@ -367,7 +370,9 @@ def _first(path: Path) -> Any:
             head = file.read(HEAD_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"the gzip file is damaged: {error}", where=str(path), fix="copy the file again") from error
-    text = head.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
+    by_pmid = data_files.BY_PMID.match(head.removeprefix(codecs.BOM_UTF8))
+    head_of_record = head.removeprefix(codecs.BOM_UTF8)[by_pmid.end() :] if by_pmid else head
+    text = head_of_record.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
     try:
         return json.JSONDecoder().raw_decode(text)[0]
     except ValueError as error:

@@ -182,6 +182,10 @@ class PlannedArm:
     is_missing: bool = False
     """Whether it does not run since an engine, cluster, kind or task does not exist."""
     runs: bool = True
+    changed: tuple[str, ...] = ()
+    """Overrides of the command line that change the work which its labels state; it has no published figures then."""
+    before_launch: tuple[str, ...] = ()
+    """In a dry run: what the site must provide before a launch, such as paths and an image."""
     backend: str = ""
     """The name of its backend."""
     fingerprint: str = ""

@@ -62,6 +62,10 @@ CONFIG: Texts = {
         "find out who changed the file in the evidence; restore it, or prepare the data again and start a new run: the "
         "trials of a run read the same rows, weights and plan",
     ),
+    "CFG-13": (
+        "the projected time of a trial is longer than its walltime",
+        "raise walltime (minutes per trial), or lower task.training.max_steps; the projection has no evaluations",
+    ),
 }
 
 RUN: Texts = {

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import preflight
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
+from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
 from bench.studies import checks
 from bench.studies.arms import Arm
@@ -115,13 +117,56 @@ def check_overrides(request: Request) -> Config:
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 
-def plan_arms(request: Request) -> list[PlannedArm]:
+def plan_arms(request: Request, *, inspects: bool = False) -> list[PlannedArm]:
     """Return the planned arms; an arm without a plan has the reason.
+
+    With `inspects`, as in a dry run, an arm that a launch would refuse has the reason, too.
 
     Raises:
         ConfigError: the study or the command line has a mistake.
     """
-    return [replace(_planned(request, arm), note=arm.note or "") for arm in request.arms]
+    planned = [_planned(request, arm, inspects=inspects) for arm in request.arms]
+    return [
+        replace(one, note="; ".join(filter(None, (arm.note, one.note))), changed=_changed(request, arm))
+        for arm, one in zip(request.arms, planned, strict=True)
+    ]
+
+
+SAME_WORK = ("cluster", "gpu@cluster", "container", "launch", "walltime", "seed_base", "hydra")
+SAME_WORK_KEYS = ("model.weights", "data.files", "data.tokenizer")
+"""Groups and keys of overrides that keep the work of an arm; a key that the arm sets itself does not."""
+
+
+def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
+    """Return the overrides of the command line that change the work of an arm; those without an effect do not count."""
+    of_arm = {_key(override) for override in arm.overrides} - set(SAME_WORK_KEYS)
+    others = [one for one in request.cli_overrides if _changes_work(_key(one), of_arm)]
+    if not others:
+        return ()
+    own = replace(request, cli_overrides=[one for one in request.cli_overrides if one not in others])
+    try:
+        configs = [compose.unplanned(one.overrides(arm), config_dir=request.config_dir) for one in (request, own)]
+    except ConfigError:
+        return tuple(others)
+    return () if _work(configs[0]) == _work(configs[1]) else tuple(others)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _changes_work(key: str, of_arm: set[str]) -> bool:
+    if key == CLUSTER.rstrip("="):  # of the arm itself, it wins
+        return False
+    is_kept = key in SAME_WORK_KEYS or key.partition(".")[0] in SAME_WORK
+    return not is_kept or (key in of_arm and key.startswith("cluster."))
+
+
+def _work(config: Config) -> object:
+    """Return the parts of a config by which two arms do the same work on the same number of ranks."""
+    c = config.cluster
+    parts = (config.task, config.model, config.data, config.recipe, config.parallel, config.engine, config.precision)
+    return parts, c.num_nodes, c.ranks_per_node, c.environment
 
 
 def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, block: int) -> tuple[Plan, str]:
@@ -149,7 +194,7 @@ def _length(study: Study, arm: Arm) -> list[str]:
     return [] if steps is None else [f"task.training.max_steps={steps}", "task.training.epochs=null"]
 
 
-def _planned(request: Request, arm: Arm) -> PlannedArm:
+def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
     if arm.not_advisable:
         return PlannedArm(name=arm.name, mark=Mark.not_advisable, reason=arm.not_advisable, runs=False)
     try:
@@ -168,7 +213,34 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)
-    return replace(of_plan(arm.name, plan), batches=sizes)
+    planned = replace(of_plan(arm.name, plan), batches=sizes)
+    return _inspected(planned, preflight.inspect(plan)) if inspects and not config.launch.force else planned
+
+
+OF_THE_SITE = ("CFG-06", "CFG-08", "SRV-01")
+"""Rules about paths, files, disk space and programs, which the site provides before a launch."""
+IMAGE = ".image"
+"""The end of the keys that name an image, which the site provides, too."""
+TOO_SHORT = "CFG-13"
+"""A warning that the study shows: its runs would end at their time limit."""
+
+
+def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
+    """Return an arm as a launch would treat it: it does not run if a check of its plan has an error.
+
+    An error that the site removes by a path, a file or an image is listed, and the arm can run.
+    """
+    errors = [one for one in findings if one.severity == "error"]
+    of_site = [one for one in errors if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
+    if refused := [one for one in errors if one not in of_site]:
+        reason = "; ".join(map(_with_fix, refused))
+        return PlannedArm(name=planned.name, mark=Mark.no_result, reason=reason, runs=False)
+    short = "; ".join(_with_fix(one) for one in findings if one.rule == TOO_SHORT)
+    return replace(planned, note=short, before_launch=tuple(map(_with_fix, of_site)))
+
+
+def _with_fix(finding: Finding) -> str:
+    return f"{finding.titled}; {finding.fix}"
 
 
 def _missing(error: ConfigError) -> str | None:

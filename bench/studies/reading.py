@@ -128,6 +128,9 @@ def _notes(stored: StoredStudy, study: Study, of_arms: Sequence[ArmRuns]) -> lis
     if study.window is not None:
         steps, skipped = study.window.steps, study.window.skip_steps
         notes.append(f"step times and rates are from {steps} steps, after {skipped} skipped steps")
+    changed = dict.fromkeys(one for runs in of_arms for one in runs.planned.changed)
+    if changed and stored.publications:
+        notes.append(f"arms whose work differs from their labels have no published figures: {' '.join(changed)}")
     return [*notes, *_other_units(stored)]
 
 

@@ -58,7 +58,10 @@ def read(arm: Arm, planned: PlannedArm, study: Study, statuses: RunStatuses) -> 
 
 
 def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
+    """Return a row; an arm whose work the command line has changed has no published figures."""
     names = [column.measurement for column in study.columns]
+    if runs.planned.changed:
+        publications = {}
     coefficients = {
         one.column: _published(runs.arm, COEFFICIENT, publications, coefficient_of=one.measurement)
         for one in study.coefficients
@@ -117,6 +120,8 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 
 
 def _why_none(name: str, runs: ArmRuns) -> str:
+    if name == measured.EPOCH and any(one.has_random_rows for _, one in runs.valid):
+        return "its rows are random, and only rows of its data set have an epoch: set model.weights=checkpoint"
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))
         return f"the runs did not measure this; their measurements are {known}"

@@ -128,6 +128,32 @@ def inspect(*overrides: str) -> list[preflight.Finding]:
     return preflight.inspect(compose.compose([*ON_SLURM, *overrides]))
 
 
+QLORA = ("task=qlora_70b", "cluster=dgx1", "container=pyxis", "model.weights=random")
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("task.training.max_steps=1000",), "set walltime=180 or more"),
+        (("task.training.max_steps=1000", "cluster.slurm.max_walltime_min=180"), "this cluster allows 180"),
+        (("task.training.max_steps=1000", "walltime=180"), None),
+        (("task.training.max_steps=700",), None),
+        (("task.training.max_steps=1000", "gpu@cluster.gpu=a800"), None),
+    ],
+)
+def test_a_walltime_below_the_projected_time_is_a_warning(words: tuple[str, ...], fix: str | None) -> None:
+    """155.8 minutes for 1000 steps and 120 of walltime; without an estimate of the step there is no finding."""
+    problems = [one for one in preflight.inspect(compose.compose([*QLORA, *words])) if one.rule == "CFG-13"]
+    if fix is None:
+        assert problems == []
+        return
+    (short,) = problems
+    assert short.severity == "warning" and fix in short.fix
+    assert short.what == "a trial is projected to take 155.8 min, but its walltime is 120 min"
+    if fix.startswith("set walltime"):
+        assert preflight.inspect(compose.compose([*QLORA, *words, "walltime=180"])) == []
+
+
 FINE = {
     "excluded nodes": (
         arguments(

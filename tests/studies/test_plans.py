@@ -11,7 +11,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.results.study import Mark, PlannedArm
 from bench.studies import arms as study_arms
-from bench.studies import library, session
+from bench.studies import library, session, tables
+from bench.studies.tables import ArmRuns
 
 H200 = "cluster=dgxh200 cluster.num_nodes=1 cluster.ranks_per_node=1 model.weights=random"
 Planned = Callable[..., list[PlannedArm]]
@@ -82,6 +83,47 @@ def test_a_mistake_in_an_arm_is_an_error(planned: Planned, override: str, messag
 def test_a_mistake_on_the_command_line_is_an_error(planned: Planned, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned("arms: {one: {}}", override)
+
+
+FIGURES = """
+title: t
+place: p
+hardware: h
+date: "2024"
+columns: [{measurement: step_time, unit: ms, labels: {}}]
+rows: [{labels: {model: 7B}, printed: ["5"]}]
+"""
+LABELLED = """
+axes: {model: {7B: [task=lora_7b]}, gpus: {1: [cluster.ranks_per_node=1]}}
+published: [theirs]
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "is_changed"),
+    [
+        ("model=tiny", True),
+        ("precision=fp8", True),
+        ("recipe.micro_batch_size=1", True),
+        ("cluster.ranks_per_node=2", True),
+        ("cluster.num_nodes=2", False),
+        ("model=llama2_7b", False),
+        ("gpu@cluster.gpu=h100", False),
+        ("walltime=7", False),
+        ("+cluster.slurm.vboost=1", False),
+    ],
+)
+def test_an_override_that_contradicts_the_labels_takes_the_published_figures_away(
+    planned: Planned, tmp_path: Path, override: str, is_changed: bool
+) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published/theirs.yaml").write_text(FIGURES)
+    (arm,) = planned(LABELLED, "cluster=dgxh200", "model.weights=random", override)
+    assert arm.changed == ((override,) if is_changed else ())
+    built = study_arms.build(library.load("mine"), where="mine")[0]
+    runs = ArmRuns(arm=built, planned=arm, valid=[], missing={}, too_large=())
+    row = tables.row(runs, library.load("mine"), library.publications(library.load("mine")))
+    assert [one.printed for one in row.published["step_time"]] == ([] if arm.changed else ["5"])
 
 
 def test_runs_have_the_number_of_steps_of_the_study(planned: Planned) -> None:

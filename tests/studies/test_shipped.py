@@ -2,10 +2,13 @@
 
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
+from bench.contract.engine import Strategy
 from bench.contract.plan_kinds import KernelsPlan
+from bench.contract.training import Trains
 from bench.planning import compose
 from bench.results import names
 from bench.results.measurement import Measurement, higher_is_better
@@ -37,18 +40,11 @@ EXPECTED = {
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
     "layouts": ("cluster=dgxh200", {"": 23, "estimated memory is 144.4 GiB per GPU": 1}),
-    "roce": (
-        "cluster=dgx2",
-        {"": 10, "estimated memory is 118.0 GiB per GPU": 1, "estimated memory is 142.2 GiB per GPU": 1},
-    ),
-    "slow_network": (
-        "cluster=dgx2",
-        {"": 1, NOT_THERE("cluster net_10_gbit"): 5} | {NOT_THERE(f"cluster net_{gbit}_gbit"): 4 for gbit in (1, 80)},
-    ),
+    "roce": ("cluster=kubernetes_mi300x", {"": 12}),
+    "slow_network": ("cluster=hosts", {"": 14, "a 4-bit base cannot be sharded": 1}),
     "ironbyte": (
-        "cluster=dgx2",
-        {"": 47, "a 4-bit base cannot be sharded": 4, NOT_THERE("cluster net_80_gbit"): 8}
-        | {"the document says that so few steps take less time than averaging the weights": 5},
+        "cluster=net_10_gbit",
+        {"": 51, "a 4-bit base cannot be sharded": 8, "the document says that so few steps take less time": 5},
     ),
 }
 """The cluster of a study, and the arms by the reason why they do not run; "" for those that run."""
@@ -98,8 +94,43 @@ def test_an_arm_that_names_a_cluster_does_not_use_that_of_the_command_line() -> 
     two = [arm for arm in arms if arm.name in ("one node", "7B 10 Gbit/s synchronous")]
     by_name = {arm.name: arm for arm in plans.plan_arms(Request(study=study, arms=two, cli_overrides=["cluster=dgx2"]))}
     one_node, ten_gbit = by_name["one node"], by_name["7B 10 Gbit/s synchronous"]
-    assert one_node.runs and one_node.num_ranks == 8
-    assert (ten_gbit.runs, ten_gbit.reason) == (False, "cluster net_10_gbit does not exist")
+    assert (one_node.backend, one_node.num_ranks) == ("slurm", 8)
+    assert (ten_gbit.backend, ten_gbit.num_ranks) == ("ssh", 16)
+
+
+def estimates_ms(name: str, cluster: str, *in_order: str) -> list[float]:
+    """Return the estimated step times of these arms of a study."""
+    study, arms = loaded(name)
+    chosen = [arm for label in in_order for arm in arms if arm.name == label]
+    outcomes = plans.plan_arms(Request(study=study, arms=chosen, cli_overrides=[f"cluster={cluster}"]))
+    assert all(arm.runs for arm in outcomes) and len(outcomes) == len(in_order)
+    return [arm.step_time_ms or 0.0 for arm in outcomes]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "cluster", "in_order"),
+    [
+        ("roce", "dgxh200", [f"runstop 8B two nodes, {way}" for way in ("RoCE", "no RoCE")]),
+        ("roce", "dgxh200", [f"runstop 70B two nodes, {way}" for way in ("RoCE", "no RoCE")]),
+        ("dissect_links", "dgx1", [f"runstop {way}" for way in ("NVLink", "host memory", "sockets")]),
+        ("slow_network", "hosts", [f"7B {gbit} Gbit/s synchronous" for gbit in (80, 10, 1)]),
+    ],
+)
+def test_a_slower_transport_has_a_longer_step(name: str, cluster: str, in_order: list[str]) -> None:
+    times_ms = estimates_ms(name, cluster, *in_order)
+    assert all(0 < faster < slower for faster, slower in pairwise(times_ms))
+
+
+def test_the_published_step_of_a_slow_network_is_next_to_its_own_technique() -> None:
+    """The document's 375 s are of FSDP with a base in 4 bits, not of this project's engine."""
+    study, arms = loaded("slow_network")
+    (figure,) = library.publications(study)["ironbyte_slow_network"].figures
+    (arm,) = [arm for arm in arms if matches(arm.all_labels, figure.labels)]
+    config = compose.unplanned(Request(study=study, arms=arms, cli_overrides=["cluster=hosts"]).overrides(arm))
+    assert (figure.printed, config.model.name, config.cluster.num_nodes) == ("375", "llama2_70b", 2)
+    assert config.huggingface is not None and config.huggingface.strategy is Strategy.fsdp2
+    assert config.training.trains is Trains.qlora and config.cluster.network_gbs == pytest.approx(10 / 8 / 8)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +160,7 @@ def test_every_arm_has_a_plan_or_a_reason(name: str) -> None:
         next((why for why in expected if why and arm.reason.startswith(why)), arm.reason) for arm in arms
     )
     assert outcomes == expected
-    marks = {arm.mark for arm in arms if "averaging the weights" in arm.reason}
+    marks = {arm.mark for arm in arms if "so few steps" in arm.reason}
     assert marks == ({Mark.not_advisable} if name == "ironbyte" else set())
 
 

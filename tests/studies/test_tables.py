@@ -84,9 +84,9 @@ def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     seconds = [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.5, 1.5, 1.5, 1.5]]
     for block, times in enumerate(seconds, 1):
-        valid_run(folder / f"7B_Naive.{block}", times)
+        valid_run(folder / f"7B_Naive.{block}", times, data_source="c4")
         valid_run(folder / f"7B_Z3.{block}", [2 * time for time in times])
-        valid_run(folder / f"13B_Z3.{block}", times)
+        valid_run(folder / f"13B_Z3.{block}", times, data_source="pubmedqa")
     failed(folder / "7B_Z3.4", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     steps = cells(result, "7B Naive")["step_time"]
@@ -108,6 +108,16 @@ def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
         "the runs did not measure this; their measurements are "
     )
     assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "runstop study mine cluster=here")
+
+
+def test_random_rows_have_no_epoch(tmp_path: Path) -> None:
+    """Nothing next to a published epoch of a data set is the time of rows that are not of it."""
+    folder = study_folder(tmp_path)
+    valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], data_source="random")
+    short = cells(studies.read(folder), "13B Z3")
+    assert short["time_of_steps"].values == (150.0,)
+    assert (short["epoch_time"].mark, short["epoch_time"].value) == (Mark.no_result, None)
+    assert short["epoch_time"].reason.startswith("its rows are random, and only rows of its data set have an epoch")
 
 
 def steps_of(result: StudyResult) -> list[str]:

@@ -91,7 +91,9 @@ def _positive(config: Config) -> dict[str, float | None]:
 def _not_negative(config: Config) -> dict[str, float | None]:
     """Return the numbers that must not be negative, by key."""
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
-    return {**(_values("recipe", config.recipe, recipe) if config.recipe else {}), "seed_base": config.seed_base}
+    vboost = config.cluster.slurm.vboost if config.cluster.slurm else None
+    of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
+    return {**of_recipe, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:
