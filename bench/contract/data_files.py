@@ -220,7 +220,7 @@ def columns_fix(source: DataSource) -> str:
     """Return the fix for records in another format."""
     columns = ", ".join(FORMATS[source].columns)
     own = f", or {', '.join(PUBMEDQA_KEYS)} of its own files" if source is DataSource.pubmedqa else ""
-    return f"convert the file to records with the text columns {columns}{own} (data.source={source.name}), or set data.source"
+    return f"convert the file to records with the text columns {columns}{own}, or set data.source"
 
 
 def room_needed(data: Data) -> int:

@@ -233,10 +233,11 @@ def _attention(attention: Attentions, config: Config) -> Iterator[Point]:
     best = {"forward": known.attention_forward_tflops, "backward": known.attention_backward_tflops} if known else {}
     every = kernels.backends(is_gpu=_gpu_is_there(config))
     for backend in every if attention.backends is None else attention.backends:
-        for length in attention.seq_lengths:
+        batches = [(attention.tokens // length, length) for length in attention.seq_lengths]
+        for rows, length in (*batches, *((rows, length) for rows, length in attention.batches)):
             if backend is AttentionBackend.math and length > attention.math_max_seq_length:
                 continue
-            sizes = [attention.tokens // length, heads, groups, length, head]
+            sizes = [rows, heads, groups, length, head]
             for way in ("forward", "backward"):
                 yield _of_attention(way, backend, sizes, config, limit=best.get(way))
 

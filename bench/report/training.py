@@ -218,7 +218,7 @@ def modules_table(result: Result, times: ModuleTimes) -> TextTable:
     """Return the profile in a trial's log, one row per part."""
     title = f"step time breakdown: {result.file}"
     caption = "\n".join(modules.notes(result, times))
-    return TextTable(title, modules.lines(times), columns=modules.COLUMNS, caption=caption, num_optional=2)
+    return TextTable(title, modules.lines(times), columns=modules.columns(times), caption=caption, num_optional=2)
 
 
 def throughput_tables(trials: TrialSet) -> list[TextTable]:

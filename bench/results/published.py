@@ -8,6 +8,7 @@
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
     figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
+    not_measured: why no arm measures these figures, and what was tried; also in a row, a column or a figure
 
 A table has rows and columns; figures are single numbers, such as those in a text. A cell has the labels of its row and
 of its column, and the measurement and unit of the row if it has them, else of the column. `gpus` is the number of GPUs
@@ -49,6 +50,8 @@ class Figure(_Part, frozen=True, kw_only=True):
     """The correct value, per GPU for a measurement per GPU; None for a sign in place of a number."""
     reason: str = ""
     """Why there is no value, or why it differs from the printed number (other than by the unit)."""
+    not_measured: str = ""
+    """Why no arm measures it, and what was tried."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class _Given(_Part, frozen=True, kw_only=True):
     gpus: int | None = None
     reason: str = ""
     """Why the labels or `value` differ from the printed ones."""
+    not_measured: str = ""
 
 
 class _Cell(_Given, frozen=True, kw_only=True):
@@ -109,6 +113,7 @@ class _File(_Part, frozen=True, kw_only=True):
     columns: tuple[_Given, ...] = ()
     rows: tuple[_Row, ...] = ()
     figures: tuple[_Cell, ...] = ()
+    not_measured: str = ""
 
 
 def read(path: Path) -> PublishedTable:
@@ -176,6 +181,7 @@ def _cell(row: _Row, column: _Given, printed: str, corrected: _Correction | None
         printed_in=row.printed_in or column.printed_in,
         gpus=row.gpus or column.gpus,
         reason=_joined(row.reason, corrected.reason if corrected else ""),
+        not_measured=row.not_measured or column.not_measured,
         printed=printed,
         value=corrected.value if corrected else None,
     )
@@ -191,7 +197,13 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
         what = f"the value {cell.value:g} replaces {cell.printed!r} without a reason"
         raise ConfigError(what, where=where, fix="add a reason, or remove value to use the printed number")
     unit = cell.unit or file.unit
-    figure = Figure(labels=cell.labels, measurement=cell.measurement, printed=cell.printed, unit=unit)
+    figure = Figure(
+        labels=cell.labels,
+        measurement=cell.measurement,
+        printed=cell.printed,
+        unit=unit,
+        not_measured=cell.not_measured or file.not_measured,
+    )
     if cell.printed in file.signs:
         return msgspec.structs.replace(figure, reason=file.signs[cell.printed])
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)

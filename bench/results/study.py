@@ -203,6 +203,12 @@ class PlannedArm:
     tokens_s_gpu: float | None = None
     memory_gib: float | None = None
     capacity_gib: float | None = None
+    weights_gb: float | None = None
+    """Of the whole model in the precision of the config, in 10⁹ bytes."""
+    states_gib: float | None = None
+    """Weights, gradients and both moments of Adam, all in this precision."""
+    gpus_of_40_gb: int | None = None
+    """The smallest power of two of such GPUs that hold these states."""
     walltime_min: int | None = None
     """The walltime of the job of one run."""
 

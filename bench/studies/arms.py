@@ -77,7 +77,7 @@ def _every(study: Study) -> Iterator[Arm]:
 
 def _listed(study: Study) -> Iterator[Arm]:
     for name, arm in study.arms.items():
-        yield Arm(name=name, labels=arm.labels, overrides=(*study.overrides, *arm.overrides))
+        yield Arm(name=name, labels=study.labels | arm.labels, overrides=(*study.overrides, *arm.overrides))
 
 
 def _of_axes(study: Study) -> Iterator[Arm]:
@@ -86,7 +86,7 @@ def _of_axes(study: Study) -> Iterator[Arm]:
     for choices in itertools.product(*(axis.items() for axis in study.axes.values())):
         labels = dict(zip(study.axes, (choice for choice, _ in choices), strict=True))
         overrides = tuple(itertools.chain(study.overrides, *(words for _, words in choices)))
-        yield Arm(name=" ".join(labels.values()), labels=labels, overrides=overrides)
+        yield Arm(name=" ".join(labels.values()), labels=study.labels | labels, overrides=overrides)
 
 
 def _with_cases(arm: Arm, cases: tuple[Case, ...]) -> Arm | None:

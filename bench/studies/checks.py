@@ -23,6 +23,8 @@ def check(study: Study, *, where: str) -> None:
     arms = arms_of.build(study, where=where)
     _check_columns(study, where=where)
     _check_coefficients(study, arms, where=where)
+    _check_relatives(study, arms, where=where)
+    _check_published_match(study, arms, where=where)
     _check_pairs(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
@@ -121,6 +123,44 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
             )
 
 
+def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a relative column has no source, no reference or several, or the name of another column."""
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    names_so_far = [column.measurement for column in study.columns]
+    for number, one in enumerate(study.relatives):
+        place = f"{where}: relatives[{number}]"
+        _require_column(study, one.measurement, where=place)
+        for name in (*one.same, *one.reference, *one.match):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        if one.name in names_so_far:
+            raise ConfigError(f"two columns have the measurement {one.name}", where=place, fix="choose another name")
+        names_so_far.append(one.name)
+        references = [arm for arm in arms if matches(arm.all_labels, one.reference)]
+        if not references:
+            raise ConfigError("the reference matches no arm", where=place, fix="use labels of the arms in reference")
+        if not any(matches(arm.all_labels, one.match) for arm in arms):
+            raise ConfigError("match matches no arm", where=place, fix="use labels of the arms in match")
+        seen: dict[tuple[str, ...], str] = {}
+        for arm in references:
+            key = tuple(arm.all_labels.get(name, "") for name in one.same)
+            if (other := seen.setdefault(key, arm.name)) != arm.name:
+                raise ConfigError(
+                    f"the arms {other!r} and {arm.name!r} are both the reference of the same arms",
+                    where=place,
+                    fix="add the label in which they differ to same or to reference",
+                )
+
+
+def _check_published_match(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    place = f"{where}: published_match"
+    for name, match in study.published_match.items():
+        if name not in study.published:
+            refuse_unknown(name, study.published, noun="published table of this study", where=place)
+        if not any(matches(arm.all_labels, match) for arm in arms):
+            raise ConfigError(f"{name} matches no arm: {match}", where=place, fix="use labels of the arms")
+
+
 def _check_measurement(name: str, *, where: str) -> None:
     if meant := names.misspelt(name):
         raise ConfigError(f"the measurement {name!r} does not exist", where=where, fix=f"did you mean {meant}?")
@@ -147,7 +187,8 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         for name in (*table.rows, *table.columns, *table.match):
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
-        if table.measurement not in [one.column for one in study.coefficients]:
+        calculated = [*(one.column for one in study.coefficients), *(one.name for one in study.relatives)]
+        if table.measurement not in calculated:
             _require_column(study, table.measurement, where=place)
         _check_places(table, arms, where=place)
 

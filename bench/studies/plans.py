@@ -9,16 +9,18 @@ since it does not fit into memory or cannot be split over the ranks.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from bench import preflight
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
-from bench.contract.schema import Config
+from bench.contract.schema import Config, Precision
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
+from bench.planning.estimates.parameters import parameters
 from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
 from bench.studies import checks
@@ -104,17 +106,43 @@ def check_overrides(request: Request) -> Config:
     """Return the config composed of the study's overrides and those of the command line.
 
     Raises:
-        ConfigError: an override is wrong, or a study sets it itself.
+        ConfigError: an override is wrong, a study sets it itself, or one of its axes varies it.
     """
     for override in request.cli_overrides:
-        key = override.lstrip("+~").partition("=")[0]
+        key = _key(override)
         if key in OF_THE_STUDY:
             raise ConfigError(
                 f"{key} cannot be overridden, because the study sets this key itself",
                 where=override,
                 fix=OF_THE_STUDY[key],
             )
+        if axis := _axis_of(key, request.study):
+            choices = ", ".join(request.study.axes[axis])
+            raise ConfigError(
+                f"{key} cannot be overridden: the axis {axis} of the study sets it in each of its choices ({choices}), "
+                "and the override would replace it in all of them",
+                where=override,
+                fix=f"leave it out, or copy the study and remove the axis {axis}",
+            )
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _axis_of(key: str, study: Study) -> str | None:
+    """Return the axis whose choices all set a key, to different values; None if there is none.
+
+    An override of the cluster is for the arms that name none.
+    """
+    if key == CLUSTER.removesuffix("="):
+        return None
+    for axis, choices in study.axes.items():
+        values = [[one for one in overrides if _key(one) == key] for overrides in choices.values()]
+        if all(values) and len({value[-1] for value in values}) > 1:
+            return axis
+    return None
 
 
 def plan_arms(request: Request, *, inspects: bool = False) -> list[PlannedArm]:
@@ -149,10 +177,6 @@ def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
     except ConfigError:
         return tuple(others)
     return () if _work(configs[0]) == _work(configs[1]) else tuple(others)
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 def _changes_work(key: str, of_arm: set[str]) -> bool:
@@ -212,8 +236,8 @@ def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
             batch = micro_batch_overrides(config, sizes[0])
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
-        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)
-    planned = replace(of_plan(arm.name, plan), batches=sizes)
+        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, **_sizes(config))
+    planned = replace(of_plan(arm.name, plan), batches=sizes, **_sizes(config))
     return _inspected(planned, preflight.inspect(plan)) if inspects and not config.launch.force else planned
 
 
@@ -241,6 +265,26 @@ def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
 
 def _with_fix(finding: Finding) -> str:
     return f"{finding.titled}; {finding.fix}"
+
+
+GIB = 2**30
+STATE_BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 1}
+STATES = 4
+"""Copies of the weights that training needs if all have one precision: weights, gradients and both moments of Adam."""
+
+
+def _sizes(config: Config) -> dict[str, Any]:
+    """Return the sizes of a model whose states all have the precision of the config; empty for kernels."""
+    if config.task.kernels is not None:
+        return {}
+    weights = parameters(config.model) * STATE_BYTES[config.precision]
+    states = STATES * weights
+    return {"weights_gb": weights / 1e9, "states_gib": states / GIB, "gpus_of_40_gb": _gpus(states, 40 * GIB)}
+
+
+def _gpus(states: float, capacity: float) -> int:
+    """Return the smallest power of two of GPUs that hold the states."""
+    return 1 << (ceil(states / capacity) - 1).bit_length()
 
 
 def _missing(error: ConfigError) -> str | None:

@@ -53,6 +53,23 @@ def test_the_work_of_a_point_follows_the_usual_definitions() -> None:
     assert by_point["reduce of 4 ranks 1 MiB"].work == mib
 
 
+def test_attention_and_gemms_have_the_sizes_of_the_published_tables() -> None:
+    """Rows of 350 tokens have 350 x 351 / 2 scores; M grows from 4,096, or from 4,109, to 16,384 in steps of 512."""
+    attention = by_name("task=attention", "cluster=dgx1", "gpu@cluster.gpu=a800")
+    for rows in (2, 32):
+        for backend in ("math", "efficient", "flash", "cudnn"):
+            point = attention[f"attention forward {backend} {rows} x 350, 32 heads of 128, 32 of keys"]
+            assert (point.work, point.sizes) == (4 * 128 * rows * 32 * 61_425, [rows, 32, 32, 350, 128])
+    gemms = by_name("task=gemm", "cluster=dgx1", "gpu@cluster.gpu=a800")
+    for n, k, offset in ((4096, 4096, 0), (11008, 4096, 0), (16384, 16384, 0), (11008, 4096, 13)):
+        for m in range(4096 + offset, 16385 + offset, 512):
+            assert gemms[f"gemm bf16 {m} x {n} x {k}"].peak == 312
+    assert gemms["gemm bf16 666 x 11008 x 4096"].peak == gemms["gemm bf16 10624 x 11008 x 4096"].peak == 312
+    assert "attention" in {point.family for point in by_name("task=node", "cluster=dgx1").values()}
+    only = ("task.kernels.attention.seq_lengths=[]", "task.kernels.attention.batches=[[3, 100]]")
+    assert {point.sizes[0] for point in by_name("task=attention", "cluster=dgx1", *only).values()} == {3}
+
+
 def test_gemms_of_the_model_have_the_shapes_of_one_rank() -> None:
     """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
     given = ("model=llama2_70b", "parallel.tp=2")
@@ -146,6 +163,8 @@ TINY = "task=kernels_tiny"
             "256 tokens cannot be divided into rows of 60",
             "seq_lengths",
         ),
+        ([TINY, "task.kernels.attention.batches=[[2, 0]]"], r"\[2, 0\] is not a valid batch \[rows", "batches"),
+        ([TINY, "task.kernels.attention.batches=[[2]]"], r"\[2\] is not a valid batch", "attention.batches"),
         (
             [TINY, "task.kernels.attention.backends=[cudnn]"],
             "the attention backend cudnn does not exist on a CPU",

@@ -14,7 +14,7 @@ from bench.contract.plan_kinds import KernelsPlan
 from bench.planning import compose
 from bench.results import kind
 from bench.results import kind as trial_results
-from bench.results.measurement import Measurement
+from bench.results.measurement import Measurement, higher_is_better
 from bench.runs import trial as trials
 from helpers import kernels_log
 
@@ -44,6 +44,9 @@ def test_a_rate_is_the_work_over_the_median_time(plan: KernelsPlan, tmp_path: Pa
     assert measurements[f"{GEMM} latency"] == Measurement(
         name=f"{GEMM} latency", unit="us", value=1500.0, n=50, p10=pytest.approx(1350), p90=pytest.approx(1650)
     )
+    share = measurements[f"{GEMM} share of peak"]
+    assert share.value == pytest.approx(733.0077 / 989.4, abs=1e-5) and higher_is_better(share)
+    assert f"{COPY} share of peak" not in measurements, "a copy has no peak"
     assert measurements["best gemm bf16"] == replace(measurements[GEMM], name="best gemm bf16"), (
         "every other one is slower"
     )

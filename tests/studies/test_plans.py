@@ -161,3 +161,20 @@ def test_each_arm_of_a_pair_is_first_as_often_as_last() -> None:
         assert sum(block.index("a") < block.index("b") for block in result) == 3
         without = study_arms.blocks([arms[0], arms[1], PlannedArm(name="c", runs=False)], runs=6, seed=seed)
         assert without == [tuple(name for name in block if name != "c") for block in result]
+
+
+def test_an_override_that_makes_the_arms_of_an_axis_equal_is_refused(planned: Planned) -> None:
+    """A key that only some choices set, one that all set to the same value, and the cluster are not refused."""
+    axes = """
+overrides: [task=lora_7b, precision=bf16]
+axes:
+  gpus: {1: [cluster.ranks_per_node=1, recipe.lr=1e-4], 2: [cluster.ranks_per_node=2, recipe.lr=1e-4]}
+  batch: {plan: [], small: [recipe.micro_batch_size=1]}
+  place: {here: [cluster=dgxh200], there: [cluster=dgx1]}
+"""
+    with pytest.raises(ConfigError) as refused:
+        planned(axes, "cluster.ranks_per_node=8")
+    assert "the axis gpus of the study sets it in each of its choices (1, 2)" in refused.value.what
+    assert refused.value.where == "cluster.ranks_per_node=8" and "remove the axis gpus" in refused.value.fix
+    allowed = ("cluster=dgx2", "recipe.lr=2e-4", "recipe.micro_batch_size=2")
+    assert [arm.num_ranks for arm in planned(axes, *allowed)] == [1] * 4 + [2] * 4

@@ -199,12 +199,19 @@ def group_sizes(collectives: Collectives, num_ranks: int) -> list[int]:
 
 def _check_attention(attention: Attentions, config: Config) -> None:
     where = "task.kernels.attention.seq_lengths, tokens"
-    for length in attention.seq_lengths or [0]:
+    for length in attention.seq_lengths or ([] if attention.batches else [0]):
         if length < 1 or attention.tokens % length:
             raise ConfigError(
                 f"{attention.tokens:,} tokens cannot be divided into rows of {length} tokens",
                 where=where,
-                fix="set seq_lengths to divisors of task.kernels.attention.tokens",
+                fix="list divisors of task.kernels.attention.tokens, or use task.kernels.attention.batches",
+            )
+    for batch in attention.batches:
+        if len(batch) != 2 or min(batch) < 1:
+            raise ConfigError(
+                f"{batch} is not a valid batch [rows, tokens of a row]",
+                where="task.kernels.attention.batches",
+                fix="give two numbers above 0",
             )
     is_gpu = config.cluster.device is Device.cuda
     for backend in attention.backends or []:
