@@ -24,7 +24,7 @@ from bench.contract.data_files import FORMATS
 from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strategy
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import PORTS, Config, Device
+from bench.contract.schema import PORTS, Config, Device, GpuVendor
 from bench.contract.training import Trains
 from bench.errors import ConfigError, SubmitError
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
@@ -78,6 +78,7 @@ NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 
 
 DEVICES = "/dev"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
@@ -182,17 +183,30 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 
     Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg represents all of them.
     """
-    required = _required_gpus(subject.plan)
+    required, gpu = _required_gpus(subject.plan), subject.plan.config.cluster.gpu
     if Path("/dev/dxg").exists():
         raise CannotTellError("in WSL the driver does not report the number of GPUs")
-    names = (path.name for path in Path(DEVICES).iterdir())
-    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
+    is_amd = gpu is not None and gpu.vendor is GpuVendor.amd
+    count = _amd_gpus() if is_amd else _nvidia_gpus()
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < required:
-        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}; {_requirement(subject.plan)}"
+        of_vendor = f"{'AMD' if is_amd else 'NVIDIA'} GPU{'' if count == 1 else 's'}"
+        what = f"this machine has {count or 'no'} {of_vendor}; {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
+def _nvidia_gpus() -> int:
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path(DEVICES).iterdir())
+
+
+def _amd_gpus() -> int:
+    """Return the number of AMD GPUs: the nodes of the driver's topology that have a GPU; CPUs have gpu_id 0.
+
+    Source: the kernel's drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+    """
+    return sum(path.read_text().strip() != "0" for path in Path(KFD_NODES).glob("*/gpu_id"))
 
 
 def _required_gpus(plan: Plan) -> int:

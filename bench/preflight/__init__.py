@@ -12,7 +12,7 @@ from bench import backends
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Runtime
+from bench.contract.schema import Device, Runtime
 from bench.errors import ConfigError
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.preflight import data, host, secrets
@@ -54,6 +54,20 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
         yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
     else:
         yield f"{point.mean:,.0f} samples on average"
+
+
+def is_on_other_gpu(plan: Plan) -> bool:
+    """Return whether the plan is for a GPU on which runstop was not run."""
+    cluster = plan.config.cluster
+    return cluster.device is Device.cuda and cluster.gpu is not None and not cluster.gpu.has_run
+
+
+def other_gpu(subject: Subject) -> Iterator[Finding]:
+    """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
+    gpu = subject.plan.config.cluster.gpu
+    assert gpu is not None
+    what = f"not run: runstop's kernels, image and telemetry were never run on {gpu.name}"
+    yield broken("HW-07", what, "cluster.gpu", severity="warning")
 
 
 def reads_model(plan: Plan) -> bool:
@@ -120,6 +134,7 @@ STATIC = (
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
+    Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
 )
 """Checks of the plan alone, for every backend."""
 FILES = (
