@@ -21,12 +21,12 @@ from bench.backends.protocol import Job, JobState
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.data_files import FORMATS
-from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strategy
+from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import PORTS, Config, Device, GpuVendor
-from bench.contract.training import Trains
+from bench.contract.schema import PORTS, Device, GpuVendor
 from bench.errors import ConfigError, SubmitError
+from bench.images.needed import FLASH, huggingface_modules
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 
 NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
@@ -82,7 +82,7 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
-FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
+FLASH_PIP = "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """Packages that ranks import; installed by the extra `engine`."""
 TEXTS = ("tokenizers", "pyarrow")
@@ -125,7 +125,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield the packages that ranks on this machine cannot import; they run in this process's Python."""
     config, huggingface = subject.plan.config, subject.plan.config.huggingface
     is_of_engine = bool(config.task.training or config.task.generation)
-    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_packages(config, huggingface))
+    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
@@ -150,20 +150,6 @@ def _of_texts(plan: Plan) -> Iterator[str]:
         yield "tokenizers"
         if FORMATS[source].suffixes == (".parquet",):
             yield "pyarrow"
-
-
-def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[str]:
-    """Yield the packages that ranks of engine=huggingface import for a config."""
-    yield from ("transformers", "accelerate")
-    generation, training = config.task.generation, config.task.training
-    if training is not None and training.trains is not Trains.all:
-        yield "peft"
-    if generation is not None and generation.nf4 or training is not None and training.trains is Trains.qlora:
-        yield "bitsandbytes"
-    if huggingface.strategy is Strategy.deepspeed:
-        yield "deepspeed"
-    if huggingface.attention is Attention.flash_attention_2:
-        yield FLASH
 
 
 def _is_installed(module: str) -> bool:

@@ -14,6 +14,7 @@ from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Device, Runtime
 from bench.errors import ConfigError
+from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.preflight import data, host, secrets
 from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
@@ -54,6 +55,17 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
         yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
     else:
         yield f"{point.mean:,.0f} samples on average"
+
+
+def image(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the image is one of runstop's for another engine, by its name."""
+    config = subject.plan.config
+    kubernetes = config.cluster.kubernetes
+    where = "container.image" if kubernetes is None else "cluster.kubernetes.image"
+    if (name := expanded(config.container.image if kubernetes is None else kubernetes.image)) is not None:
+        yield from needed.of_name(config, name, where)
+    if (wanted := needed.needed(config)) is not None:
+        yield f"needs {wanted.name}: containers/build.sh {wanted.build}"
 
 
 def is_on_other_gpu(plan: Plan) -> bool:
@@ -134,6 +146,7 @@ STATIC = (
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
+    Check("image of the engine", ("RUN-08",), image, needed.runs_in_image),
     Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
 )
 """Checks of the plan alone, for every backend."""

@@ -29,7 +29,10 @@ def facts(amdsmi: ModuleType, gpu: Any, index: int) -> GpuFacts:
         except amdsmi.AmdSmiException:
             return None
 
-    asic, clock = reported(amdsmi.amdsmi_get_gpu_asic_info), reported(amdsmi.amdsmi_get_clock_info, amdsmi.AmdSmiClkType.GFX)
+    asic, clock = (
+        reported(amdsmi.amdsmi_get_gpu_asic_info),
+        reported(amdsmi.amdsmi_get_clock_info, amdsmi.AmdSmiClkType.GFX),
+    )
     driver, vram = reported(amdsmi.amdsmi_get_gpu_driver_info), reported(amdsmi.amdsmi_get_gpu_vram_usage)
     temperature = (amdsmi.AmdSmiTemperatureType.JUNCTION, amdsmi.AmdSmiTemperatureMetric.CURRENT)
     return GpuFacts(

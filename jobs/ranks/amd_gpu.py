@@ -117,9 +117,10 @@ class AmdGpu:
 
     def _number(self, name: str, query: Callable[..., Any], *arguments: Any) -> float | None:
         value = self._query(name, query, *arguments)
-        if value is None or _is_number(value):
-            return value
-        self.refused.setdefault(name, f"amdsmi reports {value}")
+        if _is_number(value):
+            return float(value)
+        if value is not None:
+            self.refused.setdefault(name, f"amdsmi reports {value}")
         return None
 
     def _query(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:

@@ -158,7 +158,10 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
         tiered(broken("CFG-08", "199 MiB are free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
-        both(machine(0, gpus=None, gpus_refused="it hangs"), machine(2, gpus=None, gpus_refused="amdsmi is not installed")),
+        both(
+            machine(0, gpus=None, gpus_refused="it hangs"),
+            machine(2, gpus=None, gpus_refused="amdsmi is not installed"),
+        ),
         tiered(
             broken("HW-03", "the GPUs cannot be queried: it hangs", "dgx-0"),
             warned("HW-03", "the GPUs cannot be queried: amdsmi is not installed", "dgx-1"),

@@ -20,7 +20,6 @@ from bench.contract.node_facts import GpuFacts
 from helpers.paths import ROOT
 from jobs.node_checks import hardware
 from jobs.ranks import amd_gpu
-from jobs.ranks import telemetry as sampling
 from jobs.ranks.amd_gpu import AmdGpu
 from jobs.ranks.telemetry import Sampler
 

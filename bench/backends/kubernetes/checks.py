@@ -163,7 +163,8 @@ def shape(subject: Subject) -> Iterator[Finding]:
         fix = "set it to the name of the GPU resource, for example nvidia.com/gpu"
         yield broken("KUB-15", "the run needs GPUs, but gpu_resource is not set", f"{WHERE}.gpu_resource", fix=fix)
     gpu, is_cuda = plan.config.cluster.gpu, plan.config.cluster.device is Device.cuda
-    if is_cuda and gpu is not None and gpu.vendor is not VENDORS.get((k.gpu_resource or "").partition("/")[0], gpu.vendor):
+    vendor = VENDORS.get((k.gpu_resource or "").partition("/")[0])
+    if is_cuda and gpu is not None and vendor not in (None, gpu.vendor):
         fix = f"set it to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
         yield broken("KUB-15", f"{k.gpu_resource} is not the resource of {gpu.name}", f"{WHERE}.gpu_resource", fix=fix)
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:

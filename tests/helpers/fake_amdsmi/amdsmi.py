@@ -84,7 +84,12 @@ def amdsmi_get_power_info(gpu: int) -> dict[str, object]:
 
 def amdsmi_get_power_cap_info(gpu: int) -> dict[str, int]:
     """In µW."""
-    return {"power_cap": 750_000_000, "default_power_cap": 750_000_000, "min_power_cap": 0, "max_power_cap": 750_000_000}
+    return {
+        "power_cap": 750_000_000,
+        "default_power_cap": 750_000_000,
+        "min_power_cap": 0,
+        "max_power_cap": 750_000_000,
+    }
 
 
 def amdsmi_get_clock_info(gpu: int, clk_type: AmdSmiClkType) -> dict[str, object]:
@@ -114,7 +119,11 @@ def amdsmi_get_gpu_vram_usage(gpu: int) -> dict[str, int]:
 def amdsmi_get_energy_count(gpu: int) -> dict[str, float]:
     """The resolution is in µJ, the time stamp in ns."""
     joules = time.clock_gettime(time.CLOCK_BOOTTIME) * 600
-    return {"energy_accumulator": int(joules * 1e6 / RESOLUTION_UJ), "counter_resolution": RESOLUTION_UJ, "timestamp": 0}
+    return {
+        "energy_accumulator": int(joules * 1e6 / RESOLUTION_UJ),
+        "counter_resolution": RESOLUTION_UJ,
+        "timestamp": 0,
+    }
 
 
 def amdsmi_get_gpu_metrics_info(gpu: int) -> dict[str, object]:
