@@ -143,10 +143,10 @@ def opened(amdsmi: ModuleType, uuids: Sequence[str]) -> list[AmdGpu]:
     serials = [serial_of(amdsmi, handle) for handle in handles]
     gpus = []
     for uuid in uuids:
-        found = [index for index, serial in enumerate(serials) if serial == serial_in(uuid)]
-        if len(found) != 1:
-            raise NotFoundError(f"amdsmi lists {len(found)} GPUs with the UUID {uuid}")
-        gpus.append(AmdGpu(amdsmi, handles[found[0]], found[0]))
+        matches = [index for index, serial in enumerate(serials) if serial == serial_in(uuid)]
+        if len(matches) != 1:
+            raise NotFoundError(f"amdsmi lists {len(matches)} GPUs with the UUID {uuid}")
+        gpus.append(AmdGpu(amdsmi, handles[matches[0]], matches[0]))
     return gpus
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from helpers.paths import ROOT
 
-KEPT: dict[str, dict[str, tuple[str, ...]]] = {
+LABELS: dict[str, dict[str, tuple[str, ...]]] = {
     "dissect_pretraining": {"model": ("7B",)},
     "dissect_finetuning": {"model": ("7B",)},
     "dissect_modules": {"model": ("7B",)},
@@ -50,7 +50,7 @@ STEPS = {"skip_steps": 2, "steps": 4}
 def write(name: str, folder: Path) -> str:
     """Write the tiny study of a shipped one into folder/study; return its name."""
     study = yaml.safe_load((ROOT / f"conf/study/{name}.yaml").read_text())
-    kept = KEPT[name]
+    kept = LABELS[name]
     for label, values in kept.items():
         study["axes"][label] = {value: study["axes"][label][value] for value in values}
     study["arms"] = {arm: fields for arm, fields in study.get("arms", {}).items() if _is_kept(fields["labels"], kept)}

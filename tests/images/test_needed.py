@@ -68,15 +68,15 @@ def test_no_image_has_our_engine_for_amd() -> None:
 )
 def test_an_image_for_another_engine_is_refused_by_its_name(image: str, refused: list[str]) -> None:
     plan = planned("task=lora_7b", HF, *ON_PODS, f"cluster.kubernetes.image={image}")
-    found = [finding for finding in preflight.inspect(plan) if finding.rule == "RUN-08"]
-    assert [finding.what for finding in found] == refused
-    assert all(one.fix == "build and use runstop-huggingface: containers/build.sh huggingface" for one in found)
+    problems = [finding for finding in preflight.inspect(plan) if finding.rule == "RUN-08"]
+    assert [finding.what for finding in problems] == refused
+    assert all(one.fix == "build and use runstop-huggingface: containers/build.sh huggingface" for one in problems)
     row = "runstop-huggingface (containers/build.sh huggingface), or one with transformers, accelerate, peft"
     assert dict(plan_sheets.rows(plan))["image"] == row
 
 
 def test_an_imported_image_is_refused_by_its_description(tmp_path: Path) -> None:
-    """The record that the import wrote has the description; the image itself is damaged, which is told, too."""
+    """The record that the import wrote has the description; the image itself is damaged, which is another problem."""
     image = tmp_path / f"runstop-train-sha256-{'0' * 12}.sqsh"
     image.write_bytes(b"not an image")
     marker = {"name": "runstop-train", "versions": {"torch": "2.10.0", "megatron-core": "0.16.1"}}
@@ -96,6 +96,6 @@ def test_an_imported_image_is_refused_by_its_description(tmp_path: Path) -> None
     words = ("cluster=dgx1", "container=pyxis", f"container.image={image}", "model.weights=random")
     texts = {}
     for engine in ("megatron", "huggingface"):
-        found = slurm_checks.file(Subject(planned("task=lora_7b", f"engine={engine}", *words), ""))
-        texts[engine] = [one.what for one in found if not isinstance(one, str) and one.rule == "RUN-08"]
+        problems = slurm_checks.file(Subject(planned("task=lora_7b", f"engine={engine}", *words), ""))
+        texts[engine] = [one.what for one in problems if not isinstance(one, str) and one.rule == "RUN-08"]
     assert texts == {"megatron": [], "huggingface": ["runstop-train does not have transformers, accelerate, peft"]}

@@ -38,7 +38,7 @@ def planned(name: str, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiny_studies.KEPT)
+@pytest.mark.parametrize("name", tiny_studies.LABELS)
 def test_every_arm_has_a_plan_or_a_known_reason(name: str, tmp_path: Path) -> None:
     reasons = {arm["name"]: arm["reason"] for arm in planned(name, tmp_path) if not arm["runs"]}
     unknown = {
@@ -52,7 +52,7 @@ def test_every_arm_has_a_plan_or_a_known_reason(name: str, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", tiny_studies.KEPT)
+@pytest.mark.parametrize("name", tiny_studies.LABELS)
 def test_every_arm_that_is_planned_ends_in_a_valid_run(name: str, tmp_path: Path) -> None:
     running = {f"{arm['name']}" for arm in planned(name, tmp_path) if arm["runs"]}
     done = study(name, tmp_path, "--json")
