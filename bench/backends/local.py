@@ -21,12 +21,12 @@ from bench.backends.protocol import Job, JobState
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.data_files import FORMATS
-from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strategy
+from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import PORTS, Config, Device
-from bench.contract.training import Trains
+from bench.contract.schema import PORTS, Device, GpuVendor
 from bench.errors import ConfigError, SubmitError
+from bench.images.needed import FLASH, huggingface_modules
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 
 NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
@@ -80,10 +80,11 @@ NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 
 
 DEVICES = "/dev"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
-FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
+FLASH_PIP = "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """Packages that ranks import; installed by the extra `engine`."""
 TEXTS = ("tokenizers", "pyarrow")
@@ -126,7 +127,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield the packages that ranks on this machine cannot import; they run in this process's Python."""
     config, huggingface = subject.plan.config, subject.plan.config.huggingface
     is_of_engine = bool(config.task.training or config.task.generation)
-    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_packages(config, huggingface))
+    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
@@ -153,20 +154,6 @@ def _of_texts(plan: Plan) -> Iterator[str]:
             yield "pyarrow"
 
 
-def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[str]:
-    """Yield the packages that ranks of engine=huggingface import for a config."""
-    yield from ("transformers", "accelerate")
-    generation, training = config.task.generation, config.task.training
-    if training is not None and training.trains is not Trains.all:
-        yield "peft"
-    if generation is not None and generation.nf4 or training is not None and training.trains is Trains.qlora:
-        yield "bitsandbytes"
-    if huggingface.strategy is Strategy.deepspeed:
-        yield "deepspeed"
-    if huggingface.attention is Attention.flash_attention_2:
-        yield FLASH
-
-
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -184,19 +171,30 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 
     Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg represents all of them.
     """
-    required = _required_gpus(subject.plan)
+    required, gpu = _required_gpus(subject.plan), subject.plan.config.cluster.gpu
     if Path("/dev/dxg").exists():
         raise CannotTellError("in WSL the driver does not report the number of GPUs")
-    names = (path.name for path in Path(DEVICES).iterdir())
-    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
+    is_amd = gpu is not None and gpu.vendor is GpuVendor.amd
+    count = _amd_gpus() if is_amd else _nvidia_gpus()
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < required:
-        what = (
-            f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}, but {_requirement(subject.plan)}"
-        )
+        of_vendor = f"{'AMD' if is_amd else 'NVIDIA'} GPU{'' if count == 1 else 's'}"
+        what = f"this machine has {count or 'no'} {of_vendor}, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
+def _nvidia_gpus() -> int:
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path(DEVICES).iterdir())
+
+
+def _amd_gpus() -> int:
+    """Return the number of AMD GPUs: the nodes of the driver's topology that have a GPU; CPUs have gpu_id 0.
+
+    Source: the kernel's drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+    """
+    return sum(path.read_text().strip() != "0" for path in Path(KFD_NODES).glob("*/gpu_id"))
 
 
 def _required_gpus(plan: Plan) -> int:

@@ -317,11 +317,20 @@ class Rates:
     """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
 
 
+class GpuVendor(Enum):
+    """The maker of a GPU. torch calls AMD's GPUs CUDA devices, too: device is cuda for both."""
+
+    nvidia = "nvidia"
+    amd = "amd"
+
+
 @dataclass(slots=True, kw_only=True)
 class Gpu:
     """One accelerator; dense peak rates, without sparsity."""
 
     name: str
+    vendor: GpuVendor = field(default=GpuVendor.nvidia, metadata=OMIT_DEFAULT)
+    """Chooses the telemetry, the image, the devices of containers, and the resource name of pods."""
     memory_gib: float
     peak_bf16_tflops: float
     peak_fp8_tflops: float | None = None
@@ -329,3 +338,8 @@ class Gpu:
     source: str
     rates: Rates | None = None
     """None: not measured; no step time is estimated."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether runstop has trained on a GPU of this vendor."""
+        return self.vendor is GpuVendor.nvidia

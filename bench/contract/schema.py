@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.cluster import Gpu as Gpu
+from bench.contract.cluster import GpuVendor as GpuVendor
 from bench.contract.cluster import Kubernetes, Ray, Slurm, Ssh
 from bench.contract.cluster import Rates as Rates
 from bench.contract.codec import OMIT_DEFAULT

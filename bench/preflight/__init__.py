@@ -12,8 +12,9 @@ from bench import backends
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Runtime
+from bench.contract.schema import Device, Runtime
 from bench.errors import ConfigError
+from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.planning import projection
 from bench.planning.commands import job_min
@@ -91,6 +92,31 @@ def _longer(plan: Plan, minutes: int) -> str:
     return f"set walltime={minutes} or more, which leaves a tenth for evaluations, or lower task.training.max_steps"
 
 
+def image(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the image is one of runstop's for another engine, by its name."""
+    config = subject.plan.config
+    kubernetes = config.cluster.kubernetes
+    where = "container.image" if kubernetes is None else "cluster.kubernetes.image"
+    if (name := expanded(config.container.image if kubernetes is None else kubernetes.image)) is not None:
+        yield from needed.of_name(config, name, where)
+    if (wanted := needed.needed(config)) is not None:
+        yield f"needs {wanted.name}: containers/build.sh {wanted.build}"
+
+
+def is_on_other_gpu(plan: Plan) -> bool:
+    """Return whether the plan is for a GPU on which runstop was not run."""
+    cluster = plan.config.cluster
+    return cluster.device is Device.cuda and cluster.gpu is not None and not cluster.gpu.has_run
+
+
+def other_gpu(subject: Subject) -> Iterator[Finding]:
+    """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
+    gpu = subject.plan.config.cluster.gpu
+    assert gpu is not None
+    what = f"not run: runstop's kernels, image and telemetry were never run on {gpu.name}"
+    yield broken("HW-07", what, "cluster.gpu", severity="warning")
+
+
 def reads_model(plan: Plan) -> bool:
     """Return whether a server of ours loads the model, or the client needs the tokenizer of an external server."""
     serving = plan.config.task.serving
@@ -156,6 +182,8 @@ STATIC = (
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
     Check("walltime", ("CFG-13",), walltime, is_projected),
+    Check("image of the engine", ("RUN-08",), image, needed.runs_in_image),
+    Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
 )
 """Checks of the plan alone, for every backend."""
 FILES = (

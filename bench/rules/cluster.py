@@ -254,4 +254,8 @@ HARDWARE: Texts = {
         "ask the admins to synchronise the clocks of these nodes (`chronyc tracking`, `timedatectl`): log lines of two "
         "nodes cannot be compared, and above 5 min MUNGE rejects credentials",
     ),
+    "HW-07": (
+        "runstop was not run on this kind of GPU",
+        "begin with a short run (task.training.max_steps=20) and compare its losses with those on another GPU",
+    ),
 }

@@ -23,7 +23,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.contract.telemetry import NUMBERS, Sample
-from jobs.ranks import process_group
+from jobs.ranks import gpu_sampler, process_group
 from jobs.ranks.identity import Rank, node_name
 
 MAX_GAP_S = 5.0
@@ -139,7 +139,7 @@ class Telemetry:
         self._sampler: Sampler | None = None
         if self._is_on and who.local_rank == 0:
             file = folder / run_files.telemetry(trial, node_name())
-            self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)))
+            self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)), is_amd=is_amd())
 
     def log(self, log: mllog.Writer) -> None:
         """Log a record for each node, and attach the samples; all ranks call this together, after run_stop."""
@@ -160,14 +160,22 @@ def uuids(num_gpus: int) -> list[str]:
     return [str(getattr(each, "uuid", "")) for each in properties]
 
 
+def is_amd() -> bool:
+    """Return whether torch was built for AMD's GPUs, which it also calls CUDA devices."""
+    import torch
+
+    return torch.version.hip is not None
+
+
 class Sampler:
     """The process that writes GPU samples to a file."""
 
-    def __init__(self, file: Path, uuids: Sequence[str]) -> None:
+    def __init__(self, file: Path, uuids: Sequence[str], *, is_amd: bool = False) -> None:
         self.file = file
         self._refused, self._process = "", None
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "jobs.ranks.gpu_sampler", str(file), str(os.getpid()), *uuids]
+        command += [gpu_sampler.AMD] if is_amd else []
         try:
             file.parent.mkdir(exist_ok=True)
             self._process = subprocess.Popen(

@@ -35,6 +35,20 @@ def test_gpus_are_counted(
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
 
+def test_amd_gpus_are_counted_in_the_drivers_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without a GPU, the CPUs, has the id 0. The devices of NVIDIA's driver do not count."""
+    for node, gpu_id in enumerate(("0", "51140")):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / f"{node}/gpu_id").write_text(f"{gpu_id}\n")
+    monkeypatch.setattr(local, "KFD_NODES", str(tmp_path))
+    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=2", "gpu@cluster.gpu=mi300x"])
+    problems = {f.rule: f.what for f in preflight.inspect(plan) if f.rule.startswith("HW")}
+    assert problems == {
+        "HW-03": "this machine has 1 AMD GPU; 2 ranks need 2 GPUs",
+        "HW-07": "not run: runstop's kernels, image and telemetry were never run on AMD Instinct MI300X",
+    }
+
+
 @pytest.mark.parametrize(
     ("visible", "cpu", "seen", "what"),
     [

@@ -158,10 +158,13 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
         tiered(broken("CFG-08", "199 MiB are free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
-        both(machine(0, gpus=None, gpus_refused="it hangs"), machine(2, gpus=None, gpus_refused="there is no such")),
+        both(
+            machine(0, gpus=None, gpus_refused="it hangs"),
+            machine(2, gpus=None, gpus_refused="amdsmi is not installed"),
+        ),
         tiered(
             broken("HW-03", "the GPUs cannot be queried: it hangs", "dgx-0"),
-            warned("HW-03", "the GPUs cannot be queried: there is no such", "dgx-1"),
+            warned("HW-03", "the GPUs cannot be queried: amdsmi is not installed", "dgx-1"),
         ),
     ),
     "a GPU too few": (

@@ -210,8 +210,9 @@ def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_
     planned: list[Any] = []
 
     class FakeSampler:
-        def __init__(self, file: Path, uuids: list[str]) -> None:
+        def __init__(self, file: Path, uuids: list[str], *, is_amd: bool) -> None:
             planned.append((file, uuids))
+            assert not is_amd, "torch here is not built for AMD's GPUs"
             self.file = file
 
         def summary(self, log: mllog.Writer) -> dict[str, Any]:

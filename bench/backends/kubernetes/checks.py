@@ -16,7 +16,7 @@ from bench.backends.kubernetes.client import PATHS, ApiError
 from bench.backends.kubernetes.pod_template import Object, resources
 from bench.contract.cluster import ObjectKind, Volume
 from bench.contract.plan import Plan
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import Device, GpuVendor, Runtime
 from bench.errors import SubmitError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, broken
 
@@ -29,6 +29,8 @@ QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[kMGTPE]i?|m)?")
 IMAGE = re.compile(r"[a-z0-9][\w./:-]{0,400}(?:@sha256:[0-9a-f]{64})?")
 NETWORK = re.compile(rf"(?:{LABEL.pattern}/)?{SUBDOMAIN.pattern}(?:@[a-z][a-z0-9]{{0,14}})?")
 CAPABILITY = re.compile(r"[A-Z][A-Z_]{1,30}")
+VENDORS = {"nvidia.com": GpuVendor.nvidia, "amd.com": GpuVendor.amd}
+"""The domains of the resources that the device plugins of NVIDIA and AMD provide."""
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 VERSION = re.compile(r"v?1\.\d{1,2}(?:\..*)?")
 
@@ -160,6 +162,11 @@ def shape(subject: Subject) -> Iterator[Finding]:
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
         fix = f"set {WHERE}.gpu_resource to the name of the GPU resource, for example nvidia.com/gpu"
         yield broken("KUB-15", "the run needs GPUs, but gpu_resource is not set", f"{WHERE}.gpu_resource", fix=fix)
+    gpu, is_cuda = plan.config.cluster.gpu, plan.config.cluster.device is Device.cuda
+    vendor = VENDORS.get((k.gpu_resource or "").partition("/")[0])
+    if is_cuda and gpu is not None and vendor not in (None, gpu.vendor):
+        fix = f"set it to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
+        yield broken("KUB-15", f"{k.gpu_resource} is not the resource of {gpu.name}", f"{WHERE}.gpu_resource", fix=fix)
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
         what = f"resources contains {k.gpu_resource}, but cluster.ranks_per_node already sets the number of GPUs"
         yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix=f"remove {k.gpu_resource}")

@@ -72,7 +72,7 @@ LOGIN = (
     Check("Pyxis", ("PYX-02",), slurm_checks.plugin, slurm_checks.in_container),
     Check("container flags", ("PYX-01",), slurm_checks.flags, slurm_checks.has_bare_flags),
     Check("accounting", ("SLU-04",), slurm_checks.accounting),
-    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), slurm_checks.file, slurm_checks.is_file),
+    Check("image file", ("ENR-07", "ENR-08", "ENR-11", "RUN-08"), slurm_checks.file, slurm_checks.is_file),
     Check("registry credentials", ("ENR-01",), slurm_checks.credentials, slurm_checks.is_in_registry),
 )
 

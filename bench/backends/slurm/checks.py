@@ -381,7 +381,7 @@ def flags(subject: Subject) -> Iterator[Finding | str]:
 
 def file(subject: Subject) -> Iterator[Finding | str]:
     """Yield what is wrong with the image file; the whole file is read if it has changed since the last check."""
-    from bench.images import store
+    from bench.images import needed, store
 
     image = expanded(subject.plan.config.container.image)
     assert image is not None
@@ -389,6 +389,8 @@ def file(subject: Subject) -> Iterator[Finding | str]:
         fix = "create the image with `runstop image import`, or set CONT to the path of an existing image"
         yield broken("ENR-07", "the image file does not exist", image, fix=fix)
         return
+    if (record := store.recorded(Path(image))) is not None and record.marker is not None:
+        yield from needed.of_marker(subject.plan.config, record.marker, image)
     try:
         yield from (replace(fault, where=image) for fault in store.faults_since_change(Path(image)))
     except OSError as error:

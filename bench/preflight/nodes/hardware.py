@@ -1,11 +1,11 @@
-"""Judge the nodes' GPUs and networks, as nvidia-smi and the kernel report them."""
+"""Judge the nodes' GPUs and networks, as nvidia-smi, amdsmi and the kernel report them."""
 
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from bench.contract import transport
-from bench.contract.node_facts import GpuFacts, Machine
+from bench.contract.node_facts import NOT_INSTALLED, GpuFacts, Machine
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Gpu
 from bench.preflight.nodes.load import Facts, grouped, listed
@@ -41,7 +41,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         ranks = len(ranks_of(facts, node))
         if machine.gpus is None:
             what = f"the GPUs cannot be queried: {machine.gpus_refused}"
-            has_no_smi = (machine.gpus_refused or "").startswith("there is no")  # an image may lack nvidia-smi
+            has_no_smi = (machine.gpus_refused or "").endswith(NOT_INSTALLED)  # an image may lack it
             yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
         elif len(machine.gpus) < ranks:
             yield broken("HW-03", f"the node has only {len(machine.gpus)} GPUs for {ranks} ranks", node)

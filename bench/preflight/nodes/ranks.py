@@ -10,7 +10,7 @@ from bench.contract.node_facts import RankFacts
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
-from bench.images import store
+from bench.images import needed, store
 from bench.preflight.host import MIN_FREE_MIB
 from bench.preflight.nodes.load import Facts, grouped, listed
 from bench.rules.check import Finding, broken
@@ -33,8 +33,12 @@ def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes whose ranks run outside the container or in another image than requested."""
+    """Yield the nodes whose ranks run outside the container, in another image, or in one without the engine."""
     container = plan.config.container
+    images = grouped((rank.software.image, rank.node) for rank in facts.ranks)
+    for image_json, nodes in images.items():
+        marker = _marker(image_json)
+        yield from needed.of_marker(plan.config, marker if isinstance(marker, dict) else {}, listed(nodes))
     if container.runtime is not Runtime.pyxis:
         return
     if outside := [rank.node for rank in facts.ranks if not rank.software.in_enroot]:

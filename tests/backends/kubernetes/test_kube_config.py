@@ -72,6 +72,24 @@ def test_an_invalid_setting_is_reported(case: str) -> None:
     assert (one.rule, one.severity, one.where) == (rule, "error", f"{K}.{key}") and one.what.startswith(what)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "resource", "what"),
+    [
+        ("mi300x", "nvidia.com/gpu", ["nvidia.com/gpu is not the resource of AMD Instinct MI300X"]),
+        ("h200", "amd.com/gpu", ["amd.com/gpu is not the resource of NVIDIA H200 SXM 141GB"]),
+        ("mi300x", "amd.com/gpu", []),
+        ("h200", "nvidia.com/mig-1g.18gb", []),
+        ("h200", "example.com/h200", []),
+    ],
+)
+def test_pods_request_the_gpus_of_the_plan(gpu: str, resource: str, what: list[str]) -> None:
+    words = ("task=lora_8b", "cluster=kubernetes", "model.weights=random", f"gpu@cluster.gpu={gpu}")
+    plan = compose.compose([*words, f"cluster.kubernetes.gpu_resource={resource}"])
+    problems = findings(checks.shape, Subject(plan, ""))
+    assert [one.what for one in problems] == what
+    assert all(one.fix == f"set it to {'amd' if gpu == 'mi300x' else 'nvidia'}.com/gpu" for one in problems)
+
+
 @pytest.mark.parametrize("changes", [{"port": 1024}, {"port": 65535}, {"shm_gib": 1, "grace_s": 1, "keep_h": 0}])
 def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
     assert findings(checks.shape, settled(changes)) == []

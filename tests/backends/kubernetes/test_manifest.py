@@ -34,7 +34,12 @@ SHOWN = {
     "lora70b_kueue": ("task=lora70b", "cluster.kubernetes.queue=research", "cluster.kubernetes.priority_class=high"),
     "pretrain_7b": ("task=pretrain_7b",),
     "attention": ("task=attention",),
-    "lora70b_mi300x": ("task=lora70b", "cluster=kubernetes_mi300x"),
+    "finetune_8b_mi300x": (
+        *("task=finetune_8b_pubmedqa", "cluster=kubernetes_mi300x", "model.weights=random", "recipe.moments=fp32"),
+        *("engine=huggingface", "engine.huggingface.strategy=deepspeed", "engine.huggingface.zero_stage=3"),
+        *("engine.huggingface.deepspeed_json=llama31_8b", "recipe.micro_batch_size=24"),
+        "+cluster.environment.NCCL_NET=IB",
+    ),
     "lora_tiny_kubernetes_test": ("task=lora_tiny", "cluster=kubernetes_test"),
 }
 """What people would run: every kind of object, and every kind of task."""
