@@ -95,7 +95,9 @@ def kernels(steps: int, *, each_us: float = 10, idle_us: float = 50) -> list[Ker
 
 
 def trace_of(built: list[Kernel]) -> Trace:
-    return Trace(device="cuda", main_thread=0, kernels=built, ranges={}, operations={}, forward_of={})
+    return Trace(
+        device="cuda", main_thread=0, kernels=built, ranges={}, operations={}, forward_of={}, attention_stages={}
+    )
 
 
 def test_kernels_of_lightllm_are_summed_as_in_tables_x_and_xi() -> None:
