@@ -199,6 +199,11 @@ class Plan:
         return ()
 
     @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        """Estimated memory of the fullest GPU, and its capacity; None if the plan has no estimate, or no GPU."""
+        return None, None
+
+    @property
     def max_samples(self) -> int | None:
         """Maximum number of training samples of a trial; None for kinds that do not train."""
         return None
@@ -244,7 +249,7 @@ def trial(plan: Plan, index: int) -> Trial:
     """
     if not 0 <= index < len(plan.trials):
         raise ConfigError(
-            f"trial {index} does not exist", where="--trial", fix=f"the plan has trials 0 to {len(plan.trials) - 1}"
+            f"trial {index} does not exist", where="--trial", fix=f"set --trial to 0 to {len(plan.trials) - 1}"
         )
     return plan.trials[index]
 

@@ -27,7 +27,7 @@ from bench.contract.plan import (
     World,
 )
 from bench.contract.schema import Config, not_of_kind
-from bench.contract.serving import Load
+from bench.contract.serving import Load, ServingMemory
 from bench.contract.task import Kind
 from bench.contract.training import Recipe
 from bench.errors import ConfigError
@@ -72,6 +72,10 @@ class TrainingPlan(Plan):
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
+
+    @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return self.memory.total_gib, self.memory.capacity_gib
 
     @property
     def recipe(self) -> Recipe:
@@ -150,6 +154,10 @@ class GenerationPlan(Plan):
     files: list[str]
 
     @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return self.memory.total_gib, self.memory.capacity_gib
+
+    @property
     def work(self) -> tuple[Any, ...]:
         return (self.requests,)
 
@@ -176,6 +184,12 @@ class ServingPlan(Plan):
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
+    memory: ServingMemory | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """None for a server that runs elsewhere, and in plans of earlier versions."""
+
+    @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return (None, None) if self.memory is None else (self.memory.total_gib, self.memory.capacity_gib)
 
     @property
     def work(self) -> tuple[Any, ...]:
@@ -244,7 +258,7 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         raise ConfigError(
             f"the plan cannot be read: {error!r}",
             where=where,
-            fix="write it again with `runstop plan … --json`",
+            fix="write the plan again with `runstop plan … --json`",
         ) from error
 
 
@@ -272,7 +286,7 @@ def identity(plan_json: str) -> str:
                     block = block.get(parent) or {}
                 block.pop(key, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        fix = "write it again with `runstop plan … --json`"
+        fix = "write the plan again with `runstop plan … --json`"
         raise ConfigError(f"the plan cannot be read: {error!r}", where=run_files.PLAN, fix=fix) from error
     return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
 

@@ -19,7 +19,7 @@ from bench.mlperf.official import RULESETS, Verdict, official_verdict
 from bench.mlperf.result import Result
 from bench.results import generation, kernels, serving, training
 from bench.results.imported import Summary
-from bench.results.measurement import Measurement
+from bench.results.measurement import Distribution, Measurement
 from bench.rules.finding import errors
 
 
@@ -60,6 +60,8 @@ class TaskKind:
     """The module that turns its results into tables, pages and figures: a `bench.report.kind_report.KindReport`."""
     loads: Callable[[Any], list[Summary]] | None = None
     """Returns the loads of a result, to compare them with those of other load generators; None without loads."""
+    distributions: Callable[[Any], list[Distribution]] | None = None
+    """Returns the times of all requests of a result; None without requests."""
     has_official_rules: bool = False
     """Whether the official checker has rules for its logs."""
 
@@ -77,6 +79,7 @@ KINDS: Mapping[Kind, TaskKind] = {
         units=serving.UNITS,
         shown_by="bench.report.serving",
         loads=serving.summaries,
+        distributions=serving.distributions,
     ),
     Kind.kernels: TaskKind(
         marker=mllog.KERNELS_REQUESTED,
@@ -162,7 +165,7 @@ def judge(path: Path, plan: Plan | None = None, trial: Trial | None = None) -> J
         judged = with_official_verdicts(judged, path, RULESETS)
     if plan is None or trial is None:
         return judged
-    differing = [f"the kind of the log is {judged.kind.name}, planned {plan.kind.name}"]
+    differing = [f"the log is of kind {judged.kind.name}, but the plan is of kind {plan.kind.name}"]
     if judged.kind is plan.kind:
         differing = judged.of_kind.differences(plan, trial)
     differing += [missing.titled for missing in provenance_checks.missing_attachments(judged.log)]

@@ -1,7 +1,7 @@
 """A measurement: name, unit, value, and the spread over its repetitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.mlperf.result import Result
@@ -24,12 +24,32 @@ class Measurement:
     """The 10th and 90th percentile over the repetitions; None for a single number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """The time of each request of a trial, in seconds."""
+
+    title: str
+    """What the times are, such as `Latency (burst)`."""
+    axis: str
+    """The label of an axis of these times."""
+    values: tuple[float, ...]
+    """Of the requests that were answered."""
+    total: int
+    """The number of all requests."""
+
+    def with_more(self, other: "Distribution") -> "Distribution":
+        """Return the distribution of the requests of both."""
+        return replace(self, values=(*self.values, *other.values), total=self.total + other.total)
+
+
 NOTHING_MEASURED = "the log has no measurement"
 """The problem of a trial without measurements."""
 MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time")
 """The main measurements, by priority: a trial is compared by the first one that it has."""
 BEST = "best "
 """The prefix of the best rate of a kernel, by which kernels are compared."""
+SHARE_OF_PEAK = " share of peak"
+"""The end of the name of a kernel's rate divided by the peak of the data sheet."""
 _OF_A_LOAD = ("output_throughput", "latency_p50")
 """The main measurements of a serving load. At a fixed request rate only the latency shows a slower server."""
 
@@ -44,7 +64,10 @@ def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
 
 def higher_is_better(measurement: Measurement) -> bool:
     """Return whether higher is better: of rates, clocks and efficiencies, but not of times and sizes."""
-    return is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES
+    is_share_of_peak = measurement.name.endswith(SHARE_OF_PEAK)
+    return (
+        is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES or is_share_of_peak
+    )
 
 
 def is_rate(unit: str) -> bool:
@@ -55,6 +78,7 @@ def is_rate(unit: str) -> bool:
 _EFFICIENCIES = (
     *("mfu", "bandwidth_share", "efficiency_local_sgd"),
     *("gemm_share", "gemm_share_forward", "gemm_share_backward", "gemm_share_optimizer"),
+    *("gemm_share_recomputation", "gemm_share_backward_with_recomputation", "scaling_efficiency"),
 )
 """Shares of a peak, and of time spent on useful work."""
 

@@ -11,12 +11,14 @@ from typing import Any
 from bench.contract import codec, mllog
 from bench.contract.plan import Plan, Trial
 from bench.contract.plan_kinds import ServingPlan, required
+from bench.contract.server_times import ServerTimes, parsed
 from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
+from bench.results import server_times
 from bench.results.imported import Summary
-from bench.results.measurement import NOTHING_MEASURED, Measurement
+from bench.results.measurement import NOTHING_MEASURED, Distribution, Measurement
 from bench.rules.finding import Finding, errors
 
 OK = "ok"
@@ -61,7 +63,7 @@ class LoadResult:
     def no_token_times(self) -> str:
         """Why token times are not reported; empty if they are."""
         if self.load.batched_tokens:
-            return "this server is known to send several tokens per chunk"
+            return "this server always sends several tokens per chunk"
         share = self._client_share(self.ttft_s)
         if share is not None and share > self.max_client_delay:
             return f"the client overhead is {100 * share:.0f} % of the TTFT"
@@ -153,6 +155,7 @@ UNITS = {
     "knee": "requests/s",
     "time_to_healthy": "s",
     "server_memory": "GiB",
+    **server_times.UNITS,
 }
 """The units of the measurements of a trial with one load, by name."""
 
@@ -176,6 +179,8 @@ class ServingResult:
     """The peak memory of the GPU that used most."""
     no_memory: str
     """Why the memory was not measured."""
+    times: ServerTimes | None
+    """The profile of the server; None if none was requested."""
     findings: tuple[Finding, ...]
 
     @property
@@ -193,7 +198,7 @@ class ServingResult:
         measured, planned = [one.load for one in self.loads], required(plan, ServingPlan).loads
         others = [load.name for load in planned if load not in measured and load.name not in self.missing]
         return [
-            *(f"{name} is not measured as planned" for name in others),
+            *(f"the log does not have {name} with the settings of the plan" for name in others),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 
@@ -221,10 +226,10 @@ class ServingResult:
     def no_knee(self) -> str:
         """Why the sweep has no knee."""
         if self.swept[0].meets_limits is False:
-            return "even the lowest rate misses the limits: lower task.serving.rates"
+            return "the limits are not met even at the lowest rate: add lower values to task.serving.rates"
         if all(one.meets_limits for one in self.swept):
-            return "every rate meets the limits: raise task.serving.rates"
-        return "for one rate, the limits could not be checked"
+            return "the limits are met at every rate: add higher values to task.serving.rates"
+        return "the limits could not be checked for one of the rates"
 
 
 def _measurements(result: ServingResult) -> Iterator[Measurement]:
@@ -237,6 +242,8 @@ def _measurements(result: ServingResult) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.times is not None:
+        yield from server_times.of_server(result.times)
 
 
 def _many(result: ServingResult) -> bool:
@@ -273,7 +280,7 @@ def read(log: Log, result: Result) -> ServingResult:
     memory = memory if isinstance(memory, dict) else {}
     return ServingResult(
         result=result,
-        server=str(server.value) if server else "no server: it was never healthy",
+        server=str(server.value) if server else "none: the server never became healthy",
         model=str(about.get("model", "")),
         about=_about(about),
         is_random=about.get("weights") == mllog.RANDOM,
@@ -282,6 +289,7 @@ def read(log: Log, result: Result) -> ServingResult:
         missing=tuple(name for name in names if name not in by_name),
         memory_gib=number(memory.get("peak")),
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
+        times=parsed(log.value(mllog.SERVER_TIMES)),
         findings=tuple(finding for one in measured for finding in _findings(one)),
     )
 
@@ -312,6 +320,22 @@ def summaries(result: ServingResult) -> list[Summary]:
         )
         for load in result.loads
     ]
+
+
+def distributions(result: ServingResult) -> list[Distribution]:
+    """Return the latencies of each load, and the times to the first token if they were measured."""
+    return [one for load in result.loads for one in _distributions(load)]
+
+
+def _distributions(load: LoadResult) -> Iterator[Distribution]:
+    stated = [("Latency", "seconds from arrival to the last token", load.latency_s)]
+    if not load.no_token_times:
+        stated.append(("Time to the first token", "seconds from arrival to the first token", load.ttft_s))
+    for what, axis, values in stated:
+        answered = (s for s, one in zip(values, load.status, strict=True) if s is not None and one == OK)
+        if times := tuple(answered):
+            title = f"{what} ({load.load.name})"
+            yield Distribution(title=title, axis=axis, values=times, total=len(values))
 
 
 def _load(event: Event, request: Event) -> LoadResult | None:
@@ -363,8 +387,8 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         text
         for key, text in (
             ("result_perf_constraints_met", "the 99th percentile of the latency is above its limit"),
-            ("result_min_queries_met", "too few requests"),
-            ("result_min_duration_met", "too short"),
+            ("result_min_queries_met", "the load had too few requests"),
+            ("result_min_duration_met", "the load was too short"),
         )
         if loadgen.get(key) is False
     ]
@@ -386,7 +410,7 @@ def _findings(load: LoadResult) -> Iterator[Finding]:
     share = load.client_share
     if share is not None and share > load.max_client_delay:
         delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
-        what = f"{name}: the client overhead is {100 * share:.1f} % of the latency ({delays})"
+        what = f"{name}: the delay of the client itself is {100 * share:.1f} % of the latency ({delays})"
         yield finding("SRV-06", "error", load.line, what)
     if load.validity != "VALID":
         yield finding("SRV-07", "warning", load.line, f"{name}: loadgen reports {load.validity}: {load.reason}")

@@ -20,9 +20,10 @@ import psutil
 
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import PORTS, Device
-from bench.contract.serving import Server, Serving, command, total_tokens
+from bench.contract.serving import Server, ServerProfile, Serving, command, total_tokens
 from bench.errors import SubmitError
 from jobs.ranks.gpu_sampler import end_with
+from jobs.serving.recorder import sitecustomize as recorder
 
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
@@ -69,7 +70,7 @@ class Child:
                 raise SubmitError(
                     f"the server could not be started: {argv[0]}: {error.strerror}",
                     where=f"{WHERE}.argv",
-                    fix="install it where the ranks run, or set its full path",
+                    fix=f"install {argv[0]} on the nodes, or write its full path here",
                     rule="SRV-01",
                 ) from error
         self._end = threading.Event()
@@ -98,7 +99,7 @@ class Child:
         with suppress(OSError):
             lines = self.output.read_bytes()[-8192:].decode(errors="replace").strip().splitlines()
             return lines[-1][:TAIL_BYTES] if lines else "(no output)"
-        return "(its output could not be read)"
+        return "(the output could not be read)"
 
 
 def _begin(parent: int) -> None:
@@ -107,8 +108,10 @@ def _begin(parent: int) -> None:
     end_with(parent)
 
 
-def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> RunningServer:
-    """Start the server and return it once it is healthy.
+def start(
+    plan: ServingPlan, serving: Serving, model: Path | None, output: Path, *, traces: Path | None = None
+) -> RunningServer:
+    """Start the server and return it once it is healthy; `traces` is the folder of its profile, if it gets one.
 
     Raises:
         SubmitError: it could not be started, ended, or was not healthy in time.
@@ -121,8 +124,10 @@ def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path)
     assert model is not None
     port = server.port or free_port()
     _require_free(port)
-    argv = _argv(plan, serving, model, port)
-    running = RunningServer(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, server.environment, output))
+    argv, environment = _argv(plan, serving, model, port, traces), dict(server.environment)
+    if traces is not None and server.profile is not None:
+        environment |= _profile_environment(server.profile, traces, plan.config.cluster.device, environment)
+    running = RunningServer(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, environment, output))
     try:
         _await(running, server, began_s)
     except BaseException:
@@ -130,6 +135,18 @@ def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path)
         running.child.stop()
         raise
     return RunningServer(running.url, running.model, argv, time.monotonic() - began_s, running.child)
+
+
+def _profile_environment(
+    profile: ServerProfile, traces: Path, device: Device, environment: dict[str, str]
+) -> dict[str, str]:
+    """Return the environment variables that let a server write its profile into a folder."""
+    own = {name: value.format(profile=traces) for name, value in profile.environment.items()}
+    if profile.has_endpoints:
+        return own
+    path = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    path = ":".join([str(Path(recorder.__file__).parent), *([path] if path else [])])
+    return own | {"PYTHONPATH": path, recorder.FOLDER: str(traces), recorder.DEVICE: device.name}
 
 
 def allow_connections(count: int) -> None:
@@ -144,7 +161,7 @@ def allow_connections(count: int) -> None:
             raise SubmitError(
                 f"{count:,} parallel requests need {needed:,} open files, but the limit is {hard:,}",
                 where="ulimit -n",
-                fix="raise the hard limit, or lower task.serving.requests",
+                fix="raise the hard limit of open files, or lower task.serving.requests",
                 rule="RUN-15",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -157,7 +174,7 @@ def free_port() -> int:
             probe.bind((HOST, port))
             return port
     what = f"no port from {PORTS.start} to {PORTS.stop - 1} is free"
-    raise SubmitError(what, where=HOST, fix=f"set {WHERE}.port", rule="SRV-01")
+    raise SubmitError(what, where=HOST, fix=f"set {WHERE}.port to a free port", rule="SRV-01")
 
 
 def _require_free(port: int) -> None:
@@ -168,12 +185,12 @@ def _require_free(port: int) -> None:
             raise SubmitError(
                 f"port {port} is already in use",
                 where=f"{WHERE}.port",
-                fix="set another port, or null for a free one",
+                fix=f"set {WHERE}.port to another port, or to null for any free port",
                 rule="SRV-01",
             )
 
 
-def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[str]:
+def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int, traces: Path | None) -> list[str]:
     config, server = plan.config, serving.server
     values = {
         "python": sys.executable,
@@ -184,8 +201,11 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "device": "cuda" if config.cluster.device is Device.cuda else "cpu",
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
+        "memory_fraction": f"{server.memory_fraction:g}",
+        "profile": str(traces),
     }
-    template = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
+    is_cpu = config.cluster.device is Device.cpu
+    template = command(server, precision=config.precision.name, is_cpu=is_cpu, is_profiled=traces is not None)
     argv = [part.format(**values) for part in template]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 
@@ -207,10 +227,12 @@ def _await(running: RunningServer, server: Server, began_s: float) -> None:
         time.sleep(POLL_S)
     last_line = f"; last line of its output: {running.child.last_line()}" if running.child else ""
     fix = (
-        f"read its output, or raise {WHERE}.startup_timeout_s" if running.child else f"start it, or correct {WHERE}.url"
+        f"read the output of the server, or raise {WHERE}.startup_timeout_s"
+        if running.child
+        else f"start the server, or correct {WHERE}.url"
     )
     raise SubmitError(
-        f"the server was not healthy within {within_s:g} s: {last_answer}{last_line}",
+        f"the server did not become healthy within {within_s:g} s: {last_answer}{last_line}",
         where=f"{url}" + (f", {running.child.output}" if running.child else ""),
         fix=fix,
         rule="SRV-02",
@@ -224,6 +246,6 @@ def ended(child: Child, when: str, rule: str) -> SubmitError:
     return SubmitError(
         f"the server ended {when}, {how}; last line of its output: {child.last_line()}",
         where=str(child.output),
-        fix="read the output of the server",
+        fix="read the output of the server to see why it ended",
         rule=rule,
     )

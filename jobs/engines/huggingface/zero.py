@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from bench.contract.engine import MOST_ZERO_STAGE
+from bench.contract.engine import MOST_ZERO_STAGE, Bf16
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Device
@@ -129,7 +129,7 @@ def build(plan: TrainingPlan) -> PreTrainedModel:
     require(plan)
     if not settings(plan).is_sharded:
         return models.build(plan)
-    return models.build(plan, around=deepspeed.zero.Init(config_dict_or_path=dict(plan.deepspeed or {})))
+    return models.build(plan, around=lambda: deepspeed.zero.Init(config_dict_or_path=dict(plan.deepspeed or {})))
 
 
 def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> ZeroPlacement:
@@ -146,16 +146,16 @@ def require(plan: TrainingPlan) -> None:
         ConfigError: it does not; the message contains DeepSpeed's own.
     """
     if plan.deepspeed is None:
-        what, fix = "the plan has no settings for DeepSpeed", "plan the run again with this version of runstop"
+        what, fix = "the plan has no settings for DeepSpeed", "start a new run with this version of runstop"
         raise ConfigError(what, where="plan.deepspeed", fix=fix)
     try:
         deepspeed.DeepSpeedConfig(dict(plan.deepspeed))
     except (ValueError, AssertionError, TypeError, deepspeed.runtime.config.DeepSpeedConfigError) as error:
         name = settings(plan).deepspeed_json
         raise ConfigError(
-            f"DeepSpeed rejects its settings: {_reason(error)}",
+            f"DeepSpeed rejects the settings of the plan: {_reason(error)}",
             where=name or "engine.huggingface",
-            fix="correct the file" if name else "choose another engine.huggingface.zero_stage or offload",
+            fix="correct this file" if name else "choose another engine.huggingface.zero_stage or offload",
         ) from error
 
 
@@ -171,5 +171,8 @@ def _optimizer(plan: TrainingPlan, trained: list[Parameter]) -> torch.optim.Opti
 
     r = plan.config.training_recipe
     groups, betas = optimizers.parameter_groups(plan, trained), (r.adam_beta1, r.adam_beta2)
-    adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
+    is_pure = settings(plan).bf16_mode is Bf16.pure
+    adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True, fp32_optimizer_states=not is_pure
+    )
     return adam
