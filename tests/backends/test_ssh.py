@@ -78,6 +78,7 @@ def test_uneven_hosts_are_refused(words: list[str], what: str) -> None:
         compose.compose(["task=lora_tiny", "cluster=hosts", *words])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_nodes", [1, 2, 3])
 def test_fewer_nodes_use_the_first_hosts(num_nodes: int) -> None:
     listed = ["cluster.hosts=['rig0:2x4','rig1:2x4',rig2]", f"cluster.num_nodes={num_nodes}"]
