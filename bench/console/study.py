@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from bench import masked_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
+from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
@@ -28,6 +29,8 @@ def sheets(result: StudyResult) -> Iterator[TextTable]:
         yield TextTable("remarks", remarks, columns=("arm", "column", "reason"))
     if result.differences:
         yield _differences(result.differences, margin=result.margin)
+    if result.statements:
+        yield TextTable("statements", statement_rows(result), STATEMENT_HEADINGS, STATEMENTS_CAPTION)
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield TextTable("published figures", rows, columns=("name", "title", "where", "hardware", "date"))

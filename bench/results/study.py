@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from bench.results.statement import StatementResult
+
 if TYPE_CHECKING:
     from bench.results.comparison import Comparison
 
@@ -158,6 +160,8 @@ class StudyResult:
     margin: float
     notes: tuple[str, ...] = ()
     """Remarks on all numbers: the measured steps, the number of missing runs."""
+    statements: tuple[StatementResult, ...] = ()
+    """The statements of the study with their verdicts."""
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)

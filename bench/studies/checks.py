@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+import msgspec
+
 from bench.errors import ConfigError
 from bench.results import names
 from bench.results.published import PublishedTable
@@ -24,6 +26,7 @@ def check(study: Study, *, where: str) -> None:
     _check_columns(study, where=where)
     _check_coefficients(study, arms, where=where)
     _check_pairs(study, arms, where=where)
+    _check_statements(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
 
@@ -126,6 +129,31 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
         if pair.first == pair.second:
             raise ConfigError(f"the pair compares {pair.first} with itself", where=place, fix="name two different arms")
         _require_column(study, pair.measurement, where=place)
+
+
+def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a statement has no bound, or is about no arm."""
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    for number, one in enumerate(study.statements):
+        place = f"{where}: statements[{number}]"
+        _require_column(study, one.measurement, where=place)
+        for name in (*one.same, *(name for stated in one.arms for name in (*stated.first, *(stated.second or {})))):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        bounds = [bound for bound in (one.at_least, one.at_most) if bound is not None]
+        if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
+            raise ConfigError(
+                f"a statement cannot be judged by at_least {one.at_least} and at_most {one.at_most}",
+                where=place,
+                fix="set at_least, at_most or both to positive numbers, at_least to the smaller one",
+            )
+        for stated in one.arms:
+            if not any(arms_of.stated_pairs(msgspec.structs.replace(one, arms=(stated,)), arms)):
+                raise ConfigError(
+                    f"the statement is about no arm: {stated.first}" + (f", {stated.second}" if stated.second else ""),
+                    where=place,
+                    fix="use labels of the arms in first and second, and in same only labels that two arms share",
+                )
 
 
 def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import checks, library, session, tables
+from bench.studies import checks, library, session, statements, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import StoredStudy
@@ -55,6 +55,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         order=tuple(arms_of.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
         notes=(*_notes(stored, study, of_arms), *_further_runs(folder, arms, planned, study)),
+        statements=statements.judged(study, of_arms, rows),
     )
 
 

@@ -11,7 +11,7 @@ NOT_LOGGED = "not logged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class ComparisonRow:
     """The comparison of two arms in one measurement."""
 
     pair: str
@@ -27,20 +27,20 @@ class Statement:
     notes: str
 
 
-def statements(result: StudyResult) -> tuple[Statement, ...]:
+def comparison_rows(result: StudyResult) -> tuple[ComparisonRow, ...]:
     titles = {column.measurement: column.title for column in result.columns}
-    return tuple(_statement(one, titles.get(one.measurement, one.measurement)) for one in result.differences)
+    return tuple(_comparison_row(one, titles.get(one.measurement, one.measurement)) for one in result.differences)
 
 
-def _statement(one: Difference, title: str) -> Statement:
+def _comparison_row(one: Difference, title: str) -> ComparisonRow:
     pair = f"{one.first} / {one.second}"
     if one.comparison is None:
-        return Statement(
+        return ComparisonRow(
             pair=pair, measurement=title, values="", percent="", interval="", n="", kind="not_compared", notes="",
             verdict=f"not compared: {one.reason}",
         )  # fmt: skip
     c = one.comparison
-    return Statement(
+    return ComparisonRow(
         pair=pair,
         measurement=title,
         values=" / ".join(number_text(sum(values) / len(values)) for values in (c.first, c.second) if values),
