@@ -4,6 +4,7 @@
     place: …                # document, page, table
     hardware: …
     date: …
+    platform: {name: A800, gpu: A800}               # optional: the platform, to compare it with clusters of this GPU
     signs: {"-": out of memory}                     # texts in place of a number; "*" may follow a number
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
@@ -51,6 +52,16 @@ class Figure(_Part, frozen=True, kw_only=True):
     """Why there is no value, or why it differs from the printed number (other than by the unit)."""
 
 
+class PublishedPlatform(_Part, frozen=True, kw_only=True):
+    """The platform of a table, by which a study on several clusters shows it next to a cluster with the same GPU."""
+
+    name: str
+    gpu: str
+    """A part of the GPU's name in conf/gpu, such as RTX 3090."""
+    environment: dict[str, str] = {}
+    """Variables of NCCL by which platforms with the same GPU differ, such as NCCL_P2P_DISABLE."""
+
+
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one table, and their hardware."""
 
@@ -64,6 +75,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     figures: tuple[Figure, ...]
     """In the order of the document, by rows."""
+    platform: PublishedPlatform | None = None
 
 
 class _Given(_Part, frozen=True, kw_only=True):
@@ -103,6 +115,7 @@ class _File(_Part, frozen=True, kw_only=True):
     place: str
     hardware: str
     date: str
+    platform: PublishedPlatform | None = None
     unit: str = ""
     """The unit of cells without one."""
     signs: dict[str, str] = {}
@@ -128,6 +141,7 @@ def read(path: Path) -> PublishedTable:
         place=file.place,
         hardware=file.hardware,
         date=file.date,
+        platform=file.platform,
         figures=tuple(_figure(cell, file, where=where) for cell, where in cells),
     )
 

@@ -219,11 +219,8 @@ def _ends(values: Sequence[float], confidence: float) -> tuple[float, float, flo
         return "n = 1 run: the run-to-run variation is unknown" if values else "no value"
     import numpy as np
 
-    estimate = comparison.of_pairs(np.log(np.asarray(values, dtype=float)), bound=1.0, confidence=confidence)
-    low, mean, high = (
-        math.exp(max(-_LARGEST, min(float(end), _LARGEST)))
-        for end in (estimate.low, estimate.difference, estimate.high)
-    )
+    ends = comparison.t_interval(np.log(np.asarray(values, dtype=float)), confidence=confidence)
+    low, mean, high = (math.exp(max(-_LARGEST, min(end, _LARGEST))) for end in ends)
     return low, mean, high
 
 

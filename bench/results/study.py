@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from bench.results.published import PublishedPlatform
 from bench.results.statement import StatementResult
 
 if TYPE_CHECKING:
@@ -99,6 +100,24 @@ class Publication:
     """Page and table."""
     hardware: str
     date: str
+    platform: PublishedPlatform | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """One platform in a table of several: the study on one cluster, or a document's platform without runs of ours."""
+
+    name: str
+    """The heading of its column."""
+    cluster: str = ""
+    """Empty without runs of ours."""
+    folder: str = ""
+    hardware: str = ""
+    date: str = ""
+    commit: str = ""
+    num_runs: int = 0
+    publications: tuple[str, ...] = ()
+    """The published tables of this platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +181,12 @@ class StudyResult:
     """Remarks on all numbers: the measured steps, the number of missing runs."""
     statements: tuple[StatementResult, ...] = ()
     """The statements of the study with their verdicts."""
+    device: str = ""
+    """The GPU for which the arms were planned; empty if they have several."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """NCCL's variables that all arms share."""
+    platforms: tuple[Platform, ...] = ()
+    """The platforms in a table of several; empty for a study on one cluster."""
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
@@ -193,6 +218,8 @@ class PlannedArm:
     num_ranks: int | None = None
     num_nodes: int | None = None
     device: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
     layout: str = ""
     micro_batch_size: int | None = None
     global_batch_size: int | None = None

@@ -89,6 +89,11 @@ def read(folder: Path) -> StoredStudy:
     return stored
 
 
+def name_of(folder: Path) -> str:
+    """Return the name of the study in a folder; raises as `read`."""
+    return read(folder).name
+
+
 def read_planned(folder: Path) -> dict[str, PlannedArm]:
     """Return the planned arms by name; empty if they cannot be read."""
     raw = atomic_files.read(folder / ARMS)

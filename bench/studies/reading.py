@@ -1,6 +1,6 @@
 """Build the result of a study, with all its tables, from the logs in its folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,7 +44,14 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
         differences=tuple(_difference(pair, of_arms, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
-            Publication(name=name, title=table.title, place=table.place, hardware=table.hardware, date=table.date)
+            Publication(
+                name=name,
+                title=table.title,
+                place=table.place,
+                hardware=table.hardware,
+                date=table.date,
+                platform=table.platform,
+            )
             for name, table in stored.publications.items()
         ),
         cluster=stored.cluster,
@@ -56,6 +63,8 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         margin=study.margin,
         notes=(*_notes(stored, study, of_arms), *_further_runs(folder, arms, planned, study)),
         statements=statements.judged(study, of_arms, rows),
+        device=_single(one.device for one in planned.values() if one.device),
+        environment=tables.agreed([one.environment for one in planned.values() if one.runs]),
     )
 
 
@@ -103,6 +112,12 @@ def _hardware(of_arms: Sequence[ArmRuns]) -> str:
     """Return the accelerators of the runs, or their processors if they have none."""
     accelerators = _all_of(of_arms, "accelerator")
     return _all_of(of_arms, "host processor model name") if accelerators in ("", "cpu") else accelerators
+
+
+def _single(values: Iterable[str]) -> str:
+    """Return the value that all share; empty if there are several or none."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _dates(of_arms: Sequence[ArmRuns]) -> str:
