@@ -99,22 +99,22 @@ def _folders(args: argparse.Namespace) -> list[Path]:
             raise ConfigError("--all-clusters only shows tables", where="--all-clusters", fix="add --table")
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
         every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
-        found = [one.parent for one in every if studies.name_of(one.parent) == args.name]
-        if not found:
+        of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
+        if not of_study:
             raise ConfigError(f"the study {args.name} ran on no cluster", where=str(folder.parent), fix="run it first")
-        return found
-    words = [args.name, *(one for one in args.overrides if "=" not in one)]
-    if not any(_is_folder(one) for one in words[1:]) and not glob.has_magic(args.name):
+        return of_study
+    given = [args.name, *(one for one in args.overrides if "=" not in one)]
+    if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
         return []
     name = None if _is_folder(args.name) else args.name
-    found = [folder for word in words[name is not None :] for folder in _matching(word)]
-    for folder in found:
+    folders = [folder for text in given[name is not None :] for folder in _matching(text)]
+    for folder in folders:
         if not (folder / studies.STUDY).exists():
             raise ConfigError("there is no study in this folder", where=str(folder), fix="give folders of a study")
         if name is not None and studies.name_of(folder) != name:
             what = f"this is the study {studies.name_of(folder)}, not {name}"
             raise ConfigError(what, where=str(folder), fix=f"give folders of the study {name}")
-    return found
+    return folders
 
 
 def _is_folder(text: str) -> bool:
@@ -129,10 +129,10 @@ def _matching(text: str) -> list[Path]:
     if path.exists() or not glob.has_magic(text):
         return [path]
     matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-    found = sorted(one for one in matches if (one / studies.STUDY).exists())
-    if not found:
+    folders = sorted(one for one in matches if (one / studies.STUDY).exists())
+    if not folders:
         raise ConfigError("no folder of a study matches", where=text, fix="name folders such as LOGDIR/studies/NAME-*")
-    return found
+    return folders
 
 
 def _check_only_read(args: argparse.Namespace, *, several: bool = False) -> None:
@@ -169,7 +169,7 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
 
     blocks = session.blocks_left(session.statuses(must_query=False))
     if args.json:
-        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
+        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours, "cost": arm.cost} for arm in session.planned]
         print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
         sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))

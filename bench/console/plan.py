@@ -12,7 +12,7 @@ from bench.planning import layouts, local_sgd
 from bench.planning.estimates import model_memory as needs
 from bench.planning.estimates.parameters import parameters
 from bench.planning.layouts import Layout
-from bench.report import kinds
+from bench.report import costs, kinds
 from bench.report.tables import TextTable
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     return [
         *own,
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
+        *(row for row in costs.plan_rows(plan, None, None) if row[0] not in dict(own)),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
     ]

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from bench import masked_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
+from bench.report.costs import amount
 from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
@@ -145,7 +146,12 @@ def _percent(one: Difference) -> str:
 
 
 def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> TextTable:
-    """Return the planned cost of each arm; `blocks` lists the arms without a result in each block."""
+    """Return the planned cost of each arm; `blocks` lists the arms without a result in each block.
+
+    Money is shown only if all prices are in the same currency.
+    """
+    currencies = {arm.currency for arm in arms if arm.currency}
+    currency = currencies.pop() if len(currencies) == 1 else ""
     rows = [
         (
             arm.name,
@@ -156,6 +162,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             _text(arm.step_time_ms),
             _memory(arm),
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
+            *([] if not currency else ["" if arm.cost is None else amount(arm.cost)]),
             str(arm.walltime_min or ""),
             "; ".join(filter(None, (arm.note, arm.reason))),
         )
@@ -170,15 +177,15 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         "step time (ms)",
         "memory (GiB)",
         "GPU-hours",
+        *([f"cost ({currency})"] if currency else []),
         "limit (min)",
     )
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
-    return TextTable(
-        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *order])
-    )
+    caption = "\n".join([_total(arms, blocks, currency), *order])
+    return TextTable(f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption=caption)
 
 
-def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
+def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]], currency: str) -> str:
     by_name = {arm.name: arm for arm in arms}
     left = [by_name[name] for block in blocks for name in block]
     num_done = sum(arm.runs for arm in arms) * len(blocks) - len(left)
@@ -190,6 +197,8 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     total += "; step time, memory and GPU-hours per run are estimates"
     if known:
         total += f"; {number_text(known)} GPU-hours in total"
+    if currency and (costs := [arm.cost for arm in left if arm.cost is not None]):
+        total += f", {amount(sum(costs))} {currency}"
     limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
     total += f"; time limits add up to {limit_min / 60:,.1f} h" if limit_min else ""
     return total + (f"; {unknown} arms without an estimate" if unknown else "")

@@ -11,7 +11,7 @@ from bench.contract.schema import Device
 from bench.contract.serving import command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings
+from bench.report import costs, drawings
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shortened
 from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
@@ -245,8 +245,12 @@ def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
         "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}: {verdict}.",
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
-        "notes": notes(serving),
+        "notes": [*notes(serving), *(f"{name}: {value}." for name, value, _ in _costs(serving))],
     }
+
+
+def _costs(serving: ServingResult) -> list[Row]:
+    return costs.result_rows(serving.measurements)
 
 
 def _knee(serving: ServingResult) -> str:
@@ -368,6 +372,7 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
             trial.valid_row,
             *([] if serving.healthy_s is None else [("server ready after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
             _memory(serving),
+            *_costs(serving),
             *([_knee_row(serving)] if serving.swept else []),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
         ]

@@ -21,7 +21,7 @@ from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts
-from bench.report import figures, sets
+from bench.report import costs, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
 from bench.report.sets import TrialSet
@@ -51,6 +51,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
     rows += _untargeted_losses(result)
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
+    rows += costs.result_rows(TrainingResult(result=result).measurements)
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
     return TextTable(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
 
@@ -288,6 +289,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("step time", _step_time(plan)),
         *_local_sgd(plan),
         ("training time", _training_time(plan)),
+        *_cost(plan),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
     ]
 
@@ -422,19 +424,33 @@ def _bytes(size: float) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
+def _cost(plan: TrainingPlan) -> list[tuple[str, str]]:
+    projected = _projected(plan)
+    return costs.plan_rows(plan, *(projected[1:] if projected else (None, None)))
+
+
 def _training_time(plan: TrainingPlan) -> str:
     """Return the training time projected from the estimated step time, without evaluations (their time is unknown)."""
+    projected = _projected(plan)
+    if projected is None:
+        return "not estimated: no step time estimate"
+    why, steps, step_s = projected
+    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
+    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
+
+
+def _projected(plan: TrainingPlan) -> tuple[str, int, float] | None:
+    """Return how many steps a trial has, with the reason, and the estimated seconds of a step; None without it."""
     estimated_s = plan.cost.step_s if plan.cost else None
     step_s = plan.local_sgd.mean_step_s if plan.local_sgd else estimated_s
     if step_s is None:
-        return "not estimated: no step time estimate"
+        return None
     steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
     why = "the maximum"
     known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
     if known is not None:
         steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
-    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
-    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
+    return why, steps, step_s
 
 
 def _memory(plan: TrainingPlan) -> str:

@@ -15,6 +15,7 @@ from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
+from bench.results.cost import with_costs
 from bench.results.imported import Summary
 from bench.results.measurement import NOTHING_MEASURED, Measurement
 from bench.rules.finding import Finding, errors
@@ -186,7 +187,7 @@ class ServingResult:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """The measurements of each load; with several loads, names have the name of the load as a prefix."""
-        return tuple(_measurements(self))
+        return with_costs(_measurements(self), self.result)
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from the planned trial."""

@@ -230,6 +230,8 @@ class PlannedArm:
     tokens_s_gpu: float | None = None
     memory_gib: float | None = None
     capacity_gib: float | None = None
+    price_per_gpu_hour: float | None = None
+    currency: str = ""
     walltime_min: int | None = None
     """The walltime of the job of one run."""
 
@@ -239,3 +241,10 @@ class PlannedArm:
         if self.step_time_ms is None or self.steps is None or self.num_ranks is None:
             return None
         return self.step_time_ms * self.steps * self.num_ranks / 3.6e6
+
+    @property
+    def cost(self) -> float | None:
+        """The price of these GPU hours; None without a price."""
+        return (
+            None if self.gpu_hours is None or not self.price_per_gpu_hour else self.gpu_hours * self.price_per_gpu_hour
+        )

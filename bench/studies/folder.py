@@ -32,7 +32,16 @@ from bench.studies.spec import Part, Study
 
 STUDIES = "studies"
 STUDY, ARMS, NOT_STARTED = "study.yaml", "arms.json", "not_started.json"
-NEUTRAL = ("launch.wait", "launch.force", "launch.trackers", "launch.attempts", "walltime", "cluster.paths.logs")
+NEUTRAL = (
+    "launch.wait",
+    "launch.force",
+    "launch.trackers",
+    "launch.attempts",
+    "walltime",
+    "cluster.paths.logs",
+    "cluster.price_per_gpu_hour",
+    "cluster.currency",
+)
 """Overrides that may change between two calls, since they do not affect the measurements."""
 
 

@@ -197,6 +197,8 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         environment={k: v for k, v in config.cluster.environment.items() if k.startswith("NCCL_")},
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
         walltime_min=plan.walltime_min,
+        price_per_gpu_hour=config.cluster.price_per_gpu_hour,
+        currency=config.cluster.currency if config.cluster.price_per_gpu_hour else "",
         **(_of_training(trained) if (trained := training_plan(plan)) is not None else {}),
     )
 

@@ -74,16 +74,16 @@ def study_folder(
 
 def clusters(tmp_path: Path) -> list[Path]:
     """Return three folders: the document's GPU, its other GPU without NVLink, and a GPU that it does not have."""
-    made = [
+    created = [
         study_folder(tmp_path, "dgx", "NVIDIA Big 80GB"),
         study_folder(tmp_path, "box", "NVIDIA Small", NCCL_P2P_DISABLE="1"),
         study_folder(tmp_path, "new", "NVIDIA New"),
     ]
-    for folder, seconds in zip(made, (1.0, 4.0, 0.5), strict=True):
+    for folder, seconds in zip(created, (1.0, 4.0, 0.5), strict=True):
         for block, drift in enumerate((1.0, 1.01, 0.99), 1):
             valid_run(folder / f"7B_Naive.{block}", [seconds * drift])
             valid_run(folder / f"7B_Z3.{block}", [2 * seconds * drift])
-    return made
+    return created
 
 
 def cell(result: StudyResult, platform: str, arm: str) -> Any:
@@ -122,8 +122,8 @@ def test_statements_and_comparisons_are_those_of_each_platform(tmp_path: Path) -
 
 @pytest.mark.long
 def test_the_page_links_to_the_runs_of_each_folder(tmp_path: Path) -> None:
-    made = clusters(tmp_path)
-    result = studies.platforms.merged([studies.read(folder) for folder in made])
+    created = clusters(tmp_path)
+    result = studies.platforms.merged([studies.read(folder) for folder in created])
     with unpainted():
         report.write_study(result, tmp_path / "out")
     text = (tmp_path / "out/table.md").read_text()
@@ -139,12 +139,12 @@ def test_the_page_links_to_the_runs_of_each_folder(tmp_path: Path) -> None:
 def test_the_verb_takes_folders_a_pattern_or_all(
     tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = clusters(tmp_path)
+    created = clusters(tmp_path)
     study_folder(tmp_path, "new", "NVIDIA New", name="mine-not")
     monkeypatch.setenv("LOGDIR", str(tmp_path))
     pattern = str(tmp_path / "studies/mine-???")
     argv = {
-        "folders": list(map(str, made)),
+        "folders": list(map(str, created)),
         "pattern": [pattern],
         "name and pattern": ["mine", pattern],
         "all": ["mine", "--all-clusters", "--config-dir", str(tmp_path)],
