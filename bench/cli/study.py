@@ -106,7 +106,8 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     given = [args.name, *(one for one in args.overrides if "=" not in one)]
     if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
         return []
-    name = None if _is_folder(args.name) else args.name
+    is_read = glob.has_magic(args.name) or (Path(args.name) / studies.STUDY).exists()
+    name = None if is_read else args.name
     folders = [folder for text in given[name is not None :] for folder in _matching(text)]
     for folder in folders:
         if not (folder / studies.STUDY).exists():

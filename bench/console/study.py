@@ -11,6 +11,7 @@ from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, stat
 from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
+INTERVALS = "in brackets: 95 % interval of the mean over runs"
 COEFFICIENTS = "coefficients: ratio to the reference arm, with 95 % interval over pairs of runs"
 MARKS = {
     "*": "* calculated from a shorter run",
@@ -94,6 +95,7 @@ def _caption(result: StudyResult) -> str:
     marks = {str(cell.mark) for row in result.rows for cell in row.cells.values()}
     lines = [
         "mean ± standard deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
+        INTERVALS if any(c.has_interval_of_mean for r in result.rows for c in r.cells.values()) else "",
         COEFFICIENTS if any(cell.text for row in result.rows for cell in row.cells.values()) else "",
         *(text for mark, text in MARKS.items() if mark in marks),
         *result.notes,
@@ -164,7 +166,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
             *([] if not currency else ["" if arm.cost is None else amount(arm.cost)]),
             str(arm.walltime_min or ""),
-            "; ".join(filter(None, (arm.note, arm.reason))),
+            "; ".join(filter(None, (arm.model and f"model {arm.model}, not that of its name", arm.note, arm.reason))),
         )
         for arm in arms
     ]

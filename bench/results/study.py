@@ -54,7 +54,12 @@ class Cell:
     """The text to show if it is not mean and deviation: a coefficient with its interval."""
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of a coefficient."""
+    """The 95 % interval of a coefficient, or of the mean in a column that shows it."""
+
+    @property
+    def has_interval_of_mean(self) -> bool:
+        """Whether the interval is that of the mean, not of a coefficient."""
+        return self.low is not None and not self.text
 
     @property
     def n(self) -> int:
@@ -218,6 +223,8 @@ class PlannedArm:
     num_ranks: int | None = None
     num_nodes: int | None = None
     device: str = ""
+    model: str = ""
+    """The model that the command line gives it, if that is not the one of its labels."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
     layout: str = ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.results.comparison import compare, values_by_block
 from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import checks, library, session, statements, tables
+from bench.studies import checks, labels, library, session, statements, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import StoredStudy
@@ -33,7 +33,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     of_arms = [tables.read(arm, planned[arm.name], study, statuses) for arm in arms]
     columns = (*tables.columns(study), *tables.coefficient_columns(study))
     rows = [tables.row(runs, study, stored.publications) for runs in of_arms]
-    return StudyResult(
+    result = StudyResult(
         name=stored.name,
         title=study.title,
         question=study.question,
@@ -66,6 +66,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         device=_single(one.device for one in planned.values() if one.device),
         environment=tables.agreed([one.environment for one in planned.values() if one.runs]),
     )
+    return labels.renamed(result, planned)
 
 
 def _difference(pair: Pair, of_arms: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:

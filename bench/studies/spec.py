@@ -82,6 +82,8 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
     title: str
     unit: str = ""
     higher_is_better: bool
+    interval: bool = False
+    """Whether its cells show the 95 % interval of the mean over runs instead of their standard deviation."""
 
 
 class Coefficients(Part, frozen=True, kw_only=True):

@@ -36,6 +36,8 @@ EXPECTED = {
     "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
+    "quality": ("cluster=dgx1", {"": 3}),
+    "quality_tiny": ("cluster=local", {"": 3}),
     "layouts": ("cluster=dgxh200", {"": 23, "144.4 GiB per GPU": 1}),
     "roce": ("cluster=dgx2", {"": 10, "118.0 GiB per GPU": 1, "142.2 GiB per GPU": 1}),
     "slow_network": (
@@ -66,7 +68,7 @@ def test_every_expected_study_exists() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", "dissect_links"}
     of_documents |= {f"dissect_{part}" for part in parts}
-    ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
+    ours = {"quality", "quality_tiny", "layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
     assert set(STUDIES) == {*of_documents, *ours, "kubernetes_overhead_tiny"}
 
 
