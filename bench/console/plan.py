@@ -35,9 +35,9 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     return [
         *own,
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
-        *(row for row in costs.plan_rows(plan, None, None) if row[0] not in dict(own)),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
+        *costs.plan_rows(plan),
     ]
 
 

@@ -152,11 +152,10 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
 
     Money is shown only if all prices are in the same currency.
     """
-    currencies = {arm.currency for arm in arms if arm.currency}
-    currency = currencies.pop() if len(currencies) == 1 else ""
+    currency = _currency(arms)
     rows = [
         (
-            arm.name,
+            f"{arm.name} (model {arm.model})" if arm.model else arm.name,
             "yes" if arm.runs else str(arm.mark),
             arm.layout,
             str(arm.num_ranks or ""),
@@ -166,7 +165,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
             *([] if not currency else ["" if arm.cost is None else amount(arm.cost)]),
             str(arm.walltime_min or ""),
-            "; ".join(filter(None, (arm.model and f"model {arm.model}, not that of its name", arm.note, arm.reason))),
+            "; ".join(filter(None, (arm.note, arm.reason))),
         )
         for arm in arms
     ]
@@ -183,11 +182,12 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         "limit (min)",
     )
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
-    caption = "\n".join([_total(arms, blocks, currency), *order])
-    return TextTable(f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption=caption)
+    return TextTable(
+        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *order])
+    )
 
 
-def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]], currency: str) -> str:
+def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     by_name = {arm.name: arm for arm in arms}
     left = [by_name[name] for block in blocks for name in block]
     num_done = sum(arm.runs for arm in arms) * len(blocks) - len(left)
@@ -199,11 +199,17 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]], currency
     total += "; step time, memory and GPU-hours per run are estimates"
     if known:
         total += f"; {number_text(known)} GPU-hours in total"
-    if currency and (costs := [arm.cost for arm in left if arm.cost is not None]):
+    if (currency := _currency(arms)) and (costs := [arm.cost for arm in left if arm.cost is not None]):
         total += f", {amount(sum(costs))} {currency}"
     limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
     total += f"; time limits add up to {limit_min / 60:,.1f} h" if limit_min else ""
     return total + (f"; {unknown} arms without an estimate" if unknown else "")
+
+
+def _currency(arms: Sequence[PlannedArm]) -> str:
+    """Return the currency of the arms' prices; empty if there is none, or if they have several."""
+    currencies = {arm.currency for arm in arms if arm.currency}
+    return currencies.pop() if len(currencies) == 1 else ""
 
 
 def _of(micro: int | None, whole: int | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import training_plan
+from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import DataSource
 from bench.report.tables import Row
 from bench.results import cost
@@ -34,7 +34,7 @@ def result_rows(measured: Iterable[Measurement]) -> list[Row]:
     return rows
 
 
-def plan_rows(plan: Plan, steps: int | None, step_s: float | None) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the estimated cost of a plan, by the estimated time of its steps and by its time limit."""
     cluster = plan.config.cluster
     price = cluster.price_per_gpu_hour
@@ -44,9 +44,10 @@ def plan_rows(plan: Plan, steps: int | None, step_s: float | None) -> list[tuple
     per_s, currency = price * num_gpus / 3600, cluster.currency
     parts = []
     trained = training_plan(plan)
-    if trained is not None and steps and step_s:
-        run = per_s * steps * step_s * len(plan.trials)
-        parts.append(f"{amount(run)} {currency} (estimate) for the steps of {_trials(len(plan.trials))}")
+    step_s = _step_s(trained)
+    if trained is not None and step_s:
+        run, most = per_s * trained.max_steps * step_s, "at most " if trained.config.training.has_target else ""
+        parts.append(f"{amount(run)} {currency} (estimate) for {most}{trained.max_steps:,} steps of a trial")
         gbs, data = trained.batch.global_batch_size, trained.data
         if data.source is not DataSource.random and data.train_rows >= gbs:
             parts.append(f"{amount(per_s * (data.train_rows // gbs) * step_s)} for an epoch")
@@ -57,5 +58,8 @@ def plan_rows(plan: Plan, steps: int | None, step_s: float | None) -> list[tuple
     return [("cost", "; ".join([*parts, rate]))]
 
 
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"
+def _step_s(plan: TrainingPlan | None) -> float | None:
+    """Return the estimated seconds of a step; None if they are unknown, or the plan does not train."""
+    if plan is None or plan.local_sgd:
+        return plan.local_sgd.mean_step_s if plan and plan.local_sgd else None
+    return plan.cost.step_s if plan.cost else None

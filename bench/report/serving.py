@@ -242,15 +242,19 @@ def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
     verdict = "all loads were measured and all requests succeeded" if trial.kind_result.valid else "invalid"
     return {
         "name": f"{trial.name}: {serving.server}, {serving.model}",
-        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}: {verdict}.",
+        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}{_paid(serving)}: {verdict}.",
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
-        "notes": [*notes(serving), *(f"{name}: {value}." for name, value, _ in _costs(serving))],
+        "notes": notes(serving),
     }
 
 
 def _costs(serving: ServingResult) -> list[Row]:
     return costs.result_rows(serving.measurements)
+
+
+def _paid(serving: ServingResult) -> str:
+    return "".join(f"; {name} {value}" for name, value, _ in _costs(serving))
 
 
 def _knee(serving: ServingResult) -> str:

@@ -289,7 +289,6 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("step time", _step_time(plan)),
         *_local_sgd(plan),
         ("training time", _training_time(plan)),
-        *_cost(plan),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
     ]
 
@@ -424,33 +423,19 @@ def _bytes(size: float) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
-def _cost(plan: TrainingPlan) -> list[tuple[str, str]]:
-    projected = _projected(plan)
-    return costs.plan_rows(plan, *(projected[1:] if projected else (None, None)))
-
-
 def _training_time(plan: TrainingPlan) -> str:
     """Return the training time projected from the estimated step time, without evaluations (their time is unknown)."""
-    projected = _projected(plan)
-    if projected is None:
-        return "not estimated: no step time estimate"
-    why, steps, step_s = projected
-    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
-    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
-
-
-def _projected(plan: TrainingPlan) -> tuple[str, int, float] | None:
-    """Return how many steps a trial has, with the reason, and the estimated seconds of a step; None without it."""
     estimated_s = plan.cost.step_s if plan.cost else None
     step_s = plan.local_sgd.mean_step_s if plan.local_sgd else estimated_s
     if step_s is None:
-        return None
+        return "not estimated: no step time estimate"
     steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
     why = "the maximum"
     known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
     if known is not None:
         steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
-    return why, steps, step_s
+    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
+    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
 
 
 def _memory(plan: TrainingPlan) -> str:

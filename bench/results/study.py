@@ -227,6 +227,8 @@ class PlannedArm:
     """The model that the command line gives it, if that is not the one of its labels."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
+    price_per_gpu_hour: float | None = None
+    currency: str = ""
     layout: str = ""
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
@@ -237,8 +239,6 @@ class PlannedArm:
     tokens_s_gpu: float | None = None
     memory_gib: float | None = None
     capacity_gib: float | None = None
-    price_per_gpu_hour: float | None = None
-    currency: str = ""
     walltime_min: int | None = None
     """The walltime of the job of one run."""
 

@@ -2,13 +2,50 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from bench.contract.model import Model
+from bench.errors import ConfigError
+from bench.planning import compose
 from bench.results.statement import StatementResult
 from bench.results.study import Difference, PlannedArm, Row, StudyResult, Table
+from bench.studies.arms import Arm
+from bench.studies.plans import Request
 
 MODEL = "model"
 """The label that names the model of an arm."""
+_NOT_SIZES = ("name", "source", "weights")
+"""Fields of a model that are not its sizes."""
+
+
+def with_models(request: Request, planned: Sequence[PlannedArm]) -> list[PlannedArm]:
+    """Return planned arms with the model that the command line gives them instead of their own one."""
+    if not any(_sets_model(one) for one in request.cli_overrides):
+        return list(planned)
+    return [replace(one, model=_replaced(request, arm)) for arm, one in zip(request.arms, planned, strict=True)]
+
+
+def _replaced(request: Request, arm: Arm) -> str:
+    """Return the model that the command line gives an arm instead of its own one; empty if the sizes are the same."""
+    others = replace(request, cli_overrides=[one for one in request.cli_overrides if not _sets_model(one)])
+    try:
+        ran, own = (
+            compose.unplanned(one.overrides(arm), config_dir=request.config_dir).model for one in (request, others)
+        )
+    except ConfigError:  # such an arm has no plan
+        return ""
+    if _sizes(own) == _sizes(ran):
+        return ""
+    return ran.name if ran.name != own.name else f"{ran.name} of other sizes"
+
+
+def _sets_model(override: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    return key in ("model", "task") or key.startswith("model.")
+
+
+def _sizes(model: Model) -> dict[str, object]:
+    return {name: value for name, value in asdict(model).items() if name not in _NOT_SIZES}
 
 
 def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResult:

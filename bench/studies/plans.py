@@ -8,11 +8,10 @@ since it does not fit into memory or cannot be split over the ranks.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.contract.model import Model
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import Config
@@ -156,7 +155,6 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
         if reason is None:
             raise _of_arm(error, arm) from error
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=reason, runs=False, is_missing=True)
-    model = replaced_model(request, arm, config)
     try:
         sizes: tuple[int, ...] = ()
         batch: list[str] = []
@@ -165,8 +163,8 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
             batch = micro_batch_overrides(config, sizes[0])
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
-        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, model=model)
-    return replace(of_plan(arm.name, plan), batches=sizes, model=model)
+        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)
+    return replace(of_plan(arm.name, plan), batches=sizes)
 
 
 def _missing(error: ConfigError) -> str | None:
@@ -234,30 +232,3 @@ def _fingerprint(plan: Plan) -> str:
         c.cluster.name,
     )
     return fingerprint(*parts, plan.world, *plan.work)
-
-
-_NOT_SIZES = ("name", "source", "weights")
-"""Fields of a model that are not its sizes."""
-
-
-def replaced_model(request: Request, arm: Arm, config: Config) -> str:
-    """Return the model that the command line gives an arm instead of its own one; empty if the sizes are the same."""
-    others = [one for one in request.cli_overrides if not _sets_model(one)]
-    if len(others) == len(request.cli_overrides):
-        return ""
-    try:
-        own = compose.unplanned(replace(request, cli_overrides=others).overrides(arm), config_dir=request.config_dir)
-    except ConfigError:
-        return config.model.name
-    if _sizes(own.model) == _sizes(config.model):
-        return ""
-    return config.model.name if config.model.name != own.model.name else f"{config.model.name} of other sizes"
-
-
-def _sets_model(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return key in ("model", "task") or key.startswith("model.")
-
-
-def _sizes(model: Model) -> dict[str, object]:
-    return {name: value for name, value in asdict(model).items() if name not in _NOT_SIZES}

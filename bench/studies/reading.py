@@ -1,11 +1,15 @@
 """Build the result of a study, with all its tables, from the logs in its folder."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.results.comparison import compare, values_by_block
-from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
+import numpy as np
+
+from bench.results.comparison import compare, t_interval, values_by_block
+from bench.results.statement import CONFIDENCE
+from bench.results.study import Column, Difference, PlannedArm, Publication, Row, StudyResult
 from bench.studies import arms as arms_of
 from bench.studies import checks, labels, library, session, statements, tables
 from bench.studies import folder as folders
@@ -33,6 +37,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     of_arms = [tables.read(arm, planned[arm.name], study, statuses) for arm in arms]
     columns = (*tables.columns(study), *tables.coefficient_columns(study))
     rows = [tables.row(runs, study, stored.publications) for runs in of_arms]
+    rows = [_with_intervals(row, study) for row in rows]
     result = StudyResult(
         name=stored.name,
         title=study.title,
@@ -115,7 +120,16 @@ def _hardware(of_arms: Sequence[ArmRuns]) -> str:
     return _all_of(of_arms, "host processor model name") if accelerators in ("", "cpu") else accelerators
 
 
-def _single(values: Iterable[str]) -> str:
+def _with_intervals(row: Row, study: Study) -> Row:
+    """Return a row with the interval of the mean in the columns that show it, if there are several runs."""
+    cells = dict(row.cells)
+    for name in (column.measurement for column in study.columns if column.interval and cells[column.measurement].n > 1):
+        low, _, high = t_interval(np.asarray(cells[name].values), confidence=CONFIDENCE)
+        cells[name] = replace(cells[name], low=low, high=high)
+    return replace(row, cells=cells)
+
+
+def _single(values: Iterator[str]) -> str:
     """Return the value that all share; empty if there are several or none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else ""

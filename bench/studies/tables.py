@@ -4,19 +4,16 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-import numpy as np
-
 from bench.errors import LogError
-from bench.results.comparison import Pairing, t_interval, values_by_block
+from bench.results.comparison import Pairing, values_by_block
 from bench.results.efficiency import coefficient
 from bench.results.published import PublishedTable
-from bench.results.statement import CONFIDENCE
 from bench.results.study import Cell, Column, Mark, PlannedArm, Published, Row, Table
 from bench.studies import measured
 from bench.studies.arms import Arm
 from bench.studies.measured import Measured
 from bench.studies.session import RunStatus, RunStatuses, State
-from bench.studies.spec import Coefficients, ColumnSpec, Pivot, Study, matches
+from bench.studies.spec import Coefficients, Pivot, Study, matches
 
 ESTIMATES = {
     "estimated_step_time": "step_time_ms",
@@ -69,10 +66,7 @@ def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable])
     return Row(
         arm=runs.arm.name,
         labels=runs.arm.labels,
-        cells={
-            column.measurement: _noted(_with_interval(_cell(column.measurement, runs), column), runs.arm.note)
-            for column in study.columns
-        },
+        cells={name: _noted(_cell(name, runs), runs.arm.note) for name in names},
         published={name: _published(runs.arm, name, publications) for name in names} | coefficients,
         facts=agreed([one.facts for _, one in runs.valid]),
     )
@@ -86,14 +80,6 @@ def agreed(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _noted(cell: Cell, note: str | None) -> Cell:
     """Return a cell whose remark begins with the note of its arm."""
     return cell if note is None else replace(cell, reason="; ".join(filter(None, (note, cell.reason))))
-
-
-def _with_interval(cell: Cell, column: ColumnSpec) -> Cell:
-    """Return a cell with the interval of its mean, if its column shows it and there are several runs."""
-    if not column.interval or cell.n < 2:
-        return cell
-    low, _, high = t_interval(np.asarray(cell.values), confidence=CONFIDENCE)
-    return replace(cell, low=low, high=high)
 
 
 def _cell(name: str, runs: ArmRuns) -> Cell:

@@ -54,12 +54,12 @@ def plan_row(*words: str) -> str | None:
 def test_a_plan_has_the_cost_of_its_steps_of_an_epoch_and_of_tokens() -> None:
     """8 GPUs of 2.70 an hour are 0.006 a second: 130 steps, 8192 // 32 steps an epoch, 32 x 4096 tokens a step."""
     assert plan_row("cluster.price_per_gpu_hour=2.7", "cluster.currency=EUR") == (
-        "1.17 EUR (estimate) for the steps of 1 trial; 2.30 for an epoch; 0.0687 for a million tokens; "
+        "1.17 EUR (estimate) for 130 steps of a trial; 2.30 for an epoch; 0.0687 for a million tokens; "
         "at most 46.80 EUR until the time limit; 8 GPUs at 2.70 EUR per GPU hour"
     )
     assert plan_row() is None, "never guessed"
-    random = plan_row("cluster.price_per_gpu_hour=2.7", "model.weights=random", "data=rows_350", "trials=2")
-    assert random and "2.34 USD (estimate) for the steps of 2 trials" in random and "epoch" not in random
+    random = plan_row("cluster.price_per_gpu_hour=2.7", "model.weights=random", "data=rows_350")
+    assert random and "1.17 USD (estimate) for 130 steps" in random and "epoch" not in random
 
 
 def test_a_plan_without_a_price_is_that_of_earlier_versions() -> None:
