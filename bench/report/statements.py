@@ -9,6 +9,7 @@ STATEMENT_HEADINGS = ("statement", "measurement", "bound", "ratio", "n", "publis
 def statement_rows(result: StudyResult) -> tuple[tuple[str, ...], ...]:
     """Return the cells of each statement, in the order of STATEMENT_HEADINGS; the ratio is the one that decides."""
     titles = {column.measurement: column.title for column in result.columns}
+    titles |= {"": "GPU memory"}  # of statements whether arms fit
     return tuple(_statement_row(one, titles.get(one.measurement, one.measurement)) for one in result.statements)
 
 

@@ -51,6 +51,8 @@ class Bounds:
 
     @property
     def text(self) -> str:
+        if self.at_least is None and self.at_most is None:
+            return ""
         if self.at_most is None:
             return f"≥ {self.at_least:g}"
         return f"≤ {self.at_most:g}" if self.at_least is None else f"{self.at_least:g} to {self.at_most:g}"
@@ -124,6 +126,16 @@ class StatementResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether one arm fits into GPU memory, and how this is known."""
+
+    name: str
+    fits: bool | None
+    """None: neither its runs nor the plan show it."""
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The verdict on some values, with the intervals on which it is based."""
 
@@ -147,6 +159,19 @@ def decide(stated: Sequence[StatedValues], bounds: Bounds, *, confidence: float 
     return Decision(
         verdict=verdict, reason="; ".join([reason, *_left_out(stated)]), intervals=intervals, deciding=nearest
     )
+
+
+def decide_fit(arms: Sequence[Fit], *, fits: bool) -> Decision:
+    """Return the verdict on the statement that all of these arms fit into GPU memory, or that none does."""
+    contrary = [one for one in arms if one.fits is (not fits)]
+    unknown = [one for one in arms if one.fits is None]
+    if contrary:
+        verdict, shown = StatementVerdict.does_not_hold, contrary
+    elif unknown:
+        verdict, shown = StatementVerdict.not_measured, unknown
+    else:
+        verdict, shown = StatementVerdict.holds, list(arms)
+    return Decision(verdict=verdict, reason="; ".join(f"{one.name}: {one.how}" for one in shown))
 
 
 def _verdict(

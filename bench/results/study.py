@@ -225,6 +225,10 @@ class PlannedArm:
     device: str = ""
     model: str = ""
     """The model that the command line gives it, if that is not the one of its labels."""
+    fits: bool | None = None
+    """Whether it fits into GPU memory by the plan's estimate; only set for arms of statements about it."""
+    needed_gib: float | None = None
+    """This estimate, also of an arm that does not fit."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
     price_per_gpu_hour: float | None = None

@@ -29,14 +29,14 @@ def _replaced(request: Request, arm: Arm) -> str:
     """Return the model that the command line gives an arm instead of its own one; empty if the sizes are the same."""
     others = replace(request, cli_overrides=[one for one in request.cli_overrides if not _sets_model(one)])
     try:
-        ran, own = (
+        replaced, own = (
             compose.unplanned(one.overrides(arm), config_dir=request.config_dir).model for one in (request, others)
         )
     except ConfigError:  # such an arm has no plan
         return ""
-    if _sizes(own) == _sizes(ran):
+    if _sizes(own) == _sizes(replaced):
         return ""
-    return ran.name if ran.name != own.name else f"{ran.name} of other sizes"
+    return replaced.name if replaced.name != own.name else f"{replaced.name} of other sizes"
 
 
 def _sets_model(override: str) -> bool:

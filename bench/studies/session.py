@@ -17,8 +17,8 @@ from bench.runs.ledger import Outcome
 from bench.runs.run import Run
 from bench.runs.status import Ending
 from bench.studies import arms as arms_of
+from bench.studies import fits, labels, library, plans
 from bench.studies import folder as folders
-from bench.studies import labels, library, plans
 from bench.studies.arms import Arm
 from bench.studies.folder import RunName, StoredStudy
 from bench.studies.plans import Request
@@ -218,7 +218,7 @@ def begin(name: str, overrides: Sequence[str], *, config_dir: Path | None = None
         request=request,
         stored=stored,
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
-        planned=labels.with_models(request, plans.plan_arms(request)),
+        planned=fits.with_fits(request, labels.with_models(request, plans.plan_arms(request))),
         max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,
     )

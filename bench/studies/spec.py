@@ -125,8 +125,10 @@ class Statement(Part, frozen=True, kw_only=True):
     text: str
     source: str = ""
     """Where a document makes this statement."""
-    measurement: str
+    measurement: str = ""
     """The measurement of an existing column."""
+    fits: bool | None = None
+    """Instead of a measurement with bounds: whether the arms `first` fit into GPU memory."""
     at_least: float | None = None
     """The statement holds if every ratio, or value, is at least this."""
     at_most: float | None = None

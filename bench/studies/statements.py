@@ -6,15 +6,18 @@ from bench.results.comparison import values_by_block
 from bench.results.statement import (
     Bounds,
     Decision,
+    Fit,
     PublishedRatios,
     StatedValues,
     StatementResult,
     StatementVerdict,
     decide,
+    decide_fit,
 )
 from bench.results.study import Published, Row
 from bench.studies import tables
 from bench.studies.arms import Arm, stated_pairs
+from bench.studies.session import State
 from bench.studies.spec import Statement, Study
 from bench.studies.tables import ArmRuns
 
@@ -40,6 +43,8 @@ def _judged(
             verdict=StatementVerdict.not_measured,
             reason=f"it is about {' and '.join(statement.gpus)}, not {', '.join(devices) or 'this cluster'}",
         )
+    elif statement.fits is not None:
+        decision = decide_fit([_fit(by_name[arm.name]) for arm, _ in named], fits=statement.fits)
     else:
         decision = decide([_values(statement.measurement, by_name, *pair) for pair in named], bounds)
     return StatementResult(
@@ -72,6 +77,19 @@ def _values(measurement: str, by_name: Mapping[str, ArmRuns], first: Arm, second
     return StatedValues(
         first=first.name, second=name, values=ratios, reason="" if ratios else "no block has valid runs of both"
     )
+
+
+def _fit(runs: ArmRuns) -> Fit:
+    """Return whether an arm fits: by its runs, else by the estimate of its plan."""
+    planned = runs.planned
+    if runs.valid:
+        return Fit(name=runs.arm.name, fits=True, how="it ran")
+    if runs.too_large or any(why.startswith(State.out_of_memory) for why in runs.missing.values()):
+        return Fit(name=runs.arm.name, fits=False, how="it ran out of memory")
+    if planned.fits is None or planned.needed_gib is None:
+        return Fit(name=runs.arm.name, fits=None, how=_why(runs))
+    capacity = f" of {planned.capacity_gib:g}" if planned.capacity_gib else ""
+    return Fit(name=runs.arm.name, fits=planned.fits, how=f"~ {planned.needed_gib:.1f}{capacity} GiB by the plan")
 
 
 def _why(runs: ArmRuns) -> str:

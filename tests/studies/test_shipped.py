@@ -21,6 +21,7 @@ NOT_THERE = "{} does not exist".format
 ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
+    "dissect_few_gpus": ("cluster=dgxh200", {"": 7, "estimated memory is 140.6 GiB per GPU": 1}),
     "dissect_frameworks": ("cluster=dgxh200", {"": 7}),
     "dissect_links": ("cluster=dgxh200", {"": 15}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
@@ -67,7 +68,7 @@ def planned(name: str, *words: str) -> list[PlannedArm]:
 def test_every_expected_study_exists() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "roce", "dissect_links"}
-    of_documents |= {f"dissect_{part}" for part in parts} | {"quality", "quality_tiny"}
+    of_documents |= {f"dissect_{part}" for part in parts} | {"dissect_few_gpus", "quality", "quality_tiny"}
     ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
     assert set(STUDIES) == {*of_documents, *ours, "kubernetes_overhead_tiny"}
 

@@ -18,8 +18,9 @@ from bench.studies import arms as arms_of
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
-from helpers.study_runs import valid_run
+from helpers.study_runs import failed, valid_run
 
+HOLDS, DOES_NOT_HOLD = StatementVerdict.holds, StatementVerdict.does_not_hold
 HEAD = """
 title: t
 question: q
@@ -140,12 +141,56 @@ def test_statements_are_shown_on_every_output(tmp_path: Path, capsys: pytest.Cap
     assert first["intervals"][0]["low"] == pytest.approx(0.8)
 
 
+def test_whether_arms_fit_is_judged_by_runs_and_else_by_the_plan(tmp_path: Path) -> None:
+    statements = """
+statements:
+  - {text: Naive does not fit., fits: false, arms: [{first: {method: Naive}}]}
+  - {text: Z3 fits., fits: true, arms: [{first: {method: Z3}}]}
+  - {text: All fit., fits: true, arms: [{first: {}}]}
+"""
+    folder = study_folder(tmp_path, statements)
+    estimated = [
+        *(("7B Naive", False, 90.0), ("7B Z3", True, 70.0), ("7B Z3+O", None, None)),
+        *(("13B Naive", True, 79.0), ("13B Z3", True, 60.0), ("13B Z3+O", True, 10.0)),
+    ]
+    planned = [
+        PlannedArm(name=name, fits=fits, needed_gib=gib, capacity_gib=80, runs=fits is not False, reason="too large")
+        for name, fits, gib in estimated
+    ]
+    with folders.locked(folder, folders.read(folder), planned):
+        pass
+    before = studies.read(folder).statements
+    assert [one.verdict for one in before] == [DOES_NOT_HOLD, HOLDS, DOES_NOT_HOLD]
+    assert before[0].reason == "13B Naive: ~ 79.0 of 80 GiB by the plan"
+    assert before[2].reason == "7B Naive: ~ 90.0 of 80 GiB by the plan"
+    failed(folder / "13B_Naive.1", "RUN-01", "a GPU ran out of memory")
+    valid_run(folder / "7B_Z3.1", [1.0])
+    after = studies.read(folder).statements
+    assert after[0].verdict is HOLDS and "13B Naive: it ran out of memory" in after[0].reason
+    assert after[1].reason == "7B Z3: it ran; 13B Z3: ~ 60.0 of 80 GiB by the plan"
+
+
+def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: ZeRO 3 of 6.74 billion weights on one GPU has 16 bytes for each, 100.4 GiB, before activations."""
+    monkeypatch.setenv("LOGDIR", str(tmp_path))
+    session = studies.begin("dissect_few_gpus", ["cluster=dgx1", "gpu@cluster.gpu=a800"])
+    by_name = {arm.name: arm for arm in session.planned}
+    assert {name: arm.fits for name, arm in by_name.items()} == {
+        **{"Z2 1": False, "Z2 2": None, "Z2 4": True, "Z2 8": True},
+        **{"Z3 1": False, "Z3 2": None, "Z3 4": True, "Z3 8": True},
+    }
+    needed = by_name["Z3 1"].needed_gib
+    assert needed and 16 * 6.738e9 / 2**30 < needed < 1.15 * 16 * 6.738e9 / 2**30
+    assert not by_name["Z3 1"].runs
+
+
 @pytest.mark.parametrize(
     ("there", "wrong", "message"),
     [
         ("at_least: 0.5", "runs: 3", r"unknown key 'runs'"),
         ("    at_least: 0.5\n", "", r"cannot be judged by at_least None and at_most None[\s\S]*statements\[0\]"),
         ("at_least: 0.5", "at_least: 2\n    at_most: 1", r"at_least 2.0 and at_most 1.0"),
+        ("at_least: 0.5", "fits: true", r"a statement has fits and a measurement, a bound or second"),
         ("at_least: 0.5", "at_least: 0", r"at_least 0.0 and at_most None"),
         (
             "measurement: throughput_per_gpu\n    at_least: 0.5",
