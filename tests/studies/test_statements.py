@@ -176,8 +176,14 @@ def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: p
     session = studies.begin("dissect_few_gpus", ["cluster=dgx1", "gpu@cluster.gpu=a800"])
     by_name = {arm.name: arm for arm in session.planned}
     assert {name: arm.fits for name, arm in by_name.items()} == {
-        **{"Z2 1": False, "Z2 2": None, "Z2 4": True, "Z2 8": True},
-        **{"Z3 1": False, "Z3 2": None, "Z3 4": True, "Z3 8": True},
+        "Z2 1": False,
+        "Z2 2": None,
+        "Z2 4": True,
+        "Z2 8": True,
+        "Z3 1": False,
+        "Z3 2": None,
+        "Z3 4": True,
+        "Z3 8": True,
     }
     needed = by_name["Z3 1"].needed_gib
     assert needed and 16 * 6.738e9 / 2**30 < needed < 1.15 * 16 * 6.738e9 / 2**30
