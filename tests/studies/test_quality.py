@@ -47,8 +47,8 @@ def test_losses_at_equal_tokens_have_an_interval_over_seeds(tmp_path: Path) -> N
         assert all(row["cells"][name]["value"] > 0 for name in ("throughput", "estimated_memory"))
     assert samples == {192 * 8} and len({tuple(of_arm) for of_arm in seeds.values()}) == 1
     result = studies.read(folder)
-    assert [one.n for one in result.statements[0].intervals] == [3, 3]
-    assert result.statements[0].verdict in ("holds", "does not hold", "undecided")
+    assert [one.n for stated in result.statements for one in stated.intervals] == [3, 3, 3]
+    assert {one.verdict for one in result.statements} <= {"holds", "does not hold", "undecided"}
 
 
 @pytest.mark.parametrize(
