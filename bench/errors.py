@@ -121,7 +121,7 @@ def written(where: object) -> Iterator[None]:
         raise BenchError(
             f"cannot write: {error.strerror or error}",
             where=str(error.filename or where),
-            fix="free disk space, or give this user write permission there, then try again",
+            fix="free disk space, or give this user write permission for this path, then try again",
             rule="CFG-08",
         ) from error
 
@@ -144,5 +144,5 @@ def output_is_written() -> Iterator[None]:
         raise BenchError(
             f"the output cannot be written: {error.strerror}",
             where="stdout",
-            fix="write it to another disk, or free disk space",
+            fix="write the output to another disk, or free disk space",
         ) from error

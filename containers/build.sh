@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Build an image from the committed files: containers/build.sh train|nemo|serve SERVER [BUILD OPTIONS...]
+# Build an image from the committed files: containers/build.sh train|huggingface|nemo|rocm|serve SERVER [BUILD OPTIONS...]
 # ENGINE=podman or "buildah --storage-driver vfs" replaces docker. Prints the image's name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[[ ${1-} == train || ${1-} == nemo || (${1-} == serve && -f conf/server/${2-}.yaml) ]] || {
-    echo "usage: containers/build.sh train|nemo|serve SERVER [BUILD OPTIONS...]" >&2
+[[ ${1-} =~ ^(train|huggingface|nemo|rocm)$ || (${1-} == serve && -f conf/server/${2-}.yaml) ]] || {
+    echo "usage: containers/build.sh train|huggingface|nemo|rocm|serve SERVER [BUILD OPTIONS...]" >&2
     exit 2
 }
 kind=$1
@@ -19,7 +19,9 @@ git archive HEAD | tar -x -C "$context"  # only the files of commit $commit: no 
 # shellcheck source=containers/pins.env
 . "$context/containers/pins.env"
 name=${kind^^}_NAME base=$BASE_IMAGE@$BASE_DIGEST tag=$BASE_TAG
-if [[ $kind == serve ]]; then  # on the official image of the server
+if [[ $kind == rocm ]]; then  # on AMD's PyTorch
+    base=$ROCM_IMAGE@$ROCM_DIGEST tag=$ROCM_TAG
+elif [[ $kind == serve ]]; then  # on the official image of the server
     base=$(sed -n 's/^image: //p' "$context/conf/server/$1.yaml") tag=$1
     [[ $base ]] || { echo "conf/server/$1.yaml has no image" >&2; exit 2; }
     shift

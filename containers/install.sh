@@ -7,7 +7,7 @@ unset PIP_CONSTRAINT  # a constraint file of the base pins more packages
 
 compiled() {
     python3 -m pip list --format=freeze --disable-pip-version-check |
-        grep -iE '^(torch|torchvision|triton|pytorch-triton|transformer[-_]engine([-_][a-z0-9]+)*|flash[-_]attn|apex)==' | sort
+        grep -iE '^(torch|torchvision|triton|pytorch-triton(-rocm)?|triton-rocm|transformer[-_]engine([-_][a-z0-9]+)*|flash[-_]attn|apex)==' | sort
 }
 
 compiled > "$HOME/compiled.txt"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 PATH = Path("/etc/runstop-image.json")
 PINS = Path(__file__).parent / "pins.env"
-SET_BY_BASE = {"cuda": "CUDA_VERSION", "nccl": "NCCL_VERSION"}
-"""Variables of NVIDIA's images."""
+SET_BY_BASE = {"cuda": "CUDA_VERSION", "nccl": "NCCL_VERSION", "rocm": "ROCM_VERSION"}
+"""Variables of NVIDIA's and AMD's images."""
 
 
 def main() -> None:
@@ -22,8 +22,9 @@ def main() -> None:
     args = parser.parse_args()
     base, _, digest = args.base.partition("@")
     pins = dict(line.split("=", 1) for line in PINS.read_text().splitlines() if line[:1].isupper())
-    if args.base == f"{pins['BASE_IMAGE']}@{pins['BASE_DIGEST']}":
-        base = f"{base}:{pins['BASE_TAG']}"
+    for of_base in ("BASE", "ROCM"):
+        if args.base == f"{pins[f'{of_base}_IMAGE']}@{pins[f'{of_base}_DIGEST']}":
+            base = f"{base}:{pins[f'{of_base}_TAG']}"
     set_by_base = {name: os.environ[key] for name, key in SET_BY_BASE.items() if key in os.environ}
     versions = {name: version(name) for name in args.packages}
     marker = {

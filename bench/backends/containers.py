@@ -12,7 +12,7 @@ from bench.contract import data_files
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.run_files import NODE_VARIABLE
-from bench.contract.schema import DataSource, Device, Runtime
+from bench.contract.schema import DataSource, Device, GpuVendor, Runtime
 from bench.rules.check import Finding, Subject, broken
 
 READ_ONLY = ":ro"
@@ -36,6 +36,15 @@ FLAGS = ("ro", "rw")
 """Flags of a mount; Pyxis accepts more."""
 _GPUS = {Runtime.docker: ["--gpus", "all"], Runtime.podman: ["--device", "nvidia.com/gpu=all"]}
 """Podman needs the host's CDI specification (nvidia-ctk cdi generate), docker NVIDIA's runtime hook."""
+_AMD_GPUS = {
+    Runtime.docker: "--device=/dev/kfd --device=/dev/dri --security-opt=seccomp=unconfined "
+    "$(stat -c --group-add=%g /dev/kfd /dev/dri/renderD* | sort -u)",
+    Runtime.podman: "--device=/dev/kfd --device=/dev/dri --security-opt=seccomp=unconfined --group-add=keep-groups",
+}
+"""The groups own the devices on the host: the ranks do not run as root.
+
+Source: ROCm, "Running ROCm Docker containers"; podman-run(1), keep-groups.
+"""
 _ALWAYS = ["--rm", "--interactive", "--network=host", "--ipc=host", "--security-opt=label=disable"]
 """No SELinux label: it would hide the mounts. Source: NVIDIA's container toolkit, and podman-run(1)."""
 _LIMITS = ["--ulimit=memlock=-1", "--ulimit=stack=67108864"]
@@ -63,12 +72,21 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
             shlex.join([*_ALWAYS, *(_LIMITS if engine is Runtime.docker else [])]),
             _AS_USER[engine],
             _INFINIBAND,
-            shlex.join(_GPUS[engine] if plan.config.cluster.device is Device.cuda else []),
+            _gpus(plan, engine),
             shlex.join(f"--mount={text}" for text in _mounts(plan, folder)),
             shlex.join([f"--workdir={folder}", "--env=PYTHONSAFEPATH=1", f"--env={NODE_VARIABLE}={name}"]),
             shlex.join([*(container.arguments or []), "--entrypoint=", expanded(container.image) or "", *command]),
         ]
     )
+
+
+def _gpus(plan: Plan, engine: Runtime) -> str:
+    """Return the arguments that give the container the host's GPUs."""
+    cluster = plan.config.cluster
+    if cluster.device is not Device.cuda:
+        return ""
+    is_amd = cluster.gpu is not None and cluster.gpu.vendor is GpuVendor.amd
+    return _AMD_GPUS[engine] if is_amd else shlex.join(_GPUS[engine])
 
 
 def _mounts(plan: Plan, folder: Path) -> Iterable[str]:
@@ -90,16 +108,19 @@ def checks(subject: Subject) -> Iterator[Finding]:
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman or none")
     elif not expanded(c.image):
         yield broken(
-            "HST-08", "the container image is not set", "container.image", fix="set container.image, or export CONT=…"
+            "HST-08",
+            "the container image is not set",
+            "container.image",
+            fix="set container.image, or run: export CONT=IMAGE",
         )
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
             yield broken(
                 "CFG-06",
-                "the mount contains a variable that is not set",
+                "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path",
+                fix="export the variable, or write the path itself",
             )
         elif why := _misformed(full):
             yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")
@@ -109,7 +130,7 @@ def _misformed(mount: str) -> str:
     """Return what is wrong with a mount, or an empty text."""
     source, target, flag, *more = [*mount.split(":"), "", "", ""][:4] + mount.split(":")[4:]
     if "," in mount or '"' in mount:
-        return "its path contains a comma or a quotation mark, which cannot be mounted"
+        return f"the path of the mount {mount!r} contains a comma or a quotation mark, which --mount cannot pass"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
-        return f"{mount!r} is not of the form SRC:DST:ro"
-    return "" if flag in ("", *FLAGS) else f"{flag!r} is not a valid flag: choose from {', '.join(FLAGS)}"
+        return f"the mount {mount!r} does not have the form SRC[:DST[:ro]] with absolute paths"
+    return "" if flag in ("", *FLAGS) else f"the mount has the flag {flag!r}, which is not one of {', '.join(FLAGS)}"

@@ -21,12 +21,12 @@ from bench.backends.protocol import Job, JobState
 from bench.contract import plan as plans
 from bench.contract import transport
 from bench.contract.data_files import FORMATS
-from bench.contract.engine import NEMO, VERSION, Attention, HuggingFace, Strategy
+from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import PORTS, Config, Device
-from bench.contract.training import Trains
+from bench.contract.schema import PORTS, Device, GpuVendor
 from bench.errors import ConfigError, SubmitError
+from bench.images.needed import FLASH, huggingface_modules
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 
 NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
@@ -46,7 +46,9 @@ def environment(subject: Subject) -> Iterator[Finding | str]:
         return
     version = _own_nemo_version() if python == "python" else _nemo_version_of(Path(python))
     if version != VERSION:
-        what = f"{NEMO} {version} is installed; the recipes need {VERSION}" if version else f"{NEMO} is not installed"
+        what = (
+            f"{NEMO} {version} is installed, but the recipes need {VERSION}" if version else f"{NEMO} is not installed"
+        )
         where = f"engine.nemo.python={python}" + (f" ({sys.executable})" if python == "python" else "")
         yield broken("RUN-08", what, where, fix=NEMO_FIX)
     else:
@@ -78,10 +80,11 @@ NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 
 
 DEVICES = "/dev"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
-FLASH, FLASH_PIP = "flash_attn", "pip install flash-attn --no-build-isolation"
+FLASH_PIP = "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """Packages that ranks import; installed by the extra `engine`."""
 TEXTS = ("tokenizers", "pyarrow")
@@ -106,7 +109,7 @@ def port(subject: Subject) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", configured))
         except OSError as error:
             what = f"cannot use port {configured}: {error.strerror}"
-            fix = "choose another port, or null for any free port"
+            fix = "set cluster.master_port to another port, or to null for any free port"
             yield broken("NCC-05", what, "cluster.master_port", fix=fix)
 
 
@@ -124,7 +127,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield the packages that ranks on this machine cannot import; they run in this process's Python."""
     config, huggingface = subject.plan.config, subject.plan.config.huggingface
     is_of_engine = bool(config.task.training or config.task.generation)
-    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_packages(config, huggingface))
+    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
@@ -151,20 +154,6 @@ def _of_texts(plan: Plan) -> Iterator[str]:
             yield "pyarrow"
 
 
-def huggingface_packages(config: Config, huggingface: HuggingFace) -> Iterator[str]:
-    """Yield the packages that ranks of engine=huggingface import for a config."""
-    yield from ("transformers", "accelerate")
-    generation, training = config.task.generation, config.task.training
-    if training is not None and training.trains is not Trains.all:
-        yield "peft"
-    if generation is not None and generation.nf4 or training is not None and training.trains is Trains.qlora:
-        yield "bitsandbytes"
-    if huggingface.strategy is Strategy.deepspeed:
-        yield "deepspeed"
-    if huggingface.attention is Attention.flash_attention_2:
-        yield FLASH
-
-
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -182,17 +171,30 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 
     Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg represents all of them.
     """
-    required = _required_gpus(subject.plan)
+    required, gpu = _required_gpus(subject.plan), subject.plan.config.cluster.gpu
     if Path("/dev/dxg").exists():
         raise CannotTellError("in WSL the driver does not report the number of GPUs")
-    names = (path.name for path in Path(DEVICES).iterdir())
-    count = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names)
+    is_amd = gpu is not None and gpu.vendor is GpuVendor.amd
+    count = _amd_gpus() if is_amd else _nvidia_gpus()
     yield f"{count} GPU{'' if count == 1 else 's'}"
     if count < required:
-        what = f"this machine has {count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}; {_requirement(subject.plan)}"
+        of_vendor = f"{'AMD' if is_amd else 'NVIDIA'} GPU{'' if count == 1 else 's'}"
+        what = f"this machine has {count or 'no'} {of_vendor}, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
+def _nvidia_gpus() -> int:
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path(DEVICES).iterdir())
+
+
+def _amd_gpus() -> int:
+    """Return the number of AMD GPUs: the nodes of the driver's topology that have a GPU; CPUs have gpu_id 0.
+
+    Source: the kernel's drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+    """
+    return sum(path.read_text().strip() != "0" for path in Path(KFD_NODES).glob("*/gpu_id"))
 
 
 def _required_gpus(plan: Plan) -> int:
@@ -231,10 +233,10 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
     yield ",".join(named) or "none"
     if (count := len(set(named))) < required:
         visible = f"{count} GPU{'' if count == 1 else 's'}"
-        what = f"{VISIBLE}={','.join(named)} makes {visible} visible; {_requirement(subject.plan)}"
+        what = f"{VISIBLE}={','.join(named)} makes {visible} visible, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
         yield broken(
-            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset it to use all GPUs, or set {few}"
+            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {few}"
         )
 
 
@@ -251,10 +253,12 @@ def network(subject: Subject) -> Iterator[Finding | str]:
     yield ", ".join((*ports, *links))
     if requested.net == transport.IB and not ports:
         what = f"{transport.NET}={requested.net} is set, but this machine has no InfiniBand or RoCE adapter"
-        yield broken("NCC-02", what, "cluster.environment", fix=f"leave {transport.NET} out")
+        yield broken("NCC-02", what, "cluster.environment", fix=f"remove {transport.NET}")
     if requested.interface is not None and not transport.selected(requested.interface, links):
         what = f"{transport.INTERFACE}={requested.interface} matches no interface of this machine"
-        yield broken("NCC-01", what, "cluster.environment", fix=f"choose from {', '.join(links)}")
+        yield broken(
+            "NCC-01", what, "cluster.environment", fix=f"set {transport.INTERFACE} to one of {', '.join(links)}"
+        )
 
 
 def _names(folder: str) -> list[str]:
@@ -293,7 +297,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "a script cannot be rendered: this cluster has no queue, and runstop launch starts the ranks itself",
+            "there is no script, because this cluster has no queue: runstop launch starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )
@@ -345,5 +349,7 @@ def free_port() -> int:
             free.bind(("127.0.0.1", port))
             return port
     raise SubmitError(
-        f"no port from {PORTS.start} to {PORTS.stop - 1} is free", where="127.0.0.1", fix="set cluster.master_port"
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free",
+        where="127.0.0.1",
+        fix="set cluster.master_port to a free port",
     )

@@ -83,10 +83,11 @@ def stop_driver(folder: Path) -> None:
     """
     host, pid = driver(folder) or ("", 0)
     if not host:
-        raise SubmitError("no process is driving the run", where=str(folder), fix="nothing to cancel")
+        fix = "no action is needed; runstop runs lists the active runs"
+        raise SubmitError("there is nothing to cancel: no process runs this run", where=str(folder), fix=fix)
     if host != socket.gethostname():
-        what = f"the run is driven by a process on {host}"
-        raise SubmitError(what, where=str(folder), fix=f"run runstop cancel on {host}")
+        what = f"the process of this run is on the host {host}, and only a command on that host can stop it"
+        raise SubmitError(what, where=str(folder), fix=f"run the same command on {host}")
     try:
         process = os.pidfd_open(pid)  # after this, the number cannot become that of another process
     except (OSError, OverflowError) as error:
@@ -123,7 +124,7 @@ def _is_same(file: Path, expected: os.stat_result) -> bool:
 
 def _not_the_driver(folder: Path, pid: int) -> SubmitError:
     return SubmitError(
-        f"process {pid} is not the one that drives the run",
+        f"process {pid}, which this lock file names, does not hold the lock of the run",
         where=str(folder / run_files.RUN_LOCK),
-        fix=f"find the process: fuser {folder / run_files.RUN_LOCK}",
+        fix=f"find the process of the run: fuser {folder / run_files.RUN_LOCK}",
     )

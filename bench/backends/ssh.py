@@ -147,8 +147,8 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
 def _loopback(plan: Plan, name: str, address: str) -> Iterator[Finding]:
     """Yield a warning if Gloo would use the loopback interface of a host, by the address of the host's own name."""
     if plan.world.num_nodes > 1 and address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in plan.environment:
-        what, fix = f"{name}: its own name resolves to {address}, where Gloo would listen", RULES["NCC-08"].fix
-        yield broken("NCC-08", what, "cluster.hosts", fix=fix, severity="warning")
+        what = f"on {name} its own host name resolves to {address}, where other nodes cannot connect to Gloo"
+        yield broken("NCC-08", what, "cluster.hosts", fix=RULES["NCC-08"].fix, severity="warning")
 
 
 def groups(subject: Subject) -> Iterator[Finding]:
@@ -157,8 +157,8 @@ def groups(subject: Subject) -> Iterator[Finding]:
     size = world.tp * world.pp * world.cp
     for host in map(cluster.parsed, plan.config.cluster.hosts or []):
         if host.group_size not in (None, size):
-            what = f"{host.name} has groups of {host.group_size} GPUs; a replica of the model needs {size}"
-            fix = f"make parallel.tp x pp x cp equal to {host.group_size}, or leave the groups out"
+            what = f"{host.name} has groups of {host.group_size} GPUs, but a replica of the model needs {size} GPUs"
+            fix = f"make parallel.tp x pp x cp equal to {host.group_size}, or remove the groups from cluster.hosts"
             yield broken("HST-11", what, "cluster.hosts", fix=fix)
 
 

@@ -69,10 +69,10 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     folders = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
     for path in folders:
         if control_character(str(path)):
-            fix = "rename it; its author may have meant to confuse readers"
-            raise ConfigError("the path has control characters", where=str(path), fix=fix)
+            fix = "rename the folder: control characters can show another name on a terminal than the real one"
+            raise ConfigError("the path contains control characters", where=str(path), fix=fix)
         if run.is_run(path) and (why := folder.other_writers(path)):
-            print(f"{path}: {why}; it is only read", file=sys.stderr)
+            print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)
     return folders
 
 
@@ -131,7 +131,8 @@ def _pipe(path: Path) -> BinaryIO:
     waiting.register(pipe, select.POLLIN)
     if not waiting.poll(int(WRITER_S * 1000)):
         os.close(pipe)
-        raise LogError("nothing is written into this pipe", where=str(path), fix="give a file, or start the writer")
+        what, fix = "no program writes into this pipe", "give a file, or start the program that writes into the pipe"
+        raise LogError(what, where=str(path), fix=fix)
     os.set_blocking(pipe, True)
     return os.fdopen(pipe, "rb")
 
@@ -160,10 +161,10 @@ def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
                 target.write(chunk)
                 if target.tell() > regular_files.MAX_LOG_BYTES:
                     what = f"the log has more than {regular_files.MAX_LOG_BYTES:,} bytes"
-                    raise LogError(what, where=str(path), fix="keep its MLLOG lines: zgrep ':::MLLOG' FILE")
+                    raise LogError(what, where=str(path), fix="keep only MLLOG lines: zgrep ':::MLLOG' FILE > SHORT")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the log cannot be decompressed: {error}"
         raise LogError(
-            what, where=str(path), fix="compress it again with gzip, or give the uncompressed file"
+            what, where=str(path), fix="compress the log again with gzip, or give the uncompressed log"
         ) from error
     packed.unlink()

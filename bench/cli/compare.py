@@ -22,14 +22,14 @@ def _add_compare(verbs: arguments.Verbs) -> None:
         example="'runs/*bf16*' 'runs/*fp8*' --measurement step_time",
     )
     what = "a run folder, a log, a folder of runs, a quoted pattern, or STUDY/ARM"
-    parser.add_argument("run_sets", nargs="+", metavar="RUNS", help=f"exactly two, each {what}")
+    parser.add_argument("run_sets", nargs="+", metavar="RUNS", help=f"two sets of runs; a set is {what}")
     parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
     parser.add_argument(
         "--margin",
         type=arguments.positive,
         default=2.0,
         metavar="PERCENT",
-        help="differences up to this count as equal (default: 2)",
+        help="smaller differences count as equal (default: 2)",
     )
     parser.add_argument(
         "--pairing",
@@ -89,8 +89,8 @@ def _add_history(verbs: arguments.Verbs) -> None:
         "--check",
         type=arguments.positive,
         metavar="PERCENT",
-        help="exit with 1 if the newest runs are worse than earlier runs by more than this (the whole 95 %% interval "
-        "of the change), or if no run could be checked",
+        help="exit with 1 if the newest runs are worse than earlier runs by more than PERCENT (the whole 95 %% "
+        "interval of the change), or if no run could be checked",
     )
     parser.add_argument(
         "--newest", type=arguments.count, default=1, metavar="N", help="number of newest runs to check (default: 1)"

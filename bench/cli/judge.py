@@ -44,7 +44,7 @@ def _add_watch(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "--until-target",
         action="store_true",
-        help="exit 0 as soon as the target is reached, 1 if the trial ends without",
+        help="exit with 0 as soon as the target is reached, with 1 if the trial ends before",
     )
     parser.add_argument(
         "--walltime",
@@ -122,7 +122,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
             raise LogError(
                 f"{' and '.join(unused)} does not apply: this is not a training log",
                 where=str(path),
-                fix="leave it out for this log",
+                fix=f"remove {' and '.join(unused)} for this log",
             )
         judged = kind.with_official_verdicts(judged, file, [args.official] if args.official else [])
     loads.keep(judged)
@@ -354,7 +354,8 @@ def _verify(args: argparse.Namespace) -> int:
 
     if bool(args.signed) != (args.allowed_signers is not None) or (args.revoked and not args.signed):
         fix = "runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN"
-        raise ConfigError("--signed needs --allowed-signers; both need each other", where="command line", fix=fix)
+        what = "--signed and --allowed-signers must be given together, and --revoked needs both"
+        raise ConfigError(what, where="command line", fix=fix)
     keys = {"allowed_signers": args.allowed_signers, "revoked": args.revoked}
     verified = [
         signature.verify(folder, **keys) if args.signed else verification.verify(folder)

@@ -78,7 +78,7 @@ def _plan_memory(args: argparse.Namespace) -> int:
         raise ConfigError(
             "plan --memory takes no overrides and no other options: its models are fixed",
             where="plan --memory",
-            fix="leave out the rest; for the memory of one task use runstop plan task=…",
+            fix="remove all other arguments; for the memory of one task use runstop plan task=NAME",
         )
     task = ("task=pretrain_7b", "cluster=dgxh200")
     configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}

@@ -62,7 +62,9 @@ def _study(args: argparse.Namespace) -> int:
 
     if args.out and (args.dry_run or args.list or args.name is None):
         raise ConfigError(
-            "there are no tables to write", where="--out", fix="give the name of a study, without --dry-run and --list"
+            "--out needs the tables of a study, but these arguments produce no table",
+            where="--out",
+            fix="give the name of a study, without --dry-run and --list",
         )
     if args.list or args.name is None:
         return _list(args)
@@ -78,7 +80,9 @@ def _study(args: argparse.Namespace) -> int:
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
         _show(studies.read(folder, runs=args.runs), args)
         return 0
-    session = studies.begin(args.name, args.overrides, config_dir=args.config_dir, runs=args.runs)
+    session = studies.begin(
+        args.name, args.overrides, config_dir=args.config_dir, runs=args.runs, inspects=args.dry_run
+    )
     if args.dry_run:
         return _dry_run(session, args)
     code = run_missing(session)
@@ -142,9 +146,9 @@ def _check_only_read(args: argparse.Namespace, *, several: bool = False) -> None
     given = {"--dry-run": args.dry_run, **dict.fromkeys(overrides, True)}
     if unused := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"{unused[0]} does not apply to the folder of a study: its results are only read",
+            f"{unused[0]} does not apply to the folder of a study: runstop only shows the results in this folder",
             where=args.name,
-            fix="to run or plan the study, give its name instead of its folder",
+            fix="to run or plan the study, give the name of the study instead of the folder",
         )
 
 

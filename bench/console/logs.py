@@ -107,7 +107,9 @@ def _lines(path: Path, start: int) -> tuple[list[str], int]:
                 data += chunk
     except OSError as error:
         raise ConfigError(
-            f"the output cannot be read: {error.strerror}", where=str(path), fix="make the file readable"
+            f"the output cannot be read: {error.strerror}",
+            where=str(path),
+            fix="give this user read permission for the file",
         ) from error
     whole = data[: data.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), start + len(whole)

@@ -1,13 +1,14 @@
 """Show a plan: what its run does, its estimated time and memory, and what would prevent it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.console import diagnosis
 from bench.console.sheet import show
 from bench.contract.plan import Plan, Recomputed
 from bench.contract.schema import Config
+from bench.images import needed
 from bench.planning import layouts, local_sgd
 from bench.planning.estimates import model_memory as needs
 from bench.planning.estimates.parameters import parameters
@@ -34,11 +35,35 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     own = kinds.report_of(plan.kind).plan_rows(plan)
     return [
         *own,
+        *_image(plan),
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
+        *_vboost(plan),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
         *costs.plan_rows(plan),
     ]
+
+
+def _vboost(plan: "Plan") -> list[tuple[str, str]]:
+    """Return the row of the boost slider; none unless the cluster sets it."""
+    slurm = plan.config.cluster.slurm
+    if slurm is None or slurm.vboost is None:
+        return []
+    command = f"nvidia-smi boost-slider --vboost {slurm.vboost} on each node, which keeps it after the job"
+    return [("boost slider", f"{command}; not run: this option was never used on a GPU")]
+
+
+def _image(plan: "Plan") -> Iterator[tuple[str, str]]:
+    """Yield the image that has the packages of the ranks, if they run in one, and whether it was run."""
+    if not needed.runs_in_image(plan):
+        return
+    gpu, wanted = plan.config.cluster.gpu, needed.needed(plan.config)
+    not_run = "" if gpu is None or gpu.has_run else f"; not run on {gpu.name}"
+    if wanted is None:
+        yield "image", f"none of containers/build.sh has this engine for this GPU{not_run}"
+    else:
+        packages = ", ".join(wanted.packages)
+        yield "image", f"{wanted.name} (containers/build.sh {wanted.build}), or one with {packages}{not_run}"
 
 
 WHY = """\

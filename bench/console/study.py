@@ -165,7 +165,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
             *([] if not currency else ["" if arm.cost is None else amount(arm.cost)]),
             str(arm.walltime_min or ""),
-            "; ".join(filter(None, (arm.note, arm.reason))),
+            "; ".join(filter(None, (_change(arm), arm.note, arm.reason))),
         )
         for arm in arms
     ]
@@ -181,10 +181,15 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         *([f"cost ({currency})"] if currency else []),
         "limit (min)",
     )
+    needs = [f"before a launch: {one}" for one in dict.fromkeys(one for arm in arms for one in arm.before_launch)]
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
     return TextTable(
-        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *order])
+        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *needs, *order])
     )
+
+
+def _change(arm: PlannedArm) -> str:
+    return f"differs from its label: {' '.join(arm.changed)}" if arm.changed else ""
 
 
 def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:

@@ -133,7 +133,7 @@ def require(folder: Path, config: Config) -> None:
     if precision is Stored.fp8 and trains is Trains.qlora:
         what = "4-bit weights cannot be converted from FP8"
     elif precision is Stored.fp8 and trains is Trains.all:
-        what = "trains is all (only frozen weights may be in FP8)"
+        what = "task.training.trains is all, and only frozen weights may be in FP8"
     raise ConfigError(
         f"the weights are in {precision.name.upper()}, but {what}",
         where=str(folder),
@@ -168,5 +168,5 @@ def require_model(folder: Path, model: Model) -> None:
         raise ConfigError(
             f"the weights do not match model {model.name}: {', '.join(wrong)}",
             where=str(folder),
-            fix="choose the model= for which they were converted, or convert the weights of this model",
+            fix=f"set model= to the model of these weights, or convert the weights of {model.name}",
         )

@@ -74,6 +74,6 @@ def differing(actual: Mapping[str, Content], wanted: Mapping[str, Content]) -> s
         if name in wanted and content != wanted[name]:
             known = wanted[name]
             if content.bytes != known.bytes:
-                return f"{name} has {content.bytes:,} bytes, and had {known.bytes:,} when it was written"
-            return f"{name} has another sha256 than when it was written"
+                return f"{name} has {content.bytes:,} bytes, but had {known.bytes:,} when it was written"
+            return f"{name} was changed: its SHA-256 differs from the recorded one"
     return ""

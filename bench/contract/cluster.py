@@ -35,6 +35,9 @@ class Slurm:
     reservation: str | None = None
     arguments: list[str] = field(default_factory=list)
     """Further arguments of sbatch, such as --exclude=dgx-7 or --time=20."""
+    vboost: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Value of `nvidia-smi boost-slider --vboost`, set on every node before the first command; None: not set. The nodes
+    keep it after the job. Never run on a GPU."""
 
 
 class RayCode(Enum):
@@ -250,12 +253,22 @@ def parsed(text: str) -> Host:
     return Host(match["name"], int(groups) if groups else None, int(size) if size else None)
 
 
-def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> None:
-    """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
+def require_distinct(hosts: list[str]) -> list[Host]:
+    """Return the hosts; raise ConfigError for a text that is no host, and for a host that is listed twice."""
     every = [parsed(text) for text in hosts]
     names = [host.name for host in every]
     if len(set(names)) < len(names):
-        raise ConfigError(f"duplicate host in {', '.join(names)}", where="cluster.hosts", fix="list each host once")
+        raise ConfigError(
+            f"the list of hosts contains a host twice: {', '.join(names)}",
+            where="cluster.hosts",
+            fix="list each host once",
+        )
+    return every
+
+
+def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> None:
+    """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
+    every = require_distinct(hosts)
     if len(every) != num_nodes:
         what = f"{len(every)} hosts are listed, but cluster.num_nodes is {num_nodes}"
         raise ConfigError(
@@ -304,11 +317,20 @@ class Rates:
     """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
 
 
+class GpuVendor(Enum):
+    """The maker of a GPU. torch calls AMD's GPUs CUDA devices, too: device is cuda for both."""
+
+    nvidia = "nvidia"
+    amd = "amd"
+
+
 @dataclass(slots=True, kw_only=True)
 class Gpu:
     """One accelerator; dense peak rates, without sparsity."""
 
     name: str
+    vendor: GpuVendor = field(default=GpuVendor.nvidia, metadata=OMIT_DEFAULT)
+    """Chooses the telemetry, the image, the devices of containers, and the resource name of pods."""
     memory_gib: float
     peak_bf16_tflops: float
     peak_fp8_tflops: float | None = None
@@ -316,3 +338,8 @@ class Gpu:
     source: str
     rates: Rates | None = None
     """None: not measured; no step time is estimated."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether runstop has trained on a GPU of this vendor."""
+        return self.vendor is GpuVendor.nvidia

@@ -4,6 +4,7 @@ Standard library only: ranks import it.
 """
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ FORMATS = {
 }
 """Sources: the data set cards of HuggingFaceFW/fineweb-edu, allenai/c4 and databricks/databricks-dolly-15k on Hugging
 Face; for PubMedQA, Metrum AI's report with Dell on fine-tuning over RoCE (2024), which uses pqa-artificial."""
+PUBMEDQA_KEYS = {"QUESTION": "question", "CONTEXTS": "context", "LONG_ANSWER": "answer"}
+"""The fields of PubMedQA's own files (ori_pqaa.json, ori_pqal.json), and our columns. CONTEXTS is a list of texts.
+Source: the README of github.com/pubmedqa/pubmedqa."""
+BY_PMID = re.compile(rb'\s*\{\s*"\d+"\s*:\s*(?=\{)')
+"""The start of a file that is one object with a record for each PMID, as PubMedQA's own are."""
 
 
 def sample_dir(data_dir: str) -> str:
@@ -59,19 +65,19 @@ def find(root: Path, data: Data) -> list[Path]:
         files = sorted(path for path in top.glob(str(place.relative_to(top))) if path.is_file())
     if not files:
         raise ConfigError(
-            f"no files found for {data.name}",
-            where=f"data.files={pattern}: {place}",
-            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)}, below DATADIR or from the "
-            "root",
+            f"no file of {data.name} matches data.files={pattern}",
+            where=str(place),
+            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)} files; a relative path is "
+            "below DATADIR",
             rule="CFG-06",
         )
     for path in files:
         if path.stat().st_size == 0:
-            raise ConfigError("the file is empty", where=str(path), fix="copy it again", rule="CFG-06")
+            raise ConfigError("the file is empty", where=str(path), fix="copy the file again", rule="CFG-06")
         if not path.name.endswith(suffixes):
             what, fix = (
-                f"{data.source.name} needs files of type {' or '.join(suffixes)}",
-                "set data.files to such files",
+                f"this file does not end in {' or '.join(suffixes)}, as data.source={data.source.name} needs",
+                f"set data.files to files that end in {' or '.join(suffixes)}",
             )
             raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
     return files
@@ -108,10 +114,10 @@ def find_tokenizer(place: Path) -> Path:
         if path.is_file() and path.suffix == ".json":
             return path
     raise ConfigError(
-        f"{TOKENIZER} not found",
+        f"there is no {TOKENIZER} at this path",
         where=str(place),
-        fix=f"set MODEL to a folder with {TOKENIZER} and {TOKENIZER_CONFIG}, or data.tokenizer to the first; convert a "
-        "tokenizer.model with transformers' save_pretrained",
+        fix=f"set MODEL to a folder with {TOKENIZER} and {TOKENIZER_CONFIG}, or set data.tokenizer to a {TOKENIZER}; "
+        "convert a tokenizer.model with save_pretrained of transformers",
         rule="CFG-06",
     )
 
@@ -158,7 +164,7 @@ def check_vocabulary(tokenizer: Path, ids: int, vocab_size: int) -> None:
         raise ConfigError(
             f"the tokenizer has token ids up to {ids - 1:,}, but the model's vocabulary size is {vocab_size:,}",
             where=str(tokenizer),
-            fix="choose the model= of this tokenizer, or set data.tokenizer",
+            fix="set model= to the model of this tokenizer, or set data.tokenizer to the tokenizer of the model",
             rule="CFG-06",
         )
 
@@ -167,9 +173,9 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path) -> N
     """Raise ConfigError if rows were prepared with another tokenizer; `used` is from their manifest."""
     if atomic_files.sha256(tokenizer) != used.get("sha256"):
         raise ConfigError(
-            f"the rows were prepared with another tokenizer, {used.get('file')}",
+            f"the rows were prepared with the tokenizer {used.get('file')}, which is not the tokenizer of this run",
             where=f"{rows}, {tokenizer}",
-            fix="set data.tokenizer or MODEL to that tokenizer, or remove the folder to prepare the rows again",
+            fix="set data.tokenizer to the tokenizer of the rows, or delete the folder of rows to prepare them again",
             rule="CFG-06",
         )
 
@@ -187,6 +193,17 @@ def check_room(root: Path, data: Data) -> None:
         )
 
 
+def with_our_columns(record: Any, source: DataSource) -> Any:
+    """Return a record of PubMedQA's own files with our columns and its contexts joined; other records unchanged."""
+    if source is not DataSource.pubmedqa or not isinstance(record, dict) or not record.keys() & PUBMEDQA_KEYS.keys():
+        return record
+    ours = {PUBMEDQA_KEYS.get(name, name): value for name, value in record.items()}
+    contexts = ours.get("context")
+    if isinstance(contexts, list) and all(isinstance(text, str) for text in contexts):
+        ours["context"] = "\n".join(contexts)
+    return ours
+
+
 def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
     """Return the problem of a record; None if every column is a text."""
     if not isinstance(record, dict):
@@ -202,7 +219,8 @@ def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
 def columns_fix(source: DataSource) -> str:
     """Return the fix for records in another format."""
     columns = ", ".join(FORMATS[source].columns)
-    return f"each record of {source.name} needs the text columns {columns}: convert the file, or set data.source"
+    own = f", or {', '.join(PUBMEDQA_KEYS)} of its own files" if source is DataSource.pubmedqa else ""
+    return f"convert the file to records with the text columns {columns}{own}, or set data.source"
 
 
 def room_needed(data: Data) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import OMIT_DEFAULT
+
 
 class GemmPrecision(Enum):
     """The precision of the operands; fp8 is E4M3 with one scale per row and a BF16 result."""
@@ -85,6 +87,8 @@ class Attentions:
     """None: all that the device supports."""
     math_max_seq_length: int
     """Maximum row length for `math`, which stores a score for every pair of tokens."""
+    batches: list[list[int]] = field(default_factory=list, metadata=OMIT_DEFAULT)
+    """Further calls: the number of rows, and the tokens of each row."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def check(config: dict[str, Any], model: Model, *, where: str) -> None:
     if config.get("model_type") not in FAMILIES or config.get("quantization_config"):
         kind = "quantised weights" if config.get("quantization_config") else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"{kind} is not supported: {model.name} is a Llama model",
+            f"{kind} is not supported for {model.name}, which is a Llama model",
             where=where,
             fix="use the unquantised weights of a Llama (model_type llama)",
         )
@@ -28,7 +28,7 @@ def check(config: dict[str, Any], model: Model, *, where: str) -> None:
         raise ConfigError(
             f"config.json does not match {model.name}: {'; '.join(wrong)}",
             where=where,
-            fix=f"choose the model= that matches (conf/model/), or correct {model.name}.yaml",
+            fix=f"set model= to a model of conf/model/ with these values, or correct {model.name}.yaml",
         )
 
 

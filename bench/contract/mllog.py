@@ -57,9 +57,9 @@ def own(folder: Path, trial: int, env: Mapping[str, str] = os.environ) -> Bindin
     binding, nonce = load(folder, trial), env.get(run_files.ATTEMPT_VARIABLE)
     if nonce and (binding is None or binding.nonce != nonce):
         raise ConfigError(
-            f"this rank was started for an earlier attempt at trial {trial}; a later attempt has begun",
+            f"this rank belongs to an earlier attempt of trial {trial}, and a later attempt has begun",
             where=str(folder / run_files.binding(trial)),
-            fix="nothing: only the ranks of the last attempt write the log",
+            fix="no action is needed: the ranks of the later attempt write the log",
             rule="CFG-05",
         )
     return binding
@@ -214,9 +214,9 @@ class Writer:
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
-                "this trial already has a log, and a second start must not append to it",
+                "this trial already has a log, and a second start must not append to a log",
                 where=str(path),
-                fix="start in a new run folder, or move the old log away",
+                fix="remove launch.folder to get a new run folder, or move the old log to another folder",
                 rule="CFG-05",
             ) from error
         self._lock = threading.RLock()

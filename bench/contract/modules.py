@@ -1,6 +1,6 @@
 """Types of the step time breakdown by phase and module, which a profile fills in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,10 +12,12 @@ class Phase(StrEnum):
 
     forward = "forward"
     backward = "backward"
-    """Includes recomputation, and the reduction of gradients over replicas."""
+    """Includes the reduction of gradients over replicas."""
+    recomputation = "recomputation"
+    """Forward passes of layers or linears that run again inside the backward pass (`recipe.recompute`)."""
     optimizer = "optimizer"
     other = "other"
-    """Time between the three phases."""
+    """Time between the other phases."""
 
 
 class Part(StrEnum):
@@ -110,6 +112,8 @@ class ModuleTimes:
     is_eager: bool
     """True if the profiled steps ran without the CUDA graph of the run, because graph kernels have no names."""
     rows: list[TimeRow]
+    num_layers: int | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """Transformer layers of this rank; None in profiles of earlier versions."""
 
 
 def plain(times: ModuleTimes) -> dict[str, Any]:

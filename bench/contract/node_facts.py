@@ -16,6 +16,8 @@ VERSION = 1
 """The version of both formats, written to every file."""
 HEALTHY, BELOW_FLOOR, NOT_JUDGED = "healthy", "below a floor", "not judged: no floors"
 """The verdicts of health.json."""
+NOT_INSTALLED = " is not installed"
+"""How `gpus_refused` ends if the image lacks the program or package that reads the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU, as nvidia-smi reports it; None where nvidia-smi does not know."""
+    """One GPU, as nvidia-smi or amdsmi reports it; None where it does not know."""
 
     index: int | None
     uuid: str | None

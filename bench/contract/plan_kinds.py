@@ -244,7 +244,7 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         raise ConfigError(
             f"the plan cannot be read: {error!r}",
             where=where,
-            fix="write it again with `runstop plan … --json`",
+            fix="write the plan again with `runstop plan … --json`",
         ) from error
 
 
@@ -272,7 +272,7 @@ def identity(plan_json: str) -> str:
                     block = block.get(parent) or {}
                 block.pop(key, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        fix = "write it again with `runstop plan … --json`"
+        fix = "write the plan again with `runstop plan … --json`"
         raise ConfigError(f"the plan cannot be read: {error!r}", where=run_files.PLAN, fix=fix) from error
     return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
 

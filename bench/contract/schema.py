@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.cluster import Gpu as Gpu
+from bench.contract.cluster import GpuVendor as GpuVendor
 from bench.contract.cluster import Kubernetes, Ray, Slurm, Ssh
 from bench.contract.cluster import Rates as Rates
 from bench.contract.codec import OMIT_DEFAULT
@@ -194,7 +195,8 @@ class Cluster:
     kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)
     health: Health | None = None
     hosts: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs."""
+    """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs. A smaller
+    cluster.num_nodes on the command line or in an arm uses the first hosts."""
     ssh: Ssh | None = field(default=None, metadata=OMIT_DEFAULT)
     drop_caches: str | None = None
     """Command that clears a node's page cache before each trial; None: not cleared, which the log records."""
@@ -306,7 +308,7 @@ class Config:
 def not_of_kind(task: Task, kind: Kind) -> ConfigError:
     """Return the error for a task of the wrong kind."""
     return ConfigError(
-        f"task {task.name} is of kind {task.kind.name}, but a task of kind {kind.name} is needed",
+        f"task {task.name} is of kind {task.kind.name}, but this command needs a task of kind {kind.name}",
         where="task.kind",
         fix=f"give a task of kind {kind.name}, or a run of such a task",
     )

@@ -1,4 +1,4 @@
-"""GPU telemetry of a node during a trial, from NVML: a CSV file with one line per GPU and second.
+"""GPU telemetry of a node during a trial, from NVML or amdsmi: a CSV file with one line per GPU and second.
 
 One process per node writes it, the ranks write a summary to the log, and `watch` reads the latest lines. Values that
 the driver does not report are empty. Standard library only: ranks import it.
@@ -43,12 +43,14 @@ class Sample:
     monotonic_ms: int
     """The same clock as monotonic_ms in the log."""
     gpu: int
-    """Index by nvidia-smi."""
+    """Index by nvidia-smi or amd-smi."""
     power_w: float | None = None
-    """Power of the whole board; NVML averages over the last second on A100, H100 and later."""
+    """Power of the whole board; NVML averages over the last second on A100, H100 and later. AMD's GPUs: the socket."""
     sm_clock_mhz: float | None = None
+    """Of AMD's GPUs: the graphics clock."""
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None
+    """Of the die. Of AMD's GPUs: its hottest place (junction)."""
     memory_gib: float | None = None
     """Used by all processes."""
     energy_j: float | None = None

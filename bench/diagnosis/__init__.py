@@ -133,9 +133,11 @@ def runs(paths: Sequence[Path]) -> list[list[Path]]:
     """
     for path in paths:
         if not path.is_dir() and not path.is_file():
-            raise ConfigError("file not found", where=str(path), fix="give a run folder, or the logs of one run")
+            raise ConfigError(
+                "this file or folder does not exist", where=str(path), fix="give a run folder, or the logs of one run"
+            )
         if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
-            raise ConfigError("no logs in this folder", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
+            raise ConfigError("the folder has no logs", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
     files = [path for path in paths if not path.is_dir()]
     return [*([path] for path in paths if path.is_dir()), *([files] if files else [])]
 
@@ -210,8 +212,8 @@ def _explanation(
         fix = "read the lines below, and the lines around them in the logs"
         if not lines and not any(log.scan.has_records for log in bad):
             title = "the log is empty: the program wrote nothing to it"
-            fix = "check whether the program started: read its standard error and the output of the batch job, "
-            fix += "and under Slurm run `sacct -j JOB`"
+            fix = "check whether the program started: read its standard error and the output of the batch job; "
+            fix += "under Slurm also run `sacct -j JOB`"
         return Explanation(run=name, rule=UNKNOWN, title=title, detail=_detail(trial), fix=fix, lines=lines)
     return Explanation(
         run=name,
@@ -282,7 +284,9 @@ def _read(path: Path, *, is_over: bool) -> _Log:
         is_running = not is_over and result.run_stop_ms is None and trial_state.is_fresh(path, log.events)
     except (OSError, LogError) as error:
         raise ConfigError(
-            f"the log cannot be read: {error}", where=str(path), fix="make the file readable, or do not list it"
+            f"the log cannot be read: {error}",
+            where=str(path),
+            fix="give this user read permission for the log, or remove the log from the command",
         ) from error
     problems = kind.of_log(log, result).of_kind.problems if result.status == mllog.SUCCESS else ()
     problem_clues = tuple(trial_state.problem_clues(problems, str(path)))

@@ -28,7 +28,7 @@ _SILENT_GAPS = 10
 """A run hung if it logged nothing for this many minutes before its end, and this many times its longest pause."""
 _ENDED_AT = re.compile(r"CANCELLED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _START_AGAIN = (
-    "so it hung: start it again; when it stops logging, run `py-spy dump --pid PID` on every rank to see where"
+    "so it hung: start it again, and when it hangs again, run `py-spy dump --pid PID` for every rank to see where"
 )
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
 
@@ -57,7 +57,7 @@ def less_memory(plan: Plan) -> str | None:
     best = {key.split("=")[0]: f"{key} ({gib:.1f} GiB)" for key, gib in reversed(fitting)}  # the smallest of each key
     if not best:
         return None
-    return f"set one of {', '.join(reversed(best.values()))}; estimates per GPU, the plan needs {now:.1f} GiB"
+    return f"set one of {', '.join(reversed(best.values()))}; this plan needs {now:.1f} GiB (estimates per GPU)"
 
 
 def _changes(plan: TrainingPlan) -> Iterator[tuple[str, Config]]:
@@ -129,8 +129,8 @@ def how_far(reached: Reached | None, result: Result) -> str:
 
 BUS_ERROR = re.compile(r"\bSIGBUS\b|Bus error|\bexitcode *: -7\b|exit code 135\b")
 MAPPED_FILE = (
-    "a rank read a part of a mapped file that is gone: a file of rows or weights became shorter while ranks read it "
-    "(remove it and prepare it again), or /dev/shm or the disk is full (`df -h`)"
+    "a rank read a part of a mapped file that no longer exists: either a file of rows or weights became shorter during "
+    "the run (delete the file and prepare it again), or /dev/shm or the disk is full (`df -h`)"
 )
 
 
@@ -156,7 +156,9 @@ def enough_time(reached: Reached | None, result: Result, plan: Plan | None) -> s
     minutes = reached.before_min + total / reached.pace_samples_min + MARGIN_MIN
     had_min = plan.config.walltime if plan else None
     if had_min is not None and minutes <= had_min:
-        return f"at its pace the run needs {math.ceil(minutes)} min and had {had_min} min, {_START_AGAIN}"
+        return (
+            f"at its pace the run needs {math.ceil(minutes)} min, and its time limit was {had_min} min, {_START_AGAIN}"
+        )
     return (
         f"set walltime={math.ceil(minutes)} (minutes per trial) to reach the last step ({total:,.0f} samples) at this "
         f"pace; the log of this run covers {reached.minutes:.0f} min. A run that reaches its target earlier needs less"

@@ -25,7 +25,7 @@ from bench.runs.older_outcomes import with_current_outcome
 from bench.runs.trial import LOG_REMOVED
 
 _START_AGAIN = (
-    "`runstop resume RUN` resumes it and keeps the finished trials. Ctrl-C sends SIGINT; "
+    "`runstop resume RUN` resumes the run and keeps the finished trials. Ctrl-C sends SIGINT; "
     "`kill`, a logout or a shutdown sends SIGTERM"
 )
 """The fix for a local run that was stopped."""

@@ -251,7 +251,9 @@ def _stop_early(run: Drive, why: str, exit_code: int) -> int:
         why = KILLED.get(run.plan.config.cluster.backend, why)
     run.progress.say(f"{time.strftime('%F %T')} {why}")
     if why == TIME_IS_NEAR and not run.made_progress:
-        return _finish(run, 1, f"{why}, and this start of the run has finished nothing")
+        return _finish(
+            run, 1, f"{why}, and this start of the run has finished nothing: neither its preparation nor a trial"
+        )
     with suppress(OSError):  # for the ledger, which then moves the files of this attempt to attempts/
         (run.folder / run_files.interrupted()).write_text(f"{why}\n")
     if is_stopped:

@@ -92,7 +92,7 @@ def _folders(path: Path) -> list[Path]:
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
     if (path / STUDY).exists():
-        fix = f"name one arm as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
+        fix = f"give one arm as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
         raise ConfigError("a whole study cannot be compared, because it has several arms", where=str(path), fix=fix)
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
@@ -108,10 +108,10 @@ def _arms_with_runs(study: Path) -> str:
 
 
 def _no_runs(path: Path) -> ConfigError:
-    fix = "name a run folder, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
+    fix = "give a run folder, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
     if (path.parent / STUDY).exists():
-        fix = f"name an arm; arms with runs: {_arms_with_runs(path.parent)}"
-    return ConfigError("no runs found", where=str(path), fix=fix)
+        fix = f"give an arm with runs: {_arms_with_runs(path.parent)}"
+    return ConfigError("there is no run at this path", where=str(path), fix=fix)
 
 
 def compare_runs(first: Path, second: Path, *, measurement: str | None = None) -> Compared:
@@ -164,10 +164,12 @@ def _check(first: RunSet, second: RunSet) -> None:
     for one in (first, second):
         if not one.trials:
             why = "; ".join(one.runs.left_out) or "the folder has no logs"
-            raise ConfigError(f"no valid trial: {why}", where=one.path, fix="run `runstop why RUN` to see the cause")
+            raise ConfigError(
+                f"these runs have no valid trial: {why}", where=one.path, fix="run `runstop why RUN` to see the cause"
+            )
     if shared := {trial.log_sha256 for trial in first.trials} & {trial.log_sha256 for trial in second.trials}:
         name = next(trial.folder for trial in first.trials if trial.log_sha256 in shared)
-        raise ConfigError("a run cannot be in both sets", where=str(name), fix="name each run in one set only")
+        raise ConfigError("this run is in both sets", where=str(name), fix="give each run in one set only")
 
 
 def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measurement, Measurement]:
@@ -178,11 +180,11 @@ def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measuremen
     if chosen is None:
         known = ", ".join(common) or "nothing"
         what = (
-            f"the two sets do not both have the measurement {name}"
+            f"the measurement {name} is missing in one or both of the sets"
             if name
             else "the two sets have no measurement in common"
         )
-        raise ConfigError(what, where="--measurement", fix=f"measurements of both sets: {known}")
+        raise ConfigError(what, where="--measurement", fix=f"choose a measurement that both sets have: {known}")
     return one[chosen], other[chosen]
 
 
@@ -260,11 +262,11 @@ def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _notes(first: RunSet, second: RunSet, pairing: Pairing) -> Iterator[str]:
     for title, one, other in _clocks(first, second):
-        yield f"{title}: {one} and {other}; the speeds at different clocks are not comparable"
+        yield f"the {title} was {one} and {other}; speeds at different clocks are not comparable"
     for run_set in (first, second):
         if len(run_set.folders) == 1 and len(run_set.trials) > 1 and pairing is Pairing.none:
             yield (
-                f"the {len(run_set.trials)} values of {run_set.name} are trials of one run, on the same nodes and one "
-                "after another: a second run may differ more than these trials do"
+                f"the {len(run_set.trials)} values of {run_set.name} are from trials of one run on the same nodes: "
+                "values of a second run may differ more"
             )
-        yield from (f"left out: {reason}" for reason in run_set.runs.left_out)
+        yield from (f"not counted: {reason}" for reason in run_set.runs.left_out)

@@ -116,7 +116,7 @@ def checksum(log: Path, entry: Entry | None) -> str:
     """
     sha256 = atomic_files.sha256(log)
     if entry is not None and entry.log_sha256 not in (None, sha256):
-        fix = "restore the original log"
+        fix = "restore the original log from a copy"
         raise LogError("the log has changed since its trial ended", where=str(log), fix=fix, rule="LOG-18")
     return sha256
 

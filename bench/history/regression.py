@@ -113,7 +113,7 @@ def of_task(every: Sequence[TaskHistory], task: str | None, *, where: Path) -> l
     known = ", ".join(dict.fromkeys(task_history.task for task_history in every))
     selected = [task_history for task_history in every if task in (None, task_history.task)]
     if not selected:
-        what = f"no valid run of {task}" if task else "no valid run"
+        what = f"there is no valid run of {task}" if task else "there is no valid run"
         raise ConfigError(
             what, where=str(where), fix=f"tasks with valid runs: {known}" if known else "set LOGDIR, or launch a run"
         )
@@ -141,9 +141,9 @@ def judge_all(
         judgements += [judge(task_history, one, tolerance=tolerance, newest=newest, earlier=earlier) for one in by]
         if not by:
             text = (
-                "the newest run does not have this measurement"
+                f"the newest run has no measurement {name}"
                 if name
-                else "the newest run has no main measurement: name one with --measurement"
+                else "the newest run has no main measurement: choose one with --measurement NAME"
             )
             judgements.append(
                 Judgement(task_history=task_history, measurement=name or "", change=Change.not_judged, text=text)
@@ -173,10 +173,10 @@ def _judged(
     if not new or len(old) < _FEWEST:
         return (
             Change.not_judged,
-            f"{len(old)} earlier run(s): at least {_FEWEST} are needed to estimate the run-to-run variation",
+            f"there are {len(old)} earlier runs, but the run-to-run variation needs at least {_FEWEST}",
         )
     if not all(0 < value < math.inf for value in (*new, *old)):
-        return Change.not_judged, "a change in percent needs positive finite numbers"
+        return Change.not_judged, "a value is zero, negative or not finite, so there is no change in percent"
     ratio, low, high = _against(new, old)
     sign = -1 if higher_is_better(measurement) else 1
     least, most = sorted((sign * (low - 1), sign * (high - 1)))

@@ -52,7 +52,9 @@ def trials(root: Path, *, rebuild: bool = False) -> tuple[ValidTrial, ...]:
         ConfigError: the folder does not exist.
     """
     if not root.is_dir():
-        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError(
+            "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
+        )
     known = {} if rebuild else _read(root)
     current: Known = {}
     for folder in sorted({path.parent for pattern in _RUNS for path in root.glob(pattern)}):
@@ -104,11 +106,11 @@ def _read(root: Path) -> Known:
         # The file is never changed in place, so no lock is needed; shared file systems may not have locks.
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as store:
             if store.execute("SELECT code FROM version").fetchall() != [(_code(),)]:
-                _log.info("%s is of another version, and is rebuilt from the logs", path)
+                _log.info("another version of runstop wrote the cache %s: it is rebuilt from the logs", path)
                 return {}
             return _known(store, root)
     except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
-        _log.warning("%s cannot be read, and is rebuilt from the logs: %s", path, error)
+        _log.warning("the cache %s cannot be read and is rebuilt from the logs: %s", path, error)
         return {}
 
 
@@ -173,7 +175,9 @@ def _write(root: Path, known: Known) -> None:
         ValueError,
         OverflowError,
     ) as error:  # a log may hold values that SQLite cannot store
-        _log.warning("%s cannot be written, and will be rebuilt the next time: %s", root / STORE, error)
+        _log.warning(
+            "the cache %s cannot be written, so the next command reads all logs again: %s", root / STORE, error
+        )
     finally:
         if part is not None:
             part.unlink(missing_ok=True)

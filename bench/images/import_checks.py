@@ -37,10 +37,12 @@ def require(image: Reference | InDaemon | Path, folder: Path) -> None:
 def _check_file(path: Path, folder: Path) -> None:
     if not path.is_file():
         raise ConfigError(
-            "file not found", where=str(path), fix="correct the path; an image is a single .sqsh file", rule="ENR-07"
+            "the file does not exist", where=str(path), fix="give the path of a single .sqsh file", rule="ENR-07"
         )
     if not os.access(path, os.R_OK):
-        raise ConfigError("not readable", where=str(path), fix="give this user read permission", rule="CFG-08")
+        raise ConfigError(
+            "this user cannot read the file", where=str(path), fix="give this user read permission", rule="CFG-08"
+        )
     if (what := squashfs.quick_damage(path)) is not None:
         raise ConfigError(what, where=str(path), fix="copy or import the file again from its source", rule="ENR-08")
     needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(_existing(folder)).free
@@ -61,7 +63,7 @@ def warnings(image: Reference | InDaemon | Path, folder: Path) -> list[Finding]:
     for name, path in {**_enroot_folders(), "--dir": folder}.items():
         free_gib = shutil.disk_usage(_existing(path)).free / 2**30
         if free_gib < TYPICAL_GIB:
-            what = f"{free_gib:.1f} GiB free in {name} ({path}); a large image needs {TYPICAL_GIB} GiB"
+            what = f"only {free_gib:.1f} GiB are free in {name} ({path}), but a large image needs {TYPICAL_GIB} GiB"
             problems.append(broken("ENR-03", what, str(path), severity="warning"))
     return problems
 
@@ -75,10 +77,10 @@ def _credential_warnings(registry: str) -> list[Finding]:
     if path is not None and (file := path / ".credentials").is_file() and os.access(file, os.R_OK):
         known = set(re.findall(r"^\s*machine\s+(\S+)", file.read_text(errors="replace"), re.M))
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            what, fix = f"other users may read {file}: chmod 600 {file}", f"chmod 600 {file}"
+            what, fix = f"other users may read the credentials in {file}", f"chmod 600 {file}"
             problems.append(broken("ENR-01", what, str(file), fix=fix, severity="warning"))
     if path is not None and (missing := [name for name in HOSTS.get(host, (host,)) if name not in known]):
-        what = f"no credentials for {', '.join(missing)} in {path}/.credentials; only public images need none"
+        what = f"{path}/.credentials has no credentials for {', '.join(missing)}, so only public images can be imported"
         problems.append(broken("ENR-01", what, f"{path}/.credentials", severity="warning"))
     return problems
 

@@ -119,7 +119,7 @@ def _copy(path: Path, part: Path, options: ImportOptions) -> Imported:
     with path.open("rb") as source, part.open("wb") as copy:
         shutil.copyfileobj(source, copy, BLOCK_BYTES)
     if (what := store.misnamed(path, atomic_files.sha256(part))) is not None:
-        fix = "copy it again from its source; if it is a different image, give it a name without a digest"
+        fix = "copy the image again from its source; if it is a new image, rename the file to a name without a digest"
         raise BenchError(what, where=str(path), fix=fix, rule="ENR-08")
     return _store(part, _label(path), f"file://{path.resolve()}", "copy", options)
 
@@ -159,15 +159,17 @@ def _enroot_error(image: Reference | InDaemon, ended: tools.Ended) -> BenchError
 def _fix(image: Reference | InDaemon, exit_code: int) -> str:
     """Return what to do after Enroot failed without a known error message."""
     if exit_code < 0 or exit_code > 128:
-        return "find what killed Enroot (OOM killer, time limit; see `dmesg -T`), then import the image again"
+        return "find out what killed Enroot (OOM killer, time limit; see `dmesg -T`), then import the image again"
     if isinstance(image, InDaemon):
-        return f"start the daemon or build the image: `{image.program} image inspect {image.name}` must show it"
-    return f"check that {image.registry} has this name and tag; for details: enroot import -- {quote(image.uri)}"
+        return (
+            f"start the daemon or build the image, until `{image.program} image inspect {image.name}` shows the image"
+        )
+    return f"check that {image.registry} has this name and tag; to see details: enroot import -- {quote(image.uri)}"
 
 
 def _not_written(error: OSError, folder: Path) -> BenchError:
     """Convert an error of the file system."""
-    what, where = error.strerror or str(error), str(error.filename or folder)
+    what, where = f"the import failed: {error.strerror or error}", str(error.filename or folder)
     if error.errno in NO_ROOM:
         return BenchError(what, where=where, fix="free disk space, or choose another --dir", rule="ENR-03")
     fix = "check that this user may read the image and write to --dir"
@@ -178,14 +180,17 @@ def _store(part: Path, label: str, source: str, importer: str, options: ImportOp
     """Check a complete image, write its record, and then rename the image to its final name."""
     if (what := squashfs.damage(part)) is not None:
         raise BenchError(
-            what, where=source, fix="import it again; if this fails too, the source is damaged", rule="ENR-08"
+            what,
+            where=source,
+            fix="import the image again; if this also fails, get another copy of the source",
+            rule="ENR-08",
         )
     contents = squashfs.contents(part)
     if contents.architecture not in (None, _machine(options)):
         raise BenchError(
-            f"the image is for {contents.architecture}, but the nodes are {_machine(options)}",
+            f"the image is for {contents.architecture}, but the nodes have {_machine(options)}",
             where=source,
-            fix=f"add --arch {contents.architecture} if that is the nodes' architecture; else choose another image",
+            fix=f"add --arch {contents.architecture} if the nodes have this architecture, or import another image",
             rule="ENR-07",
         )
     digest = atomic_files.sha256(part)

@@ -90,7 +90,7 @@ def contents(path: Path) -> Contents:
 def _cannot_extract(path: Path, ended: tools.Ended) -> BenchError:
     what = f"unsquashfs cannot extract files: {ended.lines[-1] if ended.lines else 'no reason given'}"
     if any("uncompress" in line for line in ended.lines):
-        return BenchError(what, where=str(path), fix="copy or import it again from its source", rule="ENR-08")
+        return BenchError(what, where=str(path), fix="copy or import the file again from its source", rule="ENR-08")
     fix = f"check that {tempfile.gettempdir()} has free space, or set TMPDIR to another folder"
     return BenchError(what, where=str(path), fix=fix)
 

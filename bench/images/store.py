@@ -94,7 +94,7 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
         unnamed = broken("ENR-11", missing, str(image), fix=fix, severity="warning")
         return [*problems, unnamed, *_wrong_cpu(image, architecture, damaged=bool(problems))]
     if record.file != image.name or not record.sha256.startswith(named[2]):
-        what = f"the record belongs to another file, {record.file}"
+        what = f"the record next to this image belongs to another file, {record.file}"
         fix = "restore the record, or import the image again"
         problems.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not problems:
@@ -120,7 +120,7 @@ def _damage(image: Path, *, whole: bool) -> list[Finding]:
 
 
 def _changed(image: Path, record: Record, digest: str) -> list[Finding]:
-    what = f"the content has changed: its sha256 is {digest}, but was {record.sha256}"
+    what = f"the file was changed: its SHA-256 is {digest}, but was {record.sha256}"
     return [] if digest == record.sha256 else [_damaged_import(image, what)]
 
 
@@ -130,11 +130,11 @@ def misnamed(image: Path, digest: str) -> str | None:
     known = record.sha256 if record and record.file == image.name else named[2] if named else digest
     if digest.startswith(known):
         return None
-    return f"the content has changed: its sha256 is {digest}, but its name or record has {known}"
+    return f"the file was changed: its SHA-256 is {digest}, but its name or record has {known}"
 
 
 def _damaged_import(image: Path, what: str) -> Finding:
-    return broken("ENR-08", what, str(image), fix="delete the image and its record, and import it again")
+    return broken("ENR-08", what, str(image), fix="delete the image and its record, and import the image again")
 
 
 def _wrong_cpu(image: Path, required: str | None, *, damaged: bool, known: str | None = None) -> list[Finding]:
@@ -143,8 +143,8 @@ def _wrong_cpu(image: Path, required: str | None, *, damaged: bool, known: str |
     architecture = known or squashfs.contents(image).architecture
     if architecture in (None, required):
         return []
-    what = f"the image is for {architecture}, but the nodes are {required}"
-    return [broken("ENR-07", what, str(image), fix=f"import it with --arch {required}")]
+    what = f"the image is for {architecture}, but the nodes have {required}"
+    return [broken("ENR-07", what, str(image), fix=f"import the image with --arch {required}")]
 
 
 def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, list[Finding]]:
@@ -158,13 +158,16 @@ def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, lis
     tools.require("unsquashfs")
     if not image.is_file():
         raise ConfigError(
-            "file not found", where=str(image), fix="list the images with `runstop image list`", rule="ENR-07"
+            "the file does not exist",
+            where=str(image),
+            fix="give an image that `runstop image list` lists",
+            rule="ENR-07",
         )
     try:
         return recorded(image), faults(image, architecture=architecture or platform.machine())
     except OSError as error:
         raise ConfigError(
-            f"cannot be read: {error.strerror}", where=str(image), fix="give this user read permission"
+            f"the image cannot be read: {error.strerror}", where=str(image), fix="give this user read permission"
         ) from error
 
 
@@ -185,9 +188,13 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{error.strerror}", where=str(folder), fix="choose another --dir", rule="CFG-08") from error
+        raise ConfigError(
+            f"cannot create: {error.strerror}", where=str(folder), fix="choose another --dir", rule="CFG-08"
+        ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError("not writable", where=str(folder), fix="choose another --dir", rule="CFG-08")
+        raise ConfigError(
+            "this user cannot write into the folder", where=str(folder), fix="choose another --dir", rule="CFG-08"
+        )
 
 
 PART = ".import-*.part"
@@ -213,7 +220,9 @@ def entries(folder: Path) -> list[Entry]:
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
-        raise ConfigError(f"{error.strerror}", where=str(folder), fix="set --dir to the folder of images") from error
+        raise ConfigError(
+            f"cannot read: {error.strerror}", where=str(folder), fix="set --dir to the folder of images"
+        ) from error
     orphans = [path for path in paths if RECORD.fullmatch(path.name) and path.with_suffix(".sqsh") not in paths]
     parts = [path for path in paths if path.match(PART)]
     images = [path for path in paths if path.suffix in SUFFIXES]
@@ -223,7 +232,7 @@ def entries(folder: Path) -> list[Entry]:
 
 def _image(path: Path) -> Entry:
     if not path.is_file():
-        return Entry(path, 0, None, [_damaged(path, "not a regular file, or a broken symbolic link")])
+        return Entry(path, 0, None, [_damaged(path, "this is not a regular file, or a broken symbolic link")])
     try:
         return Entry(path, path.stat().st_size, recorded(path), faults(path, whole=False))
     except OSError as error:
@@ -236,7 +245,9 @@ def _part(path: Path, folder: Path) -> Entry | None:
     with suppress(FileNotFoundError):
         size = path.stat().st_size
         if is_locked(folder):
-            return Entry(path, size, None, [_damaged(path, "incomplete: an import is running", fix="wait for it")])
+            return Entry(
+                path, size, None, [_damaged(path, "incomplete: an import is running", fix="wait until the import ends")]
+            )
         return Entry(path, size, None, [_damaged(path, "incomplete: its import was killed")])
     return None
 
@@ -261,7 +272,7 @@ def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
         lock = _lock_file(folder)
     except OSError as error:
         raise ConfigError(
-            f"{error.strerror}", where=str(folder / LOCK), fix="choose another --dir", rule="CFG-08"
+            f"cannot write: {error.strerror}", where=str(folder / LOCK), fix="choose another --dir", rule="CFG-08"
         ) from error
     with lock:
         try:

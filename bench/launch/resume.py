@@ -48,14 +48,14 @@ def cancel(folder: Path) -> str:
     run = runs.find(folder)
     if not run.is_active:
         raise ConfigError(
-            f"nothing to cancel: the run has ended ({run.state_name})",
+            f"there is nothing to cancel: the run has ended ({run.state_name})",
             where=str(folder),
-            fix="runstop runs lists active runs",
+            fix="no action is needed; runstop runs lists the active runs",
         )
     backend = backends.get(run.backend)
     if not backend.is_of(run.id, folder):
-        what = f"{run.backend.name} has no job {run.id} of yours that was started for this folder"
-        fix = "if the folder was renamed or copied, cancel the job with the commands of the queue"
+        what = f"{run.backend.name} has no job {run.id} of this user for this run folder"
+        fix = f"if the folder was renamed or copied, cancel the job with the commands of {run.backend.name}"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-11")
     with _noted(run):
         backend.cancel(run.id)
@@ -114,7 +114,7 @@ def resume(folder: Path, *, walltime_min: int | None = None, arguments: Sequence
     if _has_results(run):
         with written(folder), _resume_lock(folder), without_reserve(folder):
             code = between_commands.finish_run(folder, plan_kinds.load(folder / PLAN))
-        print(f"all trials of {short(folder)} had finished; {STATUS} and {MANIFEST} are complete now")
+        print(f"all trials of {short(folder)} had already finished; the missing {STATUS} and {MANIFEST} were written")
         return code
     match backends.get(run.backend):
         case Queue() as queue:
@@ -163,7 +163,7 @@ def _require_job_file(folder: Path) -> None:
     are_texts = isinstance(arguments or [], list) and all(isinstance(text, str) for text in arguments or [])
     values = (environment or {}).values() if isinstance(environment or {}, dict) else [None]
     if not (are_jobs and are_texts and all(isinstance(value, str) for value in values)):
-        what, fix = "the record of the run's jobs is damaged", "start a new run"
+        what, fix = "the record of the run's jobs is damaged", "start a new run with runstop launch"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-05")
 
 
@@ -187,9 +187,9 @@ def without_reserve(folder: Path) -> Iterator[None]:
 def _check_ended(run: Run) -> None:
     if run.is_active:
         raise ConfigError(
-            f"job {run.id} is {run.state_name}",
+            f"a run can be resumed only after its job has ended, but job {run.id} is {run.state_name}",
             where=str(run.folder),
-            fix=f"wait until it has ended, or cancel it: runstop cancel {short(run.folder)}",
+            fix=f"wait until the job has ended, or cancel it: runstop cancel {short(run.folder)}",
         )
     is_complete = run.status is not None and run.status.outcome in (Ending.valid, Ending.invalid)
     if _has_results(run) and is_complete and os.path.lexists(run.folder / MANIFEST):
@@ -210,22 +210,22 @@ def _check_resumable(run: Run) -> None:
     logs = [name for name in (RESULTS, STATUS, ATTEMPTS) for _ in folder.glob(name)]
     if not (folder / LEDGER).exists() and logs:
         raise ConfigError(
-            f"{LEDGER} is missing, so nothing shows which trials have finished",
+            f"{LEDGER} is missing, so runstop cannot find out which trials have finished",
             where=str(folder / LEDGER),
-            fix=f"restore it from a copy, or start a new run; runstop parse checks the {RESULTS} that are left",
+            fix=f"restore {LEDGER} from a copy, or start a new run; runstop parse still checks the {RESULTS}",
         )
     if run.status is None and os.path.lexists(folder / STATUS):  # runstop replaces it at once, so no kill damages it
         raise ConfigError(
             f"{STATUS} cannot be read",
             where=str(folder / STATUS),
-            fix="look at what changed it, then remove it and resume the run",
+            fix=f"find out what changed the file, then delete it: runstop resume works without {STATUS}",
         )
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
         raise ConfigError(
-            "the launch was killed before it submitted a job; it started nothing",
+            "the launch was killed before it submitted a job, so there is nothing to resume",
             where=str(folder),
-            fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
+            fix=f"launch the run again; to delete this folder: rm -r {shlex.quote(str(folder))}",
         )
 
 
@@ -237,7 +237,7 @@ def _resume_here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]
         raise ConfigError(
             f"{' '.join(arguments)} is an option for queues, but backend {run.backend.name} has no queue",
             where="--sbatch",
-            fix="leave it out",
+            fix="remove --sbatch",
         )
     plan = plan_kinds.load(run.folder / PLAN)
     return run_here.run(plans.within(plan, walltime_min) if walltime_min else plan, run.folder)

@@ -44,9 +44,9 @@ def run_queued(queue: Queue, run: "Prepared") -> int:
         if not (folder / SUBMISSION).exists() and not atomic_files.read_object(folder / JOB).get("jobs"):
             shutil.rmtree(folder)
             raise
-        console.print("interrupted while the job was being submitted: it may be queued", markup=False)
-        console.print(f"  runstop runs {short(folder.parent)}   # show whether it is", markup=False)
-        console.print(f"  runstop cancel {short(folder)}   # cancel it", markup=False)
+        console.print("interrupted while the job was being submitted: the job may be queued", markup=False)
+        console.print(f"  runstop runs {short(folder.parent)}   # show whether the job is queued", markup=False)
+        console.print(f"  runstop cancel {short(folder)}   # cancel the job", markup=False)
         raise
     except BenchError:
         if not (folder / SUBMISSION).exists():  # else a job may be using this folder

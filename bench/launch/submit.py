@@ -71,8 +71,10 @@ def job(folder: Path) -> "Job[RunResult]":
     run = runs.find(folder)
     queue = backends.get(run.backend)
     if not isinstance(queue, SubmitsArrays) or not run.jobs:
-        what = f"the run is on {run.backend.name} and has no Slurm job"
-        raise ConfigError(what, where=str(folder), fix="bench.read_run returns the result of any run that has ended")
+        what = f"this run uses {run.backend.name} and has no Slurm job"
+        raise ConfigError(
+            what, where=str(folder), fix="call bench.read_run instead: it returns the result of any run that has ended"
+        )
     return executors.attach({folder: run.id}, states=queue.states, read=result.read)[0]
 
 

@@ -109,7 +109,7 @@ def _jump_text(before: Moment, after: Moment) -> str:
     moved_ms = after.ahead_ms - before.ahead_ms
     how = f"the wall clock was set {'forward' if moved_ms > 0 else 'back'} by {seconds(abs(moved_ms))}"
     took = seconds(after.monotonic_ms - before.monotonic_ms)
-    return f"{how} between lines {before.line} and {after.line} ({took} by the monotonic clock)"
+    return f"{how} between lines {before.line} and {after.line} ({took} according to the monotonic clock)"
 
 
 def _both_times(log: Log) -> str:
@@ -121,7 +121,7 @@ def _both_times(log: Log) -> str:
     if began is None or ended is None:
         return ""
     by_time_ms = seconds(stop.time_ms - start.time_ms)
-    return f"; run_start to run_stop took {seconds(ended - began)} by the monotonic clock and {by_time_ms} by time_ms"
+    return f"; the run took {seconds(ended - began)} on the monotonic clock, but {by_time_ms} according to time_ms"
 
 
 def _falls(events: Sequence[Event]) -> Iterator[Finding]:
@@ -166,7 +166,7 @@ def _is_alone(run: Sequence[Event], place: int) -> bool:
 
 
 def _fell(before: Event, after: Event, num_falls: int) -> str:
-    more = f" and at {num_falls - 1} more places" if num_falls > 1 else ""
+    more = f", and at {num_falls - 1} more places" if num_falls > 1 else ""
     fell = seconds(before.time_ms - after.time_ms)
     return f"time_ms decreases by {fell} between lines {before.line} and {after.line}{more}"
 
@@ -186,8 +186,8 @@ def _check_counts(log: Log) -> Iterator[Finding]:
             pairs = list(_not_rising(log.all(key), unit, may_repeat=not ours))
             for before, after in pairs[:1]:
                 was, now = before.metadata[unit], after.metadata[unit]
-                more = f", and {len(pairs) - 1} more" if pairs[1:] else ""
-                message = f"{unit} of {key} is {now:,} after {was:,} at line {before.line}{more}"
+                more = f", and {len(pairs) - 1} more times" if pairs[1:] else ""
+                message = f"{unit} of {key} does not increase: {was:,} at line {before.line}, then {now:,}{more}"
                 yield finding("LOG-04", "error" if ours else "warning", after.line, message)
                 return
 

@@ -51,7 +51,7 @@ def deviations(config: Config) -> list[str]:
         ),
         ("recipe.eval_skip", r.eval_skip, None),
     ]
-    return [f"{key} is {got}, the rules require {required}" for key, got, required in values if got != required]
+    return [f"{key} is {got}, but the rules require {required}" for key, got, required in values if got != required]
 
 
 def has_benchmark_shape(config: Config) -> bool:

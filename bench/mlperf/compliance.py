@@ -77,15 +77,15 @@ def _check_clock(log: Log) -> Iterator[Finding]:
     for key, rule in zip(_TIMED, ("LOG-01", "LOG-02"), strict=True):
         records = log.all(key)
         if not records:
-            why = "the trial has no time" if log.events else "the file has no MLLOG record"
-            yield finding(rule, "error", None, f"no {key}: {why}")
+            why = "the trial has no time to train" if log.events else "it has no MLLOG record"
+            yield finding(rule, "error", None, f"the log has no {key}: {why}")
         if len(records) > 1:
             lines = ", ".join(str(event.line) for event in records[:_MAX_SHOWN])
-            message = f"{len(records)} x {key}, at lines {lines}; a log must have one trial"
+            message = f"the log has {len(records)} records {key} (lines {lines}), but a trial has only one"
             yield finding("LOG-03", "error", records[1].line, message)
     for stop in log.all(mllog.RUN_STOP):
         if (status := stop.metadata.get("status")) != mllog.SUCCESS:
-            yield finding("LOG-05", "error", stop.line, f"run_stop has status {status!r:.40}, not 'success'")
+            yield finding("LOG-05", "error", stop.line, f"run_stop has the status {status!r:.40} instead of 'success'")
 
 
 def _check_order(log: Log) -> Iterator[Finding]:
@@ -94,7 +94,9 @@ def _check_order(log: Log) -> Iterator[Finding]:
     once = not log.all(mllog.RUN_START)[1:]
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
-        yield finding("LOG-04", "error", other.line, f"{other.key} is before {one.key}")
+        yield finding(
+            "LOG-04", "error", other.line, f"{other.key} is before {one.key} in the log, but must be after it"
+        )
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
         yield finding("LOG-04", "error", stop.line, "time_ms of run_stop is before run_start")
@@ -106,7 +108,9 @@ def _check_init(log: Log) -> Iterator[Finding]:
         return
     took_min = (stop.time_ms - min(event.time_ms for event in starts)) / 60_000
     if took_min >= (limit := _INIT_LIMIT_MIN[log.is_open]):
-        yield finding("LOG-14", "error", stop.line, f"init took {took_min:.1f} min, the limit is {limit} min")
+        yield finding(
+            "LOG-14", "error", stop.line, f"initialisation took {took_min:.1f} min, but the limit is {limit} min"
+        )
 
 
 def _check_evaluations(log: Log) -> Iterator[Finding]:
@@ -115,7 +119,12 @@ def _check_evaluations(log: Log) -> Iterator[Finding]:
         yield finding("LOG-06", "error" if log.goals else "warning", None, "the log has no eval_accuracy")
     elif log.goals and not log.converged:
         goals = " and ".join(map(str, log.goals))
-        yield finding("LOG-07", "error", records[-1].line, f"last evaluation {records[-1].value!r:.40}, target {goals}")
+        yield finding(
+            "LOG-07",
+            "error",
+            records[-1].line,
+            f"the last evaluation is {records[-1].value!r:.40}, but the target is {goals}",
+        )
     yield from _check_places(log)
 
 
@@ -144,7 +153,7 @@ def _check_target(log: Log) -> Iterator[Finding]:
     easier = goal.value < official.value if official.higher_is_better else goal.value > official.value
     if easier:
         line = log.all(mllog.TARGET_ACCURACY)[0].line
-        message = f"target_accuracy is {goal.value:g}, the official target is {official.value:g}"
+        message = f"target_accuracy is {goal.value:g}, but the official target is {official.value:g}"
         yield finding("LOG-12", "error", line, message)
 
 
@@ -155,7 +164,7 @@ def _check_benchmark(log: Log) -> Iterator[Finding]:
         similar = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.8)
         meant = f"; did you mean {similar[0]}?" if similar else ""
         line = log.all(mllog.SUBMISSION_BENCHMARK)[0].line
-        yield finding("LOG-23", "error", line, f"{name!r:.60} is not a benchmark that is judged here{meant}")
+        yield finding("LOG-23", "error", line, f"runstop has no rules for the benchmark {name!r:.60}{meant}")
 
 
 def _check_records(log: Log) -> Iterator[Finding]:
@@ -165,11 +174,19 @@ def _check_records(log: Log) -> Iterator[Finding]:
     for key, events in log.by_key.items():
         bad = [e for e in events if not is_number(e.value) and (isinstance(e.value, float) or key in numeric)]
         if bad:
-            yield finding("LOG-08", "error", bad[0].line, f"{len(bad)} x {key} is {bad[0].value!r:.40}")
+            yield finding(
+                "LOG-08",
+                "error",
+                bad[0].line,
+                f"{key} is {bad[0].value!r:.40}, which is not a finite number ({len(bad)} records)",
+            )
     if log.garbled:
         first, count = log.garbled[0], len(log.garbled)
         yield finding(
-            "LOG-09", "error", first.line, f"{count} malformed records; first: {first.reason} in {first.text}"
+            "LOG-09",
+            "error",
+            first.line,
+            f"{count} records are malformed; the first one: {first.reason} in {first.text}",
         )
 
 
@@ -180,9 +197,11 @@ def _check_weights(log: Log) -> Iterator[Finding]:
     line = (log.all(mllog.DATA_SOURCE) or log.all(mllog.INITIAL_WEIGHTS))[0].line
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
-        yield finding("LOG-16", "error", line, f"random data, but the log has {' and '.join(claimed)}")
+        yield finding(
+            "LOG-16", "error", line, f"the data is random, but the log has {' and '.join(claimed)}, as for a submission"
+        )
     else:
-        yield finding("LOG-16", "warning", line, "random data: the log measures speed only")
+        yield finding("LOG-16", "warning", line, "the data is random, so the log measures only speed")
 
 
 def _check_resumed(log: Log) -> Iterator[Finding]:
@@ -190,7 +209,7 @@ def _check_resumed(log: Log) -> Iterator[Finding]:
     for event in log.all(mllog.RESUMED)[:1]:
         samples = event.metadata.get("samples_count")
         severity: Severity = "error" if log.has_target else "warning"
-        what = f"resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
+        what = f"the run resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
         yield finding("LOG-21", severity, event.line, f"{what}: the log covers only a part of the trial")
 
 
@@ -203,20 +222,24 @@ def _check_keys(log: Log) -> Iterator[Finding]:
     for key in (mllog.INIT_START, mllog.INIT_STOP, *once, *blocks):
         twin = key.replace("block", "epoch")
         if not log.all(key) and not log.all(twin):
-            yield finding("LOG-10", "error", None, f"no {key}" + (f" or {twin}" if twin != key else ""))
+            yield finding("LOG-10", "error", None, f"the log has no {key}" + (f" or {twin}" if twin != key else ""))
     if _is_recent(log) and (absent := [key for key in disclosed if not log.all(key)]):
-        yield finding("LOG-10", "warning", None, f"no {', '.join(absent)}: ruleset {RULESETS[-1]} requires it")
+        yield finding(
+            "LOG-10", "warning", None, f"the log has no {', '.join(absent)}, which ruleset {RULESETS[-1]} requires"
+        )
     for key in dict.fromkeys((mllog.INIT_STOP, mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY, *once, *disclosed)):
         if len(records := log.all(key)) > 1:
             same = all(event.value == records[0].value for event in records)
-            message = f"{key} occurs {len(records)} times, with {'one value' if same else 'different values'}"
+            message = f"{key} occurs {len(records)} times, with {'the same value' if same else 'different values'}"
             yield finding("LOG-11", "warning" if same else "error", records[1].line, message)
     for key in (mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_DIVISION):
         for event in log.all(key)[:1]:
             if not isinstance(event.value, str):
-                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not text")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, but must be a text")
             elif known and key == mllog.SUBMISSION_DIVISION and event.value not in ("closed", "open"):
-                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, neither closed nor open")
+                yield finding(
+                    "REC-01", "error", event.line, f"{key} is {event.value!r:.40}, but must be closed or open"
+                )
 
 
 def _is_recent(log: Log) -> bool:
@@ -236,7 +259,7 @@ def _check_counts(log: Log) -> Iterator[Finding]:
         bad = [e for e in log.all(key) if not any(_is_count(e.metadata.get(unit)) for unit in known)]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
-            yield finding(rule, "error", bad[0].line, f"{len(bad)} x {key} without {' or '.join(known)}")
+            yield finding(rule, "error", bad[0].line, f"{len(bad)} records {key} have no {' or '.join(known)}")
 
 
 def _is_count(value: Any) -> bool:
@@ -248,13 +271,13 @@ def _check_seed(log: Log) -> Iterator[Finding]:
     if log.benchmark is None or log.is_open:
         return
     if not seeds:
-        message = "no seed: the package checker needs a seed for every run"
+        message = "the log has no seed, but MLPerf's package checker needs the seed of every run"
         yield finding("LOG-15", "error" if log.benchmark.once else "warning", None, message)
     bad = [event for event in seeds if not is_number(event.value) or event.value != int(event.value)]
     for event in bad[:1]:
-        yield finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, not an integer")
+        yield finding("LOG-15", "error", event.line, f"seed is {event.value!r:.40}, but must be an integer")
     if len({repr(event.value) for event in seeds}) > 1:
-        yield finding("LOG-15", "warning", seeds[1].line, f"{len(seeds)} seeds with different values are logged")
+        yield finding("LOG-15", "warning", seeds[1].line, f"the log has {len(seeds)} seeds with different values")
 
 
 _CHECKS = (

@@ -124,7 +124,7 @@ def too_slow(path: Path | str) -> str | None:
             if length > longest:
                 longest, where = length, number
             if squares > _MAX_SQUARES:
-                return f"the official parser would take minutes for this log: line {where} has {longest:,} characters"
+                return f"the official parser would need minutes for this log: line {where} has {longest:,} characters"
     return None
 
 
@@ -134,7 +134,7 @@ def _refusal(lines: list[Any], ruleset: str) -> str | None:
     for line in lines:
         for key, names in ((mllog.SUBMISSION_DIVISION, divisions), (mllog.SUBMISSION_BENCHMARK, benchmarks)):
             if line.key == key and line.value["value"] not in names:
-                return f"{key} is {line.value['value']!r:.80}; ruleset {ruleset} has {', '.join(names)}"
+                return f"{key} is {line.value['value']!r:.80}, but ruleset {ruleset} only has {', '.join(names)}"
     return None
 
 

@@ -76,8 +76,10 @@ def _odd_training(log: Log, training: Sequence[Stretch], run_s: float) -> Iterat
         took_s, usual_s = stretch.time_ms / 1000, usual * stretch.trained / 1000
         if _is_far_off(took_s, usual_s, run_s):
             line = next((e.line for e in log.events if e.metadata.get("samples_count") == stretch.samples), None)
-            what = f"training on {stretch.trained:,.0f} samples, up to {stretch.samples:,.0f}, took {took_s:,.1f} s"
-            yield finding("LOG-20", "warning", line, f"{what}; the median in this log is {usual_s:,.1f} s")
+            what = (
+                f"training on {stretch.trained:,.0f} samples (until sample {stretch.samples:,.0f}) took {took_s:,.1f} s"
+            )
+            yield finding("LOG-20", "warning", line, f"{what}, but {usual_s:,.1f} s at the median speed of this log")
             return
 
 
@@ -92,8 +94,10 @@ def _contradicted(blocks: Sequence[TrackedBlock]) -> Iterator[Finding]:
     for block in blocks:
         own_s = usual * block.last_s
         if abs(block.time_s - own_s) > max(DEVIATION_S, DEVIATION * own_s):
-            took = f"a block of training took {block.time_s:,.1f} s by time_ms"
-            yield finding("LOG-20", "warning", block.line, f"{took}, but {own_s:,.1f} s by its logged throughput")
+            took = f"a block of training took {block.time_s:,.1f} s according to time_ms"
+            yield finding(
+                "LOG-20", "warning", block.line, f"{took}, but {own_s:,.1f} s according to its logged throughput"
+            )
             return
 
 
@@ -105,10 +109,10 @@ def _scaled(log: Log, blocks: Sequence[TrackedBlock], evaluated: Sequence[Timed]
     own_s = [value for event in log.all(mllog.TRACKED_STATS) if (value := _tracked(event, "validation_time"))]
     usual_s = median(one.time_s for one in evaluated) if evaluated and own_s else 0.0
     if usual > 1 + (FASTER_ROUGHLY if afterwards else FASTER):
-        what = f"training took {1 / usual:.0%} of the time that its own tracked speed gives"
+        what = f"training took only {1 / usual:.0%} of the time that follows from the logged throughput"
         yield finding("LOG-22", "error", None, what)
     elif usual_s > 0 and median(own_s) > (1 + FASTER_ROUGHLY) * usual_s:
-        what = f"evaluations took {usual_s:,.1f} s by time_ms, but {median(own_s):,.1f} s by their tracked time"
+        what = f"evaluations took {usual_s:,.1f} s according to time_ms, but {median(own_s):,.1f} s in validation_time"
         yield finding("LOG-22", "error", evaluated[0].line, what)
     elif not timed:
         yield from _scaled_run(log, run_s)
@@ -135,7 +139,9 @@ def _scaled_run(log: Log, run_s: float) -> Iterator[Finding]:
     times_s = [max(ends) * unit / median(rates) for unit in units]
     own_s = min(times_s, key=lambda time_s: abs(math.log(time_s / run_s)))
     if own_s > (1 + FASTER_RUN) * run_s:
-        what = f"the run took {run_s:,.1f} s by time_ms, but {own_s:,.1f} s by its tracked throughput"
+        what = (
+            f"the run took {run_s:,.1f} s according to time_ms, but {own_s:,.1f} s according to its logged throughput"
+        )
         yield finding("LOG-22", "error", None, what)
 
 
@@ -173,7 +179,7 @@ def _odd_evaluations(evaluated: Sequence[Timed], run_s: float) -> Iterator[Findi
     for one in evaluated:
         if _is_far_off(one.time_s, usual_s, run_s):
             took = f"evaluation {one.number:,} took {one.time_s:,.1f} s"
-            message = f"{took}; the median in this log is {usual_s:,.1f} s"
+            message = f"{took}, but the median of all evaluations is {usual_s:,.1f} s"
             yield finding("LOG-20", "warning", one.line, message)
             return
 
@@ -211,8 +217,8 @@ def _odd_gaps(log: Log, run_s: float) -> Iterator[Finding]:
             continue
         usual_s = others[0][0]
         if longest_s > MANY_TIMES * usual_s and longest_s - usual_s > max(MIN_EXCESS_S, MIN_EXCESS * run_s):
-            passed = f"{longest_s:,.1f} s passed before this {after.key:.40}"
-            message = f"{passed}; the next longest time in this log is {usual_s:,.1f} s"
+            passed = f"the log has no record in the {longest_s:,.1f} s before this {after.key:.40}"
+            message = f"{passed}; the second longest pause is {usual_s:,.1f} s"
             yield finding("LOG-20", "warning", after.line, message)
             return
 

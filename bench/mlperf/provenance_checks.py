@@ -38,7 +38,7 @@ def copy_mismatch(log: Log) -> str | None:
         return "it is a link, not the file that the attempt wrote"
     for name, number in (("inode", file.st_ino), ("uid", file.st_uid)):
         if wrote.get(name) != number:
-            return f"{COPY}its {name} is {number}, but the attempt wrote to {name} {wrote.get(name)!r:.40}"
+            return f"{COPY}its {name} is {number}, but the attempt wrote a file with {name} {wrote.get(name)!r:.40}"
     return None
 
 
@@ -48,7 +48,7 @@ def _check_content(log: Log) -> Iterator[Finding]:
     if log.path is None or not (seals or log.all(mllog.RUN_ATTEMPT)):
         return
     if not seals and stops:
-        what = f"no {mllog.LOG_SHA256} after run_stop: the end of the log is missing, or another program wrote it"
+        what = f"the log has no {mllog.LOG_SHA256} after run_stop: its end is missing, or another program wrote the log"
         yield finding("LOG-18", "error", stops[-1].line, what)
     if not seals:
         return
@@ -81,7 +81,12 @@ def _check_attached(log: Log) -> Iterator[Finding]:
     for record in log.all(mllog.ATTACHED_FILE) if log.path else ():
         path = attached_path(log, record)
         if path is None:
-            yield finding("LOG-18", "error", record.line, f"{record.value!r:.80} is not inside the folder of the log")
+            yield finding(
+                "LOG-18",
+                "error",
+                record.line,
+                f"the attached file {record.value!r:.80} is not inside the folder of the log",
+            )
         elif os.path.lexists(path) and not _is_unchanged(path, record):
             yield finding("LOG-18", "error", record.line, f"the attached file {record.value} was changed")
 

@@ -71,11 +71,12 @@ def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: s
     """
     require_ruleset(ruleset)
     if benchmark not in (known := _rcp_benchmarks(ruleset)):
-        message = f"ruleset {ruleset} has no reference for this benchmark"
+        message = f"ruleset {ruleset} has no reference convergence points for this benchmark"
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     if len(logs) <= 2 * num_dropped(benchmark):
         message = (
-            f"needs more than {2 * num_dropped(benchmark)} runs, because it drops {num_dropped(benchmark)} at each end"
+            f"the RCP checker drops the {num_dropped(benchmark)} fastest and slowest runs, so it needs more than "
+            f"{2 * num_dropped(benchmark)} runs"
         )
         return RcpVerdict(ruleset=ruleset, passed=None, message=message)
     try:
@@ -95,7 +96,9 @@ def _compare(logs: Sequence[Path | str], known: Sequence[str], ruleset: str) -> 
             link.symlink_to(Path(log).absolute())
         gbs, epochs, benchmark = rcp_checker.get_submission_epochs(links, ruleset, False)
         if benchmark not in known:  # the official reader finds the benchmark differently from ours
-            message = "the logs do not have one batch size and one benchmark with a reference"
+            message = (
+                "the logs have different batch sizes or benchmarks, or a benchmark without reference convergence points"
+            )
             return RcpVerdict(ruleset=ruleset, passed=False, message=message)
         # Without set_scaling it would search for scaling.json in the root folder and delete it.
         passed, message, factor = rcp_checker.check_directory(
@@ -103,7 +106,7 @@ def _compare(logs: Sequence[Path | str], known: Sequence[str], ruleset: str) -> 
         )
     counts = tuple(float(count) if count < _NEVER else None for count in epochs or ())
     if len(logs) != (usual := rcp_checker.submission_runs["training"][benchmark]):
-        message += f"; its limit is for {usual} runs, and there are {len(logs)} logs"
+        message += f"; this limit is for {usual} runs, but there are {len(logs)} logs"
     return RcpVerdict(
         ruleset=ruleset,
         passed=passed,

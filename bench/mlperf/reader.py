@@ -64,7 +64,7 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
     scanner = Scanner()
     try:
         if Path(path).is_fifo():  # system() and the official checker read it again
-            raise OSError(errno.ESPIPE, "it is a pipe and can be read only once; save it to a file")
+            raise OSError(errno.ESPIPE, "it is a pipe, which can be read only once: write the log to a file first")
         for chunk in regular_files.chunks(path, _CHUNK_BYTES):
             records += scanner.feed(chunk)
     except OSError as error:
@@ -208,7 +208,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     named = dict(pairs)
     if len(named) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} occurs twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} occurs twice in the record")
     return named
 
 
@@ -221,7 +221,7 @@ def _ambiguity(raw: bytes) -> str:
     Of a repeated name some keep the first value and some the last. MLPerf's parser starts a line at its last token.
     """
     if raw.find(_TOKEN + b" ") >= 0:
-        return f"{_TOKEN.decode()} in a text of the record"
+        return f"a text of the record contains {_TOKEN.decode()}"
     try:
         _STRICT.raw_decode(raw.decode(errors="replace").lstrip())
     except (ValueError, RecursionError) as error:
@@ -264,11 +264,11 @@ def _event(record: Any, line: int) -> Event:
         raise ValueError(f"the record has no {', '.join(missing)}")
     time_ms, event_type, key, value, metadata = (record[name] for name in Event.__struct_fields__[:-1])
     if not is_number(time_ms):
-        raise ValueError(f"time_ms is {time_ms!r:.40}, not a number of milliseconds")
+        raise ValueError(f"time_ms is {time_ms!r:.40}, but must be a number of milliseconds")
     if not isinstance(key, str) or not isinstance(event_type, str):
-        raise ValueError("key or event_type is not text")
+        raise ValueError("key or event_type is not a text")
     if not isinstance(metadata, dict):
-        raise ValueError(f"metadata is {metadata!r:.40}, not an object")
+        raise ValueError(f"metadata is {metadata!r:.40}, but must be an object")
     return _with_new_names(Event(int(time_ms), event_type, key, value, metadata, line))
 
 

@@ -25,12 +25,14 @@ def _check_recipe(log: Log) -> Iterator[Finding]:
         for event in log.all(key)[:1]:
             if not _same(event.value, required):
                 rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
-                yield finding(rule, "error", event.line, f"{key} is {event.value!r:.40}, the rules require {required}")
+                yield finding(
+                    rule, "error", event.line, f"{key} is {event.value!r:.40}, but the rules require {required}"
+                )
     for relation in log.benchmark.relations:
         base = log.value(relation.base)
         for event in log.all(relation.key)[:1]:
             if not is_number(base) or not _same(event.value, relation.formula(base)):
-                message = f"{relation.key} is {event.value!r:.40}, the rules require {relation.expected}"
+                message = f"{relation.key} is {event.value!r:.40}, but the rules require {relation.expected}"
                 yield finding("REC-01", "error", event.line, message)
 
 
@@ -42,12 +44,12 @@ def _check_values(log: Log) -> Iterator[Finding]:
         for event in log.all(key)[:1]:
             valid = "an integer above 0" if key in _WHOLE else f"one of {', '.join(PRECISIONS)}"
             if not (_is_whole(event.value) if key in _WHOLE else event.value in PRECISIONS):
-                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, not {valid}")
+                yield finding("REC-01", "error", event.line, f"{key} is {event.value!r:.40}, but must be {valid}")
     for key in (mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM, mllog.CONFIG_FILENAME):
         for event in log.all(key)[:1]:
             if event.value == "" or "PLACEHOLDER" in str(event.value):
                 severity: Severity = "error" if event.value == "" else "warning"
-                yield finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}")
+                yield finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}, which is not a name")
 
 
 def _same(value: Any, required: float | str) -> bool:
@@ -75,7 +77,7 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
     off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
     if off:
         seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
-        message = f"evaluated at {seen}, …; the rules require {first:,} samples, then every {every:,} (GBS {gbs})"
+        message = f"evaluations are at {seen}, … samples; the rules require {first:,}, then every {every:,} (GBS {gbs})"
         yield finding("EVL-01", "warning", off[0].line, message)
     if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
         due = max(0, round((samples - first) / every))
@@ -83,8 +85,10 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
             num_done = 1 + sum(before < samples for _, before in at)
             num_due = max(0, math.floor((samples - first) / every) + 1)
             severity: Severity = "warning" if num_due else "error"
-            message = f"the target was reached at {samples:,.0f} samples, which is not an evaluation of the rules"
-            counts = f"it is evaluation {num_done} of this run, the rules have {num_due} until then"
+            message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
+            counts = (
+                f"this is evaluation {num_done} of the run, but the rules have {num_due} until this number of samples"
+            )
             yield finding("EVL-02", severity, passed.line, f"{message} ({first:,}, then every {every:,}); {counts}")
 
 
@@ -99,7 +103,7 @@ def _check_batch(log: Log) -> Iterator[Finding]:
     for event in log.evaluations:
         samples = log.samples(event)
         if samples is not None and samples % gbs:
-            message = f"global_batch_size is {gbs:,}, but an evaluation is after {samples:,.0f} samples: no whole steps"
+            message = f"an evaluation is after {samples:,.0f} samples, not a multiple of global_batch_size {gbs:,}"
             yield finding("REC-01", "error", event.line, message)
             return
 

@@ -320,4 +320,8 @@ def with_gpus(result: Result, num_gpus: int | None) -> Result:
 
 def differing(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return, as text, the settings whose logged value is not the planned one; pairs are (logged, planned)."""
-    return [f"{name} is {logged}, planned {planned}" for name, (logged, planned) in pairs.items() if logged != planned]
+    return [
+        f"{name} is {logged} in the log, but {planned} in the plan"
+        for name, (logged, planned) in pairs.items()
+        if logged != planned
+    ]

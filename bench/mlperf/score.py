@@ -91,7 +91,7 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     """
     trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
-        fix = f"runstop report {trials.folder} shows the speed"
+        fix = f"to see the speed: runstop report {trials.folder}"
         raise LogError(f"no score: {NO_TARGET}", where=trials.folder, fix=fix)
     return score_trials(trials)
 
@@ -109,7 +109,7 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
     """Return the logs in the order of the numbers in their names: 2 before 10."""
     fix = "give a run folder, or another folder with result_*.txt"
     if isinstance(paths, Path) and not paths.is_dir():
-        raise ConfigError("this is not a folder", where=str(paths), fix=fix)
+        raise ConfigError("this path is not a folder", where=str(paths), fix=fix)
     listed = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
     if not (files := sorted(dict.fromkeys(listed), key=by_number)):
         raise LogError("the folder has no result_*.txt to score", where=str(paths), fix=fix)

@@ -62,10 +62,10 @@ def _check_stalls(log: Log) -> Iterator[Finding]:
 def _stalled(what: str, slow: Sequence[Timed], usual_s: float, run_s: float | None) -> tuple[int, str]:
     """Return the line of the longest, its time, and the share of the run of all of them."""
     worst = max(slow, key=lambda one: one.time_s)
-    took = f"{what} {worst.number:,} took {worst.time_s:,.1f} s (median {usual_s:,.3g} s)"
-    more = f", and {len(slow) - 1} more took much longer than the median" if slow[1:] else ""
+    took = f"{what} {worst.number:,} took {worst.time_s:,.1f} s, but the median is {usual_s:,.3g} s"
+    more = f", and {len(slow) - 1} more are much slower than the median" if slow[1:] else ""
     total_s = sum(one.time_s for one in slow)
-    share = f": {total_s / run_s:.0%} of the {run_s:,.1f} s between run_start and run_stop" if run_s else ""
+    share = f"; in total {total_s / run_s:.0%} of the {run_s:,.1f} s between run_start and run_stop" if run_s else ""
     return worst.line, took + more + share
 
 

@@ -68,7 +68,7 @@ class Trials:
             elif not result.valid:
                 reasons[result.file] = _why(result)
             elif self.num_required is not None and verdict.passed is False:
-                reasons[result.file] = f"compliance checker {verdict.ruleset}: {_first_line(verdict)}"
+                reasons[result.file] = f"MLPerf's compliance checker {verdict.ruleset} failed: {_first_line(verdict)}"
         return reasons
 
     @cached_property
@@ -91,7 +91,9 @@ class Trials:
         if marked := next((mark for mark in marks if NOT_A_SUBMISSION in mark), None):
             return f"the logs are marked as not a submission: {marked}"
         if self.num_required is None:
-            return f"ruleset {self.ruleset} has no {self.common('benchmark') or 'rules for logs without one benchmark'}"
+            return (
+                f"ruleset {self.ruleset} has no rules for {self.common('benchmark') or 'logs of different benchmarks'}"
+            )
         return ""
 
 
@@ -117,10 +119,10 @@ def findings(trials: Trials, rcp: RcpVerdict) -> Iterator[Finding]:
     if trials.why_no_rules:
         yield _error("SCO-06", trials.why_no_rules)
     elif number != required:
-        yield _error("SCO-01", f"a score needs {required} runs, there are {number}")
+        yield _error("SCO-01", f"a score needs {required} runs, but there are {number}")
     if len(trials.failed) > trials.num_dropped and trials.has_target:
         why = "; ".join(f"{Path(file).name}: {reason}" for file, reason in trials.failed.items())
-        message = f"{len(trials.failed)} runs failed, and at most {trials.num_dropped} may fail: {why}"
+        message = f"{len(trials.failed)} runs failed, but at most {trials.num_dropped} may fail: {why}"
         yield _error("SCO-02", message)
     yield from _seeds(trials)
     yield from _copies(trials)
@@ -142,7 +144,9 @@ def _seeds(trials: Trials) -> Iterator[Finding]:
     wrong = [r for r in trials.results if any(f.rule == "LOG-15" for f in errors(r.findings))]
     if without or wrong:
         names = ", ".join(name(r) for r in trials.results if r in without or r in wrong)
-        yield broken("SCO-03", f"no seed is logged in {names}", _ALL, severity="error" if wrong else "warning")
+        yield broken(
+            "SCO-03", f"these logs have no valid seed: {names}", _ALL, severity="error" if wrong else "warning"
+        )
 
 
 def _copies(trials: Trials) -> Iterator[Finding]:
@@ -176,12 +180,12 @@ def _differences(trials: Trials) -> Iterator[Finding]:
         if len(by_value := _grouped(logged, field)) > 1:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in by_value.items())
             severity: Severity = "warning" if field == "platform" else "error"
-            yield broken("SCO-04", f"{field} differs: {values}", _ALL, severity=severity)
+            yield broken("SCO-04", f"{field} differs between the logs: {values}", _ALL, severity=severity)
     for each in sorted({each for result in trials.results for each in result.inputs}):
         named = {name(r): r.inputs[each] for r in trials.results if each in r.inputs}
         if len(set(named.values())) > 1:
             values = ", ".join(f"{sha256:.12}… in {file}" for file, sha256 in named.items())
-            yield _error("SCO-04", f"the SHA-256 of the {each} differs: {values}")
+            yield _error("SCO-04", f"the SHA-256 of the {each} differs between the logs: {values}")
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:
@@ -210,13 +214,13 @@ def disagreements(trials: Trials, rcp: RcpVerdict) -> Iterator[str]:
         if trials.num_required is not None and verdict.passed not in (None, result.valid):
             ours = "valid" if result.valid else f"invalid ({_why(result)})"
             theirs = "passed" if verdict.passed else f"failed ({_first_line(verdict)})"
-            yield f"{name(result)}: ours {ours}; compliance checker {verdict.ruleset} {theirs}"
+            yield f"{name(result)}: {ours} for runstop, but {theirs} for MLPerf's compliance checker {verdict.ruleset}"
     if rcp.counts and is_in_samples(rcp):
         for result, count in zip(trials.results, rcp.counts, strict=True):
             samples = None if result.file in trials.failed else result.samples_to_target
             if samples != count:
                 ours, theirs = ("failed" if n is None else f"{n:,.0f} samples" for n in (samples, count))
-                yield f"{name(result)}: ours {ours}; RCP checker {theirs}"
+                yield f"{name(result)}: {ours} for runstop, but {theirs} for MLPerf's RCP checker"
 
 
 def is_in_samples(rcp: RcpVerdict) -> bool:

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import old_plans
+from bench.contract import cluster, old_plans
 from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
@@ -82,17 +82,46 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well."""
+    _check_num_hosts(config, overrides)
     config = as_planned(config)
     if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
     shared = [override for override in overrides if override.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _composed([f"task={config.training.base}", *shared]))
+    return make_plan.make(config, _with_first_hosts(_composed([f"task={config.training.base}", *shared])))
+
+
+NUM_NODES = "cluster.num_nodes"
+
+
+def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a list has more hosts than the run has nodes, unless an override sets this number.
+
+    With such an override the run uses the first hosts. Without it the longer list is probably a mistake: the number is
+    the default of the cluster's file.
+    """
+    hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
+    if len(hosts) > num_nodes and not any(override.lstrip("+").startswith(f"{NUM_NODES}=") for override in overrides):
+        raise ConfigError(
+            f"{len(hosts)} hosts are listed, but {NUM_NODES} is {num_nodes}",
+            where="cluster.hosts",
+            fix=f"set {NUM_NODES}={len(hosts)}; {NUM_NODES}={num_nodes} on the command line uses the first {num_nodes}",
+        )
 
 
 def as_planned(config: Config) -> Config:
     """Return the config as it is stored in the plan: without settings that the run does not use."""
+    config = _with_first_hosts(config)
     is_random = config.task.training is not None and config.model.weights is Weights.random
     return with_random_weights(config) if is_random else config
+
+
+def _with_first_hosts(config: Config) -> Config:
+    """Return the config with as many hosts as nodes: the first ones of the list."""
+    hosts, num_nodes = config.cluster.hosts, config.cluster.num_nodes
+    if hosts is None or not 1 <= num_nodes < len(hosts):
+        return config
+    cluster.require_distinct(hosts)
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, hosts=hosts[:num_nodes]))
 
 
 def with_random_weights(config: Config) -> Config:
@@ -242,8 +271,10 @@ def read(config_yaml: str) -> Config:
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         if own := caused_by(error):
             raise own from error
-        what = f"not a config of this version: {str(error).partition(chr(10))[0]}"
-        raise ConfigError(what, where="config.yaml", fix="read it with the version that wrote it") from error
+        what = f"this version of runstop cannot read the config: {str(error).partition(chr(10))[0]}"
+        raise ConfigError(
+            what, where="config.yaml", fix="read this run with the version of runstop that wrote it"
+        ) from error
 
 
 def _absolute(path: str | None) -> str | None:
@@ -257,7 +288,7 @@ def _search_path(config_dir: Path) -> str:
         raise ConfigError(
             "this folder does not exist",
             where=f"--config-dir {config_dir}",
-            fix="give the folder that contains cluster/",
+            fix="give a folder with config files, such as cluster/mine.yaml",
         )
     quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"hydra.searchpath=['file://{quoted}']"
@@ -316,7 +347,7 @@ def register() -> None:
             raise ConfigError(
                 f"${{oc.env:{name}}} would copy an environment variable into the plan",
                 where="a value of the config",
-                fix="write the value itself, never a secret; ranks read the environment of the job. Readable: "
+                fix="write the value itself, but never a secret. The config may only read the variables "
                 + ", ".join(READABLE),
                 rule="CFG-07",
             )

@@ -30,7 +30,7 @@ class UnknownChoiceError(ConfigError):
 
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        super().__init__(f"no choice {name!r}", where=group, fix=_offer(near, ", ".join(sorted(known))))
+        super().__init__(f"{group}={name} does not exist", where=group, fix=_offer(near, ", ".join(sorted(known))))
         self.group, self.name, self.known = group, name, known
 
 
@@ -38,7 +38,9 @@ class InvalidValueError(ConfigError):
     """A key has an invalid value, for example an engine of a later version."""
 
     def __init__(self, what: str, *, key: str, value: str | None) -> None:
-        super().__init__(what, where=key, fix="give a value of the type that --cfg job shows")
+        super().__init__(
+            what, where=key, fix="write a value of the type that `runstop launch --cfg job` shows for this key"
+        )
         self.key, self.value = key, value
 
 
@@ -55,7 +57,9 @@ def explained() -> Iterator[None]:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a file of the config"
         fix = "write plain YAML: texts, numbers, lists and mappings, without tags such as !!python"
-        raise ConfigError(f"not valid YAML: {error.problem}", where=where, fix=fix, rule="CFG-09") from error
+        raise ConfigError(
+            f"the file is not valid YAML: {error.problem}", where=where, fix=fix, rule="CFG-09"
+        ) from error
     except AssertionError as error:
         if "Unexpected type for root: NoneType" not in str(error):
             raise
@@ -80,8 +84,8 @@ def _below_null(error: AssertionError) -> ConfigError:
     key = next((str(names["override"].key_or_group) for names in frames if "override" in names), "a key")
     block = key.rpartition(".")[0]
     group, _, name = block.partition(".")
-    choose = f"engine={name}" if group == "engine" else f"a {group}= file that sets {block}"
-    return ConfigError(f"{key} cannot be set because {block} is null", where=key, fix=f"choose {choose}")
+    choose = f"engine={name}" if group == "engine" else f"{group}= to a file that has the block {block}"
+    return ConfigError(f"{key} cannot be set, because its block {block} is null", where=key, fix=f"set {choose}")
 
 
 def _explain(error: Exception) -> ConfigError | None:
@@ -103,10 +107,14 @@ def _wrong_choice(text: str) -> ConfigError | None:
         return UnknownChoiceError(missing[1].split("/")[-1], options, group=missing[1].rsplit("/", 1)[0])
     if "Config group override must be" in text:
         return ConfigError(
-            "a config group needs exactly one choice", where="command line", fix="give one; --help lists them"
+            "a config group accepts only one choice", where="command line", fix="give one choice; --help lists all"
         )
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
-        return ConfigError(f"the key {gone[1]} is missing", where=gone[1], fix="do not delete it with ~; set a value")
+        return ConfigError(
+            f"the required key {gone[1]} was deleted",
+            where=gone[1],
+            fix=f"remove ~ from the override, and set {gone[1]}",
+        )
     for old, new in MOVED.items():
         group, _, name = old.rpartition(".")
         is_in_class = f"'{group.title()}'" in text or old in old_plans.CONFIG_KEYS
@@ -127,18 +135,18 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         return _unknown_key(stray[1], _keys().get(stray[2], []))
     if "'cluster.environment" in text:
         return ConfigError(
-            "the variable is not in cluster.environment yet",
+            "cluster.environment does not contain this variable, so an override cannot change it",
             where="cluster.environment",
-            fix="add a variable with a leading +: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
+            fix="write a leading + to add the variable: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
     if existing := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
-        what = f"+ adds a new key, but {existing[1]} already exists"
+        what = f"a leading + adds a new key, but {existing[1]} already exists"
         return ConfigError(what, where="command line", fix=f"remove the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         key = override[1]
         if key in _keys()["Config"]:  # a mapping: the schema does not list its keys
-            fix = f"add the key with a leading +: +{key}=…"
-            return ConfigError(f"{key} has no such entry yet", where=key, fix=fix)
+            fix = f"write a leading + to add the key: +{key}=VALUE"
+            return ConfigError(f"{key} does not contain this key, so an override cannot change it", where=key, fix=fix)
         return _unknown_key(key, _keys()["Config"])
     return None
 
@@ -155,7 +163,7 @@ def _wrong_value(error: Exception, text: str) -> ConfigError | None:
         return ConfigError(
             text.splitlines()[0],
             where="command line",
-            fix="quote list items that contain = , or : and quote the whole override: "
+            fix="quote list items that contain = , or :, and quote the whole override for the shell: "
             """'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
     return None

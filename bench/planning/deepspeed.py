@@ -48,9 +48,9 @@ def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
     for key in OURS:
         if key in own:
             raise ConfigError(
-                f"{name} has a block {key!r}, but the recipe sets the optimizer and the learning rate for all engines",
+                f"{name} has the block {key!r}, but recipe sets the optimizer and the learning rate of all engines",
                 where="engine.huggingface.deepspeed_json, recipe",
-                fix=f"remove {key!r} from the file, and set recipe.lr and the other recipe keys",
+                fix=f"remove {key!r} from the file, and set recipe.lr and other keys of recipe instead",
             )
     _check(own, wanted, name or "")
     merged = _merged(own, wanted)
@@ -189,9 +189,9 @@ KEYS = {
 
 def _differs(name: str, key: str, here: Any, there: Any) -> ConfigError:
     return ConfigError(
-        f"{name} sets {key} to {here}, but the config implies {there}",
+        f"{name} sets {key} to {here}, but the config needs {there}",
         where=f"engine.huggingface.deepspeed_json, {KEYS.get(key, key)}",
-        fix=f"use the same value in both, or write {AUTO!r} in the file",
+        fix=f"write {there} or {AUTO!r} in the file, or change the config",
     )
 
 
@@ -218,10 +218,14 @@ def _read(name: str) -> dict[str, Any]:
         fix = f"give the path of a file, or one of {known}"
         raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where, fix=fix) from error
     except ValueError as error:
-        raise ConfigError(f"{name} is not JSON: {error}", where=where, fix="write one JSON object") from error
+        raise ConfigError(
+            f"{name} is not JSON: {error}", where=where, fix="write a single JSON object into the file"
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
         raise ConfigError(
-            f"{name} is not a JSON object of DeepSpeed settings", where=where, fix=f"see conf/deepspeed: {known}"
+            f"{name} is not a JSON object of DeepSpeed settings",
+            where=where,
+            fix=f"copy one of the files in conf/deepspeed: {known}",
         )
     _refuse_auto(content, where)
     return content
@@ -241,5 +245,8 @@ def _refuse_auto(content: dict[str, Any], where: str, place: str = "") -> None:
         if isinstance(value, dict):
             _refuse_auto(value, where, f"{place}{key}.")
         elif value == AUTO and f"{place}{key}" not in FILLED_IN:
-            what, fix = f"{place}{key} is {AUTO!r}, but runstop cannot fill it in", "write a value in the file"
+            what, fix = (
+                f"{place}{key} is {AUTO!r}, but runstop has no value for this key",
+                "write a value into the file",
+            )
             raise ConfigError(what, where=where, fix=fix)

@@ -57,14 +57,14 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(
-                f"the prompts have {path.stat().st_size:,} bytes; the maximum is {MOST_BYTES:,}",
+                f"the file of prompts has {path.stat().st_size:,} bytes, but at most {MOST_BYTES:,} are allowed",
                 where=str(path),
                 fix="use fewer or shorter prompts",
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         what = f"the file of prompts cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="correct task.generation.prompts") from error
+        raise ConfigError(what, where=str(path), fix="set task.generation.prompts to a readable file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the file of prompts is not UTF-8 text: {error.reason}", where=str(path), fix=_prompt_fix()
@@ -80,7 +80,9 @@ def _parsed(line: str, where: str) -> tuple[str, int | None]:
     if not isinstance(record, dict) or set(record) - set(KEYS):
         keys = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
         raise ConfigError(
-            f"expected an object with the keys prompt and length, got {keys:.100}", where=where, fix=_prompt_fix()
+            f"the line must be an object with the keys prompt and length, but has {keys:.100}",
+            where=where,
+            fix=_prompt_fix(),
         )
     prompt, length = record.get("prompt"), record.get("length")
     if not isinstance(prompt, str) or not prompt.strip():

@@ -90,9 +90,9 @@ def _check_families(points: list[Point], config: Config) -> None:
     for family in ("memcpy", "collectives", "attention", "gemm"):
         if getattr(config.task.kernels, family) is not None and family not in has_points:
             raise ConfigError(
-                f"task.kernels.{family} has nothing to measure",
+                f"the lists of task.kernels.{family} are empty, so there is no kernel to measure",
                 where=f"task.kernels.{family}",
-                fix=f"add entries to its lists, or set task.kernels.{family}=null",
+                fix=f"add entries to the lists, or set task.kernels.{family}=null",
             )
 
 
@@ -233,10 +233,11 @@ def _attention(attention: Attentions, config: Config) -> Iterator[Point]:
     best = {"forward": known.attention_forward_tflops, "backward": known.attention_backward_tflops} if known else {}
     every = kernels.backends(is_gpu=_gpu_is_there(config))
     for backend in every if attention.backends is None else attention.backends:
-        for length in attention.seq_lengths:
+        batches = [(attention.tokens // length, length) for length in attention.seq_lengths]
+        for rows, length in (*batches, *((rows, length) for rows, length in attention.batches)):
             if backend is AttentionBackend.math and length > attention.math_max_seq_length:
                 continue
-            sizes = [attention.tokens // length, heads, groups, length, head]
+            sizes = [rows, heads, groups, length, head]
             for way in ("forward", "backward"):
                 yield _of_attention(way, backend, sizes, config, limit=best.get(way))
 

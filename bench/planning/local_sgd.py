@@ -3,7 +3,7 @@
 Averaging the weights every H steps of t seconds takes X seconds; `overlap_steps` steps run meanwhile:
 
     efficiency      = H t / (H t + max(0, X - overlap t)), with X itself where the averaged model is used at once
-    X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / (cluster.network_gbs * TCP_SHARE)
+    X               = 2 (n - 1) / n * numbers of a rank * bytes of a number / (cluster.network_gbs * share of TCP)
 
 One of n groups alone needs n t for the same batch, so n groups are faster than one where H t + X < n H t, which is
 above H = X / ((n - 1) t). Synchronous training of all ranks takes s seconds a step, its gradients over the same
@@ -17,14 +17,10 @@ from bench.contract.plan import Evaluation, World
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import layouts
+from bench.planning.estimates import transports
 from bench.planning.estimates.activations import BYTES as WEIGHT_BYTES
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES
 from bench.planning.layouts import Layout
-
-TCP_SHARE = 1448 / 1538
-"""The share of Ethernet's bandwidth that TCP leaves to data. A frame of 1500 bytes holds 1448 of data behind 20 of IPv4
-(RFC 791), 20 of TCP (RFC 9293) and 12 of its timestamps (RFC 7323); 38 more are its Ethernet header, checksum, preamble
-and gap (IEEE 802.3)."""
 
 
 def of_one_group(config: Config) -> Config:
@@ -67,10 +63,10 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     if between is not None:
         interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
-            f"the evaluation after step {between} is between two weight averagings (every {every} steps): only the "
-            "averaged model is evaluated",
+            f"only an averaged model can be evaluated, but the evaluation after step {between} is between two weight "
+            f"averagings (every {every} steps)",
             where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
-            fix=f"make recipe.eval_every_samples a multiple of {interval}, or {max_steps * interval // every} to "
+            fix=f"set recipe.eval_every_samples to a multiple of {interval}, or to {max_steps * interval // every} to "
             "evaluate only at the end",
         )
 
@@ -83,7 +79,8 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
     numbers = layout.memory.rank_trainable_parameters / (layout.world.dp * layout.world.cp)
     sent = 2 * (groups - 1) / groups * numbers * BYTES[local_sgd.compress]
     network_gbs, cost = config.cluster.network_gbs, layout.cost
-    exchange_s = None if network_gbs is None else sent / (network_gbs * TCP_SHARE) / 1e9
+    tcp_share = transports.load(transports.SOCKETS).share
+    exchange_s = None if network_gbs is None else sent / (network_gbs * tcp_share) / 1e9
     step_s = local_sgd.step_time_s or (cost.step_s if cost else None)
     synchronous_s = _synchronous_s(config, layout, step_s) if groups > 1 else step_s
     averagings, waiting = _averagings(config, evaluation, max_steps)
@@ -124,16 +121,16 @@ def _synchronous_s(config: Config, layout: Layout, step_s: float | None) -> floa
     With a measured step time: that time, plus the time to send gradients and new weights over the network. Otherwise
     the estimate of the fastest synchronous layout.
     """
-    local_sgd, network_gbs = config.training_recipe.averaging, config.cluster.network_gbs
+    local_sgd, network = config.training_recipe.averaging, transports.between_nodes(config)
     assert local_sgd is not None
     if local_sgd.step_time_s is None:
         alone = replace(config.training_recipe, local_sgd=LocalSgd())
         cost = layouts.choose(replace(config, recipe=alone, parallel=replace(config.parallel, groups=None))).cost
         return cost.step_s if cost else None
-    if step_s is None or network_gbs is None:
+    if step_s is None or network is None:
         return None
     world = layout.world
     replicas = world.dp * world.cp * (config.parallel.groups or 1)
     sent = (replicas - 1) / replicas * layout.memory.rank_trainable_parameters
     cards = max(1, min(config.cluster.ranks_per_node // world.tp, world.dp * world.cp))
-    return step_s + sent * (MAIN_GRADIENT_BYTES + WEIGHT_BYTES[config.precision]) / cards / network_gbs / 1e9
+    return step_s + sent * (MAIN_GRADIENT_BYTES + WEIGHT_BYTES[config.precision]) / cards / network.gbs / 1e9

@@ -26,7 +26,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"engine.name is {config.engine.name.name}, but engine.nemo is {'given' if is_given else 'missing'}",
             where="engine.name, engine.nemo",
-            fix="set engine=nemo or another engine; do not set engine.name",
+            fix="set engine=nemo or another engine instead of engine.name",
         )
     if config.engine.nemo is None or config.task.kind is not Kind.train:
         return
@@ -39,14 +39,14 @@ def _model(config: Config) -> Iterator[Refusal]:
     m, training = config.model, config.training
     is_gpt, is_llama = _is_gpt(m), not differs_from_llama(m)
     parts = f"{m.norm.name}, {m.activation.name}, {m.position.name} positions, bias={str(m.bias).lower()}"
-    what = f"only Llama 2 and GPT-3 have recipes; this model has {parts}"
+    what = f"NeMo has recipes only for Llama 2 and GPT-3, but this model has {parts}"
     yield not (is_gpt or is_llama), what, "model", "choose a Llama 2 or GPT-3 model"
     scaled = m.rope_scaling_factor != 1
-    yield scaled, "the Llama 2 recipe does not scale RoPE", "model.rope_scaling_factor", "choose a Llama-2 model"
+    yield scaled, "NeMo's Llama 2 recipe does not scale RoPE", "model.rope_scaling_factor", "choose a Llama-2 model"
     is_pre_training = training.trains is Trains.all and training.starts_from is StartsFrom.random
-    what = "the GPT-3 recipe only pre-trains from random weights"
+    what = "NeMo's GPT-3 recipe can only pre-train from random weights"
     yield is_gpt and not is_pre_training, what, "task.training", "choose a task that pre-trains"
-    what = "its recipes do not support QLoRA (adapters on a 4-bit base)"
+    what = "NeMo's recipes do not support QLoRA (adapters on a 4-bit base)"
     yield training.trains is Trains.qlora, what, "task.training.trains", "set task.training.trains=lora"
 
 
@@ -56,9 +56,9 @@ def _is_gpt(m: Model) -> bool:
 
 def _recipe(config: Config) -> Iterator[Refusal]:
     r = config.training_recipe
-    what = "FP8 is not supported with its recipes"
+    what = "NeMo's recipes do not support FP8"
     yield config.precision is Precision.fp8, what, "precision", "set precision=bf16"
-    what = "Adam's moments must be in FP32 and in GPU memory"
+    what = "NeMo's recipes keep Adam's moments in FP32 and in GPU memory"
     yield r.moments is not MomentPrecision.fp32, what, "recipe.moments", "set recipe.moments=fp32"
     yield r.offload_moments, what, "recipe.offload_moments", "set recipe.offload_moments=false"
     is_saved = config.training.checkpoint_every_steps is not None
@@ -81,10 +81,10 @@ def _launch(config: Config) -> Iterator[Refusal]:
     assert config.engine.nemo is not None
     python = config.engine.nemo.python
     is_known = python == "python" or PurePosixPath(python).is_absolute()
-    fix = "give the absolute path of the environment's python, or `python`"
+    fix = "set NEMO_PYTHON to the absolute path of the python of NeMo's environment, or to `python`"
     yield (
         not is_known,
-        f"{python!r} is not an absolute path, and ranks start in another folder",
+        f"{python!r} is not an absolute path, but ranks start in another folder",
         "engine.nemo.python, NEMO_PYTHON",
         fix,
     )

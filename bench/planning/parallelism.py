@@ -74,13 +74,13 @@ def check_tensor_parallel(config: Config, world: World) -> None:
         raise ConfigError(
             f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}",
             where="parallel.tp",
-            fix=f"use one of {legal()}",
+            fix=f"set parallel.tp to one of {legal()}",
         )
     if tp > per_node:
         raise ConfigError(
             f"tp {tp} is larger than the {per_node} {unit} of a node: tensor parallelism must stay within a node",
             where="parallel.tp, cluster.ranks_per_node",
-            fix=f"use one of {legal()}",
+            fix=f"set parallel.tp to one of {legal()}",
         )
 
 
@@ -104,15 +104,16 @@ def _check_sequence(config: Config, world: World) -> None:
     s = config.training_data.seq_length
     if world.cp > 1 and s % (2 * world.cp):
         raise ConfigError(
-            f"sequence length {s} cannot be cut into the 2 x cp = {2 * world.cp} chunks of context parallelism",
+            f"a sequence of {s} tokens cannot be split into the 2 x cp = {2 * world.cp} chunks of context parallelism",
             where="parallel.cp, data.seq_length",
-            fix=f"make the sequence length a multiple of {2 * world.cp}",
+            fix=f"set data.seq_length to a multiple of {2 * world.cp}, or lower parallel.cp",
         )
     if world.sp and (world.tp == 1 or s % (world.tp * world.cp)):
         raise ConfigError(
-            f"sequence parallelism needs tp above 1 and tp x cp to divide {s}; tp is {world.tp}, cp {world.cp}",
+            f"sequence parallelism needs tp above 1, and a tp x cp that divides data.seq_length={s}, but tp is "
+            f"{world.tp} and cp is {world.cp}",
             where="parallel.sp",
-            fix="set parallel.sp=false, or raise parallel.tp",
+            fix="set parallel.sp=false, or change parallel.tp or parallel.cp",
         )
 
 
@@ -136,7 +137,7 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
         columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
         if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
             raise ConfigError(
-                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but on each rank {name} is {rows} x {columns}",
+                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but on each rank {name} has the size {rows} x {columns}",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -150,7 +151,7 @@ def _check_4_bit_blocks(config: Config, world: World) -> None:
         columns = linear.num_in if linear.is_column else linear.num_in // world.tp
         if columns % NF4_BLOCK:
             raise ConfigError(
-                f"4-bit weights need multiples of {NF4_BLOCK} columns, but on each rank {name} has {columns}",
+                f"4-bit weights need a multiple of {NF4_BLOCK} columns, but on each rank {name} has {columns} columns",
                 where="task.training.trains, parallel.tp",
                 fix="set task.training.trains=lora" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -170,7 +171,8 @@ def _check_batch(config: Config, world: World) -> None:
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"the interleaved schedule needs micro-batches per step ({accumulation}) divisible by pp {world.pp}",
+            f"the interleaved schedule needs a pp that divides the {accumulation} micro-batches of a step, not "
+            f"{world.pp}",
             where="parallel.vpp, recipe.micro_batch_size",
             fix=f"make GBS / (dp x micro batch) a multiple of {world.pp}, or set parallel.vpp=1",
         )

@@ -23,7 +23,7 @@ def split(config: Config) -> World:
     num_gpus, num_ranks, shares = c.num_nodes * c.ranks_per_node, groups * tp, bool(config.parallel.share_gpu)
     if num_ranks != num_gpus and not (shares and num_ranks > num_gpus):
         raise ConfigError(
-            f"{groups} replicas of {tp} need {num_ranks} {unit}, but the cluster has {num_gpus}",
+            f"{groups} replicas of {tp} {unit} need {num_ranks} {unit}, but the cluster has {num_gpus} {unit}",
             where=WHERE,
             fix=_replicas_fix(config, num_ranks=num_ranks, num_gpus=num_gpus),
         )
@@ -72,7 +72,9 @@ def _chosen(config: Config) -> tuple[int, int]:
         assert tp is not None
         if num_ranks % tp:
             fix = f"make parallel.tp one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}"
-            raise ConfigError(f"{num_ranks} ranks cannot be split into replicas of {tp}", where="parallel.tp", fix=fix)
+            raise ConfigError(
+                f"{num_ranks} ranks cannot be split into replicas of {tp} ranks", where="parallel.tp", fix=fix
+            )
         return num_ranks // tp, tp
     return groups, tp if tp is not None else max(1, num_ranks // groups)
 
@@ -89,7 +91,7 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
         return None
     if len(named) > 1 or not all(host.groups for host in hosts):
         raise ConfigError(
-            f"hosts differ in their groups: {', '.join(map(_shown, hosts))}",
+            f"the hosts have different groups: {', '.join(map(_shown, hosts))}",
             where="cluster.hosts",
             fix="give every host the same groups, such as rig0:4x2 rig1:4x2",
         )
@@ -98,10 +100,10 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
     replicas, p = (groups * len(hosts), size), config.parallel
     if (p.groups or replicas[0], p.tp or replicas[1]) != replicas:
         raise ConfigError(
-            f"cluster.hosts gives {replicas[0]} groups of {replicas[1]}, but the config gives "
-            f"{p.groups or replicas[0]} of {p.tp or replicas[1]}",
+            f"cluster.hosts sets {replicas[0]} groups of {replicas[1]} GPUs, but parallel.groups and parallel.tp set "
+            f"{p.groups or replicas[0]} groups of {p.tp or replicas[1]}",
             where=f"cluster.hosts, {WHERE}",
-            fix="give the groups in one of these places only",
+            fix="remove the groups from cluster.hosts, or remove parallel.groups and parallel.tp",
         )
     return replicas
 

@@ -86,17 +86,21 @@ def _check_amounts(serving: Serving) -> None:
     }
     for key, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{value:g} is not a positive number", where=key, fix=f"set {key} to a positive number")
+            raise ConfigError(
+                f"{key} is {value:g}, not a positive number", where=key, fix=f"set {key} to a positive number"
+            )
     if serving.requests > MAX_REQUESTS:
-        fix = f"set {MAX_REQUESTS:,} or fewer, or use more trials"
+        fix = f"set task.serving.requests to {MAX_REQUESTS:,} or less, or raise trials"
         raise ConfigError(
-            f"{serving.requests:,} requests per load; the maximum is {MAX_REQUESTS:,}",
+            f"task.serving.requests is {serving.requests:,} per load, but at most {MAX_REQUESTS:,} are possible",
             where="task.serving.requests",
             fix=fix,
         )
     if serving.max_client_delay > 1:
-        what = f"max_client_delay is {serving.max_client_delay:g}; it must be at most 1 (a share of the latency)"
-        raise ConfigError(what, where="task.serving.max_client_delay", fix="set a share, such as 0.05")
+        what = f"max_client_delay is {serving.max_client_delay:g}, but is a share of the latency and must be at most 1"
+        raise ConfigError(
+            what, where="task.serving.max_client_delay", fix="set max_client_delay to a share such as 0.05"
+        )
 
 
 def _check_arrivals(serving: Serving) -> None:
@@ -106,18 +110,20 @@ def _check_arrivals(serving: Serving) -> None:
         fix = f"list one or more of {', '.join(one.name for one in Arrivals)}, each once"
         raise ConfigError("arrivals is empty or has duplicates", where=where, fix=fix)
     if is_poisson != bool(rates):
-        what = (
-            "arrivals has poisson, but rates is empty" if is_poisson else "rates are given, but arrivals has no poisson"
+        what = "arrivals has poisson, but rates is empty" if is_poisson else "rates is set, but arrivals has no poisson"
+        raise ConfigError(
+            what, where=where, fix="add poisson to arrivals and set rates such as [1,2,4], or remove both"
         )
-        raise ConfigError(what, where=where, fix="set both: arrivals with poisson, and rates such as [1,2,4]")
     if any(not 0 < rate < float("inf") for rate in rates) or sorted(set(rates)) != list(rates):
-        what = f"rates {', '.join(f'{rate:g}' for rate in rates)} must be above 0 and in ascending order"
-        raise ConfigError(what, where=where, fix="list requests per second in ascending order without duplicates")
+        what = f"rates is {', '.join(f'{rate:g}' for rate in rates)}, but rates must be above 0 and in ascending order"
+        raise ConfigError(
+            what, where=where, fix="list rates in requests per second, in ascending order and without duplicates"
+        )
     if is_poisson and serving.limits.latency_s is None:
         raise ConfigError(
-            "a Poisson load needs a latency limit",
+            "arrivals has poisson, but the latency limit that a Poisson load needs is not set",
             where="task.serving.limits.latency_s",
-            fix="set the latency limit in seconds; loadgen compares it with the 99th percentile",
+            fix="set task.serving.limits.latency_s to the highest 99th percentile of the latency, in seconds",
         )
 
 
@@ -129,13 +135,13 @@ def _check_place(config: Config) -> None:
     most = cluster.ranks_per_node if cluster.device is Device.cuda else 1
     if tp > most:
         what = (
-            f"tp {tp} is larger than the {most} GPUs of a node"
+            f"parallel.tp is {tp}, but a node has only {most} GPUs"
             if cluster.device is Device.cuda
-            else f"tp {tp} on a CPU"
+            else f"parallel.tp is {tp}, but a server on a CPU supports only 1"
         )
         raise ConfigError(what, where="parallel.tp, cluster.ranks_per_node", fix=f"set parallel.tp to at most {most}")
     if (config.parallel.pp or 1) > 1 or (config.parallel.cp or 1) > 1:
-        what = "a server supports tensor parallelism only"
+        what = "parallel.pp or parallel.cp is above 1, but a server supports only tensor parallelism"
         raise ConfigError(what, where="parallel.pp, parallel.cp", fix="set parallel.pp=1 parallel.cp=1")
 
 
@@ -143,9 +149,9 @@ def _check_lengths(config: Config) -> None:
     total, longest = total_tokens(required(config)), config.model.max_seq_length
     if total > longest:
         raise ConfigError(
-            f"a request and its answer have {total:,} tokens; the context of {config.model.name} is {longest:,}",
+            f"a prompt and its answer have {total:,} tokens, but {config.model.name} has a context of {longest:,}",
             where="task.serving.tokens_in, task.serving.tokens_out",
-            fix=f"set a total of at most {longest:,}",
+            fix=f"set tokens_in and tokens_out to a total of at most {longest:,}",
         )
 
 
@@ -154,22 +160,26 @@ def _check_started(config: Config, server: Server) -> None:
     names = _placeholders(server)
     if not server.argv or (unknown := names - set(PLACEHOLDERS)) or not {"model", "port"} <= names:
         is_unknown = server.argv and unknown
-        what = f"unknown placeholder {{{min(unknown)}}}" if is_unknown else "{model} or {port} is missing"
+        what = (
+            f"the placeholder {{{min(unknown)}}} does not exist" if is_unknown else "{model} or {port} is missing here"
+        )
         raise ConfigError(what, where=COMMAND, fix=BRACES)
     if "tp" not in names and (config.parallel.tp or 1) > 1:
-        what = f"the command line of {server.name.name} does not set tensor parallelism"
-        raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or choose another server=")
+        what = f"parallel.tp is set, but the command line of {server.name.name} has no placeholder {{tp}}"
+        raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or set server= to another server")
     if config.precision.name not in server.precisions:
         raise ConfigError(
             f"{server.name.name} has no options for precision {config.precision.name}",
             where="precision",
-            fix=f"use one of {', '.join(server.precisions)}, or add options to {SERVER}.precisions",
+            fix=f"set precision to one of {', '.join(server.precisions)}, or add options to {SERVER}.precisions",
         )
     if server.port is not None and not 1 <= server.port <= 65535:
-        raise ConfigError(f"{server.port} is not a valid port", where=f"{SERVER}.port", fix="use 1 to 65535, or null")
+        raise ConfigError(
+            f"{server.port} is not a valid port", where=f"{SERVER}.port", fix="set a port from 1 to 65535, or null"
+        )
     if model_folder(config) is None and config.model.weights is not Weights.random:
-        what = "the model folder is not set"
-        fix = "export MODEL=… (a folder in Hugging Face format), or set model.weights=random"
+        what = "the folder of the model is not set"
+        fix = "export MODEL=FOLDER with a folder in Hugging Face format, or set model.weights=random"
         raise ConfigError(what, where=f"{SERVER}.model, cluster.paths.model", fix=fix)
 
 
@@ -179,20 +189,22 @@ def _placeholders(server: Server) -> set[str]:
     try:
         return {field for argument in arguments for _, field, _, _ in string.Formatter().parse(argument) if field}
     except ValueError as error:
-        raise ConfigError(f"unmatched brace in the command line: {error}", where=COMMAND, fix=BRACES) from error
+        raise ConfigError(f"the command line has a single brace: {error}", where=COMMAND, fix=BRACES) from error
 
 
 def _check_elsewhere(server: Server) -> None:
     """Refuse the URL of a running server if it is malformed, or its model or tokenizer is not given."""
     assert server.url is not None
     if not server.url.startswith(("http://", "https://")) or server.url.rstrip("/").endswith("/v1"):
-        what = f"{server.url} is not the URL of a server"
-        raise ConfigError(what, where=f"{SERVER}.url", fix="write it as http://node7:8000, without /v1")
+        what = f"{server.url} is not a URL such as http://node7:8000"
+        raise ConfigError(
+            what, where=f"{SERVER}.url", fix="write http:// or https://, the host and the port, without /v1"
+        )
     if server.model is None or server.tokenizer is None:
         raise ConfigError(
             "the model name or the tokenizer of the running server is not set",
             where=f"{SERVER}.model, {SERVER}.tokenizer",
-            fix=f"set {SERVER}.model to its name on the server, and {SERVER}.tokenizer to a folder with tokenizer.json",
+            fix=f"set {SERVER}.model to the model's name there, and {SERVER}.tokenizer to a folder with tokenizer.json",
         )
 
 

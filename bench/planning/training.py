@@ -93,7 +93,7 @@ def _make_base(base: Config) -> TrainingPlan:
         raise ConfigError(
             f"{error.what} (in task {name}, which trains the base checkpoint)",
             where=f"task={name}: {error.where}",
-            fix=f"choose ranks and a model for its global batch size of {size} rows of {tokens} tokens",
+            fix=f"change the ranks or the model, until task={name} can train {size} rows of {tokens} tokens per step",
             rule=error.rule,
         ) from error
 

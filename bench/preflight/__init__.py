@@ -12,9 +12,12 @@ from bench import backends
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Runtime
+from bench.contract.schema import Device, Runtime
 from bench.errors import ConfigError
+from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
+from bench.planning import projection
+from bench.planning.commands import job_min
 from bench.preflight import data, host, secrets
 from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
 
@@ -34,7 +37,7 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
     required_samples = (known.schedule.first(gbs), known.schedule.interval(gbs))
     planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
     if planned != required_samples:
-        what = "evaluations at {:,} samples, then every {:,}; the benchmark's rules require {:,} and {:,}"
+        what = "the first evaluation is after {:,} samples, the others every {:,}, but the rules require {:,} and {:,}"
         what = what.format(*planned, *required_samples)
         where = "recipe.eval_every_samples, recipe.eval_skip"
         fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
@@ -50,10 +53,68 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
     gbs = required(subject.plan, TrainingPlan).batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
     if point is None:
-        what = f"no reference convergence point for a global batch size of {gbs} (ruleset {RULESETS[-1]})"
+        what = f"ruleset {RULESETS[-1]} has no reference convergence point for a global batch size of {gbs}"
         yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
     else:
         yield f"{point.mean:,.0f} samples on average"
+
+
+def is_projected(plan: Plan) -> bool:
+    """Return whether the trials have a time limit and a projected time.
+
+    The maximum number of steps of a task with a target is no projection: the run ends at the target.
+    """
+    if not isinstance(plan, TrainingPlan) or plan.config.walltime is None:
+        return False
+    projected = projection.training_time(plan)
+    return projected is not None and not (plan.config.training.has_target and projected.num_published_runs is None)
+
+
+def walltime(subject: Subject) -> Iterator[Finding | str]:
+    """Yield a warning if the projected time of a trial is longer than its walltime."""
+    plan = required(subject.plan, TrainingPlan)
+    projected, limit = projection.training_time(plan), plan.config.walltime
+    assert projected is not None and limit is not None
+    if projected.minutes > limit:
+        what = f"a trial is projected to take {projected.minutes:.1f} min, but its walltime is {limit} min"
+        yield broken("CFG-13", what, "walltime", fix=_longer(plan, projected.walltime_min), severity="warning")
+    yield f"{projected.minutes:.1f} of {limit} min"
+
+
+def _longer(plan: Plan, minutes: int) -> str:
+    """Return the fix for a walltime that is too short: the longer one, if the cluster allows jobs of this length."""
+    config, slurm = plan.config, plan.config.cluster.slurm
+    job = job_min(1 if config.launch.array else config.trials, minutes)
+    longest = slurm.max_walltime_min if slurm else None
+    if longest is not None and job > longest:
+        too_long = f"walltime={minutes} needs a job of {job} min, and this cluster allows {longest}"
+        return f"lower task.training.max_steps: {too_long}"
+    return f"set walltime={minutes} or more, which leaves a tenth for evaluations, or lower task.training.max_steps"
+
+
+def image(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the image is one of runstop's for another engine, by its name."""
+    config = subject.plan.config
+    kubernetes = config.cluster.kubernetes
+    where = "container.image" if kubernetes is None else "cluster.kubernetes.image"
+    if (name := expanded(config.container.image if kubernetes is None else kubernetes.image)) is not None:
+        yield from needed.of_name(config, name, where)
+    if (wanted := needed.needed(config)) is not None:
+        yield f"needs {wanted.name}: containers/build.sh {wanted.build}"
+
+
+def is_on_other_gpu(plan: Plan) -> bool:
+    """Return whether the plan is for a GPU on which runstop was not run."""
+    cluster = plan.config.cluster
+    return cluster.device is Device.cuda and cluster.gpu is not None and not cluster.gpu.has_run
+
+
+def other_gpu(subject: Subject) -> Iterator[Finding]:
+    """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
+    gpu = subject.plan.config.cluster.gpu
+    assert gpu is not None
+    what = f"not run: runstop's kernels, image and telemetry were never run on {gpu.name}"
+    yield broken("HW-07", what, "cluster.gpu", severity="warning")
 
 
 def reads_model(plan: Plan) -> bool:
@@ -74,7 +135,7 @@ def model(subject: Subject) -> Iterator[Finding | str]:
         if not (Path(folder) / name).is_file():
             fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, "
             fix += "or set model.weights=random"
-            yield broken("CFG-06", f"file not found: {name}", folder, fix=fix)
+            yield broken("CFG-06", f"the folder has no {name}", folder, fix=fix)
     yield full
 
 
@@ -93,7 +154,7 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     assert serving is not None
     name = serving.server.argv[0]
     if (path := shutil.which(name)) is None:
-        fix = f"install {serving.server.name.name}, give the full path of {name}, or choose another server="
+        fix = f"install {serving.server.name.name}, write the full path of {name}, or set server= to another server"
         yield broken("SRV-01", f"{name} is not on PATH", "task.serving.server.argv", fix=fix)
     else:
         yield path
@@ -120,6 +181,9 @@ STATIC = (
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
+    Check("walltime", ("CFG-13",), walltime, is_projected),
+    Check("image of the engine", ("RUN-08",), image, needed.runs_in_image),
+    Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
 )
 """Checks of the plan alone, for every backend."""
 FILES = (

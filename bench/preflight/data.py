@@ -1,6 +1,7 @@
 """Check data files, prepared rows, tokenizers and checkpoints by headers, names and sizes."""
 
 import ast
+import codecs
 import gzip
 import json
 import os
@@ -67,7 +68,7 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
                 what = f"{path.name} has dtype {header.dtype}, but {part} must be {kind}"
                 yield broken("CFG-06", what, str(path), fix=fix)
             elif (size := path.stat().st_size) != header.num_bytes:
-                what = f"{path.name} has {size:,} bytes, but its header implies {header.num_bytes:,}"
+                what = f"{path.name} has {size:,} bytes, but {header.num_bytes:,} according to its header"
                 yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
 
 
@@ -80,7 +81,7 @@ def npy(path: Path) -> Npy:
     with path.open("rb") as file:
         start = file.read(8)
         if start[:6] != NPY or len(start) < 8:
-            raise ValueError("the file is not an .npy file")
+            raise ValueError("this is not an .npy file")
         size, kind = (2, "<H") if start[6] == 1 else (4, "<I")
         length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
         text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
@@ -152,7 +153,12 @@ def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
         return
     if missing := sorted(name for name in files if not (folder / name).is_file()):
         fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
-        yield broken("CFG-06", f"{len(missing)} of {len(files)} files are missing: {missing[0]}", str(folder), fix=fix)
+        yield broken(
+            "CFG-06",
+            f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
+            str(folder),
+            fix=fix,
+        )
 
 
 def manifest(folder: Path) -> Iterator[Finding]:
@@ -164,14 +170,14 @@ def manifest(folder: Path) -> Iterator[Finding]:
         listed = json.loads(path.read_text())
         entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(listed)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        fix = "write it as a list of {path, bytes, sha256}"
+        fix = f"write {MANIFEST} as a JSON list of objects with path, bytes and sha256"
         yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
         return
     wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
-        more = f"; {len(wrong) - 1} more" if wrong[1:] else ""
+        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         what = f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}"
-        yield broken("CFG-06", what, str(path), fix="copy them again from their source")
+        yield broken("CFG-06", what, str(path), fix="copy these files again from their source")
 
 
 def _entries(manifest: Any) -> Any:
@@ -186,7 +192,7 @@ def difference(folder: Path, name: str, size: int, digest: Any) -> str:
     if (actual := path.stat().st_size) != size:
         return f"{name} has {actual:,} bytes instead of {size:,}"
     if digest and size <= HASHED_BYTES and atomic_files.sha256(path) != digest:
-        return f"{name} has a different sha256"
+        return f"{name} has a different SHA-256"
     return ""
 
 
@@ -227,7 +233,10 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
     except OSError as error:
         yield broken(
-            "CFG-06", f"cannot be read: {error.strerror}", str(error.filename), fix="give yourself read permission"
+            "CFG-06",
+            f"this file cannot be read: {error.strerror}",
+            str(error.filename),
+            fix="give this user read permission",
         )
     yield from _disk_space(plan, root)
 
@@ -281,8 +290,10 @@ def _other_files(rows: Path) -> Iterator[Finding]:
     for file in source.get("files", []) if isinstance(source, dict) else []:
         path = Path(file["path"])
         if path.is_file() and (why := difference(path.parent, path.name, file["bytes"], file["sha256"])):
-            fix = "delete the folder of the rows, so that they are prepared again; or restore the file"
-            yield broken("CFG-06", f"the rows were prepared from a different file: {why}", f"{rows}, {path}", fix=fix)
+            fix = "restore the file, or delete the folder of rows, so that runstop prepares the rows again"
+            yield broken(
+                "CFG-06", f"a file has changed since the rows were prepared from it: {why}", f"{rows}, {path}", fix=fix
+            )
             return
 
 
@@ -297,17 +308,15 @@ def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
     except (ConfigError, OSError, ValueError):  # the files may have been deleted; older manifests list none
         return
     if new:
-        fix = "delete the folder of the rows, so that they are prepared again; or remove the file"
-        yield broken(
-            "CFG-06", f"the rows were prepared without the newer file {new[0].name}", f"{rows}, {new[0]}", fix=fix
-        )
+        fix = "remove the new file, or delete the folder of rows, so that runstop prepares the rows again"
+        yield broken("CFG-06", f"the rows do not contain the newer file {new[0].name}", f"{rows}, {new[0]}", fix=fix)
 
 
 def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        fix = "set DATADIR to a folder that the job may write"
-        yield broken("CFG-08", "the prepared rows cannot be written", str(existing), fix=fix)
+        fix = "set DATADIR to a folder in which this user may write"
+        yield broken("CFG-08", "this user may not write the prepared rows into this folder", str(existing), fix=fix)
         return
     try:
         data_files.check_room(root, plan.config.training_data)
@@ -325,9 +334,9 @@ def _check_head(path: Path, source: DataSource) -> None:
     if path.suffix == ".parquet":
         names = _parquet_columns(path)
         missing = [] if names is None else [name for name in columns if name not in names]
-        wrong = f"no column {', '.join(missing)}; the columns are {', '.join(names or [])}" if missing else None
+        wrong = f"column {missing[0]} is missing; the columns are {', '.join(names or [])}" if missing else None
     else:
-        first = _first(path)
+        first = data_files.with_our_columns(_first(path), source)
         wrong = None if first is None else data_files.check_record(first, columns)
     if wrong:
         raise ConfigError(f"the first record is not valid: {wrong}", where=str(path), fix=fix)
@@ -344,11 +353,13 @@ def _parquet_columns(path: Path) -> list[str] | None:
         return list(parquet.read_schema(path).names)
     except (OSError, pyarrow.ArrowException) as error:
         what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
-        raise ConfigError(what, where=str(path), fix="copy it again") from error
+        raise ConfigError(what, where=str(path), fix="copy the file again") from error
 
 
 def _first(path: Path) -> Any:
-    """Return the first record of a JSON Lines file or JSON array; None if it is longer than HEAD_BYTES.
+    """Return the first record of a file of JSON: lines, an array, or an object with a record for each PMID.
+
+    None if it is longer than HEAD_BYTES.
 
     Raises:
         ConfigError: it is damaged.
@@ -358,8 +369,10 @@ def _first(path: Path) -> Any:
         with opener(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"the gzip file is damaged: {error}", where=str(path), fix="copy it again") from error
-    text = head.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
+        raise ConfigError(f"the gzip file is damaged: {error}", where=str(path), fix="copy the file again") from error
+    by_pmid = data_files.BY_PMID.match(head.removeprefix(codecs.BOM_UTF8))
+    head_of_record = head.removeprefix(codecs.BOM_UTF8)[by_pmid.end() :] if by_pmid else head
+    text = head_of_record.decode("utf-8-sig", errors="replace").lstrip().removeprefix("[").lstrip()
     try:
         return json.JSONDecoder().raw_decode(text)[0]
     except ValueError as error:

@@ -38,7 +38,7 @@ def tier_for(plan: Plan, requested: Tier | None) -> Tier:
         return requested
     reason = f"this machine cannot query {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue"
     what = f"tier {requested} cannot run: {reason}"
-    fix = "run it on the login node" if has_site else "choose a cluster with a queue"
+    fix = "run runstop doctor on the login node" if has_site else "choose a cluster with a queue"
     raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
 
 
@@ -53,7 +53,14 @@ def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line:
         if now not in ON_NODES:
             seen = preflight.tier(plan, now)
         elif errors(done) and not plan.config.launch.force:
-            seen = [Checked(ON_NODES[now], (), now, unknown="not run: the errors above would stop its job")]
+            seen = [
+                Checked(
+                    ON_NODES[now],
+                    (),
+                    now,
+                    unknown="not run, because the job of this check would fail with the errors above",
+                )
+            ]
         else:
             say(f"{now}: submitting a job without trials that checks {ON_NODES[now]}; it may wait in the queue")
             seen = [on_nodes(plan, now)]

@@ -42,7 +42,7 @@ def paths(subject: Subject) -> Iterator[Finding]:
             fix = "write an absolute path: the job starts in another folder"
             yield broken("CFG-06", f"{name} is not an absolute path", full, fix=fix)
         elif bad := _invalid_character(full):
-            fix = "use a path without this character, for example a symbolic link"
+            fix = f"set {name} to a path without this character, for example a symbolic link"
             yield broken("CFG-06", f"{name} contains {bad!r}, which is not allowed", quoted(full), fix=fix)
 
 
@@ -66,7 +66,7 @@ def unused_container(subject: Subject) -> Iterator[Finding]:
     """Yield a warning if an image or mounts are set, but no container runtime."""
     c = subject.plan.config.container
     if c.runtime is Runtime.none and (c.mounts or c.image):
-        what = f"container.{'mounts is' if c.mounts else 'image is'} set but not used: no container runtime is set"
+        what = f"container.{'mounts is' if c.mounts else 'image is'} set but has no effect: no container runtime is set"
         yield broken("PYX-04", what, "container", fix="set container=pyxis", severity="warning")
 
 
@@ -127,12 +127,12 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
     for trial in subject.plan.trials:
         if folder and (folder / trial.log).exists():
             what = f"{trial.log} already exists, and an existing log is never changed"
-            fix = "remove launch.folder to get a new folder, or set it to another one"
+            fix = "remove launch.folder to get a new folder, or set launch.folder to another folder"
             yield broken("CFG-05", what, str(folder / trial.log), fix=fix)
             return
     existing = next(p for p in (logs, *logs.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield broken("CFG-08", "results cannot be written into this folder", str(existing))
+        yield broken("CFG-08", "this user may not write results into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
         fix = "free disk space, or set LOGDIR to a larger disk"
         fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
@@ -170,8 +170,8 @@ def shared(subject: Subject) -> Iterator[Finding | str]:
         if place:
             unshared.setdefault(place, []).append(name)
     for place, names in unshared.items():
-        what = f"{', '.join(names)} in {place}, which is local to each machine"
-        fix = "use a shared file system that every node mounts; ignore this on a single machine"
+        what = f"other nodes cannot read {', '.join(names)}, which is in {place} and local to this machine"
+        fix = f"set {', '.join(names)} to a shared file system that every node mounts; ignore this on a single machine"
         yield broken("SLU-06", what, " ".join(names), fix=fix, severity="warning")
 
 

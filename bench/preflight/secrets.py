@@ -24,7 +24,7 @@ def secrets(subject: Subject) -> Iterator[Finding]:
         yield broken("CFG-07", f"the job script contains a secret: {secret}", f"line {number}")
     for argument in subject.arguments:
         if secret := _assigned(argument) or known_secrets.first(argument):
-            what = f"sbatch's command line contains a secret: {secret}"
+            what = f"the command line of sbatch contains a secret: {secret}"
             yield broken("CFG-07", what, known_secrets.masked(_option(argument)))
 
 

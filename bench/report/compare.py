@@ -93,7 +93,7 @@ def peers(trials: TrialSet) -> tuple[tuple[System, ...], str]:
     if not known:
         return (), f"no published results for {trials.score.benchmark or 'a log without a benchmark name'}"
     if trials.num_gpus is None:
-        return (), "GPU count not in the log (set it with --num-gpus N)"
+        return (), "the log has no GPU count (set --num-gpus N)"
     same = sorted((s for s in known if s.num_gpus == trials.num_gpus), key=lambda s: s.official_minutes)
     return tuple(same), "" if same else f"no published system has {trials.num_gpus} GPUs"
 

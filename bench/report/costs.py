@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from bench.contract import plan as plans
 from bench.contract.plan import Plan
-from bench.contract.plan_kinds import TrainingPlan, training_plan
+from bench.contract.plan_kinds import training_plan
 from bench.contract.schema import DataSource
+from bench.planning import projection
 from bench.report.tables import Row
 from bench.results import cost
 from bench.results.measurement import Measurement
@@ -44,10 +45,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     per_s, currency = price * num_gpus / 3600, cluster.currency
     parts = []
     trained = training_plan(plan)
-    step_s = _step_s(trained)
-    if trained is not None and step_s:
-        run, most = per_s * trained.max_steps * step_s, "at most " if trained.config.training.has_target else ""
-        parts.append(f"{amount(run)} {currency} (estimate) for {most}{trained.max_steps:,} steps of a trial")
+    projected = projection.training_time(trained) if trained is not None else None
+    if trained is not None and projected is not None:
+        step_s = projected.step_s
+        run = per_s * projected.steps * step_s
+        parts.append(f"{amount(run)} {currency} (estimate) for {projected.steps:,} steps of a trial")
         gbs, data = trained.batch.global_batch_size, trained.data
         if data.source is not DataSource.random and data.train_rows >= gbs:
             parts.append(f"{amount(per_s * (data.train_rows // gbs) * step_s)} for an epoch")
@@ -56,10 +58,3 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         parts.append(f"at most {amount(60 * per_s * plan.walltime_min)} {currency} until the time limit")
     rate = f"{num_gpus} GPUs at {amount(price)} {currency} per GPU hour"
     return [("cost", "; ".join([*parts, rate]))]
-
-
-def _step_s(plan: TrainingPlan | None) -> float | None:
-    """Return the estimated seconds of a step; None if they are unknown, or the plan does not train."""
-    if plan is None or plan.local_sgd:
-        return plan.local_sgd.mean_step_s if plan and plan.local_sgd else None
-    return plan.cost.step_s if plan.cost else None

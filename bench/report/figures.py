@@ -26,7 +26,7 @@ from bench.report.canvas import (
     shortened,
 )
 from bench.report.tables import minutes_text
-from bench.results.modules import PHASES
+from bench.results.modules import phases
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -335,7 +335,7 @@ def module_figure(profiles: Sequence[tuple[str, ModuleTimes]], path: Path, *, he
     bars = [
         (f"{name} {phase}" if len(profiles) > 1 else str(phase), segments(times, phase))
         for name, times in profiles
-        for phase in PHASES
+        for phase in phases(times)
     ]
     figure, (axes,) = canvas(_MARGIN_INCHES + _BAR_INCHES * len(bars), heading, note)
     longest = max(sum(parts.values()) for _, parts in bars)

@@ -206,9 +206,11 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
 
 def attention_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw TFLOP/s of each backend over the sequence length, forward and backward; return whether there is any."""
-    attention = [one for one in measured if one.point.family == "attention"]
-    if not attention:
+    every = [one for one in measured if one.point.family == "attention"]
+    if not every:
         return False
+    most = max(map(_tokens, every))  # further batches with fewer tokens have other rates at the same length
+    attention = [one for one in every if _tokens(one) == most]
     figure, panels = canvas(_HEIGHT_INCHES, f"causal attention: {heading}", note, panels=2)
     for axes, way in zip(panels, ("forward", "backward"), strict=True):
         of_way = [one for one in attention if one.point.operation == way]
@@ -225,6 +227,11 @@ def attention_figure(measured: Sequence[Measured], path: Path, heading: str, not
 
 def _length(one: Measured) -> float:
     return one.point.sizes[3]
+
+
+def _tokens(one: Measured) -> int:
+    """Return the tokens of a call of attention."""
+    return one.point.sizes[0] * one.point.sizes[3]
 
 
 def _curves(

@@ -145,9 +145,9 @@ class TrialsKindReport(KindReport[P, R]):
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]
         if num_gpus is not None:
             raise ConfigError(
-                "--num-gpus does not apply: these are not training logs",
+                "--num-gpus only applies to training logs, and this log has another kind",
                 where=trials[0].judged.result.file,
-                fix="leave out --num-gpus",
+                fix="remove --num-gpus",
             )
         return TrialsReport(self, trials)
 
@@ -215,9 +215,9 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> Report:
     if len(sources) > 1:
         (first, _), *others = sources.items()
         raise ConfigError(
-            f"runs that {report_of(first).work} and runs that {report_of(others[0][0]).work} cannot share a report",
+            f"runs that {report_of(first).work} and runs that {report_of(others[0][0]).work} are in the same report",
             where=", ".join(dict.fromkeys(others[0][1])),
-            fix="write a report of each kind separately",
+            fix="write one report for every kind of run",
         )
     return report_of(next(iter(sources), Kind.train)).load(paths, num_gpus=num_gpus)
 

@@ -31,7 +31,7 @@ def write(out: Path, make: Callable[[Path], None], *, page: str, names: re.Patte
                 _move_all(part, out, replaced, page=page)
     except OSError as error:
         what = f"the report cannot be written: {error.strerror}"
-        raise ConfigError(what, where=str(out), fix="use another folder") from error
+        raise ConfigError(what, where=str(out), fix="choose another folder with -o") from error
 
 
 def _move_all(part: Path, out: Path, replaced: Path, *, page: str) -> None:
@@ -63,5 +63,5 @@ def _require_ours(out: Path, page: str, names: re.Pattern[str]) -> None:
         raise ConfigError(
             f"the folder has files that runstop did not write and does not overwrite: {shown}",
             where=str(out),
-            fix="use another folder",
+            fix="choose another folder with -o",
         )

@@ -147,7 +147,6 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
         "ratio_text": throughput.RATIO,
-        "module_columns": modules.COLUMNS,
         "sections": sections,
         "compared": compared,
         "charts": charts | (compared["curves"] if compared else {}),
@@ -200,7 +199,12 @@ def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
     for name, result in zip(trials.trial_names, trials.results, strict=True):
         if (times := result.module_times) is not None:
             lines = modules.lines(times)
-            yield {"trial": name, "lines": lines, "notes": " ".join(modules.notes(result, times))}
+            yield {
+                "trial": name,
+                "columns": modules.columns(times),
+                "lines": lines,
+                "notes": " ".join(modules.notes(result, times)),
+            }
 
 
 def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:

@@ -106,11 +106,15 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
         LogError: a folder has no results, or a log cannot be read.
     """
     if num_gpus is not None and num_gpus < 1:
-        raise ConfigError(f"must be 1 or more, not {num_gpus}", where="--num-gpus", fix="correct or omit --num-gpus")
+        raise ConfigError(
+            f"--num-gpus is {num_gpus}, but must be 1 or more", where="--num-gpus", fix="set --num-gpus to 1 or more"
+        )
     for path in paths:
         if not path.exists():
             raise ConfigError(
-                "file or folder not found", where=str(path), fix="give a run folder, or some of its result_*.txt"
+                "this file or folder does not exist",
+                where=str(path),
+                fix="give a run folder, or some of its result_*.txt",
             )
     sets: list[TrialSet] = []
     paths = [inner for path in paths for inner in sets_in(path)]

@@ -260,7 +260,7 @@ def _why_no_rate(m: Throughput, unlogged: str) -> str:
     if not m.num_runs:
         return _NO_TRIAL
     if m.num_gpus is None:
-        return "not measured on GPUs, or GPU count not in the logs (set it with --num-gpus N)"
+        return "not measured on GPUs, or the logs have no GPU count (set --num-gpus N)"
     return f"no {unlogged} in the logs" if m.samples_s else "no step times"
 
 

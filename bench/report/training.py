@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from bench import report
-from bench.contract import run_files
+from bench.contract import run_files, transport
 from bench.contract.engine import Strategy
 from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.modules import ModuleTimes
@@ -15,12 +15,12 @@ from bench.contract.plan import Recomputed
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.training import Recompute, StartsFrom
-from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
-from bench.planning import layouts
+from bench.planning import layouts, projection
+from bench.planning.estimates import transports
 from bench.report import costs, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
@@ -219,7 +219,7 @@ def modules_table(result: Result, times: ModuleTimes) -> TextTable:
     """Return the profile in a trial's log, one row per part."""
     title = f"step time breakdown: {result.file}"
     caption = "\n".join(modules.notes(result, times))
-    return TextTable(title, modules.lines(times), columns=modules.COLUMNS, caption=caption, num_optional=2)
+    return TextTable(title, modules.lines(times), columns=modules.columns(times), caption=caption, num_optional=2)
 
 
 def throughput_tables(trials: TrialSet) -> list[TextTable]:
@@ -286,6 +286,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("trials", trials_row(plan)),
         ("time limit", time_limit(plan)),
         (memory_label(plan.config), _memory(plan)),
+        *_transport(plan),
         ("step time", _step_time(plan)),
         *_local_sgd(plan),
         ("training time", _training_time(plan)),
@@ -366,11 +367,29 @@ def recompute_text(recomputed: Recomputed, num_layers: int) -> str:
     return f"all {num_layers} layers" if recomputed.full else ", ".join(parts) or "none"
 
 
+def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the links between GPUs whose transport the environment sets."""
+    cluster = plan.config.cluster
+    if not transport.has_settings(cluster.environment):
+        return
+    rates = cluster.gpu.rates if cluster.gpu else None
+    within = transports.within_node(plan.config, rates) if rates and plan.world.ranks_per_node > 1 else None
+    between = transports.between_nodes(plan.config) if plan.world.num_nodes > 1 else None
+    links = {"within a node": within, "between nodes": between}
+    texts = []
+    for where, link in links.items():
+        if link is not None and link.transport is not None:
+            rates_text = f"at most {link.gbs:.3g} GB/s per GPU, {1e6 * link.latency_s:g} us per message"
+            texts.append(f"{where} {link.transport.summary}, {rates_text}")
+    if texts:
+        yield "transport", "; ".join(texts)
+
+
 def _step_time(plan: TrainingPlan) -> str:
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
     if plan.cost is None:
-        return "not estimated: no measured rates for this hardware and precision"
+        return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
     parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
     return f"{plan.cost.step_s:.2f} s (estimate): {parts}"
@@ -425,17 +444,13 @@ def _bytes(size: float) -> str:
 
 def _training_time(plan: TrainingPlan) -> str:
     """Return the training time projected from the estimated step time, without evaluations (their time is unknown)."""
-    estimated_s = plan.cost.step_s if plan.cost else None
-    step_s = plan.local_sgd.mean_step_s if plan.local_sgd else estimated_s
-    if step_s is None:
+    projected = projection.training_time(plan)
+    if projected is None:
         return "not estimated: no step time estimate"
-    steps, gbs, benchmark = plan.max_steps, plan.batch.global_batch_size, plan.submission.benchmark
-    why = "the maximum"
-    known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
-    if known is not None:
-        steps, why = round(known.mean_samples / gbs), f"mean of {known.num_runs:,} published runs"
-    timed = f"{steps:,} steps ({why}) of {step_s:.2f} s"
-    return f"{steps * step_s / 60:.1f} min (projection): {timed}; without evaluations"
+    runs = projected.num_published_runs
+    why = "the maximum" if runs is None else f"mean of {runs:,} published runs"
+    timed = f"{projected.steps:,} steps ({why}) of {projected.step_s:.2f} s"
+    return f"{projected.minutes:.1f} min (projection): {timed}; without evaluations"
 
 
 def _memory(plan: TrainingPlan) -> str:

@@ -165,13 +165,13 @@ def _check(*, margin: float, confidence: float) -> None:
         raise ConfigError(
             f"margin is {100 * margin:g} %, but must be between 0 and 100 %",
             where="margin",
-            fix="set it between 0 and 100 %",
+            fix="set margin to a value between 0 and 100 %",
         )
     if not 0.5 < confidence < 1:
         raise ConfigError(
             f"confidence is {confidence:g}, but must be between 0.5 and 1",
             where="confidence",
-            fix="set it between 0.5 and 1, such as 0.95",
+            fix="set confidence to a value between 0.5 and 1, such as 0.95",
         )
 
 
@@ -179,9 +179,9 @@ def _check_pairs(comparison: Comparison) -> None:
     if comparison.pairing is not Pairing.none and len(comparison.first) != len(comparison.second):
         first, second = (f"{len(values)} runs" for values in (comparison.first, comparison.second))
         raise ConfigError(
-            f"{first} of {comparison.names[0]} and {second} of {comparison.names[1]} cannot be paired",
+            f"{first} of {comparison.names[0]} cannot be paired with {second} of {comparison.names[1]}",
             where=comparison.measurement,
-            fix="use only blocks that both systems have, or compare the runs unpaired",
+            fix="use only blocks in which both systems have a run, or compare the runs unpaired",
         )
 
 
@@ -194,7 +194,9 @@ def _why_not(comparison: Comparison) -> str:
             return f"only positive finite numbers can be compared, and {name} has {unusable[0]:g}"
         if not values:
             return (
-                f"{name} has no value" if comparison.pairing is Pairing.none else "no pair has a value of both systems"
+                f"{name} has no value"
+                if comparison.pairing is Pairing.none
+                else "no pair of runs has values of both systems"
             )
     single = " and of ".join(name for name, values in of_each if len(values) == 1)
     return f"n = 1 run of {single}: the run-to-run variation is unknown" if single else ""

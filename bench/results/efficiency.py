@@ -55,7 +55,9 @@ def coefficient(
     )
     if not comparison.first or not comparison.second or min(*comparison.first, *comparison.second) <= 0:
         raise ConfigError(
-            f"no efficiency coefficient: {comparison.reason}", where="values", fix="give positive values of whole runs"
+            f"no efficiency coefficient: {comparison.reason}",
+            where="values",
+            fix="give positive values, one for each run",
         )
     value = geometric_mean(comparison.first) / geometric_mean(comparison.second)
     n = len(comparison.first), len(comparison.second)

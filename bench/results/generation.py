@@ -148,15 +148,19 @@ def _judged(log: Log, requested: Sequence[int], total_s: float | None) -> tuple[
     record = log.single(mllog.ANSWERS)
     rows = record.value if record is not None and isinstance(record.value, list) else []
     by_index: dict[int, Answered] = {}
-    problems = [] if record is not None else [f"the log has {len(log.all(mllog.ANSWERS))} records of its answers"]
+    problems = (
+        []
+        if record is not None
+        else [f"the log has {len(log.all(mllog.ANSWERS))} records {mllog.ANSWERS}, but must have one"]
+    )
     for row in rows:
         one = _answered(row)
         if one is None or one.index in by_index or one.index >= len(requested):
-            problems.append(f"not a valid record of an answer: {row!r:.80}")
+            problems.append(f"the record of an answer is not valid: {row!r:.80}")
             continue
         by_index[one.index] = one
         if one.tokens != requested[one.index]:
-            problems.append(f"answer {one.index} has {one.tokens} tokens; {requested[one.index]} were requested")
+            problems.append(f"answer {one.index} has {one.tokens} tokens, but {requested[one.index]} were requested")
         elif total_s is not None and one.start_s + one.done_s > total_s + SLACK_S:
             problems.append(
                 f"answer {one.index} ended at {one.start_s + one.done_s:.3f} s, after run_stop at {total_s:.3f} s"
@@ -226,7 +230,7 @@ def _other_answers(result: GenerationResult, plan: GenerationPlan) -> Iterator[s
         yield "the requested lengths of the answers differ from the plan"
     replica_of = {one.index: one.replica for one in plan.requests}
     others = [one.index for one in result.answers if replica_of.get(one.index) != one.replica]
-    yield from (f"answer {index} is from another replica than planned" for index in others[:1])
+    yield from (f"answer {index} comes from another replica than in the plan" for index in others[:1])
 
 
 def _measurements(result: GenerationResult) -> Iterator[Measurement]:

@@ -17,7 +17,7 @@ from bench.mlperf import reader
 from bench.mlperf.reader import is_number
 
 MAX_BYTES = 1 << 30
-FIX = "name the JSON that AIPerf (profile_export_aiperf.json), GuideLLM or vllm bench serve wrote"
+FIX = "give the JSON file that AIPerf (profile_export_aiperf.json), GuideLLM or vllm bench serve wrote"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def _require_answers(loads: list[Summary], path: Path) -> None:
             raise LogError(
                 f"{failed} of {one.requests} requests of load {one.load!r} failed, so the load has no rates and times",
                 where=str(path),
-                fix="see the responses of the server, then run the load again",
+                fix="find out from the server's responses why the requests failed, then run the load again",
             )
 
 

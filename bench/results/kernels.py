@@ -13,7 +13,7 @@ from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event
 from bench.mlperf.result import Result, differing
 from bench.mlperf.telemetry import Telemetry
-from bench.results.measurement import BEST, NOTHING_MEASURED, Measurement, of_telemetry
+from bench.results.measurement import BEST, NOTHING_MEASURED, SHARE_OF_PEAK, Measurement, of_telemetry
 
 MIN_RUNS = 3
 PER_UNIT = {"TFLOP/s": 1e12, "GB/s": 1e9}
@@ -83,7 +83,8 @@ class KernelsResult:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The best rate of each kernel, then rate and latency of each point, then GPU telemetry."""
+        """The best rate of each kernel, then rate, latency and share of the data sheet's peak of each point, then GPU
+        telemetry."""
         return tuple(_measurements(self))
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
@@ -93,7 +94,7 @@ class KernelsResult:
         points = required(plan, KernelsPlan).points
         others = [point.name for point in points if point not in measured and point.name not in known]
         return [
-            *(f"{name} is not measured as planned" for name in others),
+            *(f"the log does not have {name} with the settings of the plan" for name in others),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 
@@ -123,6 +124,8 @@ def _measurements(result: KernelsResult) -> Iterator[Measurement]:
         yield Measurement(
             name=f"{one.point.name} latency", unit="us", value=one.latency_us, n=one.n, p10=one.p10_us, p90=one.p90_us
         )
+        if (share := one.share_of_peak) is not None:
+            yield Measurement(name=f"{one.point.name}{SHARE_OF_PEAK}", unit="", value=share, n=one.n)
     if result.telemetry is not None:
         yield from of_telemetry(result.telemetry)
 

@@ -162,7 +162,7 @@ def judge(path: Path, plan: Plan | None = None, trial: Trial | None = None) -> J
         judged = with_official_verdicts(judged, path, RULESETS)
     if plan is None or trial is None:
         return judged
-    differing = [f"the kind of the log is {judged.kind.name}, planned {plan.kind.name}"]
+    differing = [f"the log is of kind {judged.kind.name}, but the plan is of kind {plan.kind.name}"]
     if judged.kind is plan.kind:
         differing = judged.of_kind.differences(plan, trial)
     differing += [missing.titled for missing in provenance_checks.missing_attachments(judged.log)]

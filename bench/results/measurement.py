@@ -30,6 +30,8 @@ MAIN = ("throughput_per_gpu", "throughput", "generation_throughput", "step_time"
 """The main measurements, by priority: a trial is compared by the first one that it has."""
 BEST = "best "
 """The prefix of the best rate of a kernel, by which kernels are compared."""
+SHARE_OF_PEAK = " share of peak"
+"""The end of the name of a kernel's rate divided by the peak of the data sheet."""
 _OF_A_LOAD = ("output_throughput", "latency_p50")
 """The main measurements of a serving load. At a fixed request rate only the latency shows a slower server."""
 
@@ -44,7 +46,10 @@ def main(measured: Mapping[str, Measurement]) -> list[Measurement]:
 
 def higher_is_better(measurement: Measurement) -> bool:
     """Return whether higher is better: of rates, clocks and efficiencies, but not of times and sizes."""
-    return is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES
+    is_share_of_peak = measurement.name.endswith(SHARE_OF_PEAK)
+    return (
+        is_rate(measurement.unit) or measurement.unit == "MHz" or measurement.name in _EFFICIENCIES or is_share_of_peak
+    )
 
 
 def is_rate(unit: str) -> bool:
@@ -55,6 +60,7 @@ def is_rate(unit: str) -> bool:
 _EFFICIENCIES = (
     *("mfu", "bandwidth_share", "efficiency_local_sgd"),
     *("gemm_share", "gemm_share_forward", "gemm_share_backward", "gemm_share_optimizer"),
+    *("gemm_share_recomputation", "gemm_share_backward_with_recomputation", "scaling_efficiency"),
 )
 """Shares of a peak, and of time spent on useful work."""
 

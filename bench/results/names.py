@@ -16,6 +16,9 @@ ESTIMATED = {
     "estimated_step_time": "ms",
     "estimated_throughput_per_gpu": "tokens/s/GPU",
     "estimated_memory": "GiB",
+    "estimated_weights": "GB",
+    "estimated_states": "GiB",
+    "estimated_gpus_of_40_gb": "",
 }
 """Columns of a study with estimates of its plan, with their units."""
 UNITS = {name: unit for kind in KINDS.values() for name, unit in kind.units.items()} | ESTIMATED

@@ -9,6 +9,7 @@
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
     figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
+    not_measured: why no arm measures these figures, and what was tried; also in a row, a column or a figure
 
 A table has rows and columns; figures are single numbers, such as those in a text. A cell has the labels of its row and
 of its column, and the measurement and unit of the row if it has them, else of the column. `gpus` is the number of GPUs
@@ -50,6 +51,8 @@ class Figure(_Part, frozen=True, kw_only=True):
     """The correct value, per GPU for a measurement per GPU; None for a sign in place of a number."""
     reason: str = ""
     """Why there is no value, or why it differs from the printed number (other than by the unit)."""
+    not_measured: str = ""
+    """Why no arm measures it, and what was tried."""
 
 
 class PublishedPlatform(_Part, frozen=True, kw_only=True):
@@ -89,6 +92,7 @@ class _Given(_Part, frozen=True, kw_only=True):
     gpus: int | None = None
     reason: str = ""
     """Why the labels or `value` differ from the printed ones."""
+    not_measured: str = ""
 
 
 class _Cell(_Given, frozen=True, kw_only=True):
@@ -122,6 +126,7 @@ class _File(_Part, frozen=True, kw_only=True):
     columns: tuple[_Given, ...] = ()
     rows: tuple[_Row, ...] = ()
     figures: tuple[_Cell, ...] = ()
+    not_measured: str = ""
 
 
 def read(path: Path) -> PublishedTable:
@@ -157,20 +162,24 @@ def _parsed(path: Path) -> _File:
         raw = yaml.load(path.read_text("utf-8"), Loader=yaml.CBaseLoader)  # noqa: S506  # every scalar is read as text
         return msgspec.convert(raw, _File, strict=False)
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), fix="name a readable file") from error
+        raise ConfigError(
+            f"the file cannot be read: {error.strerror}", where=str(path), fix="give a readable file"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
         what = " ".join(str(error).split())
-        raise ConfigError(what, where=str(path), fix="see the head of bench/results/published.py") from error
+        raise ConfigError(
+            what, where=str(path), fix="write the file as the docstring of bench/results/published.py describes"
+        ) from error
 
 
 def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     """Return the cells of a row, one for each column."""
     if len(row.printed) != len(columns):
-        what = f"the row has {len(row.printed)} cells, the table {len(columns)} columns"
-        raise ConfigError(what, where=where, fix="list one text per column")
+        what = f"the row has {len(row.printed)} cells, but the table has {len(columns)} columns"
+        raise ConfigError(what, where=where, fix="list one text for every column")
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
-        fix = f"set a column from 1 to {len(columns)}"
-        raise ConfigError(f"corrected names column {wrong[0]}, which does not exist", where=where, fix=fix)
+        fix = f"set column to a number from 1 to {len(columns)}"
+        raise ConfigError(f"corrected has column {wrong[0]}, which does not exist", where=where, fix=fix)
     corrected = {one.column: one for one in row.corrected}
     return [
         _cell(row, column, printed, corrected.get(place))
@@ -186,6 +195,7 @@ def _cell(row: _Row, column: _Given, printed: str, corrected: _Correction | None
         printed_in=row.printed_in or column.printed_in,
         gpus=row.gpus or column.gpus,
         reason=_joined(row.reason, corrected.reason if corrected else ""),
+        not_measured=row.not_measured or column.not_measured,
         printed=printed,
         value=corrected.value if corrected else None,
     )
@@ -195,19 +205,25 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
         raise ConfigError(
-            "the cell does not say which measurement it has", where=where, fix="set one in the row or in each column"
+            "the cell has no measurement", where=where, fix="set measurement in the row or in every column"
         )
     if cell.value is not None and not cell.reason:
         what = f"the value {cell.value:g} replaces {cell.printed!r} without a reason"
-        raise ConfigError(what, where=where, fix="add a reason, or leave out value to use the printed number")
+        raise ConfigError(what, where=where, fix="add a reason, or remove value to use the printed number")
     unit = cell.unit or file.unit
-    figure = Figure(labels=cell.labels, measurement=cell.measurement, printed=cell.printed, unit=unit)
+    figure = Figure(
+        labels=cell.labels,
+        measurement=cell.measurement,
+        printed=cell.printed,
+        unit=unit,
+        not_measured=cell.not_measured or file.not_measured,
+    )
     if cell.printed in file.signs:
         return msgspec.structs.replace(figure, reason=file.signs[cell.printed])
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
     value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        fix = "add it to signs, or set value and reason"
+        fix = f"add {cell.printed!r} to signs, or set value and reason of this cell"
         raise ConfigError(f"{cell.printed!r} is not a number", where=where, fix=fix)
     reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
     return _converted(msgspec.structs.replace(figure, value=value, reason=reason), cell, where=where)

@@ -62,7 +62,7 @@ class LoadResult:
     def no_token_times(self) -> str:
         """Why token times are not reported; empty if they are."""
         if self.load.batched_tokens:
-            return "this server is known to send several tokens per chunk"
+            return "this server always sends several tokens per chunk"
         share = self._client_share(self.ttft_s)
         if share is not None and share > self.max_client_delay:
             return f"the client overhead is {100 * share:.0f} % of the TTFT"
@@ -194,7 +194,7 @@ class ServingResult:
         measured, planned = [one.load for one in self.loads], required(plan, ServingPlan).loads
         others = [load.name for load in planned if load not in measured and load.name not in self.missing]
         return [
-            *(f"{name} is not measured as planned" for name in others),
+            *(f"the log does not have {name} with the settings of the plan" for name in others),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 
@@ -222,10 +222,10 @@ class ServingResult:
     def no_knee(self) -> str:
         """Why the sweep has no knee."""
         if self.swept[0].meets_limits is False:
-            return "even the lowest rate misses the limits: lower task.serving.rates"
+            return "the limits are not met even at the lowest rate: add lower values to task.serving.rates"
         if all(one.meets_limits for one in self.swept):
-            return "every rate meets the limits: raise task.serving.rates"
-        return "for one rate, the limits could not be checked"
+            return "the limits are met at every rate: add higher values to task.serving.rates"
+        return "the limits could not be checked for one of the rates"
 
 
 def _measurements(result: ServingResult) -> Iterator[Measurement]:
@@ -274,7 +274,7 @@ def read(log: Log, result: Result) -> ServingResult:
     memory = memory if isinstance(memory, dict) else {}
     return ServingResult(
         result=result,
-        server=str(server.value) if server else "no server: it was never healthy",
+        server=str(server.value) if server else "none: the server never became healthy",
         model=str(about.get("model", "")),
         about=_about(about),
         is_random=about.get("weights") == mllog.RANDOM,
@@ -364,8 +364,8 @@ def _reason(loadgen: Mapping[str, Any]) -> str:
         text
         for key, text in (
             ("result_perf_constraints_met", "the 99th percentile of the latency is above its limit"),
-            ("result_min_queries_met", "too few requests"),
-            ("result_min_duration_met", "too short"),
+            ("result_min_queries_met", "the load had too few requests"),
+            ("result_min_duration_met", "the load was too short"),
         )
         if loadgen.get(key) is False
     ]
@@ -387,7 +387,7 @@ def _findings(load: LoadResult) -> Iterator[Finding]:
     share = load.client_share
     if share is not None and share > load.max_client_delay:
         delays = ", ".join(f"{key} {1000 * value:.1f} ms" for key, value in load.client_s.items())
-        what = f"{name}: the client overhead is {100 * share:.1f} % of the latency ({delays})"
+        what = f"{name}: the delay of the client itself is {100 * share:.1f} % of the latency ({delays})"
         yield finding("SRV-06", "error", load.line, what)
     if load.validity != "VALID":
         yield finding("SRV-07", "warning", load.line, f"{name}: loadgen reports {load.validity}: {load.reason}")

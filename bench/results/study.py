@@ -216,6 +216,10 @@ class PlannedArm:
     is_missing: bool = False
     """Whether it does not run since an engine, cluster, kind or task does not exist."""
     runs: bool = True
+    changed: tuple[str, ...] = ()
+    """Overrides of the command line that change the work which its labels state; it has no published figures then."""
+    before_launch: tuple[str, ...] = ()
+    """In a dry run: what the site must provide before a launch, such as paths and an image."""
     backend: str = ""
     """The name of its backend."""
     fingerprint: str = ""
@@ -243,6 +247,12 @@ class PlannedArm:
     tokens_s_gpu: float | None = None
     memory_gib: float | None = None
     capacity_gib: float | None = None
+    weights_gb: float | None = None
+    """Of the whole model in the precision of the config, in 10⁹ bytes."""
+    states_gib: float | None = None
+    """Weights, gradients and both moments of Adam, all in this precision."""
+    gpus_of_40_gb: int | None = None
+    """The smallest power of two of such GPUs that hold these states."""
     walltime_min: int | None = None
     """The walltime of the job of one run."""
 

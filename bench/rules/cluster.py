@@ -28,7 +28,7 @@ PYXIS: Texts = {
         "add --container-image or --container-name to the same srun: without it the command runs on the host",
     ),
     "PYX-05": (
-        "a container flag without a value was given a value",
+        "a container flag that takes no value has a value",
         "write --container-writable alone: srun takes the next word as the program to run",
     ),
     "PYX-06": (
@@ -253,5 +253,9 @@ HARDWARE: Texts = {
         "the clocks of the nodes differ",
         "ask the admins to synchronise the clocks of these nodes (`chronyc tracking`, `timedatectl`): log lines of two "
         "nodes cannot be compared, and above 5 min MUNGE rejects credentials",
+    ),
+    "HW-07": (
+        "runstop was not run on this kind of GPU",
+        "begin with a short run (task.training.max_steps=20) and compare its losses with those on another GPU",
     ),
 }

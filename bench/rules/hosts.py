@@ -7,7 +7,7 @@ HOSTS: dict[str, tuple[str, str]] = {
     ),
     "HST-02": (
         "a node did not join the run in time",
-        "check that it was started, read its output, and check that it can connect to the port of node 0",
+        "check that the node was started, read its output, and test its connection to the port of node 0",
     ),
     "HST-03": (
         "a node and the lead node have different tokens",

@@ -13,8 +13,8 @@ KUBERNETES: Texts = {
     ),
     "KUB-02": (
         "no node can run a pod of the run",
-        "compare its requests (GPUs, resources, node_selector, tolerations, one pod per node) with `kubectl describe "
-        "node`: the evidence shows how many nodes lack what",
+        "compare the requests of the pod (GPUs, resources, node_selector, tolerations, one pod per node) with `kubectl "
+        "describe node`: the evidence shows which resources the nodes lack",
     ),
     "KUB-03": (
         "a container exceeded its memory limit and was killed (OOMKilled)",
@@ -33,7 +33,7 @@ KUBERNETES: Texts = {
     "KUB-06": (
         "this kind of object does not exist in the cluster",
         "ask the admins to install its operator (JobSet, Kubeflow), or set cluster.kubernetes.object=job, which needs "
-        "none",
+        "no operator",
     ),
     "KUB-07": (
         "this user does not have the permission in the namespace",
@@ -53,8 +53,8 @@ KUBERNETES: Texts = {
     ),
     "KUB-11": (
         "the namespace accepts no more pods: its quota is used up, or an admission rule rejects them",
-        "`kubectl describe quota` and `kubectl get events` show which; request less, or ask the admins for a larger "
-        "quota",
+        "`kubectl describe quota` and `kubectl get events` show the reason: request less, or ask the admins for a "
+        "larger quota",
     ),
     "KUB-12": (
         "the API server does not answer, or the Kubernetes client is not installed",
@@ -86,7 +86,7 @@ KUBERNETES: Texts = {
     ),
     "KUB-18": (
         "the first pod of the run was stopped, but not by `runstop cancel`: it was deleted, evicted or preempted",
-        "`kubectl get events --sort-by=.lastTimestamp` shows by whom or why; while the run's Job exists, another pod "
-        "continues the run, else: runstop resume RUN",
+        "`kubectl get events --sort-by=.lastTimestamp` shows who stopped the pod or why; while the run's Job exists, "
+        "another pod continues the run, otherwise run `runstop resume RUN`",
     ),
 }

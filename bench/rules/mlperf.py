@@ -27,7 +27,10 @@ LOG: Texts = {
         "the log has no evaluation",
         "train past the first evaluation: raise max_steps, or find out what ended the run earlier",
     ),
-    "LOG-07": ("the last evaluation misses the target", "train longer or tune; the run counts as not converged"),
+    "LOG-07": (
+        "the last evaluation misses the target",
+        "train longer, or tune the hyperparameters; until then the run counts as not converged",
+    ),
     "LOG-08": (
         "a value is not a finite number",
         "find the first step with such a value; lower the learning rate or clip gradients",
@@ -37,7 +40,7 @@ LOG: Texts = {
         "write the log on one rank, unbuffered, to a file that no other process writes to; never edit a log",
     ),
     "LOG-10": ("a required key is missing", "log every key that the benchmark's rule file requires"),
-    "LOG-11": ("a key that must occur once occurs several times", "log it once, on one rank"),
+    "LOG-11": ("a key that must occur once occurs several times", "log the key once, on one rank"),
     "LOG-12": (
         "the target is easier than the official one",
         "set task.training.target_eval_loss to the official target",
@@ -74,16 +77,16 @@ LOG: Texts = {
     ),
     "LOG-21": (
         "the trial was resumed from a checkpoint: its log covers only a part, so it has no time to train",
-        "step times, speed and losses are of that part; for a time to train run a trial without interruption",
+        "step times, speed and losses only cover this part; for a time to train run a trial without interruption",
     ),
     "LOG-22": (
         "the times of the log are shorter than the speed that the run itself measured allows",
         "find out which program changed time_ms or the tracked values; score only logs as their run wrote them",
     ),
     "LOG-23": (
-        "the rules of the log's benchmark are not known here, so the trial is not judged",
-        "correct the name of the benchmark; of maskrcnn and older ones only MLPerf's own checker has the rules "
-        "(`runstop parse FILE --official 3.1.0`)",
+        "runstop has no rules for the benchmark of this log, so the trial is not judged",
+        "correct the name of the benchmark; for maskrcnn and older benchmarks use MLPerf's own checker: "
+        "`runstop parse FILE --official 3.1.0`",
     ),
     "REC-01": (
         "a value differs from the value that the rules fix",
@@ -114,7 +117,7 @@ SCORE: Texts = {
         "more runs failed than the score may drop",
         "diagnose each failed run with `runstop why`; run those trials again",
     ),
-    "SCO-03": ("several runs have the same seed", "run one of them again with another seed (seed_base)"),
+    "SCO-03": ("several runs have the same seed", "run one of these runs again with another seed (seed_base)"),
     "SCO-04": ("the runs have different settings", "score only runs of the same plan together"),
     "SCO-05": (
         "the convergence of the runs differs from the reference",
@@ -126,7 +129,7 @@ SCORE: Texts = {
     ),
     "SCO-07": (
         "several logs are copies of one run",
-        "keep one of them and run the missing trials, each with a new seed: a score is of independent runs",
+        "keep one of these logs and run the missing trials, each with a new seed: a score needs independent runs",
     ),
     "PCK-01": (
         "the number of runs of a benchmark is not the number that its rules require",

@@ -33,8 +33,8 @@ RAY: Texts = {
     ),
     "RAY-06": (
         "a Ray worker was killed",
-        "find what killed it on that node: the OOM killer (`dmesg -T | grep -i -e oom -e killed`), a user or a crash "
-        "(worker-*.err and python-core-worker-*.log in the node's Ray logs)",
+        "find out what killed the worker on this node: the OOM killer (`dmesg -T | grep -i -e oom -e killed`), a user "
+        "or a crash (worker-*.err and python-core-worker-*.log in the node's Ray logs)",
     ),
     "RAY-07": (
         "a node could not set up the runtime environment of the job (runtime_env)",

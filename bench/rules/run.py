@@ -23,8 +23,8 @@ CONFIG: Texts = {
     ),
     "CFG-04": (
         "MLPerf has no reference convergence point for this global batch size",
-        "choose a recipe.global_batch_size of 8 or more, best one with a reference point (llama2_70b_lora: 8, 16, 32, "
-        "128)",
+        "set recipe.global_batch_size to 8 or more, preferably to a size with a reference point (llama2_70b_lora: 8, "
+        "16, 32, 128)",
     ),
     "CFG-05": (
         "a result file with this name exists already",
@@ -62,6 +62,10 @@ CONFIG: Texts = {
         "find out who changed the file in the evidence; restore it, or prepare the data again and start a new run: the "
         "trials of a run read the same rows, weights and plan",
     ),
+    "CFG-13": (
+        "the projected time of a trial is longer than its walltime",
+        "raise walltime (minutes per trial), or lower task.training.max_steps; the projection has no evaluations",
+    ),
 }
 
 RUN: Texts = {
@@ -72,8 +76,8 @@ RUN: Texts = {
     ),
     "RUN-02": (
         "a rank was killed by the system or by another process",
-        "find what killed it (OOM killer, time limit, user): `dmesg -T` on the node shows the OOM killer; under Slurm "
-        "run `sacct -j JOB -o State,ExitCode,MaxRSS` too",
+        "find out what killed the rank (OOM killer, time limit, user): `dmesg -T` on the node shows the OOM killer; "
+        "under Slurm also run `sacct -j JOB -o State,ExitCode,MaxRSS`",
     ),
     "RUN-03": (
         "the host ran out of memory",
@@ -117,7 +121,7 @@ RUN: Texts = {
     ),
     "RUN-11": (
         "shared memory (/dev/shm) is too small",
-        "mount a larger one (Docker --shm-size=64g or --ipc=host; Kubernetes an emptyDir of medium Memory), or use "
+        "make /dev/shm larger (Docker: --shm-size=64g or --ipc=host; Kubernetes: an emptyDir of medium Memory), or use "
         "fewer data workers",
     ),
     "RUN-12": (

@@ -61,7 +61,7 @@ def make(plan: Plan, config_yaml: str) -> Path:
         raise ConfigError(
             "the run folder exists already",
             where=str(folder),
-            fix="leave out launch.folder to get a new folder, or name one that does not exist",
+            fix="remove launch.folder to get a new folder, or set launch.folder to a folder that does not exist",
             rule="CFG-05",
         ) from error
     except OSError as error:
@@ -84,15 +84,17 @@ def require_ours(folder: Path) -> None:
     """
     status, parent = folder.lstat(), folder.resolve().parent.stat()
     if stat.S_ISLNK(status.st_mode):
-        raise _not_ours("the run folder is a symbolic link", folder, fix="name the folder itself")
+        raise _not_ours(
+            "the run folder is a symbolic link", folder, fix="give the path of the folder itself, not of the link"
+        )
     if status.st_uid != os.geteuid():
-        raise _not_ours("another user owns this run folder", folder, fix="start a run of your own")
+        raise _not_ours("another user owns this run folder", folder, fix="start your own run with runstop launch")
     if status.st_mode & OTHERS_WRITE:
-        fix = f"look for files of other users in it, then chmod go-w {folder}"
+        fix = f"check that the folder has no files of other users, then: chmod go-w {folder}"
         raise _not_ours("other users can write to this run folder", folder, fix=fix)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
-        fix = "set LOGDIR to a folder below it that only you can write to"
-        raise _not_ours("every user can rename files here, including this run folder", folder.parent, fix=fix)
+        fix = f"set LOGDIR to a folder below {folder.parent} that only you can write to"
+        raise _not_ours("every user can rename files in this folder, including the run folder", folder.parent, fix=fix)
     for path, is_folder in _content(folder):
         _require_our_file(path, folder, is_folder=is_folder)
 
@@ -107,11 +109,13 @@ def _require_our_file(path: Path, folder: Path, *, is_folder: bool) -> None:
     status = path.lstat()
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
         kind = "a folder" if is_folder else "a file"
-        raise _not_ours(f"this is not {kind} of a run", path, fix="start a run of your own")
+        raise _not_ours(
+            f"a run folder has {kind} with this name, but this is something else", path, fix="start a new run"
+        )
     if status.st_uid not in (os.geteuid(), 0):
-        raise _not_ours(f"{_name(status.st_uid)} owns this file of the run", path, fix="start a run of your own")
+        raise _not_ours(f"{_name(status.st_uid)} owns this file of the run", path, fix="start a new run")
     if status.st_mode & OTHERS_WRITE:
-        fix = f"if you are sure that no one changed it: chmod -R go-w {shlex.quote(str(folder))}"
+        fix = f"check that no one changed the file, then: chmod -R go-w {shlex.quote(str(folder))}"
         raise _not_ours("other users can write to this file of the run", path, fix=fix)
 
 
@@ -122,8 +126,8 @@ def other_writers(folder: Path) -> str:
     except OSError:  # the reader reports it
         return ""
     if status.st_uid != os.geteuid():
-        return f"{_name(status.st_uid)} owns it"
-    return "other users can write to it" if status.st_mode & OTHERS_WRITE else ""
+        return f"{_name(status.st_uid)} owns this folder"
+    return "other users can write to this folder" if status.st_mode & OTHERS_WRITE else ""
 
 
 def _name(uid: int) -> str:

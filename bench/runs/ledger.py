@@ -102,9 +102,9 @@ def create(folder: Path, plan: Plan) -> None:
             _write(folder, planned)
     if [(entry.trial, entry.seed) for entry in read(folder)] != [(entry.trial, entry.seed) for entry in planned]:
         raise ConfigError(
-            "the ledger in this folder has other trials or seeds than this run",
+            "the ledger in this run folder has other trials or seeds than the plan",
             where=str(folder / LEDGER),
-            fix="start a new run",
+            fix="start a new run with runstop launch",
             rule="CFG-05",
         )
 
@@ -121,7 +121,7 @@ def read(folder: Path) -> list[Entry]:
         raise BenchError(
             f"the ledger cannot be read: {error!r}",
             where=str(folder / LEDGER),
-            fix="start a new run; `runstop parse` can still check the result_K.txt of this one",
+            fix="start a new run; `runstop parse` can still check the result_K.txt of this run",
         ) from error
 
 
@@ -147,7 +147,7 @@ def changed_plan(folder: Path) -> ConfigError | None:
     return checksums.changed(
         f"{PLAN} was changed since the run started",
         folder / PLAN,
-        fix="restore it, and find out who changed it; for another plan start a new run",
+        fix="find out who changed the plan and restore the file; to use another plan, start a new run",
     )
 
 
@@ -193,7 +193,7 @@ def begin(
         raise SubmitError(
             f"trial {trial.index} was started {len(tried)} times and interrupted each time: {causes}",
             where=str(folder / LEDGER),
-            fix="raise walltime, or use nodes whose jobs are not preempted, then `runstop resume RUN`",
+            fix="raise walltime, or use nodes on which jobs are not preempted, then run `runstop resume RUN`",
         )
     nonce = nonce or new_nonce()
     new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)

@@ -88,7 +88,7 @@ class Run:
     @property
     def _unknown(self) -> str:
         if self.why_not_queried:
-            return f"unknown: {self.backend.name} is not queried, since {self.why_not_queried}"
+            return f"unknown: {self.backend.name} is not queried, because {self.why_not_queried}"
         if not self.is_queried:
             return f"unknown: {self.unknown_backend or self.backend.name} cannot be queried here"
         return f"unknown to {self.backend.name}" if self.jobs else "no job"
@@ -111,7 +111,9 @@ def find(folder: Path) -> Run:
     require_run(folder)
     run = _runs([folder])[0]
     if run.unknown_backend:
-        what = f"there is no backend {run.unknown_backend}; there are {', '.join(BackendName.__members__)}"
+        what = (
+            f"this version of runstop has no backend {run.unknown_backend}, only {', '.join(BackendName.__members__)}"
+        )
         raise ConfigError(what, where=str(folder / JOB), fix="use the version of runstop that started the run")
     return run
 
@@ -126,12 +128,12 @@ def require_run(folder: Path) -> None:
     if not is_run(folder):
         if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
             raise ConfigError(
-                f"the launch was killed before it wrote {PLAN}; it started nothing",
+                f"the launch was killed before it wrote {PLAN}, so the run has not started",
                 where=str(folder),
-                fix=f"launch the run again; this folder can be removed: rm -r {shlex.quote(str(folder))}",
+                fix=f"launch the run again; to delete this folder: rm -r {shlex.quote(str(folder))}",
             )
         raise ConfigError(
-            "no run in this folder", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+            "this folder is not a run folder", where=str(folder), fix="give a run folder; `runstop runs` lists all runs"
         )
 
 
@@ -145,7 +147,9 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
         BenchError: a backend cannot be queried, and `must_answer` is set.
     """
     if not root.is_dir():
-        raise ConfigError("this folder does not exist", where=str(root), fix="name the folder of runs, or set LOGDIR")
+        raise ConfigError(
+            "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
+        )
     listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
     return _runs([folder for folder in listed if not _is_of_several(folder)], must_answer=must_answer)
 
@@ -177,7 +181,7 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
             return
         if time.monotonic() - missing_since > LAG_S:
             raise SubmitError(
-                "the backend no longer knows the job", where=str(folder), fix=f"runstop why {short(folder)}"
+                "the backend no longer has the job of this run", where=str(folder), fix=f"runstop why {short(folder)}"
             )
         time.sleep(POLL_S)
 
@@ -203,7 +207,7 @@ def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
             if must_answer:
                 raise
             what = with_rule(error.rule, error.what)
-            _log.warning("%s cannot be queried for the states of its runs: %s", name.name, what)
+            _log.warning("the states of runs are unknown, because %s cannot be queried: %s", name.name, what)
             silent.add(name)
     return [queried.get(run.folder) or _not_queried(run, is_silent=run.backend in silent) for run in from_folders]
 
@@ -231,7 +235,7 @@ def _why_not_queried(folder: Path, backend: NamesServers) -> str:
     """Return why a backend must not ask the server that a folder names; empty if it may."""
     if why := folders.other_writers(folder):
         return why
-    return "" if backend.is_own_server(folder) else "this folder is a copy of another one"
+    return "" if backend.is_own_server(folder) else "this folder is a copy of another run folder"
 
 
 def _states(backend: Backend, runs: Sequence[Run]) -> dict[Path, Run]:
@@ -310,7 +314,9 @@ def resolved(run: Path) -> Path:
     files = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
     if not files:
         raise ConfigError(
-            "there are no runs", where=str(root()), fix="name a run folder, or set LOGDIR to the folder of your runs"
+            "there are no runs in this folder",
+            where=str(root()),
+            fix="give a run folder, or set LOGDIR to the folder of your runs",
         )
     newest = max(files, key=lambda path: (path.stat().st_mtime, path)).parent
     _log.info("the newest run is %s", newest)

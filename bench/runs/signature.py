@@ -30,15 +30,19 @@ def sign(folder: Path, key: Path) -> Path:
         ConfigError: the folder has no run, it has changed, it is signed already, or the key cannot be used.
     """
     if os.path.lexists(folder / SIGNATURE):
-        fix = f"to sign it again, remove {SIGNATURE} first"
-        raise ConfigError("the run is signed already", where=str(folder / SIGNATURE), fix=fix)
+        fix = f"to sign the run again, delete {SIGNATURE} first"
+        raise ConfigError("the run is already signed", where=str(folder / SIGNATURE), fix=fix)
     if not regular_files.is_regular(key):
         fix = "give a private key, such as ~/.ssh/id_ed25519, or the public key of one in ssh-agent"
-        raise ConfigError("not a key file", where=str(key), fix=fix)
+        raise ConfigError("this is not a key file", where=str(key), fix=fix)
     data = _manifest(folder)
     if not verification.verify(folder, data).passed:
-        fix = f"runstop verify {folder} shows what differs; only a run that is as it ended is signed"
-        raise ConfigError("the folder has changed since the run ended, or has no manifest", where=str(folder), fix=fix)
+        fix = f"restore the changed files, which runstop verify {folder} lists"
+        raise ConfigError(
+            "a changed run cannot be signed: files differ from the manifest, or the run has no manifest",
+            where=str(folder),
+            fix=fix,
+        )
     done = _ssh_keygen(["-Y", "sign", "-f", str(key), "-n", NAMESPACE], data)
     if done.returncode:
         raise ConfigError(f"the key cannot be used: {_last_line(done)}", where=str(key), fix="give another key")
@@ -57,7 +61,9 @@ def verify(folder: Path, *, allowed_signers: Path, revoked: Path | None = None) 
     """
     for path in (allowed_signers, *([revoked] if revoked else [])):
         if not path.is_file():
-            raise ConfigError("not a file", where=str(path), fix="see `man ssh-keygen`: -Y verify")
+            raise ConfigError(
+                "this is not a file", where=str(path), fix="give a file as described at -Y verify in `man ssh-keygen`"
+            )
     data = _manifest(folder)
     checked = verification.verify(folder, data)
     signer, why = _signer(folder, data, allowed_signers, revoked)
@@ -92,7 +98,10 @@ def _signer(folder: Path, data: bytes, allowed: Path, revoked: Path | None) -> t
         listed = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), *of_signature], b"")
         names = listed.stdout.decode(errors="replace").replace(",", "\n").split()  # a line may have several
         if listed.returncode or not names:
-            return None, f"the key is not in {allowed.name}, or the file is not a signature: {_last_line(listed)}"
+            return (
+                None,
+                f"{allowed.name} does not have the signer's key, or this is not a signature: {_last_line(listed)}",
+            )
         more = ["-r", str(revoked)] if revoked else []
         words = ["-Y", "verify", "-f", str(allowed), "-n", NAMESPACE, *of_signature, *more]
         for name in names:

@@ -19,7 +19,7 @@ from bench.rules.finding import Finding, broken
 from bench.runs import ledger
 from bench.runs.ledger import Outcome
 
-LOG_REMOVED = "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again"
+LOG_REMOVED = "find out what deletes files in this folder, such as a clean-up job; then run `runstop resume RUN`"
 
 
 def unowned_log(folder: Path, trial: Trial, *, may_have_moved: bool = False) -> Finding | None:
@@ -69,7 +69,7 @@ def close(folder: Path, plan: Plan, trial: Trial, *, failed: bool) -> Judged | N
             return None
         raise _refused(problem)
     if not failed and not log.exists():
-        what = f"{log.name} is missing, although the ranks ended well: it was removed while they ran"
+        what = f"{log.name} is missing, although the ranks ended without an error: the log was deleted during the trial"
         missing = LogError(what, where=str(log), fix=LOG_REMOVED, rule="LOG-01")
         titled = with_rule(missing.rule, what)
         ledger.end(folder, trial.index, Outcome.aborted, cause=titled, not_as_planned=[titled])
@@ -99,15 +99,19 @@ def input_problems(folder: Path, plan: Plan, trial: Trial, log: Log) -> Iterator
     if (changed := ledger.changed_plan(folder)) is not None:
         yield broken(CHANGED, changed.what, changed.where)
     if log.events and log.events[0].metadata.get("plan_sha256") != own.plan_sha256:
-        yield broken(CHANGED, "its ranks read another plan than the one with which the run started", where)
+        yield broken(
+            CHANGED, "the ranks of the trial read a plan that differs from the plan at the start of the run", where
+        )
     inputs = settings.inputs(log)
     for name in _expected_inputs(plan):
         if name not in inputs:
-            yield broken(CHANGED, f"the log has no checksum of its {name}: ranks of an earlier version wrote it", where)
+            yield broken(
+                CHANGED, f"the log has no checksum of the {name}: an earlier version of runstop wrote the log", where
+            )
     for entry in entries:
         for name, sha256 in (entry.inputs or {}).items():
             if entry.trial != trial.index and inputs.get(name, sha256) != sha256:
-                what = f"its {name} differ from those of trial {entry.trial}: {inputs[name]:.12}…, and {sha256:.12}…"
+                what = f"the SHA-256 of the {name} is {inputs[name]:.12}…, but {sha256:.12}… in trial {entry.trial}"
                 yield broken(CHANGED, what, where)
 
 

@@ -64,7 +64,7 @@ def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:
     """
     if not any((folder / name).is_file() for name in (PLAN, LEDGER, MANIFEST)):
         raise ConfigError(
-            "this folder has no run", where=str(folder), fix="name a run folder; `runstop runs` lists them"
+            "this folder is not a run folder", where=str(folder), fix="give a run folder; `runstop runs` lists all runs"
         )
     known = manifest.read(folder) if manifest_data is None else manifest.loads(manifest_data)
     plan = plan_in(folder)

@@ -53,17 +53,19 @@ def build(study: Study, *, where: str) -> list[Arm]:
     _check_cases(study, every, where=where)
     arms = [arm for arm in (_with_cases(arm, study.cases) for arm in every) if arm is not None]
     if not arms:
-        raise ConfigError("the study has no arms", where=where, fix="add arms or axes")
+        raise ConfigError("the study has no arms", where=where, fix="add arms or axes to the study")
     for a, b in itertools.combinations(arms, 2):
         if a.slug.lower() == b.slug.lower():
             raise ConfigError(
-                f"the arms {a.name!r} and {b.name!r} would share a folder, {a.slug}", where=where, fix="rename one"
+                f"the arms {a.name!r} and {b.name!r} have the same folder name, {a.slug}",
+                where=where,
+                fix="rename one arm",
             )
     if nameless := [arm.name for arm in arms if not arm.slug]:
         raise ConfigError(
-            f"no folder name can be made of the arm name {nameless[0]!r}",
+            f"the name of the arm {nameless[0]!r} has no letter or digit for a folder name",
             where=where,
-            fix="use letters or digits in the name",
+            fix="rename the arm to a name with letters or digits",
         )
     return arms
 
@@ -75,7 +77,7 @@ def _every(study: Study) -> Iterator[Arm]:
 
 def _listed(study: Study) -> Iterator[Arm]:
     for name, arm in study.arms.items():
-        yield Arm(name=name, labels=arm.labels, overrides=(*study.overrides, *arm.overrides))
+        yield Arm(name=name, labels=study.labels | arm.labels, overrides=(*study.overrides, *arm.overrides))
 
 
 def _of_axes(study: Study) -> Iterator[Arm]:
@@ -84,7 +86,7 @@ def _of_axes(study: Study) -> Iterator[Arm]:
     for choices in itertools.product(*(axis.items() for axis in study.axes.values())):
         labels = dict(zip(study.axes, (choice for choice, _ in choices), strict=True))
         overrides = tuple(itertools.chain(study.overrides, *(words for _, words in choices)))
-        yield Arm(name=" ".join(labels.values()), labels=labels, overrides=overrides)
+        yield Arm(name=" ".join(labels.values()), labels=study.labels | labels, overrides=overrides)
 
 
 def _with_cases(arm: Arm, cases: tuple[Case, ...]) -> Arm | None:
@@ -108,9 +110,9 @@ def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
             labels = ", ".join(f"{name}: {value}" for name, value in case.match.items())
             known = sorted({f"{name}: {value}" for arm in arms for name, value in arm.labels.items()})
             raise ConfigError(
-                f"this case matches no arm: {labels}",
+                f"no arm has the labels of this case: {labels}",
                 where=f"{where}: cases[{number}]",
-                fix=f"correct match; labels of the arms: {', '.join(known) or 'none'}",
+                fix=f"correct match of the case; the arms have the labels {', '.join(known) or '(none)'}",
             )
 
 

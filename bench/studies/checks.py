@@ -25,6 +25,8 @@ def check(study: Study, *, where: str) -> None:
     arms = arms_of.build(study, where=where)
     _check_columns(study, where=where)
     _check_coefficients(study, arms, where=where)
+    _check_relatives(study, arms, where=where)
+    _check_published_match(study, arms, where=where)
     _check_pairs(study, arms, where=where)
     _check_statements(study, arms, where=where)
     _check_tables(study, arms, where=where)
@@ -35,9 +37,9 @@ def check_runs(runs: int, *, where: str) -> None:
     """Raise ConfigError for a number of runs of each arm out of range."""
     if not 1 <= runs <= MAX_RUNS:
         raise ConfigError(
-            f"the study has {runs} runs of each arm, but needs 1 to {MAX_RUNS:,}",
+            f"the study has {runs} runs of each arm, but must have 1 to {MAX_RUNS:,}",
             where=where,
-            fix=f"set a number from 1 to {MAX_RUNS:,}",
+            fix=f"set runs to a number from 1 to {MAX_RUNS:,}",
         )
 
 
@@ -52,7 +54,9 @@ def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) ->
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
-        f"there is no {noun} {name!r}", where=where, fix=f"{offer}there are: {', '.join(sorted(known)) or 'none'}"
+        f"the {noun} {name!r} does not exist",
+        where=where,
+        fix=f"{offer}choose from {', '.join(sorted(known)) or 'none'}",
     )
 
 
@@ -66,9 +70,11 @@ def _check_numbers(study: Study, *, where: str) -> None:
     check_runs(study.runs, where=f"{where}: runs")
     window, batch = study.window, study.max_batch
     wrong = {
-        f"margin is {study.margin:g}": not 0 < study.margin < 1,
-        "window has no step": window is not None and (window.steps < 1 or window.skip_steps < 0),
-        f"max_batch.limit is {batch.limit if batch else 0}": batch is not None and batch.limit < 1,
+        f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
+        "window needs steps of 1 or more, and skip_steps of 0 or more": window is not None
+        and (window.steps < 1 or window.skip_steps < 0),
+        f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": batch is not None
+        and batch.limit < 1,
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
@@ -77,17 +83,21 @@ def _check_numbers(study: Study, *, where: str) -> None:
 
 def _check_columns(study: Study, *, where: str) -> None:
     if not study.columns:
-        raise ConfigError("the study has no columns", where=where, fix="add a measurement to columns")
+        raise ConfigError("the study has no columns", where=where, fix="add a measurement such as step_time to columns")
     measurements = [column.measurement for column in study.columns]
     for number, column in enumerate(study.columns):
         name, place = column.measurement, f"{where}: columns[{number}]"
         _check_measurement(name, where=place)
         if name in measurements[:number]:
-            raise ConfigError(f"two columns have the measurement {name}", where=place, fix="remove one of them")
+            raise ConfigError(f"two columns have the measurement {name}", where=place, fix="remove one of the columns")
         unit = names.UNITS.get(name, column.unit)
         if column.unit not in ("", unit):
-            fix = f"set unit: {unit}" if unit else "leave unit out"
-            raise ConfigError(f"the unit of {name} is {unit or 'empty'}, not {column.unit!r}", where=place, fix=fix)
+            fix = f"set unit: {unit}" if unit else "remove unit"
+            raise ConfigError(
+                f"the column has the unit {column.unit!r}, but the unit of {name} is {unit or 'empty'}",
+                where=place,
+                fix=fix,
+            )
 
 
 def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> None:
@@ -102,21 +112,61 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
                 raise ConfigError(
-                    f"an entry of `among` matches no arm: {match}", where=place, fix="use labels of the arms"
+                    f"no arm has the labels of this entry of among: {match}",
+                    where=place,
+                    fix="use labels that arms have",
                 )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
-                fix = "let each arm match one entry of among"
-                raise ConfigError(f"the arm {arm.name} matches two entries of `among`", where=place, fix=fix)
+                fix = "change the entries of among, so that every arm matches only one entry"
+                raise ConfigError(f"the arm {arm.name} matches two entries of among", where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
-                f"two columns have the coefficients of {one.measurement}", where=place, fix="remove one of them"
+                f"two columns have the coefficients of {one.measurement}", where=place, fix="remove one of the columns"
             )
+
+
+def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a relative column has no source, no reference or several, or the name of another column."""
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    names_so_far = [column.measurement for column in study.columns]
+    for number, one in enumerate(study.relatives):
+        place = f"{where}: relatives[{number}]"
+        _require_column(study, one.measurement, where=place)
+        for name in (*one.same, *one.reference, *one.match):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        if one.name in names_so_far:
+            raise ConfigError(f"two columns have the measurement {one.name}", where=place, fix="choose another name")
+        names_so_far.append(one.name)
+        references = [arm for arm in arms if matches(arm.all_labels, one.reference)]
+        if not references:
+            raise ConfigError("the reference matches no arm", where=place, fix="use labels of the arms in reference")
+        if not any(matches(arm.all_labels, one.match) for arm in arms):
+            raise ConfigError("match matches no arm", where=place, fix="use labels of the arms in match")
+        seen: dict[tuple[str, ...], str] = {}
+        for arm in references:
+            key = tuple(arm.all_labels.get(name, "") for name in one.same)
+            if (other := seen.setdefault(key, arm.name)) != arm.name:
+                raise ConfigError(
+                    f"the arms {other!r} and {arm.name!r} are both the reference of the same arms",
+                    where=place,
+                    fix="add the label in which they differ to same or to reference",
+                )
+
+
+def _check_published_match(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    place = f"{where}: published_match"
+    for name, match in study.published_match.items():
+        if name not in study.published:
+            refuse_unknown(name, study.published, noun="published table of this study", where=place)
+        if not any(matches(arm.all_labels, match) for arm in arms):
+            raise ConfigError(f"{name} matches no arm: {match}", where=place, fix="use labels of the arms")
 
 
 def _check_measurement(name: str, *, where: str) -> None:
     if meant := names.misspelt(name):
-        raise ConfigError(f"no measurement {name!r}", where=where, fix=f"did you mean {meant}?")
+        raise ConfigError(f"the measurement {name!r} does not exist", where=where, fix=f"did you mean {meant}?")
 
 
 def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
@@ -127,7 +177,9 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             if name not in known:
                 refuse_unknown(name, known, noun="arm", where=place)
         if pair.first == pair.second:
-            raise ConfigError(f"the pair compares {pair.first} with itself", where=place, fix="name two different arms")
+            raise ConfigError(
+                f"the pair compares {pair.first} with itself", where=place, fix="write two different arms"
+            )
         _require_column(study, pair.measurement, where=place)
 
 
@@ -173,7 +225,8 @@ def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         for name in (*table.rows, *table.columns, *table.match):
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
-        if table.measurement not in [one.column for one in study.coefficients]:
+        calculated = [*(one.column for one in study.coefficients), *(one.name for one in study.relatives)]
+        if table.measurement not in calculated:
             _require_column(study, table.measurement, where=place)
         _check_places(table, arms, where=place)
 
@@ -182,7 +235,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
     """Raise ConfigError if a table has no row label, or if two arms have the same cell."""
     if not table.rows:
         raise ConfigError(
-            f"the table {table.title!r} has no row labels", where=where, fix="add one to rows, such as arm"
+            f"the table {table.title!r} has no row labels", where=where, fix="add a label to rows, such as arm"
         )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:
@@ -193,11 +246,11 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
             raise ConfigError(
                 f"the arms {other!r} and {arm.name!r} have the same cell in the table {table.title!r}",
                 where=where,
-                fix="add the label in which they differ to rows or columns, or exclude one with match",
+                fix="add a label in which these arms differ to rows or columns, or exclude one of the arms with match",
             )
     if not first:
         raise ConfigError(
-            f"the table {table.title!r} matches no arm", where=where, fix="use labels of the arms in match"
+            f"no arm has the labels in match of the table {table.title!r}", where=where, fix="use labels that arms have"
         )
 
 
@@ -214,13 +267,14 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"calculated of {arm.name} has {short.steps} of {short.of_steps} steps, which is not valid",
+                f"calculated of the arm {arm.name} has steps={short.steps}, but steps must be 1 or more and less than "
+                f"of_steps={short.of_steps}",
                 where=where,
-                fix="set steps to at least 1 and less than of_steps",
+                fix="set steps to 1 or more, and of_steps to more than steps",
             )
         if study.window is not None:
             raise ConfigError(
-                f"calculated of {arm.name} and window both set the number of steps",
+                f"window and calculated of the arm {arm.name} both set the number of steps",
                 where=where,
-                fix="remove one of them",
+                fix="remove window or calculated",
             )

@@ -91,8 +91,8 @@ def read(folder: Path) -> StoredStudy:
         ConfigError: it is not a study's folder.
     """
     if not (folder / STUDY).exists():
-        fix = "leave out --table to start it, or set the cluster on which it ran; --list shows the studies"
-        raise ConfigError("there is no study in this folder", where=str(folder), fix=fix)
+        fix = "remove --table to start the study, or set the cluster= of its runs; --list lists the studies"
+        raise ConfigError("the study has no results in this folder, so there is no table", where=str(folder), fix=fix)
     stored = library.load_yaml(folder / STUDY, StoredStudy)
     checks.check_runs(stored.study.runs, where=f"{folder / STUDY}: runs")
     return stored
@@ -131,7 +131,7 @@ def locked(folder: Path, now: StoredStudy, arms: Sequence[PlannedArm]) -> Iterat
     for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         missing.mkdir(mode=NOT_OTHERS, exist_ok=True)
     require_ours(folder.resolve())
-    fix = f"wait for it, or stop it with Ctrl-C; runstop study {short(folder)} --table shows its state"
+    fix = f"wait for this process, or stop it with Ctrl-C; to see the results: runstop study {short(folder)} --table"
     with run_lock.driving(folder, noun="study", fix=fix):
         if (folder / STUDY).exists():
             _check_same(folder, now, arms)
@@ -155,7 +155,7 @@ def _check_same(folder: Path, now: StoredStudy, arms: Sequence[PlannedArm]) -> N
             raise _changed(f"arm {arm.name!r} {what}", folder)
         prints = [one.fingerprint for one in (old_plans.get(arm.name), arm) if one is not None and one.fingerprint]
         if prints[1:] and prints[0] != prints[1]:
-            raise _changed(f"arm {arm.name!r} has another plan, since conf/ or the code has changed", folder)
+            raise _changed(f"arm {arm.name!r} has another plan, because conf/ or the code has changed", folder)
 
 
 def _settings(stored: StoredStudy) -> dict[str, list[str]]:
@@ -186,8 +186,8 @@ def _difference(old: Sequence[str], new: Sequence[str]) -> str:
 
 def _changed(what: str, folder: Path) -> ConfigError:
     return ConfigError(
-        f"the study has changed since its runs were started: {what}",
+        f"the study has changed since its runs started, so new runs would not be comparable: {what}",
         where=str(folder),
-        fix=f"undo the change, move {short(folder)} away, or set LOGDIR to another folder",
+        fix=f"undo the change, rename {short(folder)}, or set LOGDIR to another folder",
         rule="CFG-05",
     )

@@ -62,7 +62,7 @@ def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResu
         tables=tuple(_table(table, result, names, models) for table in result.tables),
         differences=tuple(_difference(one, names) for one in result.differences),
         order=tuple(tuple(names.get(name, name) for name in block) for block in result.order),
-        notes=(*result.notes, f"the command line sets the model {shown}: published figures of others are not shown"),
+        notes=(*result.notes, f"the arms ran the model {shown}, which the command line sets"),
         statements=tuple(_statement(one, names, shown) for one in result.statements),
     )
 

@@ -53,9 +53,9 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         return msgspec.convert(_with_current_keys(raw), kind, strict=False)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot be read: {reason}", where=str(path), fix="name a readable file") from error
+        raise ConfigError(f"the file cannot be read: {reason}", where=str(path), fix="give a readable file") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(_of_yaml(error), where=str(path), fix="see the YAML of conf/study/tiny.yaml") from error
+        raise ConfigError(_of_yaml(error), where=str(path), fix="write YAML as in conf/study/tiny.yaml") from error
     except msgspec.ValidationError as error:
         raise _explained(str(error), path, kind) from error
 
@@ -107,8 +107,8 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
         fix = f"{offer}known keys: {', '.join(sorted(known))}"
         return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
-        return ConfigError(f"{missing[1]} is missing", where=where, fix=f"add {missing[1]}")
-    return ConfigError(what.replace("`", ""), where=where, fix="set a value of that type")
+        return ConfigError(f"the key {missing[1]} is missing", where=where, fix=f"add the key {missing[1]}")
+    return ConfigError(what.replace("`", ""), where=where, fix="write a value of the type that this message names")
 
 
 _SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), ("runs",))
@@ -185,7 +185,7 @@ def _files(group: str, config_dir: Path | None) -> Mapping[str, Path]:
         raise ConfigError(
             "this folder does not exist",
             where=f"--config-dir {config_dir}",
-            fix="name a folder with a subfolder study/",
+            fix="give a folder with a subfolder study/",
         )
     folders = [CONF / group, *([config_dir / group] if config_dir else [])]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}

@@ -22,7 +22,8 @@ from bench.studies.spec import Calculated, Window
 SCALED = ("time_of_steps", "run_time")
 """Measurements that are proportional to the number of steps."""
 EPOCH = "epoch_time"
-"""The measurement calculated from the time of all steps, if of_steps is the number of steps of an epoch."""
+"""The measurement calculated from the time of all steps, if of_steps is the number of steps of an epoch. A pass over
+random rows is no epoch of a data set."""
 _RATES = ("throughput", "throughput_per_gpu", "real_throughput_per_gpu", "arithmetic_per_gpu", "mfu")
 _FACTS = ("accelerator", "host_processor_model_name", "operating_system", "commit", "image")
 
@@ -34,6 +35,7 @@ class Measured:
     numbers: Mapping[str, Measurement]
     calculated: frozenset[str] = frozenset()
     """Names of the measurements that are scaled from a shorter run."""
+    has_random_rows: bool = False
     facts: Mapping[str, str]
     began_ms: int | None = None
     """The time of run_start in its log, which a copy of the log keeps."""
@@ -53,13 +55,19 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
         numbers |= {one.name: one for one in of_window(content.result, numbers, window)}
     calculated: frozenset[str] = frozenset()
     if arm.calculated is not None:
-        scaled = _scaled(numbers, arm.calculated)
+        scaled = _scaled(numbers, arm.calculated, has_epochs=not content.result.has_random_rows)
         numbers, calculated = numbers | scaled, frozenset(scaled)
     costs = {one.name: one for one in cost.of_measured(tuple(numbers.values()), content.result)}
     numbers |= costs
     calculated |= {cost.RUN, cost.EPOCH} & set(costs) if calculated else frozenset()
     began_ms = content.result.run_start_ms
-    return Measured(numbers=numbers, calculated=calculated, facts=facts(content.result), began_ms=began_ms)
+    return Measured(
+        numbers=numbers,
+        calculated=calculated,
+        has_random_rows=content.result.has_random_rows,
+        facts=facts(content.result),
+        began_ms=began_ms,
+    )
 
 
 def of_window(result: Result, numbers: Mapping[str, Measurement], window: Window) -> list[Measurement]:
@@ -86,18 +94,18 @@ def _steps_ms(result: Result, window: Window) -> list[float]:
     times_ms = [by_step[step] for step in range(first, last + 1) if step in by_step]
     if len(times_ms) != window.steps:
         raise LogError(
-            f"the log lists {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
+            f"the log has the times of only {len(times_ms)} of the {window.steps} steps from step {first} to {last}",
             where=result.file,
-            fix="run it again: an attempt that resumed from a checkpoint lists only its own steps",
+            fix="run this trial again without interruption: a resumed trial logs only the steps after its checkpoint",
         )
     return times_ms
 
 
-def _scaled(numbers: Mapping[str, Measurement], short: Calculated) -> dict[str, Measurement]:
+def _scaled(numbers: Mapping[str, Measurement], short: Calculated, *, has_epochs: bool) -> dict[str, Measurement]:
     """Return the times scaled to of_steps steps."""
     factor = short.of_steps / short.steps
     scaled = {name: replace(numbers[name], value=factor * numbers[name].value) for name in SCALED if name in numbers}
-    if "time_of_steps" in scaled:
+    if has_epochs and "time_of_steps" in scaled:
         scaled[EPOCH] = replace(scaled["time_of_steps"], name=EPOCH)
     return scaled
 

@@ -9,15 +9,19 @@ since it does not fit into memory or cannot be split over the ranks.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+from bench import preflight
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
-from bench.contract.schema import Config
+from bench.contract.schema import Config, Precision
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
+from bench.planning.estimates.parameters import parameters
+from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
 from bench.studies import checks
 from bench.studies.arms import Arm
@@ -70,10 +74,10 @@ OPTIONAL_KEYS = ("engine.name", "task.kind", "cluster.backend", "container.runti
 """Keys with a fixed set of values that grows with versions."""
 CLUSTER = "cluster="
 OF_THE_STUDY = {
-    "trials": "the study's runs are its trials: runs in the study, or --runs",
-    "launch.folder": "each run has its own folder, below LOGDIR/studies",
-    "launch.array": "each run is one trial",
-    "launch.dry_run": "use --dry-run",
+    "trials": "set the number of runs instead: runs in the study, or --runs",
+    "launch.folder": "remove this override: every run has its own folder below LOGDIR/studies",
+    "launch.array": "remove this override: every run of a study has one trial",
+    "launch.dry_run": "use --dry-run instead",
 }
 """Overrides that a study sets itself, with the alternative for the user."""
 
@@ -102,22 +106,91 @@ def check_overrides(request: Request) -> Config:
     """Return the config composed of the study's overrides and those of the command line.
 
     Raises:
-        ConfigError: an override is wrong, or a study sets it itself.
+        ConfigError: an override is wrong, a study sets it itself, or one of its axes varies it.
     """
     for override in request.cli_overrides:
-        key = override.lstrip("+~").partition("=")[0]
+        key = _key(override)
         if key in OF_THE_STUDY:
-            raise ConfigError(f"{key} cannot be overridden: the study sets it", where=override, fix=OF_THE_STUDY[key])
+            raise ConfigError(
+                f"{key} cannot be overridden, because the study sets this key itself",
+                where=override,
+                fix=OF_THE_STUDY[key],
+            )
+        if axis := _axis_of(key, request.study):
+            choices = ", ".join(request.study.axes[axis])
+            raise ConfigError(
+                f"{key} cannot be overridden: the axis {axis} of the study sets it in each of its choices ({choices}), "
+                "and the override would replace it in all of them",
+                where=override,
+                fix=f"leave it out, or copy the study and remove the axis {axis}",
+            )
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 
-def plan_arms(request: Request) -> list[PlannedArm]:
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _axis_of(key: str, study: Study) -> str | None:
+    """Return the axis whose choices all set a key, to different values; None if there is none.
+
+    An override of the cluster is for the arms that name none.
+    """
+    if key == CLUSTER.removesuffix("="):
+        return None
+    for axis, choices in study.axes.items():
+        values = [[one for one in overrides if _key(one) == key] for overrides in choices.values()]
+        if all(values) and len({value[-1] for value in values}) > 1:
+            return axis
+    return None
+
+
+def plan_arms(request: Request, *, inspects: bool = False) -> list[PlannedArm]:
     """Return the planned arms; an arm without a plan has the reason.
+
+    With `inspects`, as in a dry run, an arm that a launch would refuse has the reason, too.
 
     Raises:
         ConfigError: the study or the command line has a mistake.
     """
-    return [replace(_planned(request, arm), note=arm.note or "") for arm in request.arms]
+    planned = [_planned(request, arm, inspects=inspects) for arm in request.arms]
+    return [
+        replace(one, note="; ".join(filter(None, (arm.note, one.note))), changed=_changed(request, arm))
+        for arm, one in zip(request.arms, planned, strict=True)
+    ]
+
+
+SAME_WORK = ("cluster", "gpu@cluster", "container", "launch", "walltime", "seed_base", "hydra")
+SAME_WORK_KEYS = ("model.weights", "data.files", "data.tokenizer")
+"""Groups and keys of overrides that keep the work of an arm; a key that the arm sets itself does not."""
+
+
+def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
+    """Return the overrides of the command line that change the work of an arm; those without an effect do not count."""
+    of_arm = {_key(override) for override in arm.overrides} - set(SAME_WORK_KEYS)
+    others = [one for one in request.cli_overrides if _changes_work(_key(one), of_arm)]
+    if not others:
+        return ()
+    own = replace(request, cli_overrides=[one for one in request.cli_overrides if one not in others])
+    try:
+        configs = [compose.unplanned(one.overrides(arm), config_dir=request.config_dir) for one in (request, own)]
+    except ConfigError:
+        return tuple(others)
+    return () if _work(configs[0]) == _work(configs[1]) else tuple(others)
+
+
+def _changes_work(key: str, of_arm: set[str]) -> bool:
+    if key == CLUSTER.rstrip("="):  # of the arm itself, it wins
+        return False
+    is_kept = key in SAME_WORK_KEYS or key.partition(".")[0] in SAME_WORK
+    return not is_kept or (key in of_arm and key.startswith("cluster."))
+
+
+def _work(config: Config) -> object:
+    """Return the parts of a config by which two arms do the same work on the same number of ranks."""
+    c = config.cluster
+    parts = (config.task, config.model, config.data, config.recipe, config.parallel, config.engine, config.precision)
+    return parts, c.num_nodes, c.ranks_per_node, c.environment
 
 
 def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, block: int) -> tuple[Plan, str]:
@@ -145,7 +218,7 @@ def _length(study: Study, arm: Arm) -> list[str]:
     return [] if steps is None else [f"task.training.max_steps={steps}", "task.training.epochs=null"]
 
 
-def _planned(request: Request, arm: Arm) -> PlannedArm:
+def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
     if arm.not_advisable:
         return PlannedArm(name=arm.name, mark=Mark.not_advisable, reason=arm.not_advisable, runs=False)
     try:
@@ -163,8 +236,55 @@ def _planned(request: Request, arm: Arm) -> PlannedArm:
             batch = micro_batch_overrides(config, sizes[0])
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
-        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False)
-    return replace(of_plan(arm.name, plan), batches=sizes)
+        return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, **_sizes(config))
+    planned = replace(of_plan(arm.name, plan), batches=sizes, **_sizes(config))
+    return _inspected(planned, preflight.inspect(plan)) if inspects and not config.launch.force else planned
+
+
+OF_THE_SITE = ("CFG-06", "CFG-08", "SRV-01")
+"""Rules about paths, files, disk space and programs, which the site provides before a launch."""
+IMAGE = ".image"
+"""The end of the keys that name an image, which the site provides, too."""
+TOO_SHORT = "CFG-13"
+"""A warning that the study shows: its runs would end at their time limit."""
+
+
+def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
+    """Return an arm as a launch would treat it: it does not run if a check of its plan has an error.
+
+    An error that the site removes by a path, a file or an image is listed, and the arm can run.
+    """
+    errors = [one for one in findings if one.severity == "error"]
+    of_site = [one for one in errors if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
+    if refused := [one for one in errors if one not in of_site]:
+        reason = "; ".join(map(_with_fix, refused))
+        return PlannedArm(name=planned.name, mark=Mark.no_result, reason=reason, runs=False)
+    short = "; ".join(_with_fix(one) for one in findings if one.rule == TOO_SHORT)
+    return replace(planned, note=short, before_launch=tuple(map(_with_fix, of_site)))
+
+
+def _with_fix(finding: Finding) -> str:
+    return f"{finding.titled}; {finding.fix}"
+
+
+GIB = 2**30
+STATE_BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 1}
+STATES = 4
+"""Copies of the weights that training needs if all have one precision: weights, gradients and both moments of Adam."""
+
+
+def _sizes(config: Config) -> dict[str, Any]:
+    """Return the sizes of a model whose states all have the precision of the config; empty for kernels."""
+    if config.task.kernels is not None:
+        return {}
+    weights = parameters(config.model) * STATE_BYTES[config.precision]
+    states = STATES * weights
+    return {"weights_gb": weights / 1e9, "states_gib": states / GIB, "gpus_of_40_gb": _gpus(states, 40 * GIB)}
+
+
+def _gpus(states: float, capacity: float) -> int:
+    """Return the smallest power of two of GPUs that hold the states."""
+    return 1 << (ceil(states / capacity) - 1).bit_length()
 
 
 def _missing(error: ConfigError) -> str | None:

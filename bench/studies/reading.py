@@ -1,5 +1,6 @@
 """Build the result of a study, with all its tables, from the logs in its folder."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         folder, [(arm, planned[arm.name]) for arm in arms], num_runs=study.runs, must_query=False
     )
     of_arms = [tables.read(arm, planned[arm.name], study, statuses) for arm in arms]
-    columns = (*tables.columns(study), *tables.coefficient_columns(study))
+    columns = (*tables.columns(study), *tables.coefficient_columns(study), *tables.relative_columns(study))
     rows = [tables.row(runs, study, stored.publications) for runs in of_arms]
     rows = [_with_intervals(row, study) for row in rows]
     result = StudyResult(
@@ -45,7 +46,7 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         source=study.source,
         folder=str(folder.absolute()),
         columns=columns,
-        rows=tables.with_coefficients(rows, of_arms, study),
+        rows=tables.with_relatives(tables.with_coefficients(rows, of_arms, study), of_arms, study),
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
         differences=tuple(_difference(pair, of_arms, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
@@ -158,8 +159,11 @@ def _notes(stored: StoredStudy, study: Study, of_arms: Sequence[ArmRuns]) -> lis
         notes.append(f"{total - missing} of {total} runs are valid")
     if study.window is not None:
         steps, skipped = study.window.steps, study.window.skip_steps
-        notes.append(f"step times and rates are over {steps} steps, after {skipped} skipped steps")
-    return [*notes, *_other_units(stored)]
+        notes.append(f"step times and rates are from {steps} steps, after {skipped} skipped steps")
+    changed = dict.fromkeys(one for runs in of_arms for one in runs.planned.changed)
+    if changed and stored.publications:
+        notes.append(f"arms whose work differs from their labels have no published figures: {' '.join(changed)}")
+    return [*notes, *_other_units(stored), *_not_measured(stored)]
 
 
 def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, PlannedArm], study: Study) -> Iterator[str]:
@@ -171,7 +175,15 @@ def _further_runs(folder: Path, arms: Sequence[Arm], planned: Mapping[str, Plann
     every = session.run_statuses(folder, [(arm, planned[arm.name]) for arm in arms], num_runs=last, must_query=False)
     further = sum(block >= study.runs and run.state is State.valid for (_, block), run in every.runs.items())
     if further:
-        yield f"{further} valid runs in further blocks are not counted; use --runs {last} to count them"
+        yield f"{further} valid runs in later blocks are not counted; to count these runs: --runs {last}"
+
+
+def _not_measured(stored: StoredStudy) -> Iterator[str]:
+    """Yield why no arm measures published figures."""
+    for name, table in stored.publications.items():
+        reasons = Counter(figure.not_measured for figure in table.figures if figure.not_measured)
+        for reason, count in reasons.items():
+            yield f"{name}: no arm measures {count} of {len(table.figures)} figures: {reason}"
 
 
 def _other_units(stored: StoredStudy) -> Iterator[str]:

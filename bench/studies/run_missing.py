@@ -154,7 +154,11 @@ def _submit(session: Session, queue: Queue, todo: Sequence[RunStatus]) -> None:
         for some in _jobs([run for run in todo if run.name.arm.name in shared], session):
             _submit_shared(session, queue, some)
     elif shared and session.request.study.jobs is Jobs.shared:
-        raise ConfigError("runs cannot share a job on this backend", where="jobs", fix="set jobs: each in the study")
+        what, fix = (
+            "this backend cannot run several runs in one job",
+            "set the key jobs to each in the study's YAML file",
+        )
+        raise ConfigError(what, where="jobs: shared", fix=fix)
     else:
         shared = set()
     separate = [one for one in todo if one.name.arm.name not in shared]
@@ -244,7 +248,9 @@ def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[RunStatu
     groups = _on_same_nodes(prepared, queue)
     if groups[1:] and session.request.study.jobs is Jobs.shared:
         raise ConfigError(
-            "the runs need different nodes and cannot share a job", where="jobs", fix="set jobs: each in the study"
+            "the runs need different nodes, so one job cannot run all of them",
+            where="jobs: shared",
+            fix="set the key jobs to each in the study's YAML file",
         )
     for group in groups:
         if len({one.name.arm.name for _, one in group}) == 1 and session.request.study.jobs is not Jobs.shared:

@@ -197,8 +197,17 @@ class Session:
         return plans.batch_overrides(self.request, run.name.arm, run.name.batch)
 
 
-def begin(name: str, overrides: Sequence[str], *, config_dir: Path | None = None, runs: int | None = None) -> Session:
+def begin(
+    name: str,
+    overrides: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    runs: int | None = None,
+    inspects: bool = False,
+) -> Session:
     """Return the session of a study, with every arm planned; nothing is written or started.
+
+    With `inspects`, as in a dry run, arms that a launch would refuse do not run.
 
     Raises:
         ConfigError: the study or the command line has a mistake.
@@ -218,7 +227,7 @@ def begin(name: str, overrides: Sequence[str], *, config_dir: Path | None = None
         request=request,
         stored=stored,
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
-        planned=fits.with_fits(request, labels.with_models(request, plans.plan_arms(request))),
+        planned=fits.with_fits(request, labels.with_models(request, plans.plan_arms(request, inspects=inspects))),
         max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,
     )
@@ -245,7 +254,10 @@ def _logs(config: Config) -> Path:
     logs = expanded(config.cluster.paths.logs)
     if logs is None:
         raise ConfigError(
-            f"{config.cluster.paths.logs} is not set", where="cluster.paths.logs", fix="set LOGDIR", rule="CFG-06"
+            f"{config.cluster.paths.logs} is not set",
+            where="cluster.paths.logs",
+            fix="export LOGDIR=FOLDER",
+            rule="CFG-06",
         )
     return Path(logs).absolute()
 

@@ -103,6 +103,25 @@ class Coefficients(Part, frozen=True, kw_only=True):
         return f"{self.measurement}_coefficient"
 
 
+class Relative(Part, frozen=True, kw_only=True):
+    """A column with the value of each arm divided by that of a reference arm, such as the arm on one GPU."""
+
+    name: str
+    """The measurement of the column: `scaling_efficiency`, `slower_by`."""
+    measurement: str
+    """The measurement of an existing column."""
+    title: str
+    reference: dict[str, str | tuple[str, ...]]
+    """Labels of the reference arms."""
+    same: tuple[str, ...] = ()
+    """Labels that an arm and its reference share, such as the model."""
+    match: dict[str, str | tuple[str, ...]] = {}
+    """Labels of the arms that have a value; by default all arms."""
+    is_reduction: bool = False
+    """Whether the column has 1 minus the ratio: by which share the value is lower than that of the reference."""
+    higher_is_better: bool
+
+
 class Pair(Part, frozen=True, kw_only=True):
     """Two arms to compare, by name; the result is the difference of `first` from `second`."""
 
@@ -157,6 +176,8 @@ class Study(Part, frozen=True, kw_only=True):
     question: str
     source: str
     overrides: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    """Labels of every arm, which are not in its name."""
     arms: dict[str, Arm] = {}
     axes: dict[str, dict[str, tuple[str, ...]]] = {}
     """Overrides by axis and choice; every combination is an arm, named after its choices."""
@@ -173,11 +194,14 @@ class Study(Part, frozen=True, kw_only=True):
     max_batch: MaxBatch | None = None
     columns: tuple[ColumnSpec, ...]
     coefficients: tuple[Coefficients, ...] = ()
+    relatives: tuple[Relative, ...] = ()
     pairs: tuple[Pair, ...] = ()
     statements: tuple[Statement, ...] = ()
     tables: tuple[Pivot, ...] = ()
     published: tuple[str, ...] = ()
     """Names of files in conf/published."""
+    published_match: dict[str, dict[str, str | tuple[str, ...]]] = {}
+    """For a published table, labels of the arms next to which it is shown; by default all arms."""
 
 
 Matching = Mapping[str, str | tuple[str, ...]]

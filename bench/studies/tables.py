@@ -13,7 +13,7 @@ from bench.studies import measured
 from bench.studies.arms import Arm
 from bench.studies.measured import Measured
 from bench.studies.session import RunStatus, RunStatuses, State
-from bench.studies.spec import Coefficients, Pivot, Study, matches
+from bench.studies.spec import Coefficients, Pivot, Relative, Study, matches
 
 ESTIMATES = {
     "estimated_step_time": "step_time_ms",
@@ -21,6 +21,12 @@ ESTIMATES = {
     "estimated_memory": "memory_gib",
 }
 """Columns with estimates of the plan, and the fields of PlannedArm."""
+SIZES = {
+    "estimated_weights": "weights_gb",
+    "estimated_states": "states_gib",
+    "estimated_gpus_of_40_gb": "gpus_of_40_gb",
+}
+"""Columns with sizes that need no plan, and the fields of PlannedArm."""
 COEFFICIENT, OF_LABEL = "efficiency_coefficient", "of"
 """The measurement of published coefficients, and the label with the measurement that they are of."""
 BATCHES = ("micro_batch_size", "global_batch_size")
@@ -58,18 +64,30 @@ def read(arm: Arm, planned: PlannedArm, study: Study, statuses: RunStatuses) -> 
 
 
 def row(runs: ArmRuns, study: Study, publications: Mapping[str, PublishedTable]) -> Row:
+    """Return a row; an arm whose work the command line has changed has no published figures."""
     names = [column.measurement for column in study.columns]
+    publications = {} if runs.planned.changed else of_arm(runs.arm, study, publications)
     coefficients = {
         one.column: _published(runs.arm, COEFFICIENT, publications, coefficient_of=one.measurement)
         for one in study.coefficients
     }
+    relative = [one.name for one in study.relatives]
     return Row(
         arm=runs.arm.name,
         labels=runs.arm.labels,
         cells={name: _noted(_cell(name, runs), runs.arm.note) for name in names},
-        published={name: _published(runs.arm, name, publications) for name in names} | coefficients,
+        published={name: _published(runs.arm, name, publications) for name in (*names, *relative)} | coefficients,
         facts=agreed([one.facts for _, one in runs.valid]),
     )
+
+
+def of_arm(arm: Arm, study: Study, publications: Mapping[str, PublishedTable]) -> dict[str, PublishedTable]:
+    """Return the published tables that the study shows next to an arm."""
+    return {
+        name: table
+        for name, table in publications.items()
+        if matches(arm.all_labels, study.published_match.get(name, {}))
+    }
 
 
 def agreed(facts: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -84,12 +102,16 @@ def _noted(cell: Cell, note: str | None) -> Cell:
 
 def _cell(name: str, runs: ArmRuns) -> Cell:
     planned = runs.planned
+    if (size := getattr(planned, SIZES.get(name, ""), None)) is not None:
+        return Cell(mark=Mark.estimated, value=size, reason="calculated from the number of weights")
     if not planned.runs:
         return Cell(mark=planned.mark, reason=planned.reason)
     if name in ESTIMATES:
         estimate = getattr(planned, ESTIMATES[name])
         if estimate is None:
-            return Cell(mark=Mark.no_result, reason="the plan has no estimate: there are no measured rates of this GPU")
+            return Cell(
+                mark=Mark.no_result, reason="the plan has no estimate, because there are no measured rates of this GPU"
+            )
         return Cell(mark=Mark.estimated, value=estimate, reason="estimated by the plan")
     of_runs = [(run, value) for run, one in runs.valid if (value := _value(name, run, one, planned)) is not None]
     if not of_runs:
@@ -115,9 +137,11 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 
 
 def _why_none(name: str, runs: ArmRuns) -> str:
+    if name == measured.EPOCH and any(one.has_random_rows for _, one in runs.valid):
+        return "its rows are random, and only rows of its data set have an epoch: set model.weights=checkpoint"
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))
-        return f"not measured by its runs; measured are {known}"
+        return f"the runs did not measure this; their measurements are {known}"
     return "; ".join(dict.fromkeys(runs.missing.values()))
 
 
@@ -199,7 +223,7 @@ def with_coefficients(rows: Sequence[Row], of_arms: Sequence[ArmRuns], study: St
         for group in _groups(rows, declared):
             for arm, cell in _of_group(group, runs, declared, study).items():
                 cells[arm][declared.column] = cell
-    alone = Cell(mark=Mark.no_result, reason="the study does not compare it with another arm")
+    alone = Cell(mark=Mark.no_result, reason="the study does not compare this arm with another arm")
     names = [declared.column for declared in study.coefficients]
     return tuple(
         replace(row, cells={**row.cells, **{name: cells[row.arm].get(name, alone) for name in names}}) for row in rows
@@ -240,7 +264,7 @@ def _none(cell: Cell) -> Cell:
     """Return the cell of an arm without a coefficient."""
     if cell.value is None:
         return Cell(mark=cell.mark, reason=cell.reason)
-    return Cell(mark=Mark.no_result, reason="no other arm of its group has a value")
+    return Cell(mark=Mark.no_result, reason="no other arm of the same group has a value")
 
 
 def _coefficient_cell(own: Cell, values: tuple[Sequence[float], Sequence[float]], best: str, reference: Cell) -> Cell:
@@ -263,3 +287,62 @@ def _coefficient_cell(own: Cell, values: tuple[Sequence[float], Sequence[float]]
         reason=f"relative to {best}{why}",
         runs=own.runs,
     )
+
+
+def relative_columns(study: Study) -> tuple[Column, ...]:
+    """Return the columns with values relative to a reference arm."""
+    return tuple(
+        Column(measurement=one.name, title=one.title, unit="", higher_is_better=one.higher_is_better)
+        for one in study.relatives
+    )
+
+
+def with_relatives(rows: Sequence[Row], of_arms: Sequence[ArmRuns], study: Study) -> tuple[Row, ...]:
+    """Return the rows with the cells of all values relative to a reference arm."""
+    runs = {one.arm.name: one for one in of_arms}
+    return tuple(
+        replace(row, cells={**row.cells, **{one.name: _relative(row, rows, runs, one) for one in study.relatives}})
+        for row in rows
+    )
+
+
+def reference_of(labels: Mapping[str, str], every: Sequence[Mapping[str, str]], declared: Relative) -> int | None:
+    """Return the position of the arm to which an arm is relative: that with the labels of the reference and of `same`.
+
+    `labels` and `every` have the labels of the arm and of all arms.
+    """
+    for position, other in enumerate(every):
+        if matches(other, declared.reference) and all(other.get(n) == labels.get(n) for n in declared.same):
+            return position
+    return None
+
+
+def _relative(row: Row, rows: Sequence[Row], runs: Mapping[str, ArmRuns], declared: Relative) -> Cell:
+    """Return the value of an arm divided by that of its reference, or by which share it is lower."""
+    own = row.cells[declared.measurement]
+    position = reference_of(_labels(row), [_labels(one) for one in rows], declared)
+    if not matches(_labels(row), declared.match):
+        return Cell(mark=Mark.no_result, reason="the study does not compare it with another arm")
+    if own.value is None:
+        return Cell(mark=own.mark, reason=own.reason)
+    if position is None:
+        return Cell(mark=Mark.no_result, reason="the study has no reference for it")
+    arm, reference = rows[position].arm, rows[position].cells[declared.measurement]
+    if reference.value is None:
+        return Cell(mark=Mark.no_result, reason=f"the reference {arm} has no value: {reference.reason}")
+    values = values_by_block(by_block(runs[row.arm], declared.measurement), by_block(runs[arm], declared.measurement))
+    cell = _coefficient_cell(own, values, arm, reference)
+    return _reduction(cell) if declared.is_reduction and cell.value is not None else cell
+
+
+def _labels(row: Row) -> dict[str, str]:
+    return {"arm": row.arm, **row.labels}
+
+
+def _reduction(ratio: Cell) -> Cell:
+    """Return 1 minus a ratio, with its interval."""
+    assert ratio.value is not None
+    value, low, high = 1 - ratio.value, ratio.high and 1 - ratio.high, ratio.low and 1 - ratio.low
+    interval = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    values = tuple(1 - one for one in ratio.values)
+    return replace(ratio, value=value, values=values, low=low, high=high, text=f"{value:.3g}{interval}")

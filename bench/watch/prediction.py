@@ -361,7 +361,7 @@ def _forecast_of(
     if forecast is not None:
         return forecast, forecast.source, off_band
     if off_band is not None:
-        return None, "no published run had such losses", off_band
+        return None, "the losses are outside of all published runs", off_band
     return None, f"no published runs of {benchmark} to target {target.value:g} at global batch size {gbs}", None
 
 

@@ -150,9 +150,9 @@ def stall(progress: Progress, *, silent_s: float | None, usual_s: float | None, 
     if last_s is None:
         yield text
     elif silent_s <= last_s:
-        yield f"{text}; its watchdog ends it after at most {clock(last_s)} and names the stalled rank (RUN-17)"
+        yield f"{text}; the watchdog ends the trial after at most {clock(last_s)} and reports the stalled rank (RUN-17)"
     else:
-        yield f"{text}; its watchdog should have ended it after {clock(last_s)} (RUN-17): all ranks may have stopped"
+        yield f"{text}; the watchdog did not end the trial after {clock(last_s)} (RUN-17): all ranks may have stopped"
 
 
 def _ended_after_s(progress: Progress, limits: Stall) -> float | None:

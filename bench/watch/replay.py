@@ -21,7 +21,11 @@ def replay(path: Path | str, *, planned: Planned | None = None) -> Iterator[View
     """
     events, _ = reader.read(path)
     if not events:
-        raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="give the result_K.txt of a trial")
+        raise LogError(
+            "there is nothing to replay: the file has no MLLOG line",
+            where=str(path),
+            fix="give the result_K.txt of a trial",
+        )
     known, tracker, name = planned or Planned(), Tracker(), Path(path).name
     for event in events:
         tracker.update([event])

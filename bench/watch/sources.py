@@ -83,7 +83,11 @@ class Replay:
     def __init__(self, path: Path, *, speed: float) -> None:
         self._events, self._next, self._speed = reader.read(path)[0], 0, speed
         if not self._events:
-            raise LogError("nothing to replay: no MLLOG line", where=str(path), fix="give the result_K.txt of a trial")
+            raise LogError(
+                "there is nothing to replay: the file has no MLLOG line",
+                where=str(path),
+                fix="give the result_K.txt of a trial",
+            )
         self._began, self._first_ms = time.monotonic(), self._events[0].time_ms
 
     def now_ms(self) -> int:
@@ -223,9 +227,9 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            f"cannot watch {len(folders)} folders and {len(paths) - len(folders)} logs with these options",
-            where=", ".join(map(str, paths)) or "the command line",
-            fix="give one run folder (without --trials and --walltime, which are in its plan), or only logs",
+            "runstop watch needs one run folder without --trials and --walltime, or one or more logs",
+            where=", ".join(map(str, paths)) or "command line",
+            fix="give a single run folder and remove --trials and --walltime, or give only logs",
         )
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
@@ -242,7 +246,7 @@ def run_folder(folder: Path) -> WatchedTrials:
     count = len(plan.trials)
     if not count:
         raise ConfigError(
-            "this job only checks its nodes: it has no trials to watch",
+            "this run only checks its nodes, so there is no trial to watch",
             where=str(folder),
             fix=f"runstop why {shlex.quote(str(folder))}",
         )
@@ -273,9 +277,10 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
     for path in paths:
         if not path.exists() and not (path.suffix and path.parent.is_dir()):
             raise ConfigError(
-                f"file not found: {printable(str(path))}",
-                where="the command line",
-                fix="runstop runs lists the runs; to wait for a log, its name needs a suffix and its folder must exist",
+                f"{printable(str(path))} does not exist",
+                where="command line",
+                fix="give a run folder (runstop runs lists all); a log that does not exist yet needs a name with a "
+                "suffix (result_0.txt) in an existing folder",
             )
     limits = Planned(limit_min=walltime_min)
     are_alike = len({path.name for path in paths}) < len(paths)
@@ -316,7 +321,7 @@ def _logs(folder: Path) -> list[Path]:
         if logs := sorted(folder.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]):
             return logs
     raise ConfigError(
-        f"nothing to watch in this folder: no {PLAN}, {RESULTS} or {JOB_OUTPUTS}",
+        f"there is nothing to watch: the folder has no {PLAN}, {RESULTS} or {JOB_OUTPUTS}",
         where=str(folder),
         fix="give a run folder, or the log of a trial",
     )

@@ -69,7 +69,7 @@ def curves(plan: Plan, folder: Path, *, trial: str) -> "Curves | None":
         try:
             require([tracker])
         except ConfigError as error:
-            _LOG.warning("no curves for %s: %s; %s", tracker.name, error.what, error.fix)
+            _LOG.warning("%s gets no curves: %s; %s", tracker.name, error.what, error.fix)
             trackers.remove(tracker)
     return Curves(trackers, folder / FOLDER, trial) if trackers else None
 
@@ -158,7 +158,9 @@ class Curves:
 
 def _warn(error: Exception, folder: Path) -> None:
     where = getattr(error, "filename", None) or folder
-    _LOG.warning("trackers are not written: %s: %s", where, getattr(error, "strerror", None) or error)
+    _LOG.warning(
+        "no more curves are written for the trackers: %s: %s", where, getattr(error, "strerror", None) or error
+    )
 
 
 def _emptied(folder: Path) -> Path:
@@ -170,7 +172,9 @@ def _emptied(folder: Path) -> Path:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARK).exists():
             raise ConfigError(
-                "this folder was not written by runstop and is not overwritten", where=str(folder), fix="move it away"
+                "runstop did not create this folder and does not overwrite its files",
+                where=str(folder),
+                fix="rename the folder",
             )
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)

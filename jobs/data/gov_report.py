@@ -44,7 +44,7 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
         ConfigError: the number of rows, their length or a token does not match the plan, or the files have no rows.
     """
     if folder.exists():
-        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a folder that does not exist")
     files = {name: _files(source, published) for name, published in SPLITS.items()}
     manifest: dict[str, Any] = {
         "data": data.name,
@@ -70,7 +70,7 @@ def _files(source: Path, published: str) -> list[Path]:
         if files := sorted([*folder.glob(f"{published}-*.parquet"), *folder.glob(f"{published}.parquet")]):
             return files
     raise ConfigError(
-        f"no {published} rows in this folder",
+        f"the folder has no {published} rows",
         where=str(source),
         fix=f"give a folder with {published}-00000-of-00001.parquet or {published}.npy",
     )
@@ -102,7 +102,9 @@ def _checked(paths: list[Path], shape: tuple[int, int], vocab_size: int) -> Iter
         rows = _from_npy(path) if path.suffix == ".npy" else _from_parquet(path)
         for i, (tokens, counts) in enumerate(rows):
             if tokens.shape != (shape[1],) or counts.shape != tokens.shape:
-                what = f"{tokens.shape} tokens and {counts.shape} labels, but the plan needs {shape[1]}"
+                what = (
+                    f"{tokens.shape} tokens and {counts.shape} labels, but the plan needs {shape[1]} tokens and labels"
+                )
                 _refuse(path, f"row {i} has {what}")
             if tokens.min() < 0 or tokens.max() >= vocab_size:
                 _refuse(path, f"row {i} has token {tokens.max()}, but the model's vocabulary has {vocab_size} tokens")
@@ -137,7 +139,7 @@ def _from_npy(path: Path) -> Iterator[Row]:
             if list(row.get("seq_start_id", [0])) != [0]:
                 _refuse(
                     path,
-                    f"row {i} has a document mask (not supported): seq_start_id {list(row['seq_start_id'])[:4]} …",
+                    f"row {i} has an unsupported document mask: seq_start_id {list(row['seq_start_id'])[:4]} …",
                 )
             yield np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["loss_mask"], dtype=np.int64) != 0
     except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:

@@ -42,9 +42,9 @@ def prepare(plan: TrainingPlan, *, processes: int | None = None) -> dict[str, An
         return _prepare(plan, root, folder, processes or len(os.sched_getaffinity(0)))
     except OSError as error:
         raise BenchError(
-            f"cannot read or write: {error.strerror or error}",
+            f"the rows cannot be read or written: {error.strerror or error}",
             where=str(error.filename or root),
-            fix="free disk space, or check the permissions; then run it again: tokenised blocks are kept",
+            fix="free disk space or correct the permissions, then run the same command again: finished blocks are kept",
             rule="CFG-08",
         ) from error
     except ModuleNotFoundError as error:
@@ -54,15 +54,17 @@ def prepare(plan: TrainingPlan, *, processes: int | None = None) -> dict[str, An
 
 def _named(path: str | None) -> Path:
     if (full := expanded(path)) is None:
-        raise ConfigError(f"{path or 'DATADIR'} is not set", where="cluster.paths.data", fix="export DATADIR=…")
+        raise ConfigError(f"{path or 'DATADIR'} is not set", where="cluster.paths.data", fix="export DATADIR=FOLDER")
     return Path(full)
 
 
 def _tokenizer_file(plan: TrainingPlan) -> Path:
     place = expanded(data_files.tokenizer_place(plan.config, plan.data_dir))
     if place is None:
-        fix = "export MODEL=…, or set data.tokenizer"
-        raise ConfigError("MODEL is not set: the tokenizer is read from there", where="cluster.paths.model", fix=fix)
+        fix = "export MODEL=FOLDER, or set data.tokenizer"
+        raise ConfigError(
+            "MODEL is not set, but the tokenizer is read from this folder", where="cluster.paths.model", fix=fix
+        )
     return data_files.find_tokenizer(Path(place))
 
 
@@ -100,7 +102,9 @@ def _prepare(plan: TrainingPlan, root: Path, folder: Path, processes: int) -> di
             manifest |= {"tokenizer": described} | writing.checksums(submit, part, blocks)
             if _state(sources) != state:
                 raise ConfigError(
-                    "the input files changed while they were read", where=str(sources[0]), fix="run it again"
+                    "the input files changed while they were read",
+                    where=str(sources[0]),
+                    fix="run the same command again",
                 )
             (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(work)

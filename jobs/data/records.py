@@ -5,12 +5,13 @@ import json
 import mmap
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.contract import data_files
 from bench.contract.data import DataSource
 from bench.contract.data_files import FORMATS, check_record, columns_fix
 from bench.errors import ConfigError
@@ -27,13 +28,13 @@ class Block:
 
     path: str
     form: str
-    """lines, gzip, array or parquet."""
+    """lines, gzip, array, by_pmid or parquet."""
     start: int
     stop: int
     num_bytes: int
     """Size in the file, for the progress."""
     first: int = 0
-    """The number of its first record, for array and parquet."""
+    """The number of its first record, for array, by_pmid and parquet."""
 
 
 def cut(path: Path) -> Iterator[Block]:
@@ -47,8 +48,10 @@ def cut(path: Path) -> Iterator[Block]:
         yield from _cut_parquet(path, size)
     elif path.suffix == ".gz":
         yield Block(str(path), "gzip", 0, size, size)
-    elif _is_array(path):
-        yield from _cut_array(path)
+    elif (head := _head(path)).lstrip()[:1] == b"[":
+        yield from _cut_objects(path, "array")
+    elif data_files.BY_PMID.match(head):
+        yield from _cut_objects(path, "by_pmid")
     else:
         for start in range(0, size, BLOCK_BYTES):
             stop = min(start + BLOCK_BYTES, size)
@@ -75,7 +78,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
-        raise refused(what, str(path), "copy it again") from error
+        raise refused(what, str(path), "copy the file again") from error
 
 
 def _cut_parquet(path: Path, size: int) -> Iterator[Block]:
@@ -92,29 +95,63 @@ def _cut_parquet(path: Path, size: int) -> Iterator[Block]:
             start = stop
 
 
-def _is_array(path: Path) -> bool:
+def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(2**16).removeprefix(BOM).lstrip()[:1] == b"["
+        return file.read(2**16).removeprefix(BOM)
 
 
-def _cut_array(path: Path) -> Iterator[Block]:
-    """Yield the blocks of an array of JSON objects, without parsing the objects.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a file has around its records: how an error shows it, and its pattern, whose group is a record's key."""
+
+    shown: str
+    pattern: re.Pattern[bytes]
+
+
+AROUND_BYTES = 2**16
+"""How much of what is between two records is read."""
+_FIRST, _NEXT, _LAST, _EMPTY = range(4)
+_AROUND = {
+    "array": (
+        Mark("[", re.compile(rb"\s*\[\s*()")),
+        Mark(",", re.compile(rb"\s*,\s*()")),
+        Mark("]", re.compile(rb"\s*\]\s*")),
+        Mark("[]", re.compile(rb"\s*\[\s*\]\s*")),
+    ),
+    "by_pmid": (
+        Mark('{"PMID":', re.compile(rb'\s*\{\s*("\d+")\s*:\s*')),
+        Mark(',"PMID":', re.compile(rb'\s*,\s*("\d+")\s*:\s*')),
+        Mark("}", re.compile(rb"\s*\}\s*")),
+        Mark("{}", re.compile(rb"\s*\{\s*\}\s*")),
+    ),
+}
+"""By form: before the first record, before each other one, after the last one, and of a file without records."""
+_MADE_OF = {
+    "array": "write one array of JSON objects, or one object on each line; copy it again",
+    "by_pmid": "write one object that has a record for each PMID, as PubMedQA's own files; copy it again",
+}
+
+
+def _cut_objects(path: Path, form: str) -> Iterator[Block]:
+    """Yield the blocks of an array of JSON objects, or of an object of them, without parsing the objects.
 
     Raises:
         ConfigError: there is something else between the objects, or the end is missing.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        end, number, first, start = 0, 0, 0, None
+        end, number, first, start = len(BOM) if text[: len(BOM)] == BOM else 0, 0, 0, None
         for begins, ends in _objects(text):
-            _require(text, end, begins, b"," if number else b"[", path, number)
-            start = begins if start is None else start
+            key = _require(
+                text[end : min(begins, end + AROUND_BYTES)], form, _NEXT if number else _FIRST, path, number
+            ).start(1)
+            start = end + key if start is None else start
             end, number = ends, number + 1
             if end - start >= BLOCK_BYTES:
-                yield Block(str(path), "array", start, end, end - start, first)
+                yield Block(str(path), form, start, end, end - start, first)
                 start, first = None, number
         if start is not None:
-            yield Block(str(path), "array", start, end, end - start, first)
-        _require(text, end, len(text), b"]" if number else b"[]", path, number)
+            yield Block(str(path), form, start, end, end - start, first)
+        _require(text[end : end + AROUND_BYTES], form, _LAST if number else _EMPTY, path, number)
 
 
 def _objects(text: mmap.mmap) -> Iterator[tuple[int, int]]:
@@ -132,11 +169,12 @@ def _objects(text: mmap.mmap) -> Iterator[tuple[int, int]]:
                 yield begins, mark.end()
 
 
-def _require(text: mmap.mmap, start: int, stop: int, expected: bytes, path: Path, number: int) -> None:
-    actual = text[start : min(stop, start + 2**16)].removeprefix(BOM if start == 0 else b"")
-    if b"".join(actual.split()) != expected:
-        what = f"after {number:,} records: expected {expected.decode()}, got {bytes(actual[:40])!r}"
-        raise refused(what, str(path), "write one array of JSON objects, or one object on each line; copy it again")
+def _require(actual: bytes, form: str, mark: int, path: Path, number: int) -> re.Match[bytes]:
+    expected = _AROUND[form][mark]
+    if (match := expected.pattern.fullmatch(actual)) is None:
+        what = f"after {number:,} records the file has {b''.join(actual.split())[:40]!r} instead of {expected.shown}"
+        raise refused(what, str(path), _MADE_OF[form])
+    return match
 
 
 PARQUET_ROWS = 256
@@ -155,8 +193,9 @@ def read(block: Block, source: DataSource) -> Iterator[dict[str, str]]:
     if block.form == "parquet":
         located = _parquet(block, columns, fix)
     else:
-        located = {"lines": _lines, "gzip": _gzip_lines, "array": _array}[block.form](block)
-    for place, record in located:
+        located = {"lines": _lines, "gzip": _gzip_lines, "array": _array, "by_pmid": _by_pmid}[block.form](block)
+    for place, raw in located:
+        record = data_files.with_our_columns(raw, source)
         if wrong := check_record(record, columns) or _broken_text(record, columns):
             raise refused(f"{place}: {wrong}", block.path, fix)
         yield record
@@ -175,7 +214,7 @@ def _parquet(block: Block, columns: tuple[str, ...], fix: str) -> Iterator[tuple
     with parquet_file(Path(block.path)) as file:
         names = file.schema_arrow.names
         if missing := [name for name in columns if name not in names]:
-            raise refused(f"no column {', '.join(missing)}; the columns are {', '.join(names)}", block.path, fix)
+            raise refused(f"column {missing[0]} is missing; the columns are {', '.join(names)}", block.path, fix)
         groups, number = list(range(block.start, block.stop)), block.first - 1
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=list(columns)):
             for record in batch.to_pylist():
@@ -219,7 +258,7 @@ def _gzip_lines(block: Block) -> Iterator[tuple[object, Any]]:
                     yield f"line {number}", _parsed(line, f"line {number}", block.path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the gzip file is truncated or damaged after line {number}: {error}"
-        raise refused(what, block.path, "copy it again") from error
+        raise refused(what, block.path, "copy the file again") from error
 
 
 def _parsed(line: bytes, place: object, path: str) -> Any:
@@ -232,15 +271,35 @@ def _parsed(line: bytes, place: object, path: str) -> Any:
 
 
 def _array(block: Block) -> Iterator[tuple[object, Any]]:
+    for number, record in enumerate(_whole(block, "[", "]", dict), block.first):
+        yield f"record {number}", record
+
+
+def _by_pmid(block: Block) -> Iterator[tuple[object, Any]]:
+    for pmid, record in _whole(block, "{", "}", _distinct).items():
+        yield f"record of PMID {pmid}", record
+
+
+def _whole(
+    block: Block, opening: str, closing: str, to_object: Callable[[list[tuple[str, Any]]], dict[str, Any]]
+) -> Any:
+    """Return the parsed block between these brackets; `to_object` takes the pairs of an object."""
     with open(block.path, "rb") as file:
         file.seek(block.start)
         text = file.read(block.stop - block.start)
     try:
-        parsed = json.loads(f"[{text.decode('utf-8')}]")
+        return json.loads(f"{opening}{text.decode('utf-8')}{closing}", object_pairs_hook=to_object)
     except UnicodeDecodeError as error:
         what = f"byte {block.start + error.start + 1:,} of the file is not UTF-8 ({error.reason})"
         raise refused(what, block.path, NOT_UTF_8) from error
     except (ValueError, RecursionError) as error:
-        raise refused(f"after record {block.first}: not JSON: {error}", block.path, NOT_JSON) from error
-    for number, record in enumerate(parsed, block.first):
-        yield f"record {number}", record
+        raise refused(f"the text after record {block.first} is not JSON: {error}", block.path, NOT_JSON) from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raise ValueError for a name that it has twice, of which a dict would keep one."""
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.80} is there twice")
+    return named

@@ -77,7 +77,10 @@ class Rows:
         if self.sha256_rows is not None:
             for place, index in enumerate(indices.tolist()):
                 if index >= 0 and row_sha256(tokens[place], counts[place]) != self.sha256_rows[index].tobytes():
-                    raise _changed(f"row {index} has other tokens or counts than when it was written", self.where)
+                    raise _changed(
+                        f"the tokens or counts of row {index} were changed: the SHA-256 differs from the recorded one",
+                        self.where,
+                    )
         return tokens, counts
 
 
@@ -138,21 +141,21 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         raise ConfigError(
             f"the {name} rows of {data.name} cannot be read: {error}",
             where=str(folder),
-            fix="run jobs.tasks.prepare, or set DATADIR to a folder with prepared rows",
+            fix="run python -m jobs.tasks.prepare, or set DATADIR to a folder with prepared rows",
             rule="CFG-06",
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"{name} has rows {tokens.shape} and counts {counts.shape}, but the plan has {(num_rows, data.seq_length)}",
+            f"{name} has tokens {tokens.shape} and counts {counts.shape} instead of {(num_rows, data.seq_length)}",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
         )
     if lengths is not None and lengths.shape != (num_rows,):
         raise ConfigError(
-            f"{name} has the lengths of {lengths.shape} rows, but the plan needs {(num_rows,)}",
+            f"the file has the lengths of {lengths.size} rows, but the plan has {num_rows} rows",
             where=str(folder / f"{name}_lengths.npy"),
-            fix="prepare the data again",
+            fix="delete this folder, and prepare the rows again",
             rule="CFG-06",
         )
     if sha256 is None or f"{name}_sha256.npy" not in files:
@@ -161,7 +164,7 @@ def load(plan: TrainingPlan, name: str) -> Rows:
             raise _changed(differing, folder)
         sha256 = sha256_rows(tokens, counts)
     if sha256.shape != (num_rows, hashlib.sha256().digest_size):
-        raise _changed(f"{name} has the checksums of {sha256.shape[0]} rows instead of {num_rows}", folder)
+        raise _changed(f"{name} has checksums of {sha256.shape[0]} rows, but the plan has {num_rows} rows", folder)
     return Rows(tokens, counts, lengths, sha256, f"{folder}, {name}")
 
 
@@ -185,7 +188,7 @@ def _whole(path: Path, files: Mapping[str, Content]) -> np.ndarray | None:
 
 def _changed(what: str, where: Path | str) -> ConfigError:
     return checksums.changed(
-        what, where, fix="find out who changed the rows; delete their folder and prepare them again, or copy them again"
+        what, where, fix="find out who changed the rows, then delete their folder and prepare or copy the rows again"
     )
 
 

@@ -43,7 +43,7 @@ def provide(folder: Path, data: Data, vocab_size: int) -> None:
         return
     if vocab_size < VOCABULARY.start:
         raise ConfigError(
-            f"model.vocab_size={vocab_size} is less than the {VOCABULARY.start} entries of a sample's tokenizer",
+            f"model.vocab_size={vocab_size} is less than the {VOCABULARY.start} tokens that data.sample needs",
             where="model.vocab_size",
             fix=f"set model.vocab_size={VOCABULARY.stop - 1}",
         )

@@ -66,10 +66,10 @@ def require(available: dict[str, int], data: Data, where: str) -> None:
             fix = (
                 "add files, or lower data.eval_rows, data.seq_length or data.test_split"
                 if few
-                else f"set data.{name}_rows={available[name]} or fewer, or add files; tokenised blocks are kept"
+                else f"set data.{name}_rows to {available[name]} or less, or add files; finished blocks are kept"
             )
             raise ConfigError(
-                f"data.{name}_rows is {needed:,}, but the files have {available[name]:,} rows ({held})",
+                f"data.{name}_rows is {needed:,}, but the files only have {available[name]:,} such rows ({held})",
                 where=where,
                 fix=fix,
                 rule="CFG-06",

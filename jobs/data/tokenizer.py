@@ -171,7 +171,7 @@ def _token(inner: "Tokenizers", config: dict[str, Any], name: str, path: Path) -
     if text is None:
         return None
     if (number := inner.token_to_id(text)) is None:
-        raise bad_tokenizer(path, f"it has no token {text!r}, which is {name} in {TOKENIZER_CONFIG}")
+        raise bad_tokenizer(path, f"{name} in {TOKENIZER_CONFIG} is {text!r}, which is not a token of this file")
     return int(number)
 
 

@@ -104,6 +104,6 @@ def _ended(process: "subprocess.Popen[str]") -> BenchError:
     return BenchError(
         f"a tokenizer process ended with exit code {process.wait()}",
         where=" ".join(map(str, process.args)) if isinstance(process.args, list) else str(process.args),
-        fix="read its output above; exit code -9 usually means out of memory: use fewer processes. "
-        "Then run it again: finished blocks are kept",
+        fix="read the output of the process above; exit code -9 usually means out of memory: use fewer processes. "
+        "Then run the same command again: finished blocks are kept",
     )

@@ -81,7 +81,7 @@ def _require(fused: str, backend: AttentionBackend) -> str:
     if backend.name in (fused or AttentionBackend.math.name):
         return f"aten.{fused}" if fused else "math: several operators"
     raise BenchError(
-        f"{backend.name} attention was requested, but torch used {fused or 'math'}",
+        f"torch used {fused or 'math'} attention instead of the requested backend {backend.name}",
         where="task.kernels.attention.backends",
-        fix="list only backends that this version of torch supports on this device",
+        fix=f"remove {backend.name} from the list: this version of torch does not support it on this device",
     )

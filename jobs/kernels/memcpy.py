@@ -49,7 +49,7 @@ def _next_gpu(device: torch.device) -> torch.device:
         raise SubmitError(
             f"GPU {device.index} has no peer access to another GPU ({count} GPUs are visible to this process)",
             where="cluster.slurm.gpu_request",
-            fix="make all GPUs of the node visible to every rank, or remove task.kernels.memcpy",
+            fix="request GPUs per node, so that a rank sees all GPUs of its node, or set task.kernels.memcpy=null",
             rule="HW-03",
         )
     return torch.device("cuda", other)

@@ -126,9 +126,9 @@ class GroupAllReduce:
         try:
             present: dict[int, list[Any]] = self._get(key, None)
         except RuntimeError as error:
-            raise self._error("rank 0, which keeps the log, has ended") from error
+            raise self._error("rank 0, which writes the log, has ended") from error
         if groups.number not in present:
-            raise self._error(f"the other groups waited {self._limit_s:g} s for it and continued without it")
+            raise self._error(f"the other groups waited {self._limit_s:g} s for this group, then continued alone")
         self._active = sorted(present)
         return present
 
@@ -177,7 +177,7 @@ class GroupAllReduce:
         return BenchError(
             f"group {self._groups.number} left the run: {what}",
             where=f"rank {self._groups.rank}, recipe.local_sgd.time_limit_s",
-            fix="find what delayed this group; to include it again, resume the run from a checkpoint",
+            fix="find out what delayed this group; to train with all groups again, resume the run from a checkpoint",
             rule="RUN-19",
         )
 

@@ -109,10 +109,10 @@ class LocalSgdTraining:
 
     def _uneven(self, num_rows: int) -> BenchError:
         return BenchError(
-            f"after a group left, {num_rows} rows cannot be split over the other {len(self._groups.active)} groups "
+            f"a group has left, and {num_rows} rows cannot be split over the other {len(self._groups.active)} groups "
             f"in micro-batches of {self._plan.batch.micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix="resume from a checkpoint with all groups, or use a global batch that every number of groups divides",
+            fix="resume from a checkpoint with all groups, or set a global batch that fewer groups can divide, too",
             rule="RUN-19",
         )
 

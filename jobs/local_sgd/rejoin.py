@@ -74,7 +74,7 @@ def receive_state(groups: Groups, *, tensors: list[Tensor], limit_s: float) -> A
         raise BenchError(
             f"restarted group {groups.number} could not rejoin: {str(error).splitlines()[0]}",
             where=f"rank {groups.rank}, recipe.local_sgd.restarts",
-            fix="none is needed if the other groups have finished without it",
+            fix="no action is needed if the other groups have finished; otherwise resume the run",
             rule="RUN-19",
         ) from error
     return header

@@ -31,9 +31,13 @@ ENROOT_LOCK = Path("/.lock")
 """Enroot creates it in every root file system that it starts; `enroot list` recognises containers by it."""
 PACKAGES = (
     *("runstop", "torch", "megatron-core", "mlperf-logging", "numpy", "psutil", "triton", "transformer-engine"),
+    *("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "nemo-toolkit", "amdsmi"),
     *("flash-attn", "apex", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
-AFFECTING_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "PMIX_", "SLURM_", "ENROOT_")
+AFFECTING_PREFIXES = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_", "HIP_", "ROCR_", "HSA_", "OMP_", "PMIX_"),
+    *("SLURM_", "ENROOT_"),
+)
 WRITTEN_MIB = 1
 """The size of the probe file: even a full quota accepts an empty one."""
 

@@ -94,10 +94,12 @@ def _slow_ranks(key: str, node: str, ranks: list[RankRates], *, floor: float, ar
     words, command = _RANK_RATES[key]
     worst = min(ranks, key=lambda rank: getattr(rank, key))
     lowest = _number(getattr(worst, key))
-    what = f"{len(ranks)} of its ranks are below the floor of {_number(floor)} {words}; the lowest reaches {lowest}"
+    what = (
+        f"{len(ranks)} ranks of this node reach less than the floor of {_number(floor)} {words}; the lowest: {lowest}"
+    )
     fix = f"{_exclude([node])}, and run `{command}` there"
     if are_all:
-        fix = f"no node reaches it: check that cluster.health.{key} is right for this cluster, then run `{command}`"
+        fix = f"no node reaches the floor: correct cluster.health.{key} for this cluster, or run `{command}` on a node"
     return _Below(HealthFinding("HW-01", what, f"{node}, local rank {worst.local_rank}", fix), node)
 
 
@@ -106,7 +108,9 @@ def _nodes(report: Health) -> Iterator[_Below]:
     for node in report.nodes:
         rate, floor = best_gbs(node.allreduce), report.floors.node_busbw_gbs
         if rate is not None and floor is not None and rate < floor:
-            what = f"its ranks reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
+            what = (
+                f"this node's ranks reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
+            )
             fix = f"{_exclude([node.node])}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
             yield _Below(HealthFinding("NCC-04", what, node.node, fix), node.node)
 
@@ -121,9 +125,11 @@ def _all(report: Health) -> Iterator[_Below]:
     if slow:
         fix = f"{_exclude(slow)}, and run `ibstat` and `nvidia-smi nvlink -s` there"
     elif report.pairs:
-        fix = "no node is slower than the others: check the shared network; NCCL_DEBUG=INFO shows if InfiniBand is used"
+        fix = (
+            "no node is slower than the others: check the shared network; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
+        )
     elif len(names) > 1:
-        fix = "add a third node to find out which of the two is slow; NCCL_DEBUG=INFO shows the transport"
+        fix = "run the check with a third node to find out which node is slow; NCCL_DEBUG=INFO shows the transport"
     else:
         fix = f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
     what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
@@ -142,7 +148,7 @@ def _slow_in_pairs(report: Health) -> list[str]:
 
 
 def _exclude(nodes: Sequence[str]) -> str:
-    return f"exclude it (--exclude={','.join(nodes)})"
+    return f"exclude {'the nodes' if len(nodes) > 1 else 'the node'} (--exclude={','.join(nodes)})"
 
 
 def _below(rate: float | None, floor: float | None) -> bool:

@@ -1,10 +1,12 @@
-"""Read a node's CPUs, memory, network, InfiniBand and GPUs from the kernel and nvidia-smi; None if unknown.
+"""Read a node's CPUs, memory, network, InfiniBand and GPUs from the kernel, nvidia-smi and amdsmi; None if unknown.
 
 It needs only the standard library.
 """
 
 import csv
 import fcntl
+import importlib.util
+import json
 import os
 import platform
 import re
@@ -12,6 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
@@ -19,10 +22,13 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
-from bench.contract.node_facts import GpuFacts, Interface, Machine, NeededPath, Port, Results
+from bench.contract.node_facts import NOT_INSTALLED, GpuFacts, Interface, Machine, NeededPath, Port, Results
 
 TIMEOUT_S = 20
-"""Longest wait for nvidia-smi; it hangs on a GPU that has fallen off the bus."""
+"""Longest wait for nvidia-smi or amdsmi; they hang on a GPU that has fallen off the bus."""
+KFD = Path("/dev/kfd")
+"""The compute device of AMD's driver. Source: ROCm, "Running ROCm Docker containers"."""
+ROOT = Path(__file__).parents[2]
 GET_ADDRESS = 0x8915
 """SIOCGIFADDR, netdevice(7): the first IPv4 address of an interface."""
 _GPU = {
@@ -123,8 +129,10 @@ def infiniband() -> tuple[Port, ...]:
 
 def gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None, str | None]:
     """Return the GPUs, the error if they are unknown, and the topology table of their links."""
+    if shutil.which("nvidia-smi") is None and KFD.exists():
+        return *amd_gpus(), None
     if shutil.which("nvidia-smi") is None:
-        return None, "nvidia-smi is not installed", None
+        return None, f"nvidia-smi{NOT_INSTALLED}", None
     tables = [f"--query-gpu={','.join(_GPU.values())}", f"--query-remapped-rows={','.join(_ROWS.values())}"]
     reasons = [f"--query-gpu=uuid,clocks_{name}_reasons.active" for name in ("event", "throttle")]  # new and old name
     queries = [[query, "--format=csv,noheader,nounits"] for query in tables + reasons]
@@ -138,11 +146,27 @@ def gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None, str | None]:
     return tuple(GpuFacts(**gpu) for gpu in merged), None, links
 
 
+def amd_gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None]:
+    """Return AMD's GPUs, and the error if they are unknown."""
+    if importlib.util.find_spec("amdsmi") is None:
+        return None, f"amdsmi{NOT_INSTALLED}"
+    refused, printed = printed_by([sys.executable, "-m", "jobs.node_checks.amd_gpus"])
+    if printed is None:
+        return None, (refused or "").splitlines()[-1].strip()  # of the traceback
+    return tuple(GpuFacts(**gpu) for gpu in json.loads(printed)), None
+
+
 def nvidia_smi(arguments: list[str]) -> tuple[str | None, str | None]:
     """Return (None, output), or (error, None)."""
+    return printed_by(["nvidia-smi", *arguments])
+
+
+def printed_by(command: list[str]) -> tuple[str | None, str | None]:
+    """Return (None, output), or (error, None)."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False, env=env
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error), None

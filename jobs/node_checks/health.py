@@ -60,9 +60,9 @@ def required_config(plan: Plan) -> schema.Health:
     cluster = plan.config.cluster
     if cluster.health is None:
         raise ConfigError(
-            f"the config of cluster {cluster.name} has no floors for the node check",
+            f"the config of cluster {cluster.name} has no lowest speeds for the node check",
             where="cluster.health",
-            fix=f"add a health block to conf/cluster/{cluster.name}.yaml",
+            fix=f"add the block cluster.health to conf/cluster/{cluster.name}.yaml",
         )
     return cluster.health
 

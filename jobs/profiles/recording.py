@@ -43,7 +43,7 @@ def _record(
     modules: Iterable[tuple[torch.nn.Module, Part]],
     is_eager: bool,
 ) -> None:
-    on_gpu = torch.cuda.is_available()
+    on_gpu, modules = torch.cuda.is_available(), list(modules)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as profiler, ranges.enabled(modules):
         for _ in range(NUM_STEPS):
@@ -51,11 +51,12 @@ def _record(
                 step()
         if on_gpu:
             torch.cuda.synchronize()
+    num_layers = sum(part is Part.residual for _, part in modules) or None  # this is the part of a layer itself
     profile.trace.parent.mkdir(exist_ok=True)
     profiler.export_chrome_trace(str(profile.trace))
     profiled = trace.read(profile.trace)
     require_kernels(profiled, on_gpu=on_gpu)
-    times, kernels = table.module_times(profiled, is_eager=is_eager)
+    times, kernels = table.module_times(profiled, is_eager=is_eager, num_layers=num_layers)
     content = {"times": names.plain(times), "kernels": kernels}
     profile.modules.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
@@ -70,8 +71,8 @@ def require_kernels(profiled: trace.Trace, *, on_gpu: bool) -> None:
         raise ConfigError(
             "torch.profiler recorded no kernel of this GPU, so the time of a step cannot be divided among modules",
             where="launch.profile=modules; CUPTI",
-            fix="stop other profilers on this GPU (dcgm, nsys); permit profiling (driver option "
-            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container); or remove launch.profile",
+            fix="end other profilers on this GPU (dcgm, nsys), permit profiling (driver option "
+            "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container), or remove launch.profile",
         )
 
 

@@ -45,7 +45,9 @@ class DividedTime:
     num_steps: int
 
 
-def module_times(trace: Trace, *, is_eager: bool) -> tuple[ModuleTimes, list[dict[str, Any]]]:
+def module_times(
+    trace: Trace, *, is_eager: bool, num_layers: int | None = None
+) -> tuple[ModuleTimes, list[dict[str, Any]]]:
     """Return the table of a profile, and the kernels of each row, longest first."""
     divided = divide(trace)
     start_us, end_us = divided.window
@@ -64,7 +66,14 @@ def module_times(trace: Trace, *, is_eager: bool) -> tuple[ModuleTimes, list[dic
             kernels.append({"phase": phase.name, "part": part.name, "kernel": name} | numbers)
     step_ms = (end_us - start_us) * to_ms
     num_steps = divided.num_steps
-    times_table = ModuleTimes(device=trace.device, num_steps=num_steps, step_ms=step_ms, is_eager=is_eager, rows=rows)
+    times_table = ModuleTimes(
+        device=trace.device,
+        num_steps=num_steps,
+        step_ms=step_ms,
+        is_eager=is_eager,
+        rows=rows,
+        num_layers=num_layers,
+    )
     return times_table, kernels
 
 
@@ -148,11 +157,16 @@ def place_of(trace: Trace, kernel: Kernel) -> Place:
 
 
 def phase_of(trace: Trace, kernel: Kernel) -> Phase:
-    """Return the phase of the training thread when the kernel was launched, by any thread."""
+    """Return the phase when the kernel was launched: that of the launching thread, else of the training thread.
+
+    Autograd's threads have ranges of recomputation only.
+    """
     at_us = kernel.launched.at_us if kernel.launched else kernel.start_us
-    for span in trace.ranges[trace.main_thread].open_at(at_us):
-        if isinstance(phase := ranges.parse_label(span.name), Phase):
-            return phase
+    launching = kernel.launched.thread if kernel.launched else trace.main_thread
+    for thread in dict.fromkeys((launching, trace.main_thread)):
+        for span in trace.ranges[thread].open_at(at_us):
+            if isinstance(phase := ranges.parse_label(span.name), Phase):
+                return phase
     return Phase.other
 
 
@@ -162,7 +176,8 @@ def part_of(trace: Trace, launched: Moment | None) -> Part:
         return Part.unnamed
     for span in trace.ranges[launched.thread].open_at(launched.at_us):
         if isinstance(part := ranges.parse_label(span.name), Part):
-            return part
+            stages = trace.attention_stages.get(Moment(span.thread, span.start_us), ())
+            return next((stage for start_us, stage in reversed(stages) if start_us <= launched.at_us), part)
     for operation in trace.operations[launched.thread].open_at(launched.at_us):
         forward = trace.forward_of.get(Moment(operation.thread, operation.start_us))
         if forward is not None:

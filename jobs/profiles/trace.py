@@ -7,7 +7,7 @@ nested operations), and the busy time of gloo's threads counts as communication.
 import gzip
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.profiles.ranges import STEP
+from bench.contract.modules import Part
+from jobs.profiles.ranges import STEP, parse_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ _GEMM = re.compile(
     r"|^aten::(mm|addmm|bmm|baddbmm|addmv|mv|_scaled_mm|_addmm_activation|mkldnn_linear)$",
     re.IGNORECASE,
 )
+_PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm")
+_SOFTMAX = re.compile(r"^aten::_?softmax$")
 _COPY = re.compile(r"HtoD|DtoH|PtoP")
 
 
@@ -123,6 +126,8 @@ class Trace:
     """By thread."""
     forward_of: dict[Moment, Moment]
     """The start of each backward operation, and the start of its forward operation."""
+    attention_stages: dict[Moment, list[tuple[float, Part]]]
+    """The parts of each attention module, by the start of its range: when each part begins, in order."""
 
 
 def read(path: Path) -> Trace:
@@ -138,16 +143,62 @@ def trace(events: list[dict[str, Any]]) -> Trace:
     operations = [_span(event) for event in timed if event.get("cat") == "cpu_op"]
     on_device = [event for event in timed if event.get("cat") in _ON_DEVICE]
     main_thread = next(span.thread for span in ranges if span.name == STEP)
-    by_thread = _nested(operations)
+    by_thread, ranges_by_thread = _nested(operations), _nested(ranges)
     on_cpu = [*_pieces(by_thread[main_thread]), *_gloo(ranges)] if not on_device else []
     return Trace(
         device="cuda" if on_device else "cpu",
         main_thread=main_thread,
         kernels=list(_kernels(on_device, timed)) if on_device else on_cpu,
-        ranges=_nested(ranges),
+        ranges=ranges_by_thread,
         operations=by_thread,
         forward_of=_forward_of(events),
+        attention_stages=dict(_attention_stages(ranges_by_thread, by_thread)),
     )
+
+
+def _attention_stages(
+    ranges: dict[int, NestedSpans], operations: dict[int, NestedSpans]
+) -> Iterator[tuple[Moment, list[tuple[float, Part]]]]:
+    """Yield the stages of each range of attention that is a whole module, with projections inside.
+
+    The operations between the projections are RoPE and the split into heads, then either one fused operation, or a
+    product, softmax and another product. Scaling and mask belong to the first product.
+    """
+    for thread, nested in list(ranges.items()):
+        for span in nested.spans:
+            if parse_label(span.name) is not Part.attention:
+                continue
+            is_module = any(
+                parse_label(one.name) is Part.qkv and span.start_us < one.start_us < span.end_us for one in nested.spans
+            )
+            if is_module and (stages := _stages(span, list(_own_operations(span, nested, operations[thread])))):
+                yield Moment(thread, span.start_us), stages
+
+
+def _own_operations(span: Span, ranges: NestedSpans, operations: NestedSpans) -> Iterator[Span]:
+    """Yield the outermost operations of a range that are in no range of another part inside it."""
+    until_us = span.start_us
+    for index in range(bisect_left(operations.starts, span.start_us), bisect_left(operations.starts, span.end_us)):
+        operation = operations.spans[index]
+        if operation.start_us < until_us:
+            continue
+        until_us = operation.end_us
+        opened = (one for one in ranges.open_at(operation.start_us) if isinstance(parse_label(one.name), Part))
+        if next(opened, None) == span:
+            yield operation
+
+
+def _stages(span: Span, operations: list[Span]) -> list[tuple[float, Part]]:
+    """Return when RoPE, scores, softmax and values begin, or RoPE and fused attention; empty for neither."""
+    products = [one.start_us for one in operations if one.name in _PRODUCTS]
+    softmax = [one.start_us for one in operations if _SOFTMAX.search(one.name)]
+    fused = [one.start_us for one in operations if _ATTENTION.search(one.name)]
+    if fused:
+        return [(span.start_us, Part.rope), (fused[0], Part.attention)]
+    if len(products) == 2 and len(softmax) == 1 and products[0] < softmax[0] < products[1]:
+        starts = (span.start_us, products[0], softmax[0], products[1])
+        return list(zip(starts, (Part.rope, Part.scores, Part.softmax, Part.values), strict=True))
+    return []
 
 
 def kind_of(name: str) -> Kind:

@@ -1,9 +1,9 @@
-"""Sample a node's GPUs through NVML until standard input ends: `python -m jobs.ranks.gpu_sampler FILE PARENT UUID …`.
+"""Sample a node's GPUs until standard input ends: `python -m jobs.ranks.gpu_sampler FILE PARENT UUID … [--amd]`.
 
-It is a separate process, so that a rank neither waits for the driver nor shares its interpreter. It writes a line per
-GPU and second to FILE. When standard input ends, it prints {driver, gpus, refused} as JSON. Values that the driver does
-not report are blank, with the reason in `refused`. Without NVML it fails, and the last line of its traceback is the
-reason.
+NVIDIA's GPUs are read through NVML, AMD's through amdsmi (`amd_gpu.py`). It is a separate process, so that a rank
+neither waits for the driver nor shares its interpreter. It writes a line per GPU and second to FILE. When standard
+input ends, it prints {driver, gpus, refused} as JSON. Values that the driver does not report are blank, with the reason
+in `refused`. Without the library it fails, and the last line of its traceback is the reason.
 """
 
 import argparse
@@ -14,19 +14,31 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from bench.contract import mllog, telemetry
 from bench.contract.telemetry import Sample
+from jobs.ranks import amd_gpu
 
 GIB = 2**30
 PR_SET_PDEATHSIG = 1
 LOWEST_PRIORITY = 19
+AMD = "--amd"
+
+
+class Sampled(Protocol):
+    """A GPU that is sampled, of any vendor."""
+
+    refused: dict[str, str]
+
+    def sample(self) -> Sample: ...
+    def settings(self) -> dict[str, Any]: ...
+    def driver(self) -> str: ...
 
 
 @dataclass
@@ -67,6 +79,10 @@ class Gpu:
         highest = self._query("max_sm_clock_mhz", nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
         return {"gpu": self.index, "power_limit_w": _scaled(limit, 1e-3), "max_sm_clock_mhz": highest}
 
+    def driver(self) -> str:
+        """Return the version of the driver."""
+        return _text(self.nvml.nvmlSystemGetDriverVersion())
+
     @property
     def _reasons(self) -> Callable[[Any], int]:
         """The query for throttle reasons, which has another name in older bindings."""
@@ -88,14 +104,11 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a new file for the samples")
     parser.add_argument("parent", type=int, help="process id of the rank; the sampler ends with it")
     parser.add_argument("uuids", nargs="+", metavar="UUID", help="UUID of each GPU, from CUDA")
+    parser.add_argument(AMD, action="store_true", help="the GPUs are AMD's: read them through amdsmi")
     args = parser.parse_args()
     end_with(args.parent)
     os.nice(LOWEST_PRIORITY)
-    import pynvml
-
-    pynvml.nvmlInit()
-    handles = [handle(pynvml, uuid) for uuid in args.uuids]
-    gpus = [Gpu(pynvml, each, pynvml.nvmlDeviceGetIndex(each)) for each in handles]
+    gpus = opened(args.uuids, is_amd=args.amd)
     settings = [gpu.settings() for gpu in gpus]
     with args.file.open("x") as file:
         file.write(telemetry.header())
@@ -103,8 +116,20 @@ def main() -> None:
             file.write(telemetry.lines([gpu.sample() for gpu in gpus]))
             file.flush()
     refused = {name: reason for gpu in gpus for name, reason in gpu.refused.items()}
-    driver = _text(pynvml.nvmlSystemGetDriverVersion())
-    print(json.dumps({"driver": driver, "gpus": settings, "refused": refused}), flush=True)
+    print(json.dumps({"driver": gpus[0].driver(), "gpus": settings, "refused": refused}), flush=True)
+
+
+def opened(uuids: list[str], *, is_amd: bool) -> Sequence[Sampled]:
+    """Return the GPUs with these UUIDs, through the library of their vendor."""
+    if is_amd:
+        import amdsmi
+
+        return amd_gpu.opened(amdsmi, uuids)
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [handle(pynvml, uuid) for uuid in uuids]
+    return [Gpu(pynvml, each, pynvml.nvmlDeviceGetIndex(each)) for each in handles]
 
 
 def end_with(parent: int) -> None:

@@ -54,14 +54,14 @@ def join(
             raise SubmitError(
                 f"port {who.master_port} {PORT_IN_USE} on {node_name()}",
                 where=place,
-                fix="run it again, which takes another port; if cluster.master_port is set, set another, or null",
+                fix="start the run again, which uses a new port; if cluster.master_port is set, change it or set null",
                 rule="NCC-05",
             ) from error
         raise SubmitError(
             f"rendezvous at {who.master_addr}:{who.master_port} failed: {str(error).splitlines()[0]}",
             where=place,
-            fix="check that every rank has started and that rank 0's node can be reached; "
-            "or set another cluster.master_port, or null",
+            fix="check that every rank has started and can connect to the node of rank 0; "
+            "or set cluster.master_port to another port, or to null",
             rule="NCC-05",
         ) from error
     return device
@@ -72,7 +72,7 @@ def _require_all(plan: Plan, who: Rank, place: str) -> None:
         raise SubmitError(
             f"{who.world_size} ranks were started, but the plan needs {plan.world.num_ranks}",
             where=place,
-            fix="start world.num_ranks ranks, as `runstop launch` does",
+            fix=f"start {plan.world.num_ranks} ranks, as `runstop launch` does",
             rule="NCC-05",
         )
 

@@ -47,7 +47,7 @@ def loaded(path: Path, binding: mllog.Binding | None) -> Plan:
     """
     text = plan_kinds.text(path)
     if binding is not None and binding.plan_sha256 not in (None, plan_kinds.identity(text)):
-        fix = "restore it, and find out who changed it; for another plan start a new run"
+        fix = "find out who changed the plan and restore the file; to use another plan, start a new run"
         raise checksums.changed(f"{path.name} was changed since this trial began", path, fix=fix)
     return plan_kinds.loads(text, where=str(path))
 

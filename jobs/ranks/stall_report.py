@@ -104,13 +104,13 @@ def verdict(
     if silent:
         who, nodes_of = _places(silent, nodes), _names(nodes[rank] for rank in silent)
         blame = f"{who} did not respond and wrote no stack"
-        fix = f"check {nodes_of}: the process is stopped (state T in `ps`), or the node or its network is down; "
-        fix += "exclude the node and start the run again"
+        fix = f"check {nodes_of}: either the process is stopped (state T in `ps`), or the node or its network is down; "
+        fix += "then exclude the node and start the run again"
     elif outside:
         who, at = _places(outside, nodes), reports[outside[0]].at
         others = len(reports) - len(outside)
         blame = f"{who} stopped at {at}" + (f"; {others} other rank{'s' * (others > 1)} waited" if others else "")
-        fix = f"check that line, and the whole stack in {stacks}"
+        fix = f"check this line of code, and the whole stack in {stacks}"
     else:
         who = f"the network between {_names(own)}" if len(set(own)) > 1 else f"a link or a GPU of {own[0]}"
         blame = f"every rank waited for data that did not arrive; likely cause: {who}; "

@@ -23,7 +23,7 @@ from bench.contract import plan as plans
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.contract.telemetry import NUMBERS, Sample
-from jobs.ranks import process_group
+from jobs.ranks import gpu_sampler, process_group
 from jobs.ranks.identity import Rank, node_name
 
 MAX_GAP_S = 5.0
@@ -49,7 +49,7 @@ def summary(samples: Sequence[Sample], moments: Sequence[tuple[str, int]]) -> Re
     """
     run = next(iter(spans(moments, mllog.RUN_START, mllog.RUN_STOP)), None)
     if run is None:
-        raise NotMeasured("no run_start with a run_stop")
+        raise NotMeasured("the log has no run_start with a run_stop")
     blocks = spans(moments, mllog.BLOCK_START, mllog.BLOCK_STOP)
     by_gpu: dict[int, list[Sample]] = {}
     for sample in samples:
@@ -79,7 +79,7 @@ def longest_gap_s(samples: Sequence[Sample], run: Span) -> float:
 def _gpu(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
     inside = _within(samples, run)
     if not inside:
-        raise NotMeasured(f"no sample within the run's {(run[1] - run[0]) / 1000:.1f} s")
+        raise NotMeasured(f"there is no sample in the {(run[1] - run[0]) / 1000:.1f} s of the run")
     levels = {name: [value for s in inside if (value := getattr(s, name)) is not None] for name in LEVELS}
     summarised = {name: {"median": median(v), "max": max(v)} for name, v in levels.items() if v}
     return summarised | _throttle(inside) | _energy(samples, run, blocks)
@@ -139,7 +139,7 @@ class Telemetry:
         self._sampler: Sampler | None = None
         if self._is_on and who.local_rank == 0:
             file = folder / run_files.telemetry(trial, node_name())
-            self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)))
+            self._sampler = Sampler(file, uuids(plans.gpus_per_node(plan)), is_amd=is_amd())
 
     def log(self, log: mllog.Writer) -> None:
         """Log a record for each node, and attach the samples; all ranks call this together, after run_stop."""
@@ -160,14 +160,22 @@ def uuids(num_gpus: int) -> list[str]:
     return [str(getattr(each, "uuid", "")) for each in properties]
 
 
+def is_amd() -> bool:
+    """Return whether torch was built for AMD's GPUs, which it also calls CUDA devices."""
+    import torch
+
+    return torch.version.hip is not None
+
+
 class Sampler:
     """The process that writes GPU samples to a file."""
 
-    def __init__(self, file: Path, uuids: Sequence[str]) -> None:
+    def __init__(self, file: Path, uuids: Sequence[str], *, is_amd: bool = False) -> None:
         self.file = file
         self._refused, self._process = "", None
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "jobs.ranks.gpu_sampler", str(file), str(os.getpid()), *uuids]
+        command += [gpu_sampler.AMD] if is_amd else []
         try:
             file.parent.mkdir(exist_ok=True)
             self._process = subprocess.Popen(

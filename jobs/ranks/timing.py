@@ -78,7 +78,7 @@ def finite(loss: float, what: str, step: int) -> float:
     raise BenchError(
         f"the {what} loss is {loss} at step {step}",
         where="recipe.lr, recipe.clip_grad, precision",
-        fix="lower recipe.lr, or check rows and weights for values that are not finite",
+        fix="lower recipe.lr, or look for values that are not finite in the rows and weights",
         rule="RUN-05",
     )
 

@@ -32,7 +32,7 @@ def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
         raise SubmitError(
             wrong,
             where="cluster.environment",
-            fix="request a network that the nodes have; see `lines` of nccl_transport in the log",
+            fix="set the NCCL variables to a network of the nodes; nccl_transport in the log has NCCL's own lines",
             rule="NCC-02",
         )
 

@@ -80,7 +80,7 @@ def _counted(exchange: Exchange, spec: RequestSpec, chunks: list[tuple[float, st
     status, detail = OK, ""
     if tokens_out != spec.tokens_out:
         status = TOO_SHORT if tokens_out < spec.tokens_out else TOO_LONG
-        detail = f"{tokens_out} of {spec.tokens_out} tokens"
+        detail = f"{tokens_out} instead of {spec.tokens_out} tokens"
     elif isinstance(tokens_in, int) and tokens_in != spec.tokens_in:
         status, detail = PROMPT, f"the server reports {tokens_in} prompt tokens instead of {spec.tokens_in}"
     elif len(chunks) > tokens_out or max(len(chunks), _num_tokens(spec.tokenizer, text)) < FEW * tokens_out:

@@ -94,7 +94,7 @@ def warm_up(setting: Setting, prompts: Sequence[str]) -> None:
             raise SubmitError(
                 f"a warm-up request failed: {answer.status}: {answer.detail}",
                 where=setting.server.url,
-                fix="read the output of the server, and correct task.serving.server",
+                fix="read the output of the server to see the cause, and correct task.serving.server",
                 rule=rule,
             )
 

@@ -33,9 +33,9 @@ def prepared(plan: ServingPlan, server: Server, folder: Path, *, seed: int) -> P
     source = Path(plan_paths.expanded(plan.base_dir) or plan.base_dir).absolute()
     if not (source / CONFIG).is_file():
         raise ConfigError(
-            "no Hugging Face model in this folder",
+            "the folder contains no Hugging Face model",
             where=str(source),
-            fix="set a folder with config.json, weights and tokenizer.json, or set model.weights=random",
+            fix="set MODEL to a folder with config.json, weights and tokenizer.json, or set model.weights=random",
             rule="CFG-06",
         )
     return _without_end(source, folder) if server.removes_eos else source

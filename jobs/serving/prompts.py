@@ -24,7 +24,7 @@ def tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="set a folder with tokenizer.json; AutoTokenizer(…).save_pretrained of transformers writes one",
+            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set another folder",
             rule="CFG-06",
         ) from error
 
@@ -40,8 +40,13 @@ def random_prompts(own: Tokenizer, *, count: int, num_tokens: int, seed: int) ->
     words, generator = _words(own), random.Random(seed)
     special = len(own.encode("").ids)
     if num_tokens <= special or not words:
-        what = f"cannot build prompts of {num_tokens} tokens: {len(words)} usable words, {special} special tokens"
-        raise ConfigError(what, where="task.serving.tokens_in", fix="request more tokens, or set another tokenizer")
+        what = (
+            f"no prompt can have {num_tokens} tokens: the tokenizer has {len(words)} usable words, {special} special "
+            "tokens"
+        )
+        raise ConfigError(
+            what, where="task.serving.tokens_in", fix="raise task.serving.tokens_in, or set another tokenizer"
+        )
     return [_prompt(own, words, num_tokens, generator) for _ in range(count)]
 
 
@@ -74,7 +79,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"in {TRIES} tries, no prompt of {num_tokens} tokens had the same tokens after decoding and encoding",
+        f"no prompt of {num_tokens} tokens had the same tokens after decoding and encoding in {TRIES} tries",
         where="task.serving.tokens_in",
-        fix="request another number of tokens, or set another tokenizer",
+        fix="change task.serving.tokens_in, or set another tokenizer",
     )

@@ -69,7 +69,7 @@ class Child:
                 raise SubmitError(
                     f"the server could not be started: {argv[0]}: {error.strerror}",
                     where=f"{WHERE}.argv",
-                    fix="install it where the ranks run, or set its full path",
+                    fix=f"install {argv[0]} on the nodes, or write its full path here",
                     rule="SRV-01",
                 ) from error
         self._end = threading.Event()
@@ -98,7 +98,7 @@ class Child:
         with suppress(OSError):
             lines = self.output.read_bytes()[-8192:].decode(errors="replace").strip().splitlines()
             return lines[-1][:TAIL_BYTES] if lines else "(no output)"
-        return "(its output could not be read)"
+        return "(the output could not be read)"
 
 
 def _begin(parent: int) -> None:
@@ -144,7 +144,7 @@ def allow_connections(count: int) -> None:
             raise SubmitError(
                 f"{count:,} parallel requests need {needed:,} open files, but the limit is {hard:,}",
                 where="ulimit -n",
-                fix="raise the hard limit, or lower task.serving.requests",
+                fix="raise the hard limit of open files, or lower task.serving.requests",
                 rule="RUN-15",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -157,7 +157,7 @@ def free_port() -> int:
             probe.bind((HOST, port))
             return port
     what = f"no port from {PORTS.start} to {PORTS.stop - 1} is free"
-    raise SubmitError(what, where=HOST, fix=f"set {WHERE}.port", rule="SRV-01")
+    raise SubmitError(what, where=HOST, fix=f"set {WHERE}.port to a free port", rule="SRV-01")
 
 
 def _require_free(port: int) -> None:
@@ -168,7 +168,7 @@ def _require_free(port: int) -> None:
             raise SubmitError(
                 f"port {port} is already in use",
                 where=f"{WHERE}.port",
-                fix="set another port, or null for a free one",
+                fix=f"set {WHERE}.port to another port, or to null for any free port",
                 rule="SRV-01",
             )
 
@@ -207,10 +207,12 @@ def _await(running: RunningServer, server: Server, began_s: float) -> None:
         time.sleep(POLL_S)
     last_line = f"; last line of its output: {running.child.last_line()}" if running.child else ""
     fix = (
-        f"read its output, or raise {WHERE}.startup_timeout_s" if running.child else f"start it, or correct {WHERE}.url"
+        f"read the output of the server, or raise {WHERE}.startup_timeout_s"
+        if running.child
+        else f"start the server, or correct {WHERE}.url"
     )
     raise SubmitError(
-        f"the server was not healthy within {within_s:g} s: {last_answer}{last_line}",
+        f"the server did not become healthy within {within_s:g} s: {last_answer}{last_line}",
         where=f"{url}" + (f", {running.child.output}" if running.child else ""),
         fix=fix,
         rule="SRV-02",
@@ -224,6 +226,6 @@ def ended(child: Child, when: str, rule: str) -> SubmitError:
     return SubmitError(
         f"the server ended {when}, {how}; last line of its output: {child.last_line()}",
         where=str(child.output),
-        fix="read the output of the server",
+        fix="read the output of the server to see why it ended",
         rule=rule,
     )

@@ -101,7 +101,7 @@ class Checkpoints:
                 self._load(saved)
                 return step
         if step:
-            what = f"group 0 resumes from step {step}, but this group has no checkpoint of it"
+            what = f"group 0 resumes from step {step}, but this group has no checkpoint of this step"
             fix = "put the run folder on a file system that all nodes share"
             raise ConfigError(what, where=str(self._folder_of_group_0), fix=fix, rule="CFG-06")
         return step
@@ -156,7 +156,7 @@ class Checkpoints:
         if num_failed:
             what, fix = (
                 "another rank could not write its part of a checkpoint",
-                "read the error of that rank in rank_logs/",
+                "read the error of the other rank in rank_logs/",
             )
             raise BenchError(what, where=str(self._folder), fix=fix, rule="CFG-08")
         self._thread.join()
@@ -261,9 +261,9 @@ def require_same(saved_checkpoint: Complete, plan: TrainingPlan, trial: Trial) -
     if differing:
         raise ConfigError(
             "this checkpoint was saved with other settings: "
-            + ", ".join(f"{key} {saved.get(key)} instead of {planned.get(key)}" for key in differing),
+            + ", ".join(f"{key} is {saved.get(key)} instead of {planned.get(key)}" for key in differing),
             where=str(saved_checkpoint.folder),
-            fix="resume with the config that saved it, or start from its weights only: starts_from=checkpoint",
+            fix="resume with the config that saved the checkpoint, or only load its weights: starts_from=checkpoint",
             rule="CFG-06",
         )
 
@@ -271,13 +271,13 @@ def require_same(saved_checkpoint: Complete, plan: TrainingPlan, trial: Trial) -
 def damage(saved: Complete, share: slice) -> str:
     """Return how the first damaged file of a share differs from the manifest; an empty text if none is damaged."""
     if "training" not in saved.manifest:
-        return "its manifest cannot be read"
+        return "the manifest cannot be read"
     for entry in saved.manifest["files"][share]:
         path = saved.folder / entry["path"]
         if not path.is_file():
             return f"{path.name} is missing"
         if atomic_files.sha256(path) != entry["sha256"]:
-            return f"{path.name} has another sha256"
+            return f"{path.name} has another SHA-256"
     return ""
 
 
@@ -295,7 +295,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
     need, free = (NUM_KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
     if need > free:
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB are free, but {NUM_KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB need more",
+            f"{NUM_KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB do not fit: {free / 2**30:.1f} GiB are free",
             where=str(folder),
             fix="free disk space, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
             rule="CFG-08",

@@ -48,7 +48,11 @@ def _explained(error: OSError | ModuleNotFoundError) -> BenchError:
     if isinstance(error, ModuleNotFoundError):
         return ConfigError(f"{error.name} is not installed", where=sys.executable, fix="pip install 'runstop[weights]'")
     where = str(error.filename or "the output folder")
-    return BenchError(f"cannot read or write: {error.strerror}", where=where, fix="free disk space and run it again")
+    return BenchError(
+        f"a file cannot be read or written: {error.strerror}",
+        where=where,
+        fix="free disk space, then run the command again",
+    )
 
 
 def weights(plan: Plan, args: argparse.Namespace) -> str:
@@ -69,9 +73,9 @@ def rows(plan: Plan, args: argparse.Namespace) -> str:
     if plan.config.training_data.source.reads_files:
         return _rows_of_files(plan_kinds.required(plan, TrainingPlan), args)
     if args.folder is None:
-        fix = "give the folder of the published rows, and a new folder for the result"
+        fix = "set SOURCE to the folder of the published rows, and FOLDER to a new folder for the result"
         raise ConfigError(
-            f"{plan.config.training_data.name} needs SOURCE and FOLDER, which were not given",
+            f"the data {plan.config.training_data.name} needs the arguments SOURCE and FOLDER",
             where="command line",
             fix=fix,
         )
@@ -84,13 +88,15 @@ def _rows_of_files(plan: TrainingPlan, args: argparse.Namespace) -> str:
     from jobs.data.prepare_rows import locked_folder
 
     if args.source is not None:
-        fix = "remove them: the files are set in data.files, and the rows are written below DATADIR"
+        fix = "remove SOURCE and FOLDER from the command"
         raise ConfigError(
-            "SOURCE and FOLDER were given, but cannot be used with this plan", where="command line", fix=fix
+            "this plan takes no SOURCE and FOLDER: it reads data.files, and its rows are written below DATADIR",
+            where="command line",
+            fix=fix,
         )
     folder = plan_paths.expanded(plan.data_dir)
     if folder is None:
-        raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=…")
+        raise ConfigError("DATADIR is not set", where=str(plan.data_dir), fix="export DATADIR=FOLDER")
     with locked_folder(Path(folder).parent):
         manifest = prepare_rows.prepare(plan, processes=args.processes)
     return "\n".join([*prepare_rows.described(manifest), f"{folder} is complete"])

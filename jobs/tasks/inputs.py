@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 State = dict[str, tuple[int, int, int]]
 THREADS = 8
 """Files that a single rank hashes at the same time."""
-FIX = "find out who changed the weights; restore them, or convert, download or train them again"
+FIX = "find out who changed the weights, then restore, convert, download or train the weights again"
 
 
 @dataclass(frozen=True, slots=True)

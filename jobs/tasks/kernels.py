@@ -71,7 +71,9 @@ def required(plan: KernelsPlan) -> Kernels:
         ConfigError: the plan has none.
     """
     if plan.config.task.kernels is None:
-        raise ConfigError("the plan has no kernels", where="task.kernels", fix="create the plan again")
+        raise ConfigError(
+            "the plan has no block task.kernels", where="task.kernels", fix="use the plan of a task of kind kernels"
+        )
     return plan.config.task.kernels
 
 

@@ -98,8 +98,8 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
             raise ConfigError(
                 f"there are no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
-                fix="point DATADIR at the folder with {train,eval}_{tokens,counts}.npy; "
-                "create them with python -m jobs.tasks.convert rows",
+                fix="set DATADIR to a folder with {train,eval}_{tokens,counts}.npy, "
+                "which python -m jobs.tasks.convert rows creates",
                 rule="CFG-06",
             )
         return
@@ -120,9 +120,9 @@ def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
     vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
     if vocab_size < num_words:
         raise ConfigError(
-            f"the model's vocabulary of {vocab_size} is smaller than the {num_words} words of the grammar",
+            f"model.vocab_size={vocab_size} is less than the {num_words} words of the generated reports",
             where="model.vocab_size",
-            fix="choose model=tiny, or a larger vocabulary",
+            fix=f"set model=tiny, or model.vocab_size to {num_words} or more",
         )
 
     splits = (("train", data.train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))

@@ -49,7 +49,10 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
         raise SubmitError(
-            f"serving benchmarks need {error.name}", where="jobs.serving", fix=fix, rule="RUN-08"
+            f"a serving benchmark needs {error.name}, which is not installed",
+            where="jobs.serving",
+            fix=fix,
+            rule="RUN-08",
         ) from error
     server.allow_connections(serving.requests)
     for left in folder.glob(run_files.server_models_set_aside(trial.index)):  # as large as the model
@@ -105,7 +108,9 @@ def required(plan: ServingPlan) -> Serving:
         ConfigError: the plan has none.
     """
     if plan.config.task.serving is None:
-        raise ConfigError("the plan has no server", where="task.serving", fix="create the plan again")
+        raise ConfigError(
+            "the plan has no block task.serving", where="task.serving", fix="use the plan of a task of kind serve"
+        )
     return plan.config.task.serving
 
 

@@ -41,7 +41,7 @@ def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str 
         ConfigError: the checkpoint does not contain the adapters of this plan, or the folder exists.
     """
     if folder.exists():
-        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a folder that does not exist")
     write(folder, load(adapters, model, lora), lora=lora, base=base)
 
 
@@ -114,7 +114,7 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # because of no_dist
             checkpoint.load(tensors, checkpoint_id=adapters, no_dist=True)
         if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
-            raise ValueError(f"they do not have {model.num_layers} layers and rank {lora.rank}")
+            raise ValueError(f"the adapters do not have {model.num_layers} layers and rank {lora.rank}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
         raise _not_these(adapters, str(error)) from error
     return tensors
@@ -156,5 +156,5 @@ def _not_these(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"the adapters do not match this plan: {reason}",
         where=str(folder),
-        fix="give the plan.json of a run folder, and the index of a trial that was trained there",
+        fix="give the plan.json of the run that trained these adapters, and the index of its trial",
     )

@@ -105,7 +105,7 @@ class Reader:
         try:
             self._metadata: Metadata = pickle.loads((folder / FILE).read_bytes())
         except OSError as error:
-            raise _unreadable(folder, error.strerror or "it cannot be read") from error
+            raise _unreadable(folder, error.strerror or "the metadata cannot be read") from error
 
     def names(self) -> set[str]:
         """Return the keys of all tensors."""
@@ -119,7 +119,7 @@ class Reader:
         """
         tensor = self._metadata.state_dict_metadata.get(key)
         if not isinstance(tensor, TensorStorageMetadata):
-            raise _unreadable(self.folder, f"it has no tensor {key}")
+            raise _unreadable(self.folder, f"the checkpoint has no tensor {key}")
         pieces = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in tensor.chunks]
         return Stored(tuple(tensor.size), tensor.properties.dtype, pieces)
 
@@ -135,7 +135,9 @@ class Reader:
         for key, boxes in by_key.items():
             stored, num_read = self.stored(key), 0
             if any(stored.whole != box.whole for box in boxes):
-                raise _unreadable(self.folder, f"{key} has shape {stored.whole}, but the model's has {boxes[0].whole}")
+                raise _unreadable(
+                    self.folder, f"{key} has shape {stored.whole}, but shape {boxes[0].whole} in the model"
+                )
             for offset, shape in stored.pieces:
                 needed = [(box, cut) for box in boxes if (cut := overlap(offset, shape, box.offset, box.into.shape))]
                 piece = self._piece(key, offset) if needed else torch.empty(0)
@@ -169,5 +171,5 @@ def _inside(cut: list[tuple[int, int]], offset: Shape) -> tuple[slice, ...]:
 
 
 def _unreadable(folder: Path, what: str) -> ConfigError:
-    fix = "give a folder that a trial wrote: RUN/checkpoints/trial_K/step_N"
+    fix = "give a checkpoint folder of a trial: RUN/checkpoints/trial_K/step_N"
     return ConfigError(f"this checkpoint cannot be used: {what}", where=str(folder), fix=fix, rule="CFG-06")

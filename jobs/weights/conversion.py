@@ -71,8 +71,8 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
     opened = open_source(source)
     llama_config.check(opened.config, model, where=str(source / "config.json"))
     if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
-        sizes = f"{model.name}'s rows have {model.hidden_size} and {model.ffn_hidden_size} numbers"
-        what = f"NF4 needs rows that are a multiple of {nf4.BLOCK}, but {sizes}"
+        sizes = f"the rows of {model.name} have {model.hidden_size} and {model.ffn_hidden_size} weights"
+        what = f"NF4 needs rows with a multiple of {nf4.BLOCK} weights, but {sizes}"
         raise ConfigError(what, where=str(source / "config.json"), fix="convert without --nf4")
     units = tensor_map.units(model, fused=tensor_map.is_fused(opened))
     to = folder or source / FOLDERS[stored]
@@ -290,15 +290,15 @@ def _require_same(conversion: Conversion) -> None:
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
     if not is_same or checkpoint.stored(folder) is not conversion.stored:
         raise ConfigError(
-            f"the folder has {'these weights in another precision' if is_same else 'other content'}",
+            f"the folder already has {'these weights in another precision' if is_same else 'other content'}",
             where=str(folder),
-            fix="move it away, or give another FOLDER",
+            fix="rename this folder, or give another FOLDER",
         )
 
 
 def _cannot_write(conversion: Conversion, error: OSError) -> ConfigError:
     return ConfigError(
-        f"cannot convert into this folder: {error.strerror}",
+        f"the converted weights cannot be written into this folder: {error.strerror}",
         where=str(conversion.folder),
         fix="give a writable folder: python -m jobs.tasks.convert weights PLAN SOURCE FOLDER",
     )

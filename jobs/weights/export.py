@@ -50,7 +50,7 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
     family = families.family_of(model)
     dtype = torch.float32 if keep_fp32 or precision == "fp32" else torch.bfloat16
     if folder.exists():
-        raise ConfigError("this folder already exists", where=str(folder), fix="give a new folder")
+        raise ConfigError("this folder already exists", where=str(folder), fix="give a folder that does not exist")
     copied = [] if tokenizer is None else _tokenizer(tokenizer)
     shards = _shards(family.weights(model), dtype)
     num_bytes = sum(_num_bytes(weight, dtype) for shard in shards for weight in shard.weights)
@@ -82,7 +82,7 @@ def _described(source: Path) -> tuple[Model, str]:
         trains, precision = training["same"]["trains"], training["precision"]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            "this is not a checkpoint of a trial",
+            "this folder is not a checkpoint of a trial",
             where=str(source),
             fix="give RUN/checkpoints/trial_K/step_N of a run with task.training.checkpoint_every_steps",
         ) from error
@@ -164,7 +164,7 @@ def _tokenizer(folder: Path) -> list[Path]:
     files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
     if not files:
         fix = "give the Hugging Face folder of the tokenizer that was used for the rows"
-        raise ConfigError("there is no tokenizer in this folder", where=str(folder), fix=fix)
+        raise ConfigError("the folder contains no tokenizer", where=str(folder), fix=fix)
     return files
 
 
@@ -172,7 +172,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
     parent = next(path for path in folder.absolute().parents if path.exists())
     if num_bytes > (free := shutil.disk_usage(parent).free):
         raise ConfigError(
-            f"{_size(free)} are free, but the model needs {_size(num_bytes)}",
+            f"only {_size(free)} are free, but the model needs {_size(num_bytes)}",
             where=str(parent),
             fix="free disk space, or give another folder",
         )

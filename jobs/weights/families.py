@@ -39,7 +39,7 @@ def family_of(model: Model) -> Family:
     if shape == (Norm.LayerNorm, Activation.gelu, Position.learned, True) and has_all_heads:
         return Family(_gpt2_weights, _gpt2_parts, _gpt2_config)
     raise ConfigError(
-        f"transformers has no model like {model.name}: {model.norm.name}, {model.activation.name}, "
+        f"transformers has no model with the layers of {model.name}: {model.norm.name}, {model.activation.name}, "
         f"{model.position.name} positions, bias {model.bias}, {model.num_query_groups} query groups",
         where="model",
         fix="export a Llama (RMSNorm, swiglu, rope, no bias) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",

@@ -64,7 +64,7 @@ def open_source(folder: Path) -> Source:
         index = _json(folder / INDEX).get("weight_map", {})
     elif not (folder / SINGLE).exists():
         raise ConfigError(
-            "there are no safetensors in this folder",
+            "the folder contains no *.safetensors",
             where=str(folder / INDEX),
             fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported",
         )
@@ -73,7 +73,7 @@ def open_source(folder: Path) -> Source:
     for file in files:
         for name, stored in _header(folder, file).items():
             if name in tensors:
-                _refuse(folder / file, f"the tensor {name} is in two files, this one and {tensors[name].file}")
+                _refuse(folder / file, f"the tensor {name} is in two files, this file and {tensors[name].file}")
             tensors[name] = stored
     for name, file in (index or {}).items():
         if name not in tensors or tensors[name].file != file:
@@ -90,7 +90,7 @@ def sha256(path: Path) -> str:
     digest = atomic_files.sha256(path)
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
-        _refuse(path, f"its sha256 is {digest}, but its name in the cache is {blob}")
+        _refuse(path, f"the SHA-256 of the file is {digest}, but its name in the cache is {blob}")
     return digest
 
 
@@ -101,7 +101,9 @@ def _header(folder: Path, file: str) -> dict[str, Stored]:
             return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"a shard cannot be read: {error}", where=str(folder / file), fix="download it again: it is incomplete"
+            f"a shard cannot be read: {error}",
+            where=str(folder / file),
+            fix="download this file again, because it is incomplete",
         ) from error
 
 

@@ -88,7 +88,7 @@ def check(source: Source, units: list[Unit]) -> list[str]:
     derived = sorted(name for name in source.tensors if name.endswith(DERIVED))
     stored_tensors = {name: stored for name, stored in source.tensors.items() if name not in derived}
     shapes = [
-        f"{name} is {stored.shape} instead of {wanted[name]}"
+        f"{name} has shape {stored.shape} instead of {wanted[name]}"
         for name, stored in stored_tensors.items()
         if name in wanted and stored.shape != wanted[name]
     ]
@@ -102,13 +102,13 @@ def check(source: Source, units: list[Unit]) -> list[str]:
                 f"{len(wrong)} of {len(wanted)} tensors {problem}: "
                 f"{', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
                 where=str(source.folder),
-                fix="choose the model= that matches these weights, or download them again",
+                fix="set model= to the model of these weights, or download the weights again",
             )
     if len(dtypes := {stored.dtype for stored in stored_tensors.values()}) != 1 or not dtypes <= DTYPES.keys():
         raise ConfigError(
-            f"unsupported or mixed dtypes: {', '.join(sorted(dtypes))}",
+            f"the tensors have unsupported or different dtypes: {', '.join(sorted(dtypes))}",
             where=str(source.folder),
-            fix=f"use weights of a single dtype: {', '.join(DTYPES)}",
+            fix=f"use weights in one of the dtypes {', '.join(DTYPES)}",
         )
     return derived
 

@@ -53,6 +53,21 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "groups"),
+    [
+        ("docker", "$(stat -c --group-add=%g /dev/kfd /dev/dri/renderD* | sort -u)"),
+        ("podman", "--group-add=keep-groups"),
+    ],
+)
+def test_the_ranks_of_a_container_may_open_amds_devices(engine: str, groups: str) -> None:
+    """ROCm's documentation: the compute device, the render nodes, and the groups that own them."""
+    plan = planned(f"container={engine}", "container.image=me/bench:1", "gpu@cluster.gpu=mi300x")
+    line = containers.line(plan, Path("/runs/a"), ["true"], name="rig0")
+    assert f" --device=/dev/kfd --device=/dev/dri --security-opt=seccomp=unconfined {groups} " in line
+    assert "nvidia" not in line and "--gpus" not in line
+
+
+@pytest.mark.parametrize(
     ("overrides", "rule", "what"),
     [
         (("container=podman", "container.image=null"), "HST-08", "the container image is not set"),
@@ -64,12 +79,12 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
         (
             ("container=docker", "container.image=a", "container.mounts=[a:/b]"),
             "PYX-12",
-            "is not of the form SRC:DST:ro",
+            "does not have the form SRC[:DST[:ro]]",
         ),
         (
             ("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"),
             "PYX-12",
-            "is not a valid flag: choose from ro",
+            "the mount has the flag 'ro+nosuid', which is not one of ro",
         ),
         (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
         (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),

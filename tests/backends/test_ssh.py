@@ -63,8 +63,12 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
         (["cluster.hosts=['-oProxyCommand=x',rig1]"], "is not a valid host"),
         (["cluster.hosts=['rig0;reboot',rig1]"], "is not a valid host"),
         (["cluster.hosts=['rig0:2x0',rig1]"], "is not a valid host"),
-        (["cluster.hosts=[rig0,rig0]"], "duplicate host in"),
+        (["cluster.hosts=[rig0,rig0]"], "the list of hosts contains a host twice: "),
         (["cluster.hosts=[rig0]"], "1 hosts are listed, but cluster.num_nodes is 2"),
+        (["cluster.hosts=[rig0,rig1]", "cluster.num_nodes=3"], "2 hosts are listed, but cluster.num_nodes is 3"),
+        (["cluster.hosts=[rig0,rig1,rig2]"], "3 hosts are listed, but cluster.num_nodes is 2"),
+        (["cluster.hosts=[rig0,rig0]", "cluster.num_nodes=1"], "duplicate host in"),
+        (["cluster.hosts=['rig0:2x4','rig1:1x4']", "cluster.num_nodes=3"], "2 hosts are listed"),
         (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but a node has 8 ranks"),
         (["cluster=local", "cluster.hosts=[rig0]"], "cluster.hosts needs backend ssh"),
     ],
@@ -72,6 +76,18 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
 def test_uneven_hosts_are_refused(words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         compose.compose(["task=lora_tiny", "cluster=hosts", *words])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3])
+def test_fewer_nodes_use_the_first_hosts(num_nodes: int) -> None:
+    listed = ["cluster.hosts=['rig0:2x4','rig1:2x4',rig2]", f"cluster.num_nodes={num_nodes}"]
+    listed.append("recipe.global_batch_size=96")
+    plan, config_yaml = compose.for_run(["task=pretrain_7b", "cluster=hosts", *listed])
+    assert [cluster.parsed(text).name for text in plan.config.cluster.hosts or []] == ["rig0", "rig1", "rig2"][
+        :num_nodes
+    ]
+    assert plan.world.num_ranks == 8 * num_nodes
+    assert compose.as_planned(compose.read(config_yaml)).cluster == plan.config.cluster, "as verify compares them"
 
 
 def test_groups_of_gpus_are_the_replicas_of_the_model() -> None:

@@ -179,7 +179,7 @@ def test_the_folder_of_another_user_is_read_with_a_note(
     os.chown(run, OTHER_USER_ID, OTHER_USER_ID)
     with pytest.raises(SystemExit) as stop:
         main(["why", str(run)])
-    assert stop.value.code == 0 and " owns it; it is only read\n" in capsys.readouterr().err
+    assert stop.value.code == 0 and " owns this folder; this command only reads the folder\n" in capsys.readouterr().err
 
 
 def test_ray_is_queried_only_at_an_address_that_this_user_chose(
@@ -210,7 +210,7 @@ def test_ray_is_queried_only_at_an_address_that_this_user_chose(
         with pytest.raises(SystemExit):
             main([verb, *map(str, VERBS[verb](run))])
     assert (requests, reached) == ([], [])
-    assert "this folder is a copy of another one" in capsys.readouterr().err
+    assert "this folder is a copy of another run folder" in capsys.readouterr().err
     (run / "job.json").write_text(json.dumps(job | {"inode": run.stat().st_ino}))
     with pytest.raises(SystemExit):
         main(["runs", str(run.parent)])
@@ -231,7 +231,7 @@ def test_cancel_signals_only_the_process_that_has_the_lock(template: Path, tmp_p
     try:
         HOSTILE["a lock that names init"](run)
         (run / ".run.lock").write_text(f"{socket.gethostname()} {victim.pid}\n")
-        with pytest.raises(SubmitError, match="is not the one that drives the run"):
+        with pytest.raises(SubmitError, match="does not hold the lock of the run"):
             resume.cancel(run)
         time.sleep(0.1)
         assert victim.poll() is None

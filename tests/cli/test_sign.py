@@ -114,9 +114,9 @@ def unlink(folder: Path, keys: Keys) -> None:
 FORGERIES: dict[Callable[[Path, Keys], None], dict[str, str]] = {
     edit: {"facts/rank_0000.json": "2 bytes, sha256 4f53"},
     edit_and_list: {"manifest.json.sig": "not accepted: "},
-    sign_as_mallory: {"manifest.json.sig": "the key is not in allowed_signers"},
+    sign_as_mallory: {"manifest.json.sig": "allowed_signers does not have the signer's key"},
     sign_for_another_purpose: {"manifest.json.sig": "not accepted: "},
-    write_rubbish: {"manifest.json.sig": "the key is not in allowed_signers, or the file is not a signature"},
+    write_rubbish: {"manifest.json.sig": "allowed_signers does not have the signer's key, or this is not a signature"},
     unlink: {"manifest.json.sig": "missing: the run is not signed"},
 }
 
@@ -153,7 +153,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     kept = (folder / "facts/rank_0000.json").read_text()
     edit(folder, keys)
     assert run("sign", folder, "--key", keys.alice) == 2 and not (folder / "manifest.json.sig").exists()
-    assert "the folder has changed since the run ended" in capsys.readouterr().err
+    assert "a changed run cannot be signed" in capsys.readouterr().err
     (folder / "facts/rank_0000.json").write_text(kept)
     assert run("sign", folder, "--key", keys.public(keys.alice).with_suffix(".txt")) == 2
     assert "not a key file" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     assert "the key cannot be used: " in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.alice) == 0
     assert run("sign", folder, "--key", keys.mallory) == 2
-    assert "the run is signed already" in capsys.readouterr().err
+    assert "the run is already signed" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_the_signature_of_its_earlier_manifest(folder: Path, keys: Keys) -> None:

@@ -65,4 +65,4 @@ def test_several_runs_as_json(folder: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_folder_without_a_run_exits_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", tmp_path) == 2
-    assert "this folder has no run" in capsys.readouterr().err
+    assert "this folder is not a run folder" in capsys.readouterr().err

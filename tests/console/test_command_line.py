@@ -89,7 +89,7 @@ def test_full_disk_on_stdout_gives_no_traceback(rule: str) -> None:
     assert done.stderr == (
         "the output cannot be written: No space left on device\n"
         "  where: stdout\n"
-        "  fix:   write it to another disk, or free disk space\n"
+        "  fix:   write the output to another disk, or free disk space\n"
     )
 
 
@@ -145,7 +145,7 @@ def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("rules", "pyx-05") == 0
     assert capsys.readouterr().out == (
         "PYX-05\n"
-        "what: a container flag without a value was given a value\n"
+        "what: a container flag that takes no value has a value\n"
         "fix: write --container-writable alone: srun takes the next word as the program to run\n"
     )
     assert run("rules", "PYX-99") == 2

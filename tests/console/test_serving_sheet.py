@@ -82,7 +82,7 @@ def test_the_knee_has_its_rate_or_why_there_is_none(tmp_path: Path) -> None:
     name = "knee (requests/s)"
     assert verdict(written(tmp_path / "a", knee, *SWEEP))[name] == ("1", sheets.KNEE)
     shown = verdict(written(tmp_path / "b", knee | {"poisson 2/s": [1.0, 1.0]}, *SWEEP))
-    assert shown[name] == ("-", "every rate meets the limits: raise task.serving.rates")
+    assert shown[name] == ("-", "the limits are met at every rate: add higher values to task.serving.rates")
 
 
 def test_of_many_problems_five_are_listed(tmp_path: Path) -> None:

@@ -140,8 +140,65 @@ def test_blocks_of_any_size_hold_the_records_of_the_file(
 )
 def test_an_invalid_array_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"after \d records: expected "):
+    with pytest.raises(ConfigError, match=r"after \d records the file has .* instead of "):
         list(records.cut(tmp_path / "p.json"))
+
+
+pmids = st.dictionaries(
+    st.integers(0, 10**8).map(str),
+    st.fixed_dictionaries(
+        {"QUESTION": st.text(), "CONTEXTS": st.lists(st.text(), max_size=3), "LONG_ANSWER": st.text()},
+        optional={"final_decision": st.sampled_from(["yes", "no", "maybe"]), "MESHES": st.lists(st.text(), max_size=2)},
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    written=pmids, size=st.integers(1, 400), indent=st.sampled_from([None, 4]), starts=st.sampled_from(["", "\ufeff"])
+)
+def test_blocks_of_pubmedqas_own_file_hold_its_records(
+    written: dict[str, dict[str, Any]], size: int, indent: int | None, starts: str, tmp_path: Path
+) -> None:
+    """The file as the authors publish it: one object, by PMID. json reads the whole file, and we read blocks of it."""
+    path = tmp_path / "ori_pqal.json"
+    path.write_text(starts + json.dumps(written, indent=indent), encoding="utf-8")
+    with mock.patch.object(records, "BLOCK_BYTES", size):
+        cut = list(records.cut(path))
+    read = [record for block in cut for record in records.read(block, DataSource.pubmedqa)]
+    assert [(one["question"], one["context"], one["answer"]) for one in read] == [
+        (one["QUESTION"], "\n".join(one["CONTEXTS"]), one["LONG_ANSWER"]) for one in written.values()
+    ]
+    assert {block.form for block in cut} == {"by_pmid"}
+
+
+PMID = '"1": {"QUESTION": "", "CONTEXTS": [], "LONG_ANSWER": "oak"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{" + PMID + ', "2": 3}', r'after 1 records: expected }, got b\',"2":3}'),
+        ("{" + PMID, r"after 1 records: expected }, got b''"),
+        ("{" + PMID + ", " + PMID + "}", "after record 0: not JSON: '1' is there twice"),
+        (PMID.join("{}").replace("[]", '"oak"'), None),
+        (PMID.join("{}").replace("[]", "[3]"), "record of PMID 1: column context is list, not text"),
+        (PMID.join("{}").replace("LONG_ANSWER", "x"), "record of PMID 1: column answer is missing; the columns are q"),
+    ],
+)
+def test_an_invalid_file_by_pmid_is_refused(text: str, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(text)
+
+    def read() -> list[dict[str, str]]:
+        return [one for block in records.cut(tmp_path / "p.json") for one in records.read(block, DataSource.pubmedqa)]
+
+    if message is None:
+        assert read() == [{"question": "", "context": "oak", "answer": "oak"}]
+        return
+    with pytest.raises(ConfigError, match=message):
+        read()
 
 
 def test_real_tokens_are_those_before_the_padding() -> None:

@@ -187,8 +187,12 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     ),
     r"the file is empty": ("c4", "c.jsonl", lambda path: path.write_bytes(b"")),
     r"the files have no records": ("c4", "c.jsonl", lambda path: path.write_bytes(b"\n\n")),
-    r"no files found for c4": ("c4", "*.jsonl", lambda path: None),
-    r"c4 needs files of type .jsonl or .jsonl.gz": ("c4", "c.txt", lambda path: path.write_bytes(lines([TEXT]))),
+    r"no file of c4 matches data.files=": ("c4", "*.jsonl", lambda path: None),
+    r"this file does not end in .jsonl or .jsonl.gz or .json or .json.gz, as data.source=c4 needs": (
+        "c4",
+        "c.txt",
+        lambda path: path.write_bytes(lines([TEXT])),
+    ),
     r"the gzip file is truncated or damaged after line \d+: ": (
         *("c4", "c.json.gz"),
         lambda path: (write_gzip(path, lines([TEXT] * 99)), path.write_bytes(path.read_bytes()[:-9])),
@@ -201,7 +205,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("fineweb_edu", "f.parquet"),
         lambda path: (write_parquet(path, [TEXT] * 9), path.write_bytes(path.read_bytes()[:-9])),
     ),
-    r"no column text; the columns are txt": (
+    r"column text is missing; the columns are txt": (
         "fineweb_edu",
         "f.parquet",
         lambda path: write_parquet(path, [{"txt": ""}]),
@@ -214,15 +218,15 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("pubmedqa", "p.json"),
         lambda path: path.write_text(json.dumps([{"question": "", "context": "", "answer": "oak"}, {"question": ""}])),
     ),
-    r"after 1 records: expected \], got ": (
+    r"after 1 records the file has .* instead of \]": (
         *("pubmedqa", "p.json"),
         lambda path: path.write_text('[{"question": "", "context": "", "answer": "oak"}, {"question'),
     ),
-    r"data.train_rows is 40, but the files have 2 rows \(2 for training, 4 for evaluation\)": (
+    r"data.train_rows is 40, but the files only have 2 such rows \(2 for training, 4 for evaluation\)": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 12)),
     ),
-    r"data.eval_rows is 4, but the files have 1 rows": (
+    r"data.eval_rows is 4, but the files only have 1 such rows": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 2)),
     ),
@@ -246,11 +250,13 @@ def test_the_error_of_too_few_rows_has_the_right_number(tmp_path: Path, monkeypa
     planned = c4(tmp_path, num_records=40)
     with pytest.raises(ConfigError) as raised:
         make_here(planned, monkeypatch)
-    right = re.search(r"set data.train_rows=(\d+) or fewer", raised.value.fix)
+    right = re.search(r"set data.train_rows to (\d+) or less", raised.value.fix)
     assert right, raised.value
     monkeypatch.setattr(tokenization.records, "read", lambda *_: pytest.fail("tokenised again"))
     num_rows = int(right[1])
-    with pytest.raises(ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files have {num_rows} rows"):
+    with pytest.raises(
+        ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files only have {num_rows} such rows"
+    ):
         make_here(with_train_rows(planned, num_rows + 1), monkeypatch)
     assert make_here(with_train_rows(planned, num_rows), monkeypatch)["splits"]["train"]["rows"] == num_rows
 
@@ -260,10 +266,10 @@ def with_train_rows(planned: Plan, num_rows: int) -> Plan:
 
 
 TOKENIZERS: dict[str, Callable[[Path], Any]] = {
-    "tokenizer.json not found": lambda folder: (folder / "tokenizer.json").unlink(),
+    "there is no tokenizer.json at this path": lambda folder: (folder / "tokenizer.json").unlink(),
     "not a tokenizer.json of Hugging Face tokenizers": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "the tokenizer has no eos_token": lambda folder: (folder / "tokenizer_config.json").unlink(),
-    "it has no token '<end>', which": lambda folder: write_tokenizer(folder, {"eos_token": "<end>"}),
+    "is '<end>', which is not a token of this file": lambda folder: write_tokenizer(folder, {"eos_token": "<end>"}),
     "the tokenizer has token ids up to 599, but the model's vocabulary size is 512": lambda folder: write_tokenizer(
         folder, words=[*text_data.WORDS, *(f"w{i}" for i in range(581))]
     ),
@@ -287,7 +293,7 @@ def test_rows_of_another_tokenizer_are_not_used(tmp_path: Path, monkeypatch: pyt
     prepare.prepare_rows_of(planned)
     assert prepare_rows.prepare(planned) == manifest, "they exist already"
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
-    with pytest.raises(ConfigError, match="the rows were prepared with another tokenizer"):
+    with pytest.raises(ConfigError, match="which is not the tokenizer of this run"):
         prepare_rows.prepare(planned)
 
 
@@ -304,7 +310,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(BenchError, match=r"CFG-08: preparing the rows needs about 0.00 GB"):
             prepare_rows.prepare(planned, processes=1)
         monkeypatch.setattr(data_files, "check_room", lambda root, data: None)
-        with pytest.raises(BenchError, match="CFG-08: cannot read or write: No space left on device"):
+        with pytest.raises(BenchError, match="CFG-08: the rows cannot be read or written: No space left on device"):
             prepare_rows.prepare(planned, processes=1)
         assert not Path(str(planned.data_dir)).exists()
 
@@ -315,7 +321,7 @@ def test_convert_prepares_the_rows_of_a_run(
     planned = c4(tmp_path)
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
-    assert "SOURCE and FOLDER were given, but cannot be used with this plan" in capsys.readouterr().err
+    assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
     assert not plan_paths.is_prepared(planned)
     make_here(planned, monkeypatch)
     assert convert.main(["rows", str(tmp_path / "plan.json")]) == 0

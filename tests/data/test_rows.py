@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "parquet",
         {"train": [(t, np.roll(t, -1)) for t, _ in rows(NUM_TRAIN)]},
     ),
-    "no train rows in this folder": ("parquet", {}),
+    "the folder has no train rows": ("parquet", {}),
 }
 
 
@@ -128,7 +128,7 @@ def test_other_rows_are_refused(plan: Plan, tmp_path: Path, message: str, capsys
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seq_start_id": [0, 9]}, "row 0 has a document mask"),
+        ({"seq_start_id": [0, 9]}, "row 0 has an unsupported document mask"),
         ({"loss_mask": [1] * 31}, "(32,) tokens and (31,) labels"),
         ({"loss_mask": Path("x")}, "the pickle refers to pathlib"),
     ],
@@ -166,7 +166,7 @@ def test_a_full_disk_is_reported(plan: Plan, tmp_path: Path, capsys: pytest.Capt
         argv = ["rows", str(tmp_path / "plan.json"), str(tmp_path / "published"), str(tmp_path / "small" / "rows")]
         assert convert.main(argv) == 1
         assert not (tmp_path / "small" / "rows").exists()
-    assert "cannot read or write: No space left on device" in capsys.readouterr().err
+    assert "a file cannot be read or written: No space left on device" in capsys.readouterr().err
 
 
 def test_an_epoch_trains_each_row_at_most_once_in_an_order_of_its_seed_and_number(plan: Plan) -> None:

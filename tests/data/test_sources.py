@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench import preflight
 from helpers import text_data
 from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
 from jobs.data import tokenizer
@@ -97,6 +98,38 @@ def test_pubmedqa_as_an_array_and_as_lines(form: str, tmp_path: Path, monkeypatc
     make_here(planned, monkeypatch)
     assert rows(planned, "eval") == (PLAIN_14[:1], PLAIN_COUNTS[:1], [12])
     assert rows(planned, "train") == (PLAIN_14[1:], PLAIN_COUNTS[1:], [5])
+
+
+OWN = {
+    str(10_000_000 + number): {
+        "QUESTION": one["question"],
+        "CONTEXTS": [one["context"]],
+        "LABELS": ["BACKGROUND"],
+        "LONG_ANSWER": one["answer"],
+        "MESHES": [],
+        "final_decision": "yes",
+    }
+    for number, one in enumerate(PUBMEDQA)
+}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_pubmedqas_own_file_gives_the_rows_of_its_converted_records(
+    packing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded or packed as the task says; the plan is checked before the start, and a run reads the same rows."""
+    of_file = {}
+    for name, content in (("ori_pqaa.json", OWN), ("dataset.json", PUBMEDQA)):
+        sizes = {"seq_length": 5 if packing else 14, "train_rows": 1, "eval_rows": 1}
+        words = ("data.prompt_type=plain", f"data.packing={str(packing).lower()}")
+        planned = of_files(tmp_path, "pubmedqa", name, *words, **sizes)
+        (tmp_path / "cache" / name).write_text(json.dumps(content, indent=4))
+        assert [one for one in preflight.inspect(planned) if one.severity == "error"] == []
+        make_here(planned, monkeypatch)
+        of_file[name] = [rows(planned, split) for split in ("eval", "train")]
+    assert of_file["ori_pqaa.json"] == of_file["dataset.json"]
+    if not packing:
+        assert of_file["ori_pqaa.json"][0] == (PLAIN_14[:1], PLAIN_COUNTS[:1], [12])
 
 
 TEXTS = [{"text": text, "url": "u"} for text in ("oak", "a tree", "Oaks are", "", "trees", "yes </s>")]

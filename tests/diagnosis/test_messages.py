@@ -101,9 +101,9 @@ MESSAGES = [
         "SO_ERROR: Connection refused, remote=[127.0.0.1]:12721$0",
         "NCC-06", "127.0.0.1", "NCC-08",
     ),
-    ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "what killed it"),
-    ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "what killed it"),
-    ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "what killed it"),
+    ("srun: error: dgx-1: task 3: Exited with exit code 143", "RUN-02", "exit code 143", "what killed the rank"),
+    ("srun: error: dgx-1: task 3: Terminated", "RUN-02", "Terminated", "what killed the rank"),
+    ("    traceback : Signal 15 (SIGTERM) received by PID 3170", "RUN-02", "SIGTERM", "what killed the rank"),
 ]  # fmt: skip
 TRACEBACK = """\
 3: Traceback (most recent call last):
@@ -307,7 +307,10 @@ def test_hung_run_does_not_get_a_shorter_time_limit(local_run: Path) -> None:
     ]
     (local_run / "result_0.txt").write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines) + limit)
     fix = str(diagnosis.explain([local_run]).fix)  # 2 min, 6,400 samples at 80 a minute, and 5 min to stop
-    assert fix.startswith("at its pace the run needs 87 min and had 90 min, so it hung") and "py-spy" in fix
+    assert (
+        fix.startswith("at its pace the run needs 87 min, and its time limit was 90 min, so it hung")
+        and "py-spy" in fix
+    )
 
 
 @pytest.mark.parametrize(("last", "rule"), [("success", "LOG-03"), ("aborted", "NCC-06")])
@@ -336,7 +339,7 @@ def test_fix_never_suggests_runstop_why(local_run: Path) -> None:
 def test_a_bus_error_points_to_the_mapped_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(f"{text}\n")
     fix = str(diagnosis.explain([tmp_path / "log"]).fix)
-    assert "rows or weights became shorter while ranks read it" in fix and "driver" not in fix
+    assert "rows or weights became shorter during the run" in fix and "driver" not in fix
 
 
 def test_a_traceback_that_a_rank_ends_with_a_fix_is_still_an_exception(tmp_path: Path) -> None:

@@ -406,7 +406,9 @@ def test_log_with_missing_work_is_a_failure(tmp_path: Path) -> None:
 def test_problems_in_the_records(written_log: MakeLog) -> None:
     explanation = diagnosis.explain([written_log(evals=(0.95, 0.94, 0.941, 0.943, 0.942, 0.945), status="aborted")])
     assert (explanation.rule, explanation.line is not None) == ("RUN-06", True)
-    assert explanation.evidence == "last evaluation 0.945, target ≤ 0.925" and "target 0.925" in str(explanation.detail)
+    assert explanation.evidence == "the last evaluation is 0.945, but the target is ≤ 0.925" and "target 0.925" in str(
+        explanation.detail
+    )
     log = explanation.file or ""
     text = Path(log).read_text()
     Path(log).write_text(text.replace("aborted", "success").replace("0.945", "0.92") * 2)
@@ -522,7 +524,10 @@ def test_fix_of_a_run_with_checkpoints_is_to_resume(tmp_path: Path, written_log:
 
 @pytest.mark.parametrize(
     ("differing", "rule"),
-    [("SRV-06: burst: the client overhead is 60 % of the latency", "SRV-06"), ("seed is 2, planned 1", "RUN-12")],
+    [
+        ("SRV-06: burst: the delay of the client itself is 60 % of the latency", "SRV-06"),
+        ("seed is 2 in the log, but 1 in the plan", "RUN-12"),
+    ],
 )
 def test_difference_from_the_plan_gives_its_own_rule(
     tmp_path: Path, written_log: MakeLog, differing: str, rule: str
@@ -548,7 +553,7 @@ def test_fix_of_out_of_memory_lists_splits_that_fit(run_folder: Path) -> None:
     )
     explanation = diagnosis.explain([run_folder])
     before = plan_kinds.load(run_folder / "plan.json")
-    assert explanation.rule == "RUN-01" and f"the plan needs {before.memory.total_gib:.1f} GiB" in str(explanation.fix)
+    assert explanation.rule == "RUN-01" and f"this plan needs {before.memory.total_gib:.1f} GiB" in str(explanation.fix)
     for change in ("parallel.tp=4", "parallel.cp=2"):
         changed = compose.compose(["task=lora70b", "cluster=dgx2", "trials=1", change]).memory
         assert changed.fits and f"{change} ({changed.total_gib:.1f} GiB)" in str(explanation.fix)
@@ -630,9 +635,9 @@ def test_the_verb(written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFi
     assert fine == "rule: none  no failure: the run succeeded"
     assert json.loads(as_json)["rule"] == "SLU-09" and json.loads(as_json)["line"] == 1
     assert "exclude the node" in "".join(plain)
-    with pytest.raises(ConfigError, match="file not found"):
+    with pytest.raises(ConfigError, match="this file or folder does not exist"):
         diagnosis.runs([tmp_path / "nothing"])
-    with pytest.raises(ConfigError, match="no logs in this folder"):
+    with pytest.raises(ConfigError, match="the folder has no logs"):
         (tmp_path / "empty").mkdir()
         diagnosis.runs([tmp_path / "empty"])
 

@@ -122,7 +122,7 @@ def test_an_unfit_node_ends_the_job_unless_forced(
 ) -> None:
     started(run, f"launch.force={force}")
     assert step("check") == code
-    assert "NCC-05: 8 of 8 ranks have reported no facts" in capsys.readouterr().out
+    assert "NCC-05: 8 of 8 ranks wrote no facts about their node" in capsys.readouterr().out
 
 
 def test_an_unreadable_plan_is_an_error_without_a_traceback(
@@ -144,7 +144,7 @@ def test_a_run_whose_ledger_is_damaged_has_failed(run: Path, step: Step) -> None
     assert step("close", "--exit-code", "0", "--what", "every trial ended", "--trials", "0 1") == 1
     status = statuses.read(run)
     assert status is not None and (status.outcome, status.exit_code, status.rule) == (Ending.failed, 1, "RUN-10")
-    assert status.during == "every trial ended; the ledger cannot be read"
+    assert status.during == "every trial ended; the ledger of the run cannot be read"
     assert str(status.evidence).startswith("the ledger cannot be read") and status.fix == "start a new run"
     assert (run / "ledger.json").read_text() == damaged
 

@@ -217,10 +217,13 @@ def test_a_log_that_is_removed_while_the_ranks_run_is_the_cause(run: Run) -> Non
     (error,) = run.progress.errors
     assert (error.rule, error.fix) == (
         "LOG-01",
-        "find what removes files there, such as a clean-up job; `runstop resume RUN` runs the trial again",
+        "find out what deletes files in this folder, such as a clean-up job; then run `runstop resume RUN`",
     )
     fix = error.fix.replace("RUN", str(run.folder))
-    assert error.what == "result_0.txt is missing, although the ranks ended well: it was removed while they ran"
+    assert (
+        error.what
+        == "result_0.txt is missing, although the ranks ended without an error: the log was deleted during the trial"
+    )
     assert (run.status.rule, run.status.fix) == ("LOG-01", fix)
 
 

@@ -84,10 +84,10 @@ def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.Captur
     parsed = as_json(capsys, f"{study}/new", f"{study}/old")
     assert (parsed["pairing"], len(parsed["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
     assert parsed["ratio"] == pytest.approx(0.9952, abs=1e-6)
-    assert "name one arm as studies/tiny-local/ARM; arms with runs: new, new_other, old" in run(
+    assert "give one arm as studies/tiny-local/ARM; arms with runs: new, new_other, old" in run(
         capsys, str(study), "x", code=2
     )
-    assert "arms with runs: new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
+    assert "an arm with runs: new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
 
 
 def test_arms_of_a_study_have_the_numbers_of_its_tables(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_arms_of_a_study_have_the_numbers_of_its_tables(clock: Clock, capsys: py
     study_runs.valid_run(study / "new.3", [5.0, 1.0])
     parsed = as_json(capsys, f"{study}/new", f"{study}/old", "--measurement", "step_time")
     assert parsed["first"] == pytest.approx([2020, 2022.02]) and parsed["second"] == pytest.approx([2000, 2002])
-    assert "left out: new.3: the log lists 1 of the 2 steps from step 2 to 3" in parsed["notes"]
+    assert "not counted: new.3: the log has the times of only 1 of the 2 steps from step 2 to 3" in parsed["notes"]
 
 
 def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
@@ -109,7 +109,7 @@ def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
     plant(Path("new"), clock, 90.0, 90.3, 90.1, **H200 | {"commit": "bbb"})
     output = run(capsys, "new", "old", "--margin", "1")
     assert "verdict: new is 9.4–10.5 % slower than old" in output
-    assert "the 3 values of old are trials of one run" in output
+    assert "the 3 values of old are from trials of one run" in output
     assert "commit\tbbb\taaa" in output
 
 
@@ -138,7 +138,9 @@ def test_different_clocks_are_noted(clock: Clock, capsys: pytest.CaptureFixture[
     parsed = as_json(capsys, "new", "old")
     clocks = {"GPU power limit (W)": ["400", "700"], "median SM clock (MHz)": ["1500", "1980"]}
     assert parsed["differences"] == clocks
-    assert "median SM clock (MHz): 1500 and 1980; the speeds at different clocks are not comparable" in parsed["notes"]
+    assert (
+        "the median SM clock (MHz) was 1500 and 1980; speeds at different clocks are not comparable" in parsed["notes"]
+    )
 
 
 def write_node_facts(folder: Path, driver: str, digest: str, *nodes: str) -> None:
@@ -173,7 +175,7 @@ def test_changed_logs_are_left_out_with_a_note(clock: Clock, capsys: pytest.Capt
         log.write("\n")
     parsed = as_json(capsys, "a", "b", "--margin", "5")
     assert len(parsed["first"]) == 2
-    assert "left out: a/result_1.txt: the log has changed since its trial ended" in parsed["notes"]
+    assert "not counted: a/result_1.txt: the log has changed since its trial ended" in parsed["notes"]
 
 
 def test_invalid_logs_without_a_ledger_are_left_out(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,11 +211,11 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
     ("argv", "message"),
     [
         (["a"], "compare needs exactly two arguments, not 1"),
-        (["a", "missing"], "no runs found"),
+        (["a", "missing"], "there is no run at this path"),
         (["**a*", "b"], "**a* is not allowed in a glob pattern"),
-        (["a", "a"], "a run cannot be in both sets"),
-        (["a", "b", "--measurement", "speed"], "the two sets do not both have the measurement speed"),
-        (["a", "b", "--pairing", "order"], "2 runs of a and 1 runs of b cannot be paired"),
+        (["a", "a"], "this run is in both sets"),
+        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both of the sets"),
+        (["a", "b", "--pairing", "order"], "2 runs of a cannot be paired with 1 runs of b"),
         (["a", "empty"], "no valid trial"),
     ],
 )

@@ -93,14 +93,14 @@ def test_a_check_without_a_judgement_fails_and_shows_the_reason(
 ) -> None:
     for number in range(2):
         plant(root / f"run{number}", clock, 100.0, **H200)
-    assert "1 earlier run(s): at least 2" in run(capsys, "--check", "2", code=1)
+    assert "there are 1 earlier runs, but the run-to-run variation needs at least 2" in run(
+        capsys, "--check", "2", code=1
+    )
     plant(root / "run2", clock, 100.0, **H200)
     assert "1 no regression" in run(capsys, "--check", "2")
     plant(root / "run3", clock, 100.0, **H200 | {"gpu_telemetry": {"gpus": [{"gpu": 0, "sm_clock_mhz": GAUGE}]}})
     plant(root / "run4", clock, 100.0, **H200)
-    assert "the newest run does not have this measurement" in run(
-        capsys, "--check", "2", "--measurement", "sm_clock", code=1
-    )
+    assert "the newest run has no measurement" in run(capsys, "--check", "2", "--measurement", "sm_clock", code=1)
 
 
 def test_a_shorter_step_time_is_not_a_regression(clock: Clock, root: Path) -> None:

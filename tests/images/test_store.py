@@ -173,7 +173,7 @@ def damaged(image: Path, how: str) -> Path:
     [
         ("cut", ["ENR-08", "ENR-08"], "the file is truncated", True),
         ("empty", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
-        ("flipped", ["ENR-08"], "the content has changed: its sha256 is", False),
+        ("flipped", ["ENR-08"], "the file was changed: its SHA-256 is", False),
         ("another", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
         ("renamed", ["ENR-11"], "contains no digest", True),
         ("unrecorded", ["ENR-11"], "no readable record", True),
@@ -235,7 +235,7 @@ def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
     flip(image, keeping_its_times=keeping_its_times)
     for _ in range(2):
         (finding,) = doctors_findings(image, monkeypatch)
-        assert finding == f"ENR-08 the content has changed: its sha256 is {sha256(image)}, but was {digest}"
+        assert finding == f"ENR-08 the file was changed: its SHA-256 is {sha256(image)}, but was {digest}"
     assert read == [image]
 
 
@@ -245,9 +245,7 @@ def test_a_damaged_file_is_not_imported_under_a_new_digest(image: Path, tmp_path
     flip(image)
     if named_by == "name":
         store.record_path(image).unlink()
-    with pytest.raises(
-        BenchError, match=r"ENR-08: the content has changed: its sha256 is \w+, but its name .* has \w+"
-    ):
+    with pytest.raises(BenchError, match=r"ENR-08: the file was changed: its SHA-256 is \w+, but its name .* has \w+"):
         bring(image, tmp_path / "others")
     assert contents(tmp_path / "others") == {}
     with pytest.raises(BenchError, match=r"ENR-08: unsquashfs cannot extract files: .*failed to read/uncompress"):
@@ -294,9 +292,13 @@ def test_a_missing_daemon_program_is_reported(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("source", "end", "fix"),
     [
-        ("dockerd://acme/tiny:1", "exit 1", "start the daemon or build the image: `docker image inspect acme/tiny:1`"),
-        ("nvcr.io/nvidia/x:1", "exit 1", "check that nvcr.io has this name and tag; for details: enroot import -- "),
-        ("nvcr.io/nvidia/x:1", "kill -9 $$", "find what killed Enroot"),
+        (
+            "dockerd://acme/tiny:1",
+            "exit 1",
+            "start the daemon or build the image, until `docker image inspect acme/tiny:1`",
+        ),
+        ("nvcr.io/nvidia/x:1", "exit 1", "check that nvcr.io has this name and tag; to see details: enroot import -- "),
+        ("nvcr.io/nvidia/x:1", "kill -9 $$", "find out what killed Enroot"),
     ],
 )
 def test_the_fix_of_a_failed_import_depends_on_its_source(
@@ -333,7 +335,7 @@ def test_an_image_for_another_cpu_is_refused_unless_requested(
     file, folder = squashed(), tmp_path / "images"
     other = "aarch64" if HERE == "x86_64" else "x86_64"
     monkeypatch.setattr(platform, "machine", lambda: other)
-    with pytest.raises(BenchError, match=f"ENR-07: the image is for {HERE}, but the nodes are {other}"):
+    with pytest.raises(BenchError, match=f"ENR-07: the image is for {HERE}, but the nodes have {other}"):
         bring(file, folder)
     assert list(folder.glob("*.sqsh")) == [] == list(folder.glob(".*.part"))
     imported, _ = bring(file, folder, architecture=HERE)
@@ -374,10 +376,10 @@ def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["import", "{tmp}/none.sqsh"], "ENR-07: file not found"),
+        (["import", "{tmp}/none.sqsh"], "ENR-07: the file does not exist"),
         (["import", "{tmp}/text.sqsh"], "ENR-08: no squashfs superblock"),
-        (["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"], "CFG-08: File exists"),
-        (["verify", "{tmp}/none.sqsh"], "ENR-07: file not found"),
+        (["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"], "CFG-08: cannot create: File exists"),
+        (["verify", "{tmp}/none.sqsh"], "ENR-07: the file does not exist"),
         (["list", "--dir", "{tmp}/none"], "No such file or directory"),
     ],
 )

@@ -96,7 +96,8 @@ def test_attention_backend_is_reported_and_causal(backend: str) -> None:
 def test_unexpected_attention_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention.BACKENDS, attention.AttentionBackend.math, attention.SDPBackend.FLASH_ATTENTION)
     with pytest.raises(
-        BenchError, match="math attention was requested, but torch used _scaled_dot_product_flash_attention_for_cpu"
+        BenchError,
+        match="torch used _scaled_dot_product_flash_attention_for_cpu attention instead of the requested backend math",
     ):
         attention.prepare(point("attention", "forward", "math", [1, 2, 2, 8, 16]), CPU)
 

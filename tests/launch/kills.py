@@ -51,7 +51,7 @@ CHANGES = {
 }
 TASK = ("task=kernels_tiny", "trials=2", "launch.force=true", "launch.trackers=[]")
 REFUSALS = (
-    "no run in this folder",
+    "this folder is not a run folder",
     "the launch was killed before it wrote plan.json",
     "the launch was killed before it submitted a job",
     "all trials have finished; there is nothing to resume",

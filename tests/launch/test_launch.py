@@ -58,7 +58,7 @@ def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
 
 
 WRONG = {
-    "unknown task": (["task=lora70"], "no choice 'lora70'", "did you mean lora70b?"),
+    "unknown task": (["task=lora70"], "task=lora70 does not exist", "did you mean lora70b?"),
     "typo in a key": (["recipe.lrr=1"], "unknown key 'recipe.lrr'", "did you mean recipe.lr?"),
     "typo added": (["+task.training.max_step=1"], "unknown key 'max_step'", "did you mean max_steps?"),
     "typo added at the root": (["+trial=1"], "unknown key 'trial'", "did you mean trials?"),

@@ -172,7 +172,7 @@ def test_a_job_that_may_exist_is_looked_up_whenever_the_run_is(
     monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
     slurm.stub("sbatch", LOST[how])
     before = contents(ended)
-    with pytest.raises(SubmitError, match="the job may have been submitted anyway"):
+    with pytest.raises(SubmitError, match="the job may exist anyway"):
         resume.resume(ended)
     (note,) = contents(ended).keys() - before.keys()
     assert note == SUBMISSION and contents(ended).items() >= before.items()
@@ -267,7 +267,9 @@ def test_a_run_that_was_killed_at_its_very_end_is_finished_without_a_job(
 def test_a_run_without_its_ledger_is_refused_before_a_job(ended: Path, slurm: Slurm) -> None:
     (ended / LEDGER).unlink()
     before = contents(ended)
-    with pytest.raises(ConfigError, match="ledger.json is missing, so nothing shows which trials have finished"):
+    with pytest.raises(
+        ConfigError, match="ledger.json is missing, so runstop cannot find out which trials have finished"
+    ):
         resume.resume(ended)
     assert contents(ended) == before and not slurm.num_calls("sbatch")
 
@@ -281,10 +283,14 @@ def test_a_launch_that_was_killed_before_its_run_began(ended: Path, slurm: Slurm
     assert runs.find(ended).backend.name == "local", "as in the plan"
     queued = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
     (ended / "plan.json").write_text(plan_kinds.dumps(queued))
-    with pytest.raises(ConfigError, match="the launch was killed before it submitted a job; it started nothing"):
+    with pytest.raises(
+        ConfigError, match="the launch was killed before it submitted a job, so there is nothing to resume"
+    ):
         resume.resume(ended)
     (ended / "plan.json").unlink()
-    with pytest.raises(ConfigError, match="the launch was killed before it wrote plan.json; it started nothing"):
+    with pytest.raises(
+        ConfigError, match="the launch was killed before it wrote plan.json, so the run has not started"
+    ):
         resume.resume(ended)
 
 
@@ -307,7 +313,7 @@ def test_ctrl_c_during_sbatch_says_that_a_job_may_be_queued(
     with pytest.raises(Stopped):
         launched()
     folder, printed = tmp_path / "runs/new", capsys.readouterr().err
-    assert "interrupted while the job was being submitted: it may be queued" in printed
+    assert "interrupted while the job was being submitted: the job may be queued" in printed
     assert f"runstop runs {folder.parent} " in printed and f"runstop cancel {folder} " in printed
     monkeypatch.setattr(slurm_jobs, "prepare", interrupted)
     shutil.rmtree(folder)
@@ -374,7 +380,7 @@ def test_a_launch_whose_answer_is_lost_keeps_its_folder(
     tmp_path: Path, slurm: Slurm, launched: Callable[[], int]
 ) -> None:
     slurm.stub("sbatch", LOST["garbage"])
-    with pytest.raises(SubmitError, match="may have been submitted anyway"):
+    with pytest.raises(SubmitError, match="may exist anyway"):
         launched()
     folder = tmp_path / "runs/new"
     assert runs.find(folder).state_name == "no job"

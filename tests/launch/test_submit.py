@@ -60,7 +60,7 @@ def processes(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task=nosuch"], "no choice 'nosuch'"),
+        (["task=nosuch"], "task=nosuch does not exist"),
         ([*TINY, "launch.dry_run=true"], "cannot start a run with launch.dry_run"),
         (["task=lora_tiny", "cluster=kuberay"], "submitit has no executor for ray"),
         (["task=lora_tiny", "cluster=kubernetes"], "submitit has no executor for kubernetes"),
@@ -76,5 +76,5 @@ def test_a_run_without_a_slurm_job_is_refused(runs: Path) -> None:
     bench.submit(TINY, in_process=True)
     (folder,) = runs.iterdir()
     (folder / "ledger.json").write_text("[]")
-    with pytest.raises(ConfigError, match="the run is on local and has no Slurm job"):
+    with pytest.raises(ConfigError, match="this run uses local and has no Slurm job"):
         bench.job(folder)

@@ -268,5 +268,8 @@ def test_a_late_group_ends_with_an_error() -> None:
 
     first, late = together(2, averaged)
     assert first.groups == [0] and first.left == [1]
-    assert isinstance(late, BenchError) and "the other groups waited 0.5 s for it and continued without it" in late.what
+    assert (
+        isinstance(late, BenchError)
+        and "the other groups waited 0.5 s for this group, then continued alone" in late.what
+    )
     assert late.rule == "RUN-19"

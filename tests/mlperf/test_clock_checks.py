@@ -154,8 +154,9 @@ def test_clock_jump_is_reported_with_lines_and_both_times(written_trial: WriteTr
     shifted(path, -8, first_line=stop)
     assert not trial.judge(path).valid
     assert message(path) == (
-        f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop} (0 ms by the monotonic clock); "
-        "run_start to run_stop took 780.0 s by the monotonic clock and 772.0 s by time_ms"
+        f"the wall clock was set back by 8.0 s between lines {stop - 1} and {stop} (0 ms according to the monotonic "
+        "clock); "
+        "the run took 780.0 s on the monotonic clock, but 772.0 s according to time_ms"
     )
 
 
@@ -251,7 +252,7 @@ def test_two_hours_more_are_an_error_in_our_log_and_a_warning_in_others(written_
     assert ("LOG-20", "error") in problems(path)
     assert "training took 7,895.0 s, but its steps add up to 695.0 s" in message(path)
     assert problems(other_log(path)) == [("LOG-20", "warning")]
-    assert "up to 320, took 7,225.0 s; the median in this log is 25.0 s" in message(path)
+    assert "(until sample 320) took 7,225.0 s, but 25.0 s at the median speed of this log" in message(path)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +262,27 @@ def test_two_hours_more_are_an_error_in_our_log_and_a_warning_in_others(written_
             "train_loss",
             12,
             7200,
-            "training on 80 samples, up to 1,040, took 7,225.0 s; the median in this log is 25.0 s",
+            "training on 80 samples (until sample 1,040) took 7,225.0 s, but 25.0 s at the median speed of this log",
         ),
-        ("train_loss", 12, -15, "training on 80 samples, up to 1,040, took 10.0 s; the median in this log is 25.0 s"),
-        ("eval_accuracy", 1, 7200, "evaluation 2 took 7,220.0 s; the median in this log is 20.0 s"),
+        (
+            "train_loss",
+            12,
+            -15,
+            "training on 80 samples (until sample 1,040) took 10.0 s, but 25.0 s at the median speed of this log",
+        ),
+        ("eval_accuracy", 1, 7200, "evaluation 2 took 7,220.0 s, but the median of all evaluations is 20.0 s"),
         (
             "block_start",
             2,
             7200,
             "7,200.0 s of 8,400.0 s between run_start and run_stop are neither training nor evaluation",
         ),
-        ("train_loss", 30, 8, "a block of training took 128.0 s by time_ms, but 120.0 s by its logged throughput"),
+        (
+            "train_loss",
+            30,
+            8,
+            "a block of training took 128.0 s according to time_ms, but 120.0 s according to its logged throughput",
+        ),
         ("train_loss", 30, 5, None),
     ],
     ids=["training", "fast training", "evaluation", "neither", "tracked throughput", "nothing"],
@@ -314,7 +325,10 @@ def test_unusual_gap_is_reported_in_a_log_without_samples(written_trial: WriteTr
     shifted(path, 7200, first_line=loss)
     (finding,) = [finding for finding in parse(path).findings if finding.rule == "LOG-20"]
     assert (finding.severity, finding.line) == ("warning", loss)
-    assert finding.what == "7,225.0 s passed before this train_loss; the next longest time in this log is 25.0 s"
+    assert (
+        finding.what
+        == "the log has no record in the 7,225.0 s before this train_loss; the second longest pause is 25.0 s"
+    )
 
 
 def late(path: Path, *, lines: Iterable[int], seconds: float) -> Path:
@@ -371,7 +385,10 @@ def test_counts_must_increase_in_our_log(written_trial: WriteTrial, key: str) ->
     (finding,) = [finding for finding in parse(path).findings if finding.rule == "LOG-04"]
     assert (finding.severity, finding.line) == ("error", repeated)
     samples = re.findall(r"\d+", counts[0])[0]
-    assert finding.what == f"samples_count of {key} is {int(samples):,} after {int(samples):,} at line {before}"
+    assert (
+        finding.what
+        == f"samples_count of {key} does not increase: {int(samples):,} at line {before}, then {int(samples):,}"
+    )
     assert "LOG-04" not in dict(problems(other_log(path))), "published logs repeat counts"
 
 
@@ -406,12 +423,15 @@ def test_suspended_machine_is_reported_as_unexplained_time(written_trial: WriteT
 @pytest.mark.parametrize(
     ("slow", "what"),
     [
-        ({200: 402.0}, "step 200 took 402.0 s (median 0.2 s): 77% of the 519.4 s between"),
+        ({200: 402.0}, "step 200 took 402.0 s, but the median is 0.2 s; in total 77% of the 519.4 s between"),
         (
             {77: 30.0, 201: 60.0},
-            "step 201 took 60.0 s (median 0.2 s), and 1 more took much longer than the median: 43%",
+            "step 201 took 60.0 s, but the median is 0.2 s, and 1 more are much slower than the median; in total 43%",
         ),
-        ({"evaluation 2": 402.0}, "evaluation 2 took 402.0 s (median 20 s): 80% of the 499.6 s between"),
+        (
+            {"evaluation 2": 402.0},
+            "evaluation 2 took 402.0 s, but the median is 20 s; in total 80% of the 499.6 s between",
+        ),
         ({n: 0.048 + 0.001 * (n % 103) for n in range(1, 289)} | {88: 5.8}, None),
         (dict.fromkeys(range(1, 289), 5.0), None),
         ({"evaluation 2": 60.0}, None),

@@ -145,10 +145,10 @@ def test_record_that_takes_the_checkers_minutes_is_refused(
     monkeypatch.setattr(mlp_parser, "parse_file", never)
     monkeypatch.setattr(rcp_checker, "get_submission_epochs", never)
     verdict = official_verdict(path, ruleset="6.1.0")
-    refusal = f"the official parser would take minutes for this log: line {last} has 250,019 characters"
+    refusal = f"the official parser would need minutes for this log: line {last} has 250,019 characters"
     assert (verdict.passed, verdict.messages) == (False, (refusal,))
     assert rcp_verdict([path] * 3, benchmark=LORA, ruleset="6.1.0").message == refusal
-    with pytest.raises(ConfigError, match="would take minutes"):
+    with pytest.raises(ConfigError, match="would need minutes"):
         checkers.require_safe(path, LORA, "6.1.0")
 
 

@@ -196,7 +196,7 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ),
         (
             {"logs": 1, "submission_benchmark": "../x"}, {"force": True},
-            r"submission_benchmark is '\.\./x', which is not in ruleset 6.1.0",
+            r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not have",
         ),
         ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
         ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is not a valid"),
@@ -210,7 +210,7 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "packed as closed"),
         ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
         ({"logs": 1}, {"runs": ("run", "run")}, "listed twice"),
-        ({"logs": 1}, {"runs": ("elsewhere",)}, "there are no results in this folder"),
+        ({"logs": 1}, {"runs": ("elsewhere",)}, "the folder has no result_K.txt"),
         ({"logs": 1}, {"folder": "run"}, "exists and is not empty"),
         ({"logs": 1}, {"folder": "run/package"}, "cannot be inside a run folder"),
     ],
@@ -289,7 +289,7 @@ def test_run_script_without_devices_describes_none(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("other.json", "{}", "descriptions of other, but the systems are box"),
+        ("other.json", "{}", "the file other.json describes none of the systems box"),
         ("box.json", "[]", "not a JSON object"),
         ("box.json", '{"colour": "red"}', "unknown fields \\['colour'\\]"),
         ("box.json", "{", "cannot be read"),

@@ -109,7 +109,10 @@ def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
     assert scored.rcp.counts[0] is None and scored.rcp.passed
     assert scored.samples_distribution == {3072: 9}
     (disagreement,) = scored.disagreements
-    assert re.match(r"result_0.txt: ours invalid \(LOG-05: .* compliance checker 6.1.0 passed", disagreement)
+    assert re.match(
+        r"result_0.txt: invalid \(LOG-05: .* for runstop, but passed for MLPerf's compliance checker 6.1.0",
+        disagreement,
+    )
 
 
 def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns) -> None:
@@ -118,8 +121,10 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
     scored = score(folder)
     assert rules(scored) == set()
     assert scored.dropped_slowest == "result_4.txt"
-    assert any("ours valid; compliance checker 6.1.0 failed" in text for text in scored.disagreements)
-    assert any("ours failed; RCP checker 3,072 samples" in text for text in scored.disagreements)
+    assert any("valid for runstop, but failed" in text for text in scored.disagreements)
+    assert any(
+        "failed for runstop, but 3,072 samples for MLPerf's RCP checker" in text for text in scored.disagreements
+    )
     assert score(folder, ruleset="5.1.0").num_failed == 0
 
 
@@ -177,7 +182,10 @@ def test_runs_on_different_rows_are_no_score(runs: MakeRuns, tmp_path: Path) -> 
     bound = Binding(nonce="0", trial=0, attempt=1)
     scored = score(runs((3, 7), changes={3: {"binding": bound}, 7: {"binding": bound, "inputs": INPUTS | different}}))
     ours = [f.what for f in scored.findings if f.rule == "SCO-04"]
-    assert ours == [f"the SHA-256 of the eval rows differs: {'2' * 12}… in result_3.txt, {'5' * 12}… in result_7.txt"]
+    assert ours == [
+        f"the SHA-256 of the eval rows differs between the logs: "
+        f"{'2' * 12}… in result_3.txt, {'5' * 12}… in result_7.txt"
+    ]
 
 
 def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:
@@ -186,7 +194,10 @@ def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:
     assert rules(scored) == {"SCO-04"}
     assert scored.official_minutes == pytest.approx(24.5 * REFERENCE / 3072)
     (row,) = [row for row in score_sheets(scored)[1].rows if row[0] == "SCO-04"]
-    assert row[1:] == ("warning", "platform differs: '1xexample' in result_0.txt, 'another' in result_7.txt")
+    assert row[1:] == (
+        "warning",
+        "platform differs between the logs: '1xexample' in result_0.txt, 'another' in result_7.txt",
+    )
 
 
 @pytest.mark.parametrize(("benchmark", "severity"), [("dlrm_dcnv2", "warning"), ("llama2_70b_lora", "error")])
@@ -194,7 +205,7 @@ def test_fully_checked_benchmark_needs_a_seed_of_every_run(runs: MakeRuns, bench
     """Published sets of dlrm_dcnv2 without seeds have official scores."""
     scored = score(runs(range(2), submission_benchmark=benchmark, target_accuracy=None, seed=None), ruleset="5.1.0")
     problems = [(f.severity, f.what) for f in scored.findings if f.rule == "SCO-03"]
-    assert problems == [(severity, "no seed is logged in result_0.txt, result_1.txt")]
+    assert problems == [(severity, "these logs have no valid seed: result_0.txt, result_1.txt")]
 
 
 def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None:
@@ -215,7 +226,7 @@ def test_fewer_runs_have_a_mean_from_three_on(runs: MakeRuns, number: int, olymp
     scored = score(runs(range(number)))
     assert scored.olympic_minutes == (olympic and pytest.approx(olympic))
     assert (scored.dropped_fastest is None) == (olympic is None) == (scored.rcp.passed is None)
-    assert olympic is None or f"its limit is for 10 runs, and there are {number}" in scored.rcp.message
+    assert olympic is None or f"this limit is for 10 runs, but there are {number}" in scored.rcp.message
 
 
 def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
@@ -228,7 +239,7 @@ def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
 
 
 def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> None:
-    with pytest.raises(ConfigError, match="this is not a folder"):
+    with pytest.raises(ConfigError, match="this path is not a folder"):
         score(tmp_path / "absent")
     with pytest.raises(LogError, match="no result_"):
         score(tmp_path)

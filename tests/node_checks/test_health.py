@@ -101,7 +101,7 @@ def test_the_node_behind_a_slow_link_is_named(tmp_path: Path):
         done = ranks.finish(started, timeout_s=300)
     assert [code for code, _ in done] == [1, 1, 1, 1], done
     assert nodes.slow_nodes(nodes.load(tmp_path)) == ["dgx-2"]
-    assert "exclude it (--exclude=dgx-2)" in done[0][1]
+    assert "exclude the node (--exclude=dgx-2)" in done[0][1]
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_the_first_finding_fails_the_check_and_the_others_are_counted() -> None:
     ("num_ranks", "has_rates", "code", "words"),
     [
         (2, True, 1, "NCC-05: 1 ranks were started, but the plan needs 2"),
-        (1, False, 2, "the config of cluster local has no floors for the node check"),
+        (1, False, 2, "the config of cluster local has no lowest speeds for the node check"),
     ],
 )
 def test_a_request_that_cannot_be_measured_is_refused(
@@ -220,6 +220,6 @@ def test_the_table_of_nodes_and_floors() -> None:
 def test_the_fix_for_two_nodes_and_for_one() -> None:
     report = health_report(allreduce=(AllReduceRate(124, 1.0, 90.0),))
     two = floors.judged(replace(report, nodes=report.nodes[:2], ranks=report.ranks[:4]))
-    assert two.findings[-1].fix.startswith("add a third node to find out which of the two is slow")
+    assert two.findings[-1].fix.startswith("run the check with a third node to find out which node is slow")
     one = floors.judged(replace(report, nodes=report.nodes[:1], ranks=report.ranks[:2]))
-    assert one.findings[-1].fix.startswith("exclude it (--exclude=dgx-0)") and one.slow_nodes == ("dgx-0",)
+    assert one.findings[-1].fix.startswith("exclude the node (--exclude=dgx-0)") and one.slow_nodes == ("dgx-0",)

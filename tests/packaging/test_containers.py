@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from helpers.ranks import ROOT
 
@@ -35,7 +36,38 @@ def test_pins_are_complete_and_images_use_only_pins() -> None:
         named |= set(re.findall(r"\$\{?([A-Z_]+)", text)) - {"BASE", "COMMIT"}
         assert not re.search(r"==\d|:\d\d\.\d\d|sha256:", text), "a version is outside of pins.env"
         assert re.findall(r"^COPY (\S+)", text, re.M) == ["pyproject.toml", "bench", "conf", "jobs", "containers"]
-    assert named <= pinned.keys() and pinned.keys() - named == {"BASE_IMAGE", "BASE_TAG", "BASE_DIGEST"}
+    bases = {f"{base}_{part}" for base in ("BASE", "ROCM") for part in ("IMAGE", "TAG", "DIGEST")}
+    assert named - {"ROCM_PATH"} <= pinned.keys() and pinned.keys() - named == bases
+
+
+def test_the_pins_of_hugging_face_fit_the_extra_of_the_project() -> None:
+    """The images install the packages of the extra `huggingface` one by one: their torch is that of the base."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    requirements = {each.name: each for each in map(Requirement, extras["huggingface"])}
+    names = ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes")
+    assert {name for name in names if not requirements[name].specifier.contains(pins()[name.upper()])} == set()
+    for kind in ("huggingface", "rocm"):
+        text = (CONTAINERS / f"{kind}.Dockerfile").read_text()
+        assert [name for name in names if f'"{name}==${name.upper()}"' not in text] == []
+    base = {"torch", "safetensors", "numpy", "psutil", "nvidia-ml-py"}
+    assert requirements.keys() - {*names} == base, "add the new package to both images"
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "rocm", "nemo"])
+def test_an_image_is_built_on_the_base_of_its_gpus(kind: str, tmp_path: Path) -> None:
+    tree, engine = tmp_path / "tree", tmp_path / "engine"
+    shutil.copytree(CONTAINERS, tree / "containers", ignore=shutil.ignore_patterns("__pycache__"))
+    engine.write_text('#!/bin/bash\necho "$@"\n')
+    engine.chmod(0o755)
+    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=x"]):
+        subprocess.run([*git, *words], check=True)
+    env = os.environ | {"ENGINE": str(engine)}
+    done = subprocess.run([tree / "containers/build.sh", kind], env=env, check=True, capture_output=True, text=True)
+    pinned, base = pins(), "ROCM" if kind == "rocm" else "BASE"
+    assert done.stdout.startswith(f"runstop-{kind}:{pinned[f'{base}_TAG']}-")
+    assert f"/containers/{kind}.Dockerfile --tag " in done.stderr
+    assert f"--build-arg BASE={pinned[f'{base}_IMAGE']}@{pinned[f'{base}_DIGEST']} " in done.stderr
 
 
 @pytest.mark.parametrize("script", sorted(CONTAINERS.glob("*.sh")), ids=lambda path: path.name)

@@ -67,7 +67,7 @@ def test_the_time_of_a_token_is_that_of_reading_all_weights_but_the_embedding() 
 
 def test_5x2_on_8_gpus_needs_share_gpu() -> None:
     config = compose.unplanned(["task=generate_7b", "cluster=dgxh200", "parallel.groups=5", "parallel.tp=2"])
-    with pytest.raises(ConfigError, match="5 replicas of 2 need 10 GPUs, but the cluster has 8") as error:
+    with pytest.raises(ConfigError, match="5 replicas of 2 GPUs need 10 GPUs, but the cluster has 8 GPUs") as error:
         replicas.split(config)
     assert "parallel.share_gpu=true" in error.value.fix
     config.parallel.share_gpu = True
@@ -110,20 +110,20 @@ GENERATION = "task.generation"
     ("overrides", "what", "where"),
     [
         ([TINY, f"{GENERATION}.lengths=[]"], "lengths is empty", f"{GENERATION}.lengths"),
-        ([TINY, f"{GENERATION}.lengths=[8,0]"], "an answer length is 0 tokens", f"{GENERATION}.lengths"),
+        ([TINY, f"{GENERATION}.lengths=[8,0]"], "the length of an answer is 0 tokens", f"{GENERATION}.lengths"),
         (
             [TINY, f"{GENERATION}.lengths=[8,1012]"],
-            "a prompt of at least 13 tokens and an answer of 1012 exceed",
+            "a prompt of at least 13 tokens and an answer of 1012 tokens do not fit",
             "max_seq_length",
         ),
         (
             [TINY, f"{GENERATION}.lengths=[8]"],
-            "1 requests for 2 replicas: some replicas would be idle",
+            "there are 1 requests for 2 replicas, so some replicas would have no work",
             "parallel.groups",
         ),
         (
             [TINY, f"{GENERATION}.order=one_by_one", f"{GENERATION}.max_batch=2"],
-            "order is one_by_one, but max_batch is 2",
+            "max_batch is 2, but order=one_by_one",
             "max_batch",
         ),
         (
@@ -138,7 +138,7 @@ GENERATION = "task.generation"
         ),
         (
             [TINY, f"{GENERATION}.sampling.top_k=5"],
-            "temperature 0 is greedy decoding, which ignores top_k and",
+            "top_k or top_p is set, but temperature 0 is greedy decoding, which",
             "sampling",
         ),
         ([TINY, f"{GENERATION}.sampling.temperature=-1"], "temperature is -1", "sampling.temperature"),
@@ -156,16 +156,20 @@ GENERATION = "task.generation"
                 "model.ffn_hidden_size=28640",
                 "cluster=dgxh200",
             ],
-            "rows in multiples of 64, but a rank has 28640 of model.ffn_hidden_size",
+            "rows of a multiple of 64 weights, but model.ffn_hidden_size / tp is 28640",
             f"{GENERATION}.nf4",
         ),
-        ([TINY, "parallel.groups=3"], "3 replicas of 1 need 3 ranks, but the cluster has 2", "parallel.groups"),
+        (
+            [TINY, "parallel.groups=3"],
+            "3 replicas of 1 ranks need 3 ranks, but the cluster has 2 ranks",
+            "parallel.groups",
+        ),
         ([TINY, "parallel.tp=2"], "tp is 2, but engine=huggingface does not support tensor", "parallel.tp"),
-        ([TINY, "parallel.pp=2"], "pp: generation supports tensor parallelism only", "parallel.pp"),
+        ([TINY, "parallel.pp=2"], "pp is set, but generation supports only tensor parallelism", "parallel.pp"),
         ([TINY, "parallel.share_gpu=true"], r"share_gpu is true, but cluster\.device is cpu", "parallel.share_gpu"),
         (
             ["task=lora_tiny", "parallel.share_gpu=true"],
-            "only tasks of kind generate can share GPUs; lora_tiny is of",
+            "only tasks of kind generate can share GPUs, but lora_tiny is of",
             "share_gpu",
         ),
         ([TINY, "precision=fp8"], "engine=huggingface generates in FP32, BF16 or 4 bits, not in", "precision"),
@@ -173,7 +177,7 @@ GENERATION = "task.generation"
         ([TINY, *BALANCED, "engine.huggingface.num_gpus=2"], r"num_gpus is 2, but cluster\.device is cpu", "num_gpus"),
         (
             [TINY, "launch.profile=kernels"],
-            "profile kernels needs training steps, but this task does not",
+            "launch.profile=kernels needs training steps, but this task does not",
             "launch.profile",
         ),
         (["task=generate_70b", *HUGGINGFACE, "gpu@cluster.gpu=h100"], "weights 128.5, KV cache", "parallel.tp"),
@@ -207,8 +211,8 @@ def test_prompts_of_a_file_have_their_own_length_or_the_tasks(tmp_path: Path) ->
     [
         ("", "the file of prompts is empty"),
         ('{"prompt": "a"}\n{"prompt": ', "not JSON"),
-        ('{"prompt": "a", "lenght": 3}', "expected an object with the keys prompt and length, got"),
-        ('["a"]', "expected an object with the keys prompt and length, got list"),
+        ('{"prompt": "a", "lenght": 3}', "the line must be an object with the keys prompt and length, but has"),
+        ('["a"]', "the line must be an object with the keys prompt and length, but has list"),
         ('{"prompt": " "}', "the prompt is ' '"),
         ('{"prompt": "a", "length": "3"}', "the length is '3', but must be a number of tokens"),
         ('{"prompt": "a", "length": true}', "the length is True"),

@@ -33,7 +33,11 @@ def deepspeed(stage: int, *words: str) -> list[str]:
 
 
 REFUSED = {
-    "tensor parallel": (["parallel.tp=2"], "parallel.tp", "tp 2: engine=huggingface supports data parallelism only"),
+    "tensor parallel": (
+        ["parallel.tp=2"],
+        "parallel.tp",
+        "tp 2 is set, but engine=huggingface supports only data parallelism",
+    ),
     "pipeline": (["parallel.pp=2", "parallel.vpp=2"], "parallel.pp, parallel.vpp", "pp 2, vpp 2"),
     "FP8": (["precision=fp8"], "precision", "engine=huggingface does not support FP8"),
     "stochastic moments": (
@@ -56,7 +60,7 @@ REFUSED = {
         f"{BLOCK}.zero_stage",
         "zero_stage is 2, but strategy is ddp, not deepspeed",
     ),
-    "stage 4": (deepspeed(4), f"{BLOCK}.zero_stage", "zero_stage is 4; ZeRO has stages 0 to 3"),
+    "stage 4": (deepspeed(4), f"{BLOCK}.zero_stage", "zero_stage is 4, but ZeRO has only the stages 0 to 3"),
     "a file for FSDP": (
         [f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.deepspeed_json=llama31_8b"],
         f"{BLOCK}.deepspeed_json",
@@ -65,12 +69,12 @@ REFUSED = {
     "states of FSDP": (
         [f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.offload_optimizer=true"],
         f"{BLOCK}.offload_optimizer",
-        "offload_optimizer needs DeepSpeed with stage 1 to 3",
+        "offload_optimizer needs strategy=deepspeed with zero_stage 1 to 3",
     ),
     "states of stage 0": (
         deepspeed(0, f"{BLOCK}.offload_optimizer=true"),
         f"{BLOCK}.offload_optimizer",
-        "offload_optimizer needs DeepSpeed with stage 1 to 3",
+        "offload_optimizer needs strategy=deepspeed with zero_stage 1 to 3",
     ),
     "weights of stage 2": (
         deepspeed(2, f"{BLOCK}.offload_parameters=true"),
@@ -160,7 +164,7 @@ def test_only_the_block_of_the_chosen_engine_is_allowed() -> None:
 def test_the_error_of_a_key_below_a_null_block_names_its_engine() -> None:
     with pytest.raises(ConfigError) as refused:
         compose.unplanned([f"{BLOCK}.strategy=fsdp2"])
-    assert (refused.value.where, refused.value.fix) == (f"{BLOCK}.strategy", "choose engine=huggingface")
+    assert (refused.value.where, refused.value.fix) == (f"{BLOCK}.strategy", "set engine=huggingface")
 
 
 def test_all_ranks_are_data_parallel_and_step_time_is_not_estimated() -> None:
@@ -253,15 +257,15 @@ def test_auto_sizes_follow_the_hidden_size_as_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"zero_optimization": {"stage": 2}}, "sets zero_optimization.stage to 2, but the config implies 3"),
-        ({"gradient_accumulation_steps": 4}, "sets gradient_accumulation_steps to 4, but the config implies 1"),
-        ({"bf16": {"enabled": False}}, "sets bf16.enabled to False, but the config implies True"),
+        ({"zero_optimization": {"stage": 2}}, "sets zero_optimization.stage to 2, but the config needs 3"),
+        ({"gradient_accumulation_steps": 4}, "sets gradient_accumulation_steps to 4, but the config needs 1"),
+        ({"bf16": {"enabled": False}}, "sets bf16.enabled to False, but the config needs True"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
-            "sets zero_optimization.offload_param to cpu, but the config implies none",
+            "sets zero_optimization.offload_param to cpu, but the config needs none",
         ),
-        ({"optimizer": {"type": "Adam"}}, "has a block 'optimizer'"),
-        ({"communication_data_type": "auto"}, "communication_data_type is 'auto', but runstop cannot"),
+        ({"optimizer": {"type": "Adam"}}, "has the block 'optimizer'"),
+        ({"communication_data_type": "auto"}, "communication_data_type is 'auto', but runstop has no value"),
     ],
 )
 def test_a_deepspeed_file_that_contradicts_the_plan_is_refused(change: Any, what: str, tmp_path: Path) -> None:

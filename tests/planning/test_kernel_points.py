@@ -53,6 +53,23 @@ def test_the_work_of_a_point_follows_the_usual_definitions() -> None:
     assert by_point["reduce of 4 ranks 1 MiB"].work == mib
 
 
+def test_attention_and_gemms_have_the_sizes_of_the_published_tables() -> None:
+    """Rows of 350 tokens have 350 x 351 / 2 scores; M grows from 4,096, or from 4,109, to 16,384 in steps of 512."""
+    attention = by_name("task=attention", "cluster=dgx1", "gpu@cluster.gpu=a800")
+    for rows in (2, 32):
+        for backend in ("math", "efficient", "flash", "cudnn"):
+            point = attention[f"attention forward {backend} {rows} x 350, 32 heads of 128, 32 of keys"]
+            assert (point.work, point.sizes) == (4 * 128 * rows * 32 * 61_425, [rows, 32, 32, 350, 128])
+    gemms = by_name("task=gemm", "cluster=dgx1", "gpu@cluster.gpu=a800")
+    for n, k, offset in ((4096, 4096, 0), (11008, 4096, 0), (16384, 16384, 0), (11008, 4096, 13)):
+        for m in range(4096 + offset, 16385 + offset, 512):
+            assert gemms[f"gemm bf16 {m} x {n} x {k}"].peak == 312
+    assert gemms["gemm bf16 666 x 11008 x 4096"].peak == gemms["gemm bf16 10624 x 11008 x 4096"].peak == 312
+    assert "attention" in {point.family for point in by_name("task=node", "cluster=dgx1").values()}
+    only = ("task.kernels.attention.seq_lengths=[]", "task.kernels.attention.batches=[[3, 100]]")
+    assert {point.sizes[0] for point in by_name("task=attention", "cluster=dgx1", *only).values()} == {3}
+
+
 def test_gemms_of_the_model_have_the_shapes_of_one_rank() -> None:
     """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
     given = ("model=llama2_70b", "parallel.tp=2")
@@ -114,12 +131,16 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
-            "1,028 is not a valid number of bytes here",
+            "the size 1,028 must be a multiple of ",
             "sizes_bytes",
         ),
-        ([TINY, "task.kernels.collectives.operations=[]"], "no collective operation is given", "operations"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[0]"], "0 is not a valid number of bytes here", "memcpy.sizes_bytes"),
-        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "no message sizes are given", "memcpy.sizes_bytes"),
+        ([TINY, "task.kernels.collectives.operations=[]"], "the list of collective operations is empty", "operations"),
+        (
+            [TINY, "task.kernels.memcpy.sizes_bytes=[0]"],
+            "the size 0 must be a multiple of 1 from 1 to",
+            "memcpy.sizes_bytes",
+        ),
+        ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "the list of message sizes is empty", "memcpy.sizes_bytes"),
         ([TINY, "task.kernels.gemm.shapes=[[64, 64]]"], r"\[64, 64\] is not a valid shape \[M, N, K\]", "gemm.shapes"),
         (
             [TINY, "task.kernels.gemm.shapes=[[64, 0, 64]]"],
@@ -142,6 +163,8 @@ TINY = "task=kernels_tiny"
             "256 tokens cannot be divided into rows of 60",
             "seq_lengths",
         ),
+        ([TINY, "task.kernels.attention.batches=[[2, 0]]"], r"\[2, 0\] is not a valid batch \[rows", "batches"),
+        ([TINY, "task.kernels.attention.batches=[[2]]"], r"\[2\] is not a valid batch", "attention.batches"),
         (
             [TINY, "task.kernels.attention.backends=[cudnn]"],
             "the attention backend cudnn does not exist on a CPU",
@@ -154,21 +177,25 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.ranks=[]"],
-            r"task\.kernels\.collectives has nothing to measure",
+            r"the lists of task\.kernels\.collectives are empty",
             "collectives",
         ),
-        ([TINY, "task.kernels.attention.backends=[]"], r"task\.kernels\.attention has nothing to measure", "attention"),
+        ([TINY, "task.kernels.attention.backends=[]"], r"the lists of task\.kernels\.attention are empty", "attention"),
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
-        ([TINY, "task.kernels.repeats=2"], r"repeats is 2, point_s 0\.05, sustained_s 0\.2", "task.kernels.repeats"),
+        (
+            [TINY, "task.kernels.repeats=2"],
+            r"repeats is 2, point_s is 0\.05 and sustained_s is 0\.2",
+            "task.kernels.repeats",
+        ),
         (
             [TINY, "task.kernels.tolerance=1.5"],
             r"tolerance is 1\.5, but must be between 0 and 1",
             "task.kernels.tolerance",
         ),
-        (["task=gemm", "task.kernels.gemm=null"], "the task has nothing to measure", "task.kernels"),
+        (["task=gemm", "task.kernels.gemm=null"], "the task has no kernel to measure", "task.kernels"),
         (
             [TINY, "launch.profile=kernels"],
-            "profile kernels needs training steps, but this task does not",
+            "launch.profile=kernels needs training steps, but this task does not",
             "launch.profile",
         ),
         (
@@ -208,9 +235,11 @@ def test_a_duplicate_size_is_measured_once() -> None:
 
 def test_a_config_of_another_kind_has_no_training_block() -> None:
     plan = planned(TINY)
-    with pytest.raises(ConfigError, match="task kernels_tiny is of kind kernels, but a task of kind"):
+    with pytest.raises(
+        ConfigError, match="task kernels_tiny is of kind kernels, but this command needs a task of kind"
+    ):
         _ = plan.config.training
     with pytest.raises(ConfigError, match="kernels_tiny is of kind kernels"):
         plan_kinds.required(plan, plan_kinds.TrainingPlan)
-    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but a task of kind kernels is needed"):
+    with pytest.raises(ConfigError, match="lora_tiny is of kind train, but this command needs a task of kind kernels"):
         plan_kinds.required(compose.compose(["task=lora_tiny"]), plan_kinds.KernelsPlan)

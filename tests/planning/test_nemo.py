@@ -88,7 +88,7 @@ def test_preflight_checks_the_nemo_version(tmp_path: Path) -> None:
     with pytest.raises(CannotTellError):
         looked(python)
     packages.mkdir(parents=True)
-    for version, what in ((None, "is not installed"), ("3.0.0", "3.0.0 is installed; the recipes need 2.7.3")):
+    for version, what in ((None, "is not installed"), ("3.0.0", "3.0.0 is installed, but the recipes need 2.7.3")):
         if version:
             (packages / f"nemo_toolkit-{version}.dist-info").mkdir()
         [finding] = looked(python)

@@ -15,20 +15,20 @@ from helpers import serving
 SERVERS = ("transformers", "vllm", "sglang", "tgi", "lightllm", "tensorrt_llm")
 REFUSED = {
     "task.serving.rates=[]": "arrivals has poisson, but rates is empty",
-    "task.serving.rates=[2,1]": "rates 2, 1 must be above 0 and in ascending order",
+    "task.serving.rates=[2,1]": "rates is 2, 1, but rates must be above 0 and in ascending order",
     "task.serving.arrivals=[]": "arrivals is empty or has duplicates",
-    "task.serving.arrivals=[burst]": "rates are given, but arrivals has no poisson",
-    "task.serving.limits.latency_s=null": "a Poisson load needs a latency limit",
-    "task.serving.requests=0": "0 is not a positive number",
-    "task.serving.requests=30000": "30,000 requests per load",
-    "task.serving.tokens_in=2000": "a request and its answer have 2,008 tokens; the context of tiny is 1,024",
+    "task.serving.arrivals=[burst]": "rates is set, but arrivals has no poisson",
+    "task.serving.limits.latency_s=null": "arrivals has poisson, but the latency limit",
+    "task.serving.requests=0": "task.serving.requests is 0, not a positive number",
+    "task.serving.requests=30000": "task.serving.requests is 30,000 per load",
+    "task.serving.tokens_in=2000": "a prompt and its answer have 2,008 tokens, but tiny has a context of 1,024",
     "task.serving.max_client_delay=2": "max_client_delay is 2",
     "precision=fp8": "transformers has no options for precision fp8",
-    "parallel.tp=2": "tp 2 on a CPU",
-    "task.serving.server.argv=[serve,'{model}','{prot}']": "unknown placeholder {prot}",
-    "task.serving.server.options=['{']": "unmatched brace in the command line: Single '{' encountered",
+    "parallel.tp=2": "parallel.tp is 2, but a server on a CPU supports only 1",
+    "task.serving.server.argv=[serve,'{model}','{prot}']": "the placeholder {prot} does not exist",
+    "task.serving.server.options=['{']": "the command line has a single brace: Single '{' encountered",
     "task.serving.server.port=70000": "70000 is not a valid port",
-    "task.serving.server.url=node7:8000": "node7:8000 is not the URL of a server",
+    "task.serving.server.url=node7:8000": "node7:8000 is not a URL such as",
     "task.serving.server.url=http://node7:8000": "the model name or the tokenizer of the running server",
 }
 
@@ -41,7 +41,7 @@ def test_invalid_settings_are_refused_with_the_reason(override: str) -> None:
 
 
 def test_a_missing_model_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the model folder is not set"):
+    with pytest.raises(ConfigError, match="the folder of the model is not set"):
         serving.planned("model.weights=checkpoint", "cluster.paths.model=null")
 
 
@@ -80,7 +80,7 @@ def test_a_server_uses_tensor_parallelism_within_one_node() -> None:
     wide = ["task=serve_70b", "cluster=dgxh200"]
     assert compose.compose([*wide, "server=vllm"]).world.tp == 8
     for override, message in (
-        ("server=transformers", "the command line of transformers does not set tensor"),
+        ("server=transformers", "the command line of transformers has no placeholder"),
         ("cluster.num_nodes=2", "a server runs on one node, but cluster.num_nodes is 2"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -93,11 +93,11 @@ def test_preflight_reports_a_missing_program_and_model(tmp_path: Path, monkeypat
     assert (missing.rule, missing.what) == ("SRV-01", "vllm is not on PATH")
     plan = serving.planned("model.weights=checkpoint", f"cluster.paths.model={tmp_path}")
     assert {finding.what for finding in preflight.inspect(plan)} == {
-        "file not found: config.json",
-        "file not found: tokenizer.json",
+        "the folder has no config.json",
+        "the folder has no tokenizer.json",
     }
     (missing,) = preflight.inspect(serving.planned(*serving.elsewhere("http://node7:8000", tmp_path)))
-    assert missing.what == "file not found: tokenizer.json", "a running server needs nothing else here"
+    assert missing.what == "the folder has no tokenizer.json", "a running server needs nothing else here"
 
 
 def test_a_server_without_a_serving_task_is_refused() -> None:

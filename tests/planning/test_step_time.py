@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from bench.contract import layers
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision
 from bench.planning import compose
-from bench.planning.estimates import memory, step_time
+from bench.planning.estimates import memory, step_time, transports
 from bench.planning.estimates.memory import EVERYTHING, NOTHING
 from bench.planning.estimates.network import rate_at
 from bench.planning.estimates.parameters import rank_parameters
@@ -291,8 +292,75 @@ def test_a_machine_twice_as_fast_takes_half_the_time(
         if isinstance(getattr(rates, field.name), float) and field.name != "launch_us":
             setattr(rates, field.name, 2 * getattr(rates, field.name))
     rates.launch_us /= 2
-    slow_s, fast_s = (dataclasses.asdict(estimated(c, recomputed, **axes)) for c in (config, fast))
+    slow_s = dataclasses.asdict(estimated(config, recomputed, **axes))
+    rdma = transports.load(transports.RDMA)
+    with mock.patch.object(transports, "load", return_value=replace(rdma, latency_us=rdma.latency_us / 2)):
+        fast_s = dataclasses.asdict(estimated(fast, recomputed, **axes))
     assert slow_s == pytest.approx({name: 2 * seconds for name, seconds in fast_s.items()})
+
+
+NCCL = st.sampled_from(
+    [
+        {},
+        {"NCCL_NET": "IB"},
+        {"NCCL_NET": "Socket"},
+        {"NCCL_IB_DISABLE": "1"},
+        {"NCCL_P2P_DISABLE": "1"},
+        {"NCCL_P2P_DISABLE": "1", "NCCL_NET": "Socket"},
+        {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+        {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"},
+    ]
+)
+layouts = st.fixed_dictionaries({name: st.sampled_from([1, 2, 4]) for name in ("tp", "cp")} | {"pp": st.just(1)})
+
+
+def with_network(config: Config, network_gbs: float, nccl: dict[str, str]) -> Config:
+    return replace(config, cluster=replace(config.cluster, network_gbs=network_gbs, environment=nccl))
+
+
+@given(axes=layouts, nccl=NCCL, slow=st.floats(0.001, 400), faster=st.floats(1, 1000))
+def test_a_slower_network_never_gives_a_shorter_step(
+    axes: dict[str, int], nccl: dict[str, str], slow: float, faster: float
+) -> None:
+    slow_s, fast_s = (estimated(with_network(TWO_NODES, gbs, nccl), **axes) for gbs in (slow, slow * faster))
+    assert fast_s.step_s <= slow_s.step_s and fast_s.communication_s > 0
+
+
+@given(axes=layouts, network_gbs=st.floats(0.001, 400))
+def test_each_transport_is_at_most_as_fast_as_the_one_before(axes: dict[str, int], network_gbs: float) -> None:
+    """RDMA before TCP sockets between nodes; NVLink before host memory before sockets within a node."""
+
+    def steps_s(*in_order: dict[str, str]) -> list[float]:
+        return [estimated(with_network(TWO_NODES, network_gbs, nccl), **axes).step_s for nccl in in_order]
+
+    no_p2p, no_shm = {"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    sockets = {"NCCL_NET": "Socket"}
+    for in_order in (({}, sockets), (no_p2p, no_p2p | sockets), (sockets, no_p2p | sockets, no_shm | sockets)):
+        seconds = steps_s(*in_order)
+        assert seconds == sorted(seconds)
+
+
+def test_gradients_over_sockets_by_hand() -> None:
+    """16 replicas of 7B exchange gradients once: TCP frames of a slow link, and the limit of one GPU on a fast one."""
+    config = composed("task=pretrain_7b", "cluster=dgx2", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+    parameters = rank_parameters(config.model, None, tp=1, pp=1, pp_rank=0)[0]
+    sent = 15 / 16 * (4 + 2) * parameters  # FP32 gradients, BF16 weights
+    latency_s = 2 * 45.8e-6  # one step of each of two rings crosses the network
+    for network_gbs, of_one_gpu in ((0.125, 0.125 * 1448 / 1538), (50, 6.0)):
+        step = estimated(with_network(config, network_gbs, {"NCCL_NET": "Socket"}))
+        assert step.communication_s == pytest.approx(sent / (8 * of_one_gpu * 1e9) + latency_s, rel=1e-6)
+
+
+def test_without_peer_to_peer_data_passes_through_host_memory() -> None:
+    """7B on one node: the measured 55 GB/s of a GPU to host memory, and PCIe's latency in each of seven steps."""
+    axes = {"parallel.tp=1", "parallel.pp=1", "parallel.cp=1"}
+    config = composed("task=pretrain_7b", "cluster=dgx1", *axes, "+cluster.environment.NCCL_P2P_DISABLE=1")
+    parameters = rank_parameters(config.model, None, tp=1, pp=1, pp_rank=0)[0]
+    expected = 7 / 8 * (4 + 2) * parameters / 55e9 + 2 * 7 * 5.7e-6
+    assert estimated(config).communication_s == pytest.approx(expected, rel=1e-6)
+    assert config.cluster.gpu and config.cluster.gpu.rates
+    config.cluster.gpu.rates.host_gbs = None
+    assert step_time.estimate(config, world(config), NOTHING) is None, "the rate to host memory was not measured"
 
 
 @given(axes=axes, recomputed=recomputes)

@@ -95,7 +95,7 @@ def test_the_doctor_runs_the_requested_tier_if_it_can(cluster: Cluster, monkeypa
     assert elsewhere.value.what == "tier canary cannot run: this machine cannot query kubernetes"
     assert (elsewhere.value.where, elsewhere.value.fix) == (
         "--tier canary",
-        "run it on the login node, or use --tier laptop",
+        "run runstop doctor on the login node, or use --tier laptop",
     )
 
 
@@ -123,7 +123,14 @@ def test_no_job_is_started_after_an_error(cluster: Cluster) -> None:
     cluster.facts = [rank(0, world_size=1)]
     *_, login, canary = doctor.examine(planned(), "canary")
     assert [one.rule for one in doctor.errors(login)] == ["KUB-16"]
-    assert canary == [Checked(ON_NODES["canary"], (), "canary", unknown="not run: the errors above would stop its job")]
+    assert canary == [
+        Checked(
+            ON_NODES["canary"],
+            (),
+            "canary",
+            unknown="not run, because the job of this check would fail with the errors above",
+        )
+    ]
     assert not cluster.folders
     *_, forced = doctor.examine(planned("launch.force=true"), "canary")
     assert [one.unknown for one in forced] == [""] and len(cluster.folders) == 1
@@ -192,10 +199,10 @@ def test_a_job_is_cancelled_if_waiting_for_it_fails(
 ) -> None:
     def lost(folder: Path) -> Any:
         cluster.answers |= {} if cancelled else {JOBS: refusal(500, "", "broken")}
-        raise SubmitError("the backend no longer knows the job", where=str(folder), fix="why")
+        raise SubmitError("the backend no longer has the job of this run", where=str(folder), fix="why")
 
     monkeypatch.setattr(doctor.runs, "wait", lost)
-    with pytest.raises(SubmitError, match="the backend no longer knows the job"):
+    with pytest.raises(SubmitError, match="the backend no longer has the job of this run"):
         doctor.on_nodes(planned(), "canary")
     assert any(one.startswith("DELETE") for one in cluster.requests) is cancelled
 

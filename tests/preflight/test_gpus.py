@@ -20,8 +20,8 @@ from bench.preflight.nodes import hardware
 @pytest.mark.parametrize(
     ("count", "needed", "what"),
     [
-        (0, 2, ["this machine has no NVIDIA GPUs; 2 ranks need 2 GPUs"]),
-        (1, 2, ["this machine has 1 NVIDIA GPU; 2 ranks need 2 GPUs"]),
+        (0, 2, ["this machine has no NVIDIA GPUs, but 2 ranks need 2 GPUs"]),
+        (1, 2, ["this machine has 1 NVIDIA GPU, but 2 ranks need 2 GPUs"]),
         (2, 2, []),
     ],
 )
@@ -35,15 +35,29 @@ def test_gpus_are_counted(
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
 
+def test_amd_gpus_are_counted_in_the_drivers_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without a GPU, the CPUs, has the id 0. The devices of NVIDIA's driver do not count."""
+    for node, gpu_id in enumerate(("0", "51140")):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / f"{node}/gpu_id").write_text(f"{gpu_id}\n")
+    monkeypatch.setattr(local, "KFD_NODES", str(tmp_path))
+    plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=2", "gpu@cluster.gpu=mi300x"])
+    problems = {f.rule: f.what for f in preflight.inspect(plan) if f.rule.startswith("HW")}
+    assert problems == {
+        "HW-03": "this machine has 1 AMD GPU; 2 ranks need 2 GPUs",
+        "HW-07": "not run: runstop's kernels, image and telemetry were never run on AMD Instinct MI300X",
+    }
+
+
 @pytest.mark.parametrize(
     ("visible", "cpu", "seen", "what"),
     [
         ("2,3", False, "2,3", []),
         ("GPU-8d1f,GPU-77aa,GPU-0c3e", False, "GPU-8d1f,GPU-77aa,GPU-0c3e", []),
-        ("5", False, "5", ["CUDA_VISIBLE_DEVICES=5 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
-        ("4,4", False, "4,4", ["CUDA_VISIBLE_DEVICES=4,4 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
-        ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 makes 1 GPU visible; 2 ranks need 2 GPUs"]),
-        ("", False, "", ["CUDA_VISIBLE_DEVICES= makes 0 GPUs visible; 2 ranks need 2 GPUs"]),
+        ("5", False, "5", ["CUDA_VISIBLE_DEVICES=5 makes 1 GPU visible, but 2 ranks need 2 GPUs"]),
+        ("4,4", False, "4,4", ["CUDA_VISIBLE_DEVICES=4,4 makes 1 GPU visible, but 2 ranks need 2 GPUs"]),
+        ("1,-1,2", False, "1", ["CUDA_VISIBLE_DEVICES=1 makes 1 GPU visible, but 2 ranks need 2 GPUs"]),
+        ("", False, "", ["CUDA_VISIBLE_DEVICES= makes 0 GPUs visible, but 2 ranks need 2 GPUs"]),
         (None, False, None, []),
         ("5", True, "-1", []),
     ],
@@ -138,7 +152,7 @@ def test_one_process_with_several_gpus_needs_all_of_them(tmp_path: Path, monkeyp
     huggingface = ["engine=huggingface", "engine.huggingface.strategy=balanced", "engine.huggingface.num_gpus=4"]
     plan = compose.compose(["cluster.device=cuda", "cluster.ranks_per_node=1", *huggingface])
     (what,) = [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"]
-    assert what == "this machine has 1 NVIDIA GPU; 1 rank needs 4 GPUs"
+    assert what == "this machine has 1 NVIDIA GPU, but 1 rank needs 4 GPUs"
 
 
 def test_missing_packages_of_the_huggingface_engine_are_reported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,36 +91,36 @@ def path(what: str, name: str | None, *, required: bool, on: tuple[bool, bool]) 
 
 
 warned = partial(broken, severity="warning")
-SHARED = "put it on a shared file system that all nodes mount at the same path"
-LOGS = "read their output in the job's log; if there is none, put LOGDIR on a file system that all nodes share"
-SAME = "use the same environment on all nodes: a shared folder, or a container"
-PER_NODE = "request GPUs per node, not per task: cluster.slurm.gpu_request"
-OTHER_NODES = "set cluster= to the config of these nodes, or use other nodes"
-UNLIMITED = "have `ulimit -l` set to unlimited for the daemon that starts the ranks (slurmd or containerd)"
+SHARED = "put this path on a shared file system that all nodes mount at the same path"
+LOGS = "read the output of these ranks in the job's log; without output, put LOGDIR on a file system of all nodes"
+SAME = "use the same Python environment on all nodes: a shared folder, or a container"
+PER_NODE = "set cluster.slurm.gpu_request to a request of GPUs per node, not per task"
+OTHER_NODES = "set cluster= to the config of these nodes, or run on other nodes"
+UNLIMITED = "ask the admins to set `ulimit -l` to unlimited for slurmd or containerd, which starts the ranks"
 BROKEN_GPU = "dgx-1, GPU 1"
 CASES: dict[str, tuple[Change, list[Finding]]] = {
     "all is well": (lambda everyone: everyone, []),
     "ranks are missing": (
         lambda everyone: everyone[:1] + everyone[3:],
-        tiered(broken("NCC-05", "2 of 4 ranks have reported no facts: 1-2", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks wrote no facts about their node: ranks 1-2", "/runs/7/facts", fix=LOGS)),
     ),
     "ranks are missing here and there": (
         lambda everyone: everyone[1:3],
-        tiered(broken("NCC-05", "2 of 4 ranks have reported no facts: 0, 3", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks wrote no facts about their node: ranks 0, 3", "/runs/7/facts", fix=LOGS)),
     ),
     "two ranks are of a smaller world": (
         ranks(2, 3, world_size=2),
-        tiered(broken("NCC-05", "ranks were started with world size 2, but the plan has 4", "dgx-1")),
+        tiered(broken("NCC-05", "ranks were started with a world size of 2, but the plan has 4 ranks", "dgx-1")),
     ),
     "each rank is alone": (
         ranks(1, 2, 3, rank=0, world_size=1),
         tiered(
             broken(
                 "NCC-05",
-                "ranks were started with world size 1, but the plan has 4: each rank is rank 0",
+                "ranks were started with a world size of 1, but the plan has 4 ranks: every process is rank 0",
                 "dgx-0, dgx-1",
             ),
-            broken("NCC-05", "3 of 4 ranks have reported no facts: 1-3", "/runs/7/facts", fix=LOGS),
+            broken("NCC-05", "3 of 4 ranks wrote no facts about their node: ranks 1-3", "/runs/7/facts", fix=LOGS),
         ),
     ),
     "other software": (
@@ -158,13 +158,19 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
         tiered(broken("CFG-08", "199 MiB are free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
-        both(machine(0, gpus=None, gpus_refused="it hangs"), machine(2, gpus=None, gpus_refused="there is no such")),
+        both(
+            machine(0, gpus=None, gpus_refused="it hangs"),
+            machine(2, gpus=None, gpus_refused="amdsmi is not installed"),
+        ),
         tiered(
             broken("HW-03", "the GPUs cannot be queried: it hangs", "dgx-0"),
-            warned("HW-03", "the GPUs cannot be queried: there is no such", "dgx-1"),
+            warned("HW-03", "the GPUs cannot be queried: amdsmi is not installed", "dgx-1"),
         ),
     ),
-    "a GPU too few": (machine(2, gpus=(GPU,)), tiered(broken("HW-03", "the node has 1 GPUs for 2 ranks", "dgx-1"))),
+    "a GPU too few": (
+        machine(2, gpus=(GPU,)),
+        tiered(broken("HW-03", "the node has only 1 GPUs for 2 ranks", "dgx-1")),
+    ),
     "a GPU too many": (machine(2, gpus=(GPU, GPU, GPU)), []),
     "another GPU": (
         gpu(name="NVIDIA H100 80GB HBM3"),
@@ -219,7 +225,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             *(
                 broken(
                     "HW-03",
-                    f"CUDA_VISIBLE_DEVICES has 1 GPUs for rank {rank} with local rank 1",
+                    f"rank {rank} uses GPU 1, but its CUDA_VISIBLE_DEVICES has only 1 GPUs",
                     node,
                     fix=PER_NODE,
                 )
@@ -230,7 +236,9 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "GPUs that nothing hides": (ranks(*ALL, cuda_visible_devices=None), []),
     "no GPU is shown": (
         ranks(2, cuda_visible_devices="NoDevFiles"),
-        tiered(broken("HW-03", "CUDA_VISIBLE_DEVICES has 0 GPUs for rank 2 with local rank 0", "dgx-1", fix=PER_NODE)),
+        tiered(
+            broken("HW-03", "rank 2 uses GPU 0, but its CUDA_VISIBLE_DEVICES has only 0 GPUs", "dgx-1", fix=PER_NODE)
+        ),
     ),
     "another driver": (
         machine(0, gpus=(replace(GPU, driver="550"), replace(GPU, driver=None))),
@@ -244,8 +252,8 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             broken("HW-01", "the GPU has 2 uncorrected ECC errors", BROKEN_GPU),
             broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
             broken(
-                *("HW-01", "row remapping of the GPU memory is pending", BROKEN_GPU),
-                fix="have the GPU reset, which remaps the row",
+                *("HW-01", "the GPU memory has a row that is remapped only at the next reset of the GPU", BROKEN_GPU),
+                fix="ask the admins to reset the GPU: the reset remaps the row",
             ),
             warned(
                 "HW-01",
@@ -259,11 +267,11 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "an older nvidia-smi": (gpu(ecc_uncorrected=0, rows_failed="", rows_pending=None, throttle=None), []),
     "a port is down": (
         machine(2, infiniband=(UP, DOWN)),
-        tiered(warned("NCC-03", "mlx5_1:1: not up on this node, but up on other nodes", "dgx-1")),
+        tiered(warned("NCC-03", "the InfiniBand port mlx5_1:1 is down on this node, but up on other nodes", "dgx-1")),
     ),
     "no port is up here": (
         machine(2, infiniband=(DOWN,), infiniband_devices=False),
-        tiered(broken("NCC-03", "no InfiniBand port is up on this node, but 2 are up on other nodes", "dgx-1")),
+        tiered(broken("NCC-03", "no InfiniBand port is up on this node, but 2 ports are up on other nodes", "dgx-1")),
     ),
     "no port is up anywhere": (
         machine(0, 2, infiniband=(replace(UP, state=None),)),
@@ -278,7 +286,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             ),
             warned(
                 "NCC-03",
-                "ranks may lock only 64 KiB of memory, but InfiniBand needs locked buffers",
+                "ranks may lock only 64 KiB of memory (ulimit -l), but InfiniBand locks its buffers",
                 "dgx-1",
                 fix=UNLIMITED,
             ),
@@ -295,7 +303,7 @@ def test_exactly_the_existing_problems_are_reported(case: str) -> None:
 
 def test_without_any_facts_this_is_the_only_problem() -> None:
     (only,) = judged(())
-    assert only.what == "4 of 4 ranks have reported no facts: 0-3"
+    assert only.what == "4 of 4 ranks wrote no facts about their node: ranks 0-3"
 
 
 def test_a_run_on_cpus_is_not_judged_by_gpus_and_infiniband() -> None:
@@ -314,20 +322,21 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
     "NCCL's by its beginning": ({"NCCL_SOCKET_IFNAME": "et"}, []),
     "NCCL's that is down": (
         {"NCCL_SOCKET_IFNAME": "ib"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=ib is not up; the active interfaces are lo, eth0")] * 2,
+        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=ib is up; the active interfaces are lo, eth0")] * 2,
     ),
     "NCCL's by its whole name": (
         {"NCCL_SOCKET_IFNAME": "=et"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME==et is not up; the active interfaces are lo, eth0")] * 2,
+        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME==et is up; the active interfaces are lo, eth0")] * 2,
     ),
     "all but some": ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
     "all but those that are up": (
         {"NCCL_SOCKET_IFNAME": "^lo,eth"},
-        [("NCC-01", "error", "NCCL_SOCKET_IFNAME=^lo,eth is not up; the active interfaces are lo, eth0")] * 2,
+        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=^lo,eth is up; the active interfaces are lo, eth0")]
+        * 2,
     ),
     "Gloo's by its beginning": (
         {"GLOO_SOCKET_IFNAME": "et"},
-        [("NCC-01", "error", "GLOO_SOCKET_IFNAME=et is not up; the active interfaces are lo, eth0")] * 2,
+        [("NCC-01", "error", "no interface of GLOO_SOCKET_IFNAME=et is up; the active interfaces are lo, eth0")] * 2,
     ),
     "Gloo's, one of two": ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, []),
     "the loopback": (
@@ -396,8 +405,8 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
     outside = both(inside, older, software(3, in_enroot=False), ranks(0, 1, not_as_planned=("A", "B")))
     host, other, different, variables = judged(outside(SOUND), plan)
     assert host == tiered(broken("PYX-03", "ranks run directly on the host, not in an Enroot container", "dgx-1"))[0]
-    what = "ranks run in lora70b (commit ?), but the plan is for lora70b (commit abc)"
-    fix = "put the job id into --container-name, and remove older containers"
+    what = "ranks run in lora70b (commit ?), but the image of the plan is lora70b (commit abc)"
+    fix = "put the job id into --container-name, and remove older containers of this name"
     assert [other] == tiered(broken("PYX-03", what, "dgx-1", fix=fix))
     assert (different.rule, different.what) == (
         "PYX-03",
@@ -405,10 +414,10 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
         "an image without a description on dgx-1",
     )
     assert different.fix == broken("PYX-03", "", "").fix
-    assert [variables] == tiered(warned("PYX-09", "A, B: the value in the container differs from the plan", "dgx-0"))
+    assert [variables] == tiered(warned("PYX-09", "the container has other values than the plan for A, B", "dgx-0"))
     nameless = software(*ALL, in_enroot=True, image="an older one")
     assert [one.what for one in judged(nameless(SOUND), plan)] == [
-        "ranks run in an older one, but the plan is for lora70b (commit abc)"
+        "ranks run in an older one, but the image of the plan is lora70b (commit abc)"
     ]
     image.with_suffix(".json").unlink()
     assert judged(nameless(SOUND), plan) == [], "without a record the image is unknown"
@@ -438,7 +447,7 @@ def test_only_the_last_attempt_of_a_requeued_job_counts(tmp_path: Path, monkeypa
         (tmp_path / "health.json").write_text(node_facts.dumps(health))
         assert nodes.slow_nodes(nodes.load(tmp_path)) == slow, "another step of the same start counts"
     (tmp_path / "facts" / "rank_0.json").write_text('{"rank": 0')
-    with pytest.raises(LogError, match=r"cannot be read: .*delimiter(.|\n)*rank_0\.json(.|\n)*restart the job"):
+    with pytest.raises(LogError, match=r"cannot be read: .*delimiter(.|\n)*rank_0\.json(.|\n)*start the job again"):
         nodes.load(tmp_path)
 
 

@@ -73,8 +73,8 @@ def test_ranks_that_are_all_rank_0_are_reported(tmp_path: Path):
     ] == [0] * 4
     messages = [f.what for f in nodes.judge(planned, nodes.load(tmp_path)) if f.rule == "NCC-05"]
     assert messages == [
-        "ranks were started with world size 1, but the plan has 4: each rank is rank 0",
-        "3 of 4 ranks have reported no facts: 1-3",
+        "ranks were started with a world size of 1, but the plan has 4 ranks: every process is rank 0",
+        "3 of 4 ranks wrote no facts about their node: ranks 1-3",
     ]
 
 

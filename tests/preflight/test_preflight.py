@@ -72,8 +72,8 @@ BROKEN = {
     "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "run folder's name"),
     "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
     "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
-    "--wrap": ((arguments("--wrap=true"),), "CFG-09", "sbatch submits no job"),
-    "--export": ((arguments("--export=NONE"),), "CFG-09", "(PATH, DATADIR, LOGDIR)"),
+    "--wrap": ((arguments("--wrap=true"),), "CFG-09", "sbatch does not submit the job"),
+    "--export": ((arguments("--export=NONE"),), "CFG-09", "(PATH, DATADIR, LOGDIR, …)"),
     "two words in one": ((arguments("--exclude dgx-1"),), "CFG-09", "write --exclude=dgx-1"),
     "a word alone": ((arguments("--exclusive", "dgx-1"),), "CFG-09", "sbatch would read dgx-1 as the script"),
     "a container flag": (
@@ -81,26 +81,30 @@ BROKEN = {
         "PYX-10",
         "batch script itself would run in the container",
     ),
-    "a value too many": ((arguments("--container-writable=true"),), "PYX-05", "was given a value, but accepts none"),
-    "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is not a mount"),
+    "a value too many": (
+        (arguments("--container-writable=true"),),
+        "PYX-05",
+        "has a value, but this option takes no value",
+    ),
+    "a flag as mount": (("container.mounts=['--container-writable']",), "PYX-05", "is an option and not a mount"),
     "a mount's comma": (("container.mounts=['/a:/b:ro,nosuid']",), "PYX-12", "join flags with +"),
     "a mount without target": (("container.mounts=['/a:']",), "PYX-12", "an empty part"),
     "a relative mount": (("container.mounts=['a:/b']",), "PYX-12", "does not begin with / or ./"),
     "a mount's variable": (
         ("container.mounts=['$NOBODY_SET_THIS:/b']",),
         "CFG-06",
-        "contains a variable that is not set",
+        "contains an environment variable that is not set",
     ),
     "a mount without container": (
         ("container=none", "container.mounts=['/a:/b']"),
         "PYX-04",
-        "container.mounts is set but not used",
+        "container.mounts is set but has no effect",
     ),
-    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "does not run in a shell"),
-    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "does not run in a shell"),
+    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "runs without a shell"),
+    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "runs without a shell"),
     "no image": (("container.image=null",), "PYX-04", "the container image is not set"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
-    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "the benchmark's rules require 1,536 and 384"),
+    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "but the rules require 1,536 and 384"),
     "no reference": (("recipe.global_batch_size=4",), "CFG-04", "for a global batch size of 4"),
     "a secret by name": (("+cluster.environment.WANDB_API_KEY=abc",), "CFG-07", "a value of WANDB_API_KEY"),
     "a proxy's password": (
@@ -117,11 +121,37 @@ def test_a_broken_rule_is_the_only_finding(case: str) -> None:
     overrides, rule, text = BROKEN[case]
     (problem,) = [f for f in inspect(*overrides) if (f.rule, rule) != ("PYX-10", "PYX-05")]
     assert problem.rule == rule and text in " ".join((problem.what, problem.where, problem.fix)), problem
-    assert problem.severity == ("warning" if rule in WARNINGS or "is set but not used" in text else "error")
+    assert problem.severity == ("warning" if rule in WARNINGS or "is set but has no effect" in text else "error")
 
 
 def inspect(*overrides: str) -> list[preflight.Finding]:
     return preflight.inspect(compose.compose([*ON_SLURM, *overrides]))
+
+
+QLORA = ("task=qlora_70b", "cluster=dgx1", "container=pyxis", "model.weights=random")
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("task.training.max_steps=1000",), "set walltime=180 or more"),
+        (("task.training.max_steps=1000", "cluster.slurm.max_walltime_min=180"), "this cluster allows 180"),
+        (("task.training.max_steps=1000", "walltime=180"), None),
+        (("task.training.max_steps=700",), None),
+        (("task.training.max_steps=1000", "gpu@cluster.gpu=a800"), None),
+    ],
+)
+def test_a_walltime_below_the_projected_time_is_a_warning(words: tuple[str, ...], fix: str | None) -> None:
+    """155.8 minutes for 1000 steps and 120 of walltime; without an estimate of the step there is no finding."""
+    problems = [one for one in preflight.inspect(compose.compose([*QLORA, *words])) if one.rule == "CFG-13"]
+    if fix is None:
+        assert problems == []
+        return
+    (short,) = problems
+    assert short.severity == "warning" and fix in short.fix
+    assert short.what == "a trial is projected to take 155.8 min, but its walltime is 120 min"
+    if fix.startswith("set walltime"):
+        assert preflight.inspect(compose.compose([*QLORA, *words, "walltime=180"])) == []
 
 
 FINE = {
@@ -251,7 +281,7 @@ DAMAGE = {
         lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)),
         "has dtype <i4, but counts must be bool",
     ),
-    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but its header implies 176"),
+    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but 176 according to its header"),
     "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
     "half a header": (
         lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"),
@@ -294,7 +324,7 @@ def test_a_manifest_shows_missing_truncated_and_changed_files(tmp_path: Path) ->
     (tmp_path / "c").write_text("1234")
     (tmp_path / "d").write_text("54321")
     (problem,) = data.manifest(tmp_path)
-    assert "3 of 4 files" in problem.what and "b is missing; 2 more" in problem.what
+    assert "3 of 4 files" in problem.what and "b is missing, and 2 more" in problem.what
     (tmp_path / "manifest.json").write_text('{"files": 3}')
     (problem,) = data.manifest(tmp_path)
     assert "manifest.json cannot be read" in problem.what
@@ -319,7 +349,7 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
     whole = compose.compose(["precision=fp8", "task.training.trains=all", "task.training.lora=null"]).config
     (trained,) = data.checkpoint(tmp_path, whole)
-    assert "the weights are in FP8, but trains is all" in trained.what and "without --fp8" in trained.fix
+    assert "the weights are in FP8, but task.training.trains is all" in trained.what and "without --fp8" in trained.fix
     four_bits = compose.compose(["precision=bf16", "task.training.trains=qlora"]).config
     (not_in_four,) = data.checkpoint(tmp_path, four_bits)
     assert "the weights are in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix
@@ -350,11 +380,11 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
         assert what in other.what and other.where.endswith("config.json")
     (tmp_path / "config.json").write_text(json.dumps(llama))
     (pickled,) = data.checkpoint(tmp_path, config)
-    assert "1 of 1 files are missing: model.safetensors" in pickled.what
+    assert "1 of 1 files of the model are missing, such as model.safetensors" in pickled.what
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1", "b": "2"}}')
     (tmp_path / "1").touch()
     (partial,) = data.checkpoint(tmp_path, config)
-    assert "1 of 2 files are missing: 2" in partial.what
+    assert "1 of 2 files of the model are missing, such as 2" in partial.what
     (tmp_path / "2").touch()
     assert list(data.checkpoint(tmp_path, config)) == []
 

@@ -64,14 +64,14 @@ def add_token(tokenizer: Path, number: int) -> None:
 
 
 WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "no files found for c4": ("CFG-06", lambda cache: (cache / "c4.jsonl").unlink()),
+    "no file of c4 matches data.files=": ("CFG-06", lambda cache: (cache / "c4.jsonl").unlink()),
     "the file is empty": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"")),
     "the first record is not valid: column text is missing; the columns are txt": (
         *("CFG-06",),
         lambda cache: (cache / "c4.jsonl").write_bytes(lines([{"txt": ""}])),
     ),
     "the first record is not JSON": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"text\n")),
-    "tokenizer.json not found": ("CFG-06", lambda cache: (cache / "tokenizer.json").unlink()),
+    "there is no tokenizer.json at this path": ("CFG-06", lambda cache: (cache / "tokenizer.json").unlink()),
     "the tokenizer has no eos_token": (
         *("CFG-06",),
         lambda cache: (cache / "tokenizer_config.json").write_text('{"bos_token": "<s>"}'),
@@ -103,7 +103,7 @@ def test_a_parquet_without_the_column_or_its_end_is_found(tmp_path: Path) -> Non
     path = tmp_path / "cache/f.parquet"
     write_parquet(path, [{"txt": ""}])
     (problem,) = findings(plan_)
-    assert "no column text; the columns are txt" in problem.what
+    assert "column text is missing; the columns are txt" in problem.what
     path.write_bytes(path.read_bytes()[:-9])
     (problem,) = findings(plan_)
     assert "the parquet file is truncated or damaged" in problem.what
@@ -129,22 +129,24 @@ def test_a_new_file_is_found_if_the_rows_would_have_been_prepared_from_it(
     assert findings(plan_) == []
     (tmp_path / "cache/a.jsonl").write_bytes(lines([TEXT]))
     (problem,) = findings(plan_)
-    assert problem.what == "the rows were prepared without the newer file a.jsonl"
+    assert problem.what == "the rows do not contain the newer file a.jsonl"
 
 
 def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_ = planned(tmp_path, "c4", "c4.jsonl")
     (tmp_path / "cache/c4.jsonl").write_bytes(lines([TEXT] * 9))
     make_here(plan_, monkeypatch)
-    for changed, why in (({"text": "elm"}, "has a different sha256"), ({"text": "oak oak"}, "bytes instead of")):
+    for changed, why in (({"text": "elm"}, "has a different SHA-256"), ({"text": "oak oak"}, "bytes instead of")):
         (tmp_path / "cache/c4.jsonl").write_bytes(lines([changed] * 9))
         (problem,) = findings(plan_)
-        assert "the rows were prepared from a different file: c4.jsonl" in problem.what and why in problem.what
+        assert (
+            "a file has changed since the rows were prepared from it: c4.jsonl" in problem.what and why in problem.what
+        )
     (tmp_path / "cache/c4.jsonl").unlink()
     assert findings(plan_) == []
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
     (problem,) = findings(plan_)
-    assert "the rows were prepared with another tokenizer" in problem.what
+    assert "which is not the tokenizer of this run" in problem.what
     write_tokenizer(tmp_path / "cache")
     path = Path(str(plan_.data_dir)) / "train_tokens.npy"
     path.write_bytes(path.read_bytes()[:-1])
@@ -155,12 +157,12 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.files=null", "dolly is read from files, but data.files is not set"),
+        ("data.files=null", "the data dolly comes from files, but data.files is not set"),
         ("data.prompt_type=null", "records of dolly have answers, but prompt_type is None"),
-        ("data.test_split=1.5", "test_split is 1.5, not a share of the records"),
+        ("data.test_split=1.5", "test_split is 1.5, but must be a share of the records"),
         ("data=c4 data.prompt_type=plain", "records of c4 have text only, but prompt_type is plain"),
         ("data=c4 data.answer_only=true", "records of c4 have no answers"),
-        ("data=rows_350 data.lengths=[351]", "random rows of 350 tokens cannot have lengths"),
+        ("data=rows_350 data.lengths=[351]", "the lengths must be between 2 and data.seq_length=350"),
     ],
 )
 def test_settings_that_contradict_their_source_are_refused(override: str, message: str, tmp_path: Path) -> None:

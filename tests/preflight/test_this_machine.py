@@ -62,12 +62,12 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     (folder / own.trials[1].log).touch()
     (problem,) = host.outputs(subject(own))
     what = f"{own.trials[1].log} already exists, and an existing log is never changed"
-    fix = "remove launch.folder to get a new folder, or set it to another one"
+    fix = "remove launch.folder to get a new folder, or set launch.folder to another folder"
     assert problem == broken("CFG-05", what, str(folder / own.trials[1].log), fix=fix)
     checked = list[tuple[Path, int]]()
     monkeypatch.setattr(os, "access", lambda path, mode: checked.append((path, mode)))
     assert short(host.outputs(subject(planned()))) == [
-        ("CFG-08", "results cannot be written into this folder", str(tmp_path))
+        ("CFG-08", "this user may not write results into this folder", str(tmp_path))
     ]
     assert checked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "LOGDIR").touch()
@@ -80,7 +80,7 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
 def test_a_path_with_an_invalid_character_is_reported(tmp_path: Path) -> None:
     (problem,) = host.paths(subject(planned("cluster.paths.logs='/a`b'")))
     assert problem.rule == "CFG-06" and problem.what == "LOGDIR contains '`', which is not allowed"
-    assert problem.fix == "use a path without this character, for example a symbolic link"
+    assert problem.fix == "set LOGDIR to a path without this character, for example a symbolic link"
 
 
 def test_rows_and_checkpoint_are_checked_at_the_sites_paths(tmp_path: Path) -> None:
@@ -156,12 +156,15 @@ def test_text_files_that_cannot_be_read_or_written_are_reported(
         raise PermissionError(13, "Permission denied", str(name))
 
     monkeypatch.setattr(gzip, "open", refused)
-    assert problems() == [("CFG-06", "cannot be read: Permission denied", str(path))]
+    assert problems() == [("CFG-06", "this file cannot be read: Permission denied", str(path))]
     monkeypatch.setattr(gzip, "open", opened)
     path.write_bytes(gzip.compress(b'{"text": "oak"}\n'))
     assert problems() == ["1 files, 0.00 GB"]
     monkeypatch.setattr(os, "access", lambda place, mode: (place, mode) != (cache, os.W_OK | os.X_OK))
-    assert problems() == ["1 files, 0.00 GB", ("CFG-08", "the prepared rows cannot be written", str(cache))]
+    assert problems() == [
+        "1 files, 0.00 GB",
+        ("CFG-08", "this user may not write the prepared rows into this folder", str(cache)),
+    ]
 
 
 def test_without_pyarrow_a_parquet_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +186,7 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
     model = tmp_path / "model"
     argv = "task.serving.server.argv=[serve,'{model}','{port}']"
     plan = to_serve("model.weights=checkpoint", f"cluster.paths.model={model}", argv)
-    missing = [("CFG-06", f"file not found: {name}", str(model)) for name in ("config.json", "tokenizer.json")]
+    missing = [("CFG-06", f"the folder has no {name}", str(model)) for name in ("config.json", "tokenizer.json")]
     assert preflight.reads_model(plan) and short(preflight.model(subject(plan))) == [*missing, str(model)]
     fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, or set model.weights=random"
     assert [one.fix for one in preflight.model(subject(plan)) if isinstance(one, Finding)] == [fix] * 2
@@ -198,7 +201,7 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
     (problem,) = preflight.program(subject(plan))
     assert isinstance(problem, Finding)
     assert (problem.rule, problem.what, problem.where) == ("SRV-01", "serve is not on PATH", "task.serving.server.argv")
-    assert "give the full path of serve, or choose another server=" in problem.fix
+    assert "write the full path of serve, or set server= to another server" in problem.fix
     nowhere = to_serve("model.weights=checkpoint", "cluster.paths.model=$NOWHERE")
     with pytest.raises(CannotTellError, match="MODEL is not set"):
         list(preflight.model(subject(nowhere)))
@@ -211,9 +214,9 @@ def test_secrets_in_script_and_arguments_are_reported_by_line_and_option() -> No
     assert [(one.rule, one.what, one.where) for one in problems] == [
         ("CFG-07", "the job script contains a secret: a value of API_KEY", "line 3"),
         ("CFG-07", problems[1].what, "line 5"),
-        ("CFG-07", "sbatch's command line contains a secret: a value of A_TOKEN", "--export"),
+        ("CFG-07", "the command line of sbatch contains a secret: a value of A_TOKEN", "--export"),
         ("CFG-07", problems[3].what, "--comment"),
         ("CFG-07", problems[4].what, "an argument"),
     ]
     assert problems[1].what.startswith("the job script contains a secret: a Hugging Face token")
-    assert problems[3].what.startswith("sbatch's command line contains a secret: ") and TOKEN not in str(problems)
+    assert problems[3].what.startswith("the command line of sbatch contains a secret: ") and TOKEN not in str(problems)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from bench.contract import mllog, run_files
 from bench.contract.modules import MLP, Part, Phase
 from bench.mlperf import reader
 from bench.mlperf.result import parse
+from bench.results.modules import of_modules
 from helpers import ranks
 
 pytestmark = pytest.mark.trains
@@ -46,9 +48,63 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path, overrides: tuple[str, 
     assert all(rows[place].time_ms > 0 for place in both | UPDATE)
     assert [part.name for (_, part), row in rows.items() if part is Part.unnamed and row.gemm_ms] == []
     assert ((Phase.forward, Part.adapters) in rows) is (plan.config.task.training.lora is not None)
+    assert times.num_layers == plan.config.model.num_layers // plan.world.pp
+    assert Phase.recomputation not in {phase for phase, _ in rows}, "nothing is recomputed"
     if plan.world.num_ranks > 1:
         assert rows[REDUCED].busy_ms >= rows[REDUCED].time_ms > 0
     check_files(folder)
+
+
+ALL_WEIGHTS = ("task=pretrain_tiny", "recipe.lr_warmup_steps=0", "cluster.ranks_per_node=1")
+HUGGINGFACE = ("engine=huggingface", "engine.huggingface.strategy=ddp")
+RECOMPUTED = {
+    "megatron, full": pytest.param("full", ()),
+    "huggingface, full": pytest.param("full", HUGGINGFACE),
+    "huggingface, none": pytest.param(
+        "none", (*HUGGINGFACE, "engine.huggingface.attention=eager"), marks=pytest.mark.slow
+    ),
+}
+
+
+@pytest.mark.parametrize(("recompute", "engine"), RECOMPUTED.values(), ids=RECOMPUTED)
+def test_recomputation_is_a_phase_of_its_own(tmp_path: Path, recompute: str, engine: tuple[str, ...]) -> None:
+    """With recompute=full, it has as many GEMMs of each linear as the forward pass, except the head, which is outside
+    of the layers; torch stops before the last linear if nothing of its output is saved."""
+    plan = ranks.compose(tmp_path, *ALL_WEIGHTS, f"recipe.recompute={recompute}", *engine, *SHORT_RUN)
+    folder = ranks.write(plan, tmp_path / "run")
+    ranks.run(plan, folder, "jobs.tasks.train", "plan.json", "--trial", "0")
+    times = parse(folder / "result_0.txt").module_times
+    assert times is not None
+    assert sum(row.time_ms for row in times.rows) == pytest.approx(times.step_ms, abs=1e-6 * len(times.rows))
+    rows = {(row.phase, row.part): row for row in times.rows}
+    recomputed = {part: row for (phase, part), row in rows.items() if phase is Phase.recomputation}
+    kernels = json.loads((folder / run_files.module_times(0)).read_text())["kernels"]
+    if recompute == "none":
+        assert not recomputed
+        check_unfused_attention(kernels, plan.config.model.num_layers)
+        return
+    assert {*LAYER, Part.residual} - {Part.head, Part.fc2} <= set(recomputed) and Part.head not in recomputed
+    for part in (Part.qkv, Part.output, Part.fc1):
+        forward, recomputed_gemms = (gemms(kernels, phase, part) for phase in (Phase.forward, Phase.recomputation))
+        assert forward == recomputed_gemms > 0, part
+    names = {one.name: one.value for one in of_modules(times)}
+    both = names["time_backward"] + names["time_recomputation"]
+    assert names["time_backward_with_recomputation"] == pytest.approx(both)
+
+
+def check_unfused_attention(kernels: list[dict[str, Any]], num_layers: int) -> None:
+    """Each layer has one product in scores and one in values; the backward pass has two of each."""
+    for phase, count in ((Phase.forward, 1), (Phase.backward, 2)):
+        names = {one["part"] for one in kernels if one["phase"] == phase.name}
+        assert {"rope", "scores", "softmax", "values"} <= names and "attention" not in names
+        assert gemms(kernels, phase, Part.scores) == gemms(kernels, phase, Part.values) == count * num_layers
+        assert gemms(kernels, phase, Part.softmax) == gemms(kernels, phase, Part.rope) == 0
+
+
+def gemms(kernels: list[dict[str, Any]], phase: Phase, part: Part) -> float:
+    """Return the GEMMs of a part in one step, without the operations around them."""
+    mine = [one for one in kernels if (one["phase"], one["part"]) == (phase.name, part.name)]
+    return sum(one["launches"] for one in mine if one["kernel"] in ("aten::mm", "aten::bmm"))
 
 
 def check_files(folder: Path) -> None:

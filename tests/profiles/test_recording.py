@@ -111,7 +111,7 @@ def test_device_is_synchronized_before_its_profile_ends(
     did.clear()
     monkeypatch.setattr(recording.trace, "read", lambda path: did.append(path.name))
     monkeypatch.setattr(recording, "require_kernels", lambda rows, on_gpu: did.append(on_gpu))
-    monkeypatch.setattr(recording.table, "module_times", lambda rows, is_eager: (is_eager, ["a kernel"]))
+    monkeypatch.setattr(recording.table, "module_times", lambda rows, is_eager, num_layers: (is_eager, ["a kernel"]))
     monkeypatch.setattr(recording.names, "plain", lambda times: {"is_eager": times})
     profile = profile_in(tmp_path)
     recording.record(lambda: did.append("step"), profile)

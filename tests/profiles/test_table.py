@@ -112,6 +112,13 @@ def test_every_moment_of_a_step_is_counted_once() -> None:
     assert all(row.launches == launches.get(part, 1) for (_, part), row in by_place.items())
 
 
+def test_a_kernel_that_autograds_thread_launches_in_a_recomputation_is_recomputation() -> None:
+    """The transpose at 85–95 is launched at 57; what the same thread launches later belongs to the backward phase."""
+    by_place = rows([*step_of_a_gpu(), named(Phase.recomputation, 55.5, 60.5, AUTOGRAD)])
+    assert round(1000 * by_place[Phase.recomputation, Part.weights].time_ms, 9) == 3
+    assert (Phase.backward, Part.weights) not in by_place and (Phase.backward, Part.norm) in by_place
+
+
 def test_steps_are_averaged_without_the_first() -> None:
     """The host runs ahead: it has launched all three steps before the first kernel ends."""
     events = []
@@ -165,6 +172,49 @@ def test_cpu_profile_uses_the_self_time_of_operations() -> None:
     linear = by_place[Phase.forward, Part.fc1]
     assert (round(1000 * linear.gemm_ms, 9), linear.launches) == (6, 2)
     assert round(1000 * by_place[Phase.backward, Part.communication].busy_ms, 9) == 8
+
+
+def attention_module(*between: Event) -> list[Event]:
+    """A step of 60 us whose attention module has QKV at 12–20, the output projection at 50–58, and this in between."""
+    return [
+        *(named("step", 0, 9), span("cpu_op", "aten::zero_", 2, 9)),
+        *(named("step", 10, 80), named(Phase.forward, 10, 60), named(Part.attention, 11, 59)),
+        *(named(Part.qkv, 12, 20), span("cpu_op", "aten::matmul", 12, 20), span("cpu_op", "aten::mm", 13, 19)),
+        *between,
+        *(named(Part.output, 50, 58), span("cpu_op", "aten::linear", 50, 58)),
+        *(named(Phase.backward, 60, 80), span("cpu_op", "BmmBackward0", 60, 80)),
+        *link(forward=(MAIN, 43), backward=(MAIN, 60)),
+    ]
+
+
+def test_unfused_attention_is_divided_by_its_products_and_softmax() -> None:
+    """The backward operation belongs to the product at 42–50, and the mask to the product before the softmax."""
+    product, second = span("cpu_op", "aten::matmul", 30, 34), span("cpu_op", "aten::matmul", 42, 50)
+    between = [
+        *(span("cpu_op", "aten::mul", 20, 30), product, span("cpu_op", "aten::add", 34, 36)),
+        *(span("cpu_op", "aten::softmax", 36, 40), span("cpu_op", "aten::_softmax", 37, 39)),
+        *(span("cpu_op", "aten::to", 40, 42), second, span("cpu_op", "aten::bmm", 43, 49)),
+    ]
+    times_us = {place: round(1000 * row.time_ms, 9) for place, row in rows(attention_module(*between)).items()}
+    assert times_us == {
+        (Phase.forward, Part.gap): 3,
+        (Phase.forward, Part.qkv): 8,
+        (Phase.forward, Part.rope): 10,
+        (Phase.forward, Part.scores): 6,
+        (Phase.forward, Part.softmax): 6,
+        (Phase.forward, Part.values): 8,
+        (Phase.forward, Part.output): 8,
+        (Phase.backward, Part.gap): 2,
+        (Phase.backward, Part.values): 20,
+    }
+
+
+def test_fused_attention_has_rope_before_it_and_other_code_is_not_divided() -> None:
+    fused = [span("cpu_op", "aten::mul", 20, 40), span("cpu_op", "aten::scaled_dot_product_attention", 40, 50)]
+    times_us = {place: round(1000 * row.time_ms, 9) for place, row in rows(attention_module(*fused)).items()}
+    assert times_us[Phase.forward, Part.rope] == 20 and times_us[Phase.forward, Part.attention] == 10
+    other = [span("cpu_op", "aten::mul", 20, 40), span("cpu_op", "aten::matmul", 40, 50)]
+    assert (Phase.forward, Part.rope) not in rows(attention_module(*other))
 
 
 @pytest.mark.parametrize(

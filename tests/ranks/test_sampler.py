@@ -189,7 +189,7 @@ def test_a_record_has_samples_and_settings_of_each_gpu(monkeypatch: pytest.Monke
     (gpu,) = record["gpus"]
     assert (gpu["gpu"], gpu["power_limit_w"], gpu["power_w"]) == (2, 700.0, {"median": 2000.0, "max": 2500.0})
     log.moments.clear()
-    assert sampler.summary(log) == {"not_measured": "no run_start with a run_stop"}
+    assert sampler.summary(log) == {"not_measured": "the log has no run_start with a run_stop"}
 
 
 def test_a_sampler_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,8 +210,9 @@ def test_rank_0_logs_a_record_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_
     planned: list[Any] = []
 
     class FakeSampler:
-        def __init__(self, file: Path, uuids: list[str]) -> None:
+        def __init__(self, file: Path, uuids: list[str], *, is_amd: bool) -> None:
             planned.append((file, uuids))
+            assert not is_amd, "torch here is not built for AMD's GPUs"
             self.file = file
 
         def summary(self, log: mllog.Writer) -> dict[str, Any]:

@@ -92,8 +92,8 @@ def test_levels_are_those_within_the_run() -> None:
         ((1500, 2500, 4500), RUN, "not sampled from run_start to run_stop"),
         ((500, 1500, 3500), RUN, "not sampled from run_start to run_stop"),
         ((), RUN, "there are no samples"),
-        ((500, 4500), RUN, "no sample within the run's 3.0 s"),
-        (TIMES_MS, RUN[:3], "no run_start with a run_stop"),
+        ((500, 4500), RUN, "there is no sample in the 3.0 s of the run"),
+        (TIMES_MS, RUN[:3], "the log has no run_start with a run_stop"),
     ],
 )
 def test_samples_that_do_not_cover_the_run_are_refused(times_ms: tuple[int, ...], moments: Any, why: str) -> None:

@@ -156,10 +156,10 @@ def test_findings_name_the_line_if_there_is_one(trial_set: MakeSet) -> None:
     where = {row["message"]: row["where"] for row in page._findings(trials)}
     lines = Path(trials.results[1].file).read_text().splitlines()
     last = max(number for number, line in enumerate(lines, 1) if '"eval_accuracy"' in line)
-    assert [at for message, at in where.items() if message.startswith("last evaluation 0.94, ")] == [
+    assert [at for message, at in where.items() if message.startswith("the last evaluation is 0.94, ")] == [
         f"{trials.trial_names[1]} (line {last})"
     ]
-    assert where["no opt_adamw_weight_decay"] == trials.trial_names[2], "a missing record has no line"
+    assert where["the log has no opt_adamw_weight_decay"] == trials.trial_names[2], "a missing record has no line"
 
 
 def test_other_task_is_not_compared_with_the_benchmark(trial_set: MakeSet) -> None:
@@ -263,7 +263,7 @@ def test_gpu_count_of_logs_overrides_the_users(trial_set: MakeSet) -> None:
     logged = trial_set("logged", [{"accelerator": "H200", "num_ranks": 8}])
     silent = trial_set("silent", [{}])
     assert [trials.num_gpus for trials in load([logged, silent], num_gpus=64)] == [8, 64]
-    with pytest.raises(ConfigError, match="must be 1 or more, not -5"):
+    with pytest.raises(ConfigError, match="--num-gpus is -5, but must be 1 or more"):
         load([logged], num_gpus=-5)
 
 
@@ -271,7 +271,7 @@ def test_missing_mean_has_a_reason(trial_set: MakeSet) -> None:
     """Eight of ten valid runs would suffice for a mean, but two failed runs are too many."""
     page = write(trial_set("set", [{}] * 8 + [{"status": "aborted"}] * 2))
     assert page.text.count("none: too few counted runs") == 2
-    assert "2 runs failed, and at most 1 may fail" in page.text
+    assert "2 runs failed, but at most 1 may fail" in page.text
 
 
 def test_other_files_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_interrupt_keeps_the_last_report(trial_set: MakeSet, monkeypatch: pytest
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"no result_\*\.txt"):
         load([tmp_path])
-    with pytest.raises(ConfigError, match="file or folder not found"):
+    with pytest.raises(ConfigError, match="this file or folder does not exist"):
         load([tmp_path / "nowhere"])
 
 

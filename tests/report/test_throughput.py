@@ -212,7 +212,7 @@ def test_page_is_written_with_folder_and_title_options(
 @pytest.mark.parametrize(
     ("change", "status", "why"),
     [
-        ({"accelerator": None}, "success", "not measured on GPUs, or GPU count not in the logs"),
+        ({"accelerator": None}, "success", "not measured on GPUs, or the logs have no GPU count"),
         ({"max_sequence_length": None}, "success", "no sequence length in the logs"),
         ({}, "aborted", "no valid trial"),
     ],
@@ -356,7 +356,9 @@ def check_not_as_planned(plan: Plan, run: Path) -> None:
     """A log with fewer steps than planned makes the run invalid."""
     longer = replace(plan, max_steps=30)
     judged = trials.judge(run / "result_0.txt", longer, plan.trials[0])
-    assert not judged.valid and list(judged.differences) == ["samples trained on is 160, planned 240"]
+    assert not judged.valid and list(judged.differences) == [
+        "samples trained on is 160 in the log, but 240 in the plan"
+    ]
 
 
 @pytest.mark.trains

@@ -175,7 +175,7 @@ def test_values_that_cannot_be_compared_have_a_reason_and_no_numbers(
 
 def test_systems_without_a_block_in_common_have_no_pair() -> None:
     values = values_by_block({1: 95.0}, {2: 100.0})
-    assert rates(*values, pairing=Pairing.block).text == "not compared: no pair has a value of both systems"
+    assert rates(*values, pairing=Pairing.block).text == "not compared: no pair of runs has values of both systems"
 
 
 def test_values_without_spread_are_compared_as_they_are() -> None:
@@ -202,7 +202,7 @@ def test_a_block_that_one_system_lost_has_no_pair() -> None:
 
 
 def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 runs of A and 3 runs of B cannot be paired"):
+    with pytest.raises(ConfigError, match="2 runs of A cannot be paired with 3 runs of B"):
         rates((1, 2), (1, 2, 3))
     with pytest.raises(ConfigError, match="margin is 200 %"):
         rates((1, 2), (1, 2), margin=2)

@@ -79,16 +79,16 @@ def changed(row: int, column: int, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (changed(3, 3, 129), "answer 3 has 129 tokens; 130 were requested"),
-        (changed(3, 3, 131), "answer 3 has 131 tokens; 130 were requested"),
+        (changed(3, 3, 129), "answer 3 has 129 tokens, but 130 were requested"),
+        (changed(3, 3, 131), "answer 3 has 131 tokens, but 130 were requested"),
         (lambda rows: rows[:-1], "answer 30 is missing"),
-        (changed(3, 0, 4), "not a valid record of an answer"),
-        (changed(3, 0, 31), "not a valid record of an answer"),
-        (changed(3, 5, 9.0), "not a valid record of an answer"),
-        (changed(3, 6, 0.0), "not a valid record of an answer"),
-        (changed(3, 4, -1.0), "not a valid record of an answer"),
+        (changed(3, 0, 4), "the record of an answer is not valid"),
+        (changed(3, 0, 31), "the record of an answer is not valid"),
+        (changed(3, 5, 9.0), "the record of an answer is not valid"),
+        (changed(3, 6, 0.0), "the record of an answer is not valid"),
+        (changed(3, 4, -1.0), "the record of an answer is not valid"),
         (changed(30, 6, 5.0), "answer 30 ended at 78.500 s, after run_stop at 77.5"),
-        (lambda rows: None, "the log has 0 records of its answers"),
+        (lambda rows: None, "the log has 0 records answers"),
     ],
 )
 def test_answers_that_do_not_match_the_requests_have_no_measurements(
@@ -106,7 +106,10 @@ def test_a_log_with_other_settings_differs_from_the_plan(plan: GenerationPlan, t
     rows = answers_log.rows(plan)
     log = answers_log.write(plan, tmp_path / "result_0.txt", rows, run_s=77.5, weights="fp8", order="side_by_side")
     judged = trials.judge(log, plan, plan.trials[0])
-    assert list(judged.differences) == ["weights is fp8, planned bf16", "order is side_by_side, planned one_by_one"]
+    assert list(judged.differences) == [
+        "weights is fp8 in the log, but bf16 in the plan",
+        "order is side_by_side in the log, but one_by_one in the plan",
+    ]
     assert not judged.valid
 
 
@@ -144,7 +147,7 @@ def test_options_of_training_logs_are_refused(
         assert f"{option} does not apply: this is not a training log\n  where: {log}\n" in printed.err
         assert printed.out == ""
     assert exit_code("report", str(tmp_path), "--num-gpus", "8") == 2
-    assert "--num-gpus does not apply: these are not training logs" in capsys.readouterr().err
+    assert "--num-gpus only applies to training logs" in capsys.readouterr().err
 
 
 def test_a_log_with_too_few_tokens_is_invalid(

@@ -14,7 +14,7 @@ from bench.contract.plan_kinds import KernelsPlan
 from bench.planning import compose
 from bench.results import kind
 from bench.results import kind as trial_results
-from bench.results.measurement import Measurement
+from bench.results.measurement import Measurement, higher_is_better
 from bench.runs import trial as trials
 from helpers import kernels_log
 
@@ -44,6 +44,9 @@ def test_a_rate_is_the_work_over_the_median_time(plan: KernelsPlan, tmp_path: Pa
     assert measurements[f"{GEMM} latency"] == Measurement(
         name=f"{GEMM} latency", unit="us", value=1500.0, n=50, p10=pytest.approx(1350), p90=pytest.approx(1650)
     )
+    share = measurements[f"{GEMM} share of peak"]
+    assert share.value == pytest.approx(733.0077 / 989.4, abs=1e-5) and higher_is_better(share)
+    assert f"{COPY} share of peak" not in measurements, "a copy has no peak"
     assert measurements["best gemm bf16"] == replace(measurements[GEMM], name="best gemm bf16"), (
         "every other one is slower"
     )
@@ -126,7 +129,10 @@ def test_measured_points_must_be_the_planned_points(plan: KernelsPlan, tmp_path:
     other = replace(plan, points=[replace(plan.points[0], work=2 * plan.points[0].work), *plan.points[1:]])
     log = kernels_log.write(other, tmp_path / "result_0.txt", time_us=at_share(1))
     judged = trials.judge(log, plan, plan.trials[0])
-    assert list(judged.differences) == [f"{plan.points[0].name} is not measured as planned"] and not judged.valid
+    assert (
+        list(judged.differences) == [f"the log does not have {plan.points[0].name} with the settings of the plan"]
+        and not judged.valid
+    )
 
 
 def parsed(log: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,38 @@ def test_a_profile_has_the_measurements_of_the_published_tables(written_log: Mak
     }
     shares = {"gemm_share": 0.5, "gemm_share_forward": 0.62, "gemm_share_backward": 0.69, "gemm_share_optimizer": 0}
     shares |= {"communication_share": 0.22, "copies_share": 0.06}
+    shares |= {"relative_time_backward": 0.5, "relative_time_backward_with_recomputation": 0.5}
+    shares |= {"relative_time_forward_qkv": 0.4, "relative_time_backward_communication": 0.3}
     assert {name: measurements[name] for name in shares} == {name: (share, "", 2) for name, share in shares.items()}
     assert "time_head" not in measurements, "rank 0 has none"
+    assert "time_recomputation" not in measurements and "attention_module_forward" not in measurements
     profile = {name for name in measurements if name.startswith(("time_forward", "time_qkv", "gemm", "profiled"))}
     assert profile <= set(NAMES) and {names.misspelt(name) for name in profile} == {None}
+
+
+def test_recomputation_is_a_phase_and_part_of_the_published_backward_time(written_log: MakeLog) -> None:
+    """Table VII of arXiv 2311.03687 has one time for both; the attention module is of one layer."""
+    recomputed = (row(Phase.recomputation, Part.qkv, 20.0, 16.0), row(Phase.recomputation, Part.attention, 10.0))
+    times = replace(TIMES, rows=[*TIMES.rows, *recomputed], step_ms=230.0, num_layers=4)
+    result = profiled(written_log, times)
+    assert result.module_times == times
+    values = {one.name: one.value for one in TrainingResult(result=result).measurements}
+    expected = {
+        "time_backward": 100,
+        "time_recomputation": 30,
+        "time_backward_with_recomputation": 130,
+        "compute_time_backward_with_recomputation": 100,
+        "relative_time_backward_with_recomputation": 130 / 230,
+        "gemm_share_backward_with_recomputation": 85 / 130,
+        "time_recomputation_attention": 10,
+        "attention_module_forward": 20 / 4,
+        "attention_module_recomputation": 30 / 4,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    assert set(expected) <= set(NAMES)
+    table = training.modules_table(result, times)
+    assert table.columns[1:5] == ("forward (ms)", "backward (ms)", "recomputation (ms)", "optimizer (ms)")
+    assert table.rows[-1][1:6] == ("50.000", "100.000", "30.000", "49.000", "230.000")
 
 
 def test_a_log_without_a_profile_or_with_a_damaged_one_has_none_of_them(written_log: MakeLog) -> None:

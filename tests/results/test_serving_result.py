@@ -90,7 +90,7 @@ def test_a_failed_request_counts_as_the_slowest_and_makes_the_trial_invalid(burs
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"client": {"sent_p99_s": 5.0}}, "SRV-06: burst: the client overhead is"),
+        ({"client": {"sent_p99_s": 5.0}}, "SRV-06: burst: the delay of the client itself is"),
         ({"ttft_s": [1.0]}, "burst was not measured"),
         (
             {"status": ["ok"] * 199 + ["short"]},
@@ -146,10 +146,12 @@ def test_the_knee_is_the_highest_rate_that_meets_the_limits(tmp_path: Path) -> N
     assert result.knee == 2 == values(result)["knee"]
     assert "poisson 2/s latency_p50" in values(result), "with several loads the names have prefixes"
     slow = read(serving_log.write(plan, tmp_path / "result_1.txt", loads | {"poisson 4/s": [1.0] * 200}))
-    assert slow.knee is None and slow.no_knee.startswith("every rate meets"), "no rate misses the limits"
+    assert slow.knee is None and slow.no_knee.startswith("the limits are met at every rate"), (
+        "no rate misses the limits"
+    )
     loads |= {"poisson 1/s": [31.0] * 200}
     uneven = read(serving_log.write(plan, tmp_path / "result_2.txt", loads))
-    assert uneven.knee is None and uneven.no_knee.startswith("even the lowest rate misses"), (
+    assert uneven.knee is None and uneven.no_knee.startswith("the limits are not met even at the lowest rate"), (
         "a lower rate missed the limits"
     )
 

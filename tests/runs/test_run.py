@@ -212,7 +212,7 @@ def test_a_malformed_job_json_does_not_hide_other_runs(tmp_path: Path, job: str,
 
 def test_a_run_of_an_unknown_backend_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"backend": "flux", "jobs": []}')
-    with pytest.raises(ConfigError, match="there is no backend flux; there are local, "):
+    with pytest.raises(ConfigError, match="this version of runstop has no backend flux, only local, "):
         resume.resume(tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_a_backend_that_cannot_be_queried_does_not_hide_other_runs(
     (tmp_path / "a" / "job.json").write_text('{"backend": "kubernetes", "jobs": [{"id": "job/default/r-x-1@prod"}]}')
     ledger_of(tmp_path / "b", "valid")
     assert [run.state_name for run in runs.below(tmp_path)] == ["unknown: kubernetes cannot be queried here", "ended"]
-    assert "kubernetes cannot be queried for the states of its runs: KUB-12: no API server" in caplog.text
+    assert "the states of runs are unknown, because kubernetes cannot be queried: KUB-12: no API server" in caplog.text
     codes = [run_sheets.show(tmp_path, active=active, watch=False, as_json=False) for active in (False, True)]
     assert codes == [1, 1]
     listed, active = capsys.readouterr().out.split("runs in ")[1:]

@@ -46,10 +46,10 @@ def test_a_log_that_matches_the_plan_is_valid(written_log: MakeLog, plan: Plan) 
 @pytest.mark.parametrize(
     ("changes", "differing"),
     [
-        ({"seed": 99}, "seed is 99, planned "),
-        ({"submission_division": "open"}, "submission_division is open, planned closed"),
-        ({"global_batch_size": 16}, "global_batch_size is 16, planned 8"),
-        ({"target_accuracy": 0.924}, "target_accuracy is 0.924, planned 0.925"),
+        ({"seed": 99}, "seed is 99 in the log, but "),
+        ({"submission_division": "open"}, "submission_division is open in the log, but closed in the plan"),
+        ({"global_batch_size": 16}, "global_batch_size is 16 in the log, but 8 in the plan"),
+        ({"target_accuracy": 0.924}, "target_accuracy is 0.924 in the log, but 0.925 in the plan"),
     ],
 )
 def test_a_log_of_another_plan_is_invalid(
@@ -126,7 +126,7 @@ def test_trials_of_a_run_read_the_same_inputs(begun: Path, written_log: MakeLog,
     plan = plan_kinds.load(begun / "plan.json")
     assert ledger.begin(begun, plan.trials[1], attempts=1)
     (other,) = closed(begun, written_log, 1, **{name: "4" * 64})
-    assert other == f"CFG-12: its {name} differ from those of trial 0: {'4' * 12}…, and {INPUTS[name][:12]}…"
+    assert other == f"CFG-12: the SHA-256 of the {name} is {'4' * 12}…, but {INPUTS[name][:12]}… in trial 0"
     assert [entry.outcome for entry in ledger.read(begun)] == [Outcome.valid, Outcome.invalid]
 
 
@@ -135,7 +135,7 @@ def test_a_log_must_name_its_inputs(begun: Path, written_log: MakeLog, plan: Pla
     written_log(name="run/result_0.txt", seed=plan.trials[0].seed, binding=bound, inputs={})
     judged = trials.close(begun, plan, plan.trials[0], failed=False)
     assert judged is not None
-    assert [what[:39] for what in judged.differences] == ["CFG-12: the log has no checksum of its " for _ in INPUTS]
+    assert [what[:39] for what in judged.differences] == ["CFG-12: the log has no checksum of the " for _ in INPUTS]
 
 
 def test_a_log_of_an_earlier_version_names_none(begun: Path, written_log: MakeLog, plan: Plan) -> None:

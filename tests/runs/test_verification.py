@@ -240,5 +240,5 @@ def test_contradicting_files_are_reported_despite_a_new_manifest(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="this folder has no run"):
+    with pytest.raises(ConfigError, match="this folder is not a run folder"):
         verify(tmp_path)

@@ -36,7 +36,7 @@ def test_a_sites_model_is_used_in_place(tmp_path: Path, monkeypatch: pytest.Monk
     plan = serving.planned(*words)
     assert prepared(plan, tmp_path / "made") == source and not (tmp_path / "made").exists()
     (source / "config.json").unlink()
-    with pytest.raises(ConfigError, match="no Hugging Face model in this folder") as refused:
+    with pytest.raises(ConfigError, match="the folder contains no Hugging Face model") as refused:
         prepared(plan, tmp_path / "made")
     assert (refused.value.where, refused.value.rule) == (str(source), "CFG-06")
 

@@ -190,12 +190,12 @@ def test_a_server_that_ends_or_is_not_healthy_in_time_is_stopped(
     output.write_text("loading\nno such model\n")
     requests = answers(503)
     with pytest.raises(
-        SubmitError, match=r"not healthy within 2\.5 s: HTTP 503; last line of its output: no such m"
+        SubmitError, match=r"did not become healthy within 2\.5 s: HTTP 503; last line of its output: no such m"
     ) as late:
         started(tmp_path, "task.serving.server.startup_timeout_s=2.5")
     assert (late.value.rule, late.value.fix) == (
         "SRV-02",
-        "read its output, or raise task.serving.server.startup_timeout_s",
+        "read the output of the server, or raise task.serving.server.startup_timeout_s",
     )
     assert late.value.where == f"http://127.0.0.1:20001/health, {output}"
     assert len(requests) == 10 and program.calls == ["terminate", "wait 20.0"]
@@ -216,12 +216,12 @@ def test_a_server_elsewhere_has_no_process_and_a_short_limit(
     assert actual == server.RunningServer("http://node7:8000", "tiny", [], 0.0, None)
     assert requests == [("http://node7:8000/health", 5.0)] * 2 and not (tmp_path / "server.out").exists()
     requests, began_s = answers(URLError("refused"), ValueError("no answer")), clock.now_s
-    with pytest.raises(SubmitError, match="not healthy within 30 s: no answer\n") as late:
+    with pytest.raises(SubmitError, match="did not become healthy within 30 s: no answer\n") as late:
         server.start(plan, block(plan), None, tmp_path / "server.out")
-    assert late.value.fix == "start it, or correct task.serving.server.url" and clock.now_s - began_s == 30
+    assert late.value.fix == "start the server, or correct task.serving.server.url" and clock.now_s - began_s == 30
     assert late.value.where == "http://node7:8000/health" and len(requests) == 120
     plan = serving.planned(*serving.elsewhere("http://node7:8000", tmp_path), "task.serving.server.startup_timeout_s=1")
-    with pytest.raises(SubmitError, match="not healthy within 1 s: "):
+    with pytest.raises(SubmitError, match="did not become healthy within 1 s: "):
         server.start(plan, block(plan), None, tmp_path / "server.out")
 
 
@@ -262,7 +262,7 @@ def test_the_last_line_of_a_server(tmp_path: Path, program: Program, printed: st
     output.write_text(printed)
     assert child.last_line() == words
     output.unlink()
-    assert child.last_line() == "(its output could not be read)"
+    assert child.last_line() == "(the output could not be read)"
 
 
 def test_a_port_is_free_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
@@ -276,7 +276,7 @@ def test_a_port_is_free_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(SubmitError, match=f"port {port} is already in use") as refused:
             started(tmp_path, f"task.serving.server.port={port}")
     assert (none_left.value.rule, none_left.value.where) == ("SRV-01", "127.0.0.1")
-    assert none_left.value.fix == "set task.serving.server.port"
+    assert none_left.value.fix == "set task.serving.server.port to a free port"
     assert (refused.value.rule, refused.value.where) == ("SRV-01", "task.serving.server.port")
     assert server.free_port() == port and program.argv == []
 

@@ -87,11 +87,11 @@ def test_an_arm_without_a_reference_has_a_reason_and_no_coefficient(tmp_path: Pa
     result = study_result(tmp_path)
     cells = {row.arm: row.cells for row in result.rows}
     alone, never = (cells[f"B {name}, 2 nodes"]["step_time_coefficient"] for name in ("old", "new"))
-    assert (alone.mark, alone.reason) == (Mark.no_result, "no other arm of its group has a value")
+    assert (alone.mark, alone.reason) == (Mark.no_result, "no other arm of the same group has a value")
     assert (never.mark, never.reason) == (Mark.not_advisable, "too few steps")
     assert cells["B old"]["step_time_coefficient"].reason == "not run"
     nowhere = cells["B old, 2 nodes"]["throughput_coefficient"]
-    assert (nowhere.value, nowhere.reason) == (None, "the study does not compare it with another arm")
+    assert (nowhere.value, nowhere.reason) == (None, "the study does not compare this arm with another arm")
 
 
 def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path: Path) -> None:
@@ -112,16 +112,20 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("{measurement: throughput, same", "{measurement: mfu, same", "no column with the measurement 'mfu'"),
+        (
+            "{measurement: throughput, same",
+            "{measurement: mfu, same",
+            "the column with the measurement 'mfu' does not exist",
+        ),
         (
             "{measurement: throughput, same",
             "{measurement: step_time, same",
             "two columns have the coefficients of step_time",
         ),
-        ("same: [work]", "same: [job]", "no label 'job'"),
-        ("[{system: [old, new]}]", "[{system: older}]", "an entry of `among` matches no arm"),
-        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of `among`"),
-        ("measurement: step_time_coefficient", "measurement: step_time_coeff", "no column with the measurement"),
+        ("same: [work]", "same: [job]", "the label 'job' does not exist"),
+        ("[{system: [old, new]}]", "[{system: older}]", "no arm has the labels of this entry of among"),
+        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of among"),
+        ("measurement: step_time_coefficient", "measurement: step_time_coeff", "the column with the measurement"),
     ],
 )
 def test_coefficients_that_contradict_the_study_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -84,7 +84,7 @@ def test_rows_name_the_model_that_ran_without_figures_of_another(tmp_path: Path)
     shown = next(iter(study_sheets.sheets(result)))
     assert list(shown.columns) == ["engine", "tiny instead of 7B", "tiny instead of 13B"]
     assert [tuple(row) for row in shown.rows] == [("ours", "1,000 ± 10", "2,000 ± 20")], "no published line"
-    assert "published figures of others are not shown" in shown.caption
+    assert "the arms ran the model tiny, which the command line sets" in shown.caption
     (one,), (stated,) = result.differences, result.statements
     assert one.comparison and one.comparison.names == ("ours tiny instead of 13B", "ours tiny instead of 7B")
     assert stated.text == "13B is slower. (judged with model tiny)" and not stated.published

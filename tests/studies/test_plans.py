@@ -11,7 +11,8 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.results.study import Mark, PlannedArm
 from bench.studies import arms as study_arms
-from bench.studies import library, session
+from bench.studies import library, session, tables
+from bench.studies.tables import ArmRuns
 
 H200 = "cluster=dgxh200 cluster.num_nodes=1 cluster.ranks_per_node=1 model.weights=random"
 Planned = Callable[..., list[PlannedArm]]
@@ -60,8 +61,8 @@ arms:
     ("override", "message"),
     [
         ("recipe.learning_rate=1", r"unknown key 'recipe.learning_rate'[\s\S]*arm 'wrong'"),
-        ("task=lora_7bb", r"no choice 'lora_7bb'[\s\S]*arm 'wrong': task[\s\S]*did you mean lora_7b\?"),
-        ("model=llama9", r"no choice 'llama9'[\s\S]*arm 'wrong'"),
+        ("task=lora_7bb", r"task=lora_7bb does not exist[\s\S]*arm 'wrong': task[\s\S]*did you mean lora_7b\?"),
+        ("model=llama9", r"model=llama9 does not exist[\s\S]*arm 'wrong'"),
         ("precision=fp7", r"fp7[\s\S]*arm 'wrong'"),
     ],
 )
@@ -73,15 +74,56 @@ def test_a_mistake_in_an_arm_is_an_error(planned: Planned, override: str, messag
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cluster=nowhere", r"no choice 'nowhere'"),
-        ("trials=3", r"trials cannot be overridden: the study sets it[\s\S]*--runs"),
-        ("launch.folder=x", r"launch.folder cannot be overridden: the study sets it"),
+        ("cluster=nowhere", r"cluster=nowhere does not exist"),
+        ("trials=3", r"trials cannot be overridden, because the study sets this key itself[\s\S]*--runs"),
+        ("launch.folder=x", r"launch.folder cannot be overridden, because the study sets this key itself"),
         ("seed=3", r"unknown key 'seed'"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_an_error(planned: Planned, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned("arms: {one: {}}", override)
+
+
+FIGURES = """
+title: t
+place: p
+hardware: h
+date: "2024"
+columns: [{measurement: step_time, unit: ms, labels: {}}]
+rows: [{labels: {model: 7B}, printed: ["5"]}]
+"""
+LABELLED = """
+axes: {model: {7B: [task=lora_7b]}, gpus: {1: [cluster.ranks_per_node=1]}}
+published: [theirs]
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "is_changed"),
+    [
+        ("model=tiny", True),
+        ("precision=fp8", True),
+        ("recipe.micro_batch_size=1", True),
+        ("cluster.ranks_per_node=2", True),
+        ("cluster.num_nodes=2", False),
+        ("model=llama2_7b", False),
+        ("gpu@cluster.gpu=h100", False),
+        ("walltime=7", False),
+        ("+cluster.slurm.vboost=1", False),
+    ],
+)
+def test_an_override_that_contradicts_the_labels_takes_the_published_figures_away(
+    planned: Planned, tmp_path: Path, override: str, is_changed: bool
+) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published/theirs.yaml").write_text(FIGURES)
+    (arm,) = planned(LABELLED, "cluster=dgxh200", "model.weights=random", override)
+    assert arm.changed == ((override,) if is_changed else ())
+    built = study_arms.build(library.load("mine"), where="mine")[0]
+    runs = ArmRuns(arm=built, planned=arm, valid=[], missing={}, too_large=())
+    row = tables.row(runs, library.load("mine"), library.publications(library.load("mine")))
+    assert [one.printed for one in row.published["step_time"]] == ([] if arm.changed else ["5"])
 
 
 def test_runs_have_the_number_of_steps_of_the_study(planned: Planned) -> None:
@@ -119,3 +161,20 @@ def test_each_arm_of_a_pair_is_first_as_often_as_last() -> None:
         assert sum(block.index("a") < block.index("b") for block in result) == 3
         without = study_arms.blocks([arms[0], arms[1], PlannedArm(name="c", runs=False)], runs=6, seed=seed)
         assert without == [tuple(name for name in block if name != "c") for block in result]
+
+
+def test_an_override_that_makes_the_arms_of_an_axis_equal_is_refused(planned: Planned) -> None:
+    """A key that only some choices set, one that all set to the same value, and the cluster are not refused."""
+    axes = """
+overrides: [task=lora_7b, precision=bf16]
+axes:
+  gpus: {1: [cluster.ranks_per_node=1, recipe.lr=1e-4], 2: [cluster.ranks_per_node=2, recipe.lr=1e-4]}
+  batch: {plan: [], small: [recipe.micro_batch_size=1]}
+  place: {here: [cluster=dgxh200], there: [cluster=dgx1]}
+"""
+    with pytest.raises(ConfigError) as refused:
+        planned(axes, "cluster.ranks_per_node=8")
+    assert "the axis gpus of the study sets it in each of its choices (1, 2)" in refused.value.what
+    assert refused.value.where == "cluster.ranks_per_node=8" and "remove the axis gpus" in refused.value.fix
+    allowed = ("cluster=dgx2", "recipe.lr=2e-4", "recipe.micro_batch_size=2")
+    assert [arm.num_ranks for arm in planned(axes, *allowed)] == [1] * 4 + [2] * 4

@@ -183,7 +183,8 @@ def test_a_run_that_cannot_start_has_a_reason(call: Call, monkeypatch: pytest.Mo
 def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now: str, message: str) -> None:
     call()
     with pytest.raises(
-        ConfigError, match=rf"the study has changed since its runs were started: {message}[\s\S]*move .* away"
+        ConfigError,
+        match=rf"the study has changed since its runs started, so .*: {message}[\s\S]*rename ",
     ):
         call(STUDY.replace(there, now))
     with pytest.raises(ConfigError, match=r"arm 'a' now has recipe.lr=1"):

@@ -59,26 +59,32 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("runs: 0", r"0 runs of each arm"),
         ("margin: 2", r"margin is 2[\s\S]*between 0 and 1"),
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
-        ("window: {skip_steps: 3, steps: 0}", r"window has no step"),
+        ("window: {skip_steps: 3, steps: 0}", r"window needs steps of 1 or more"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
         ("? [a, b]\n: c", r"a key must be a text, not \['a', 'b'\], line 13"),
         ("? {a: b}\n: c", r"a key must be a text, not \{'a': 'b'\}, line 13"),
         ("title: again", r"duplicate key 'title', line 13"),
-        ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' would share a folder"),
-        ("arms: {'!': {}}", r"no folder name can be made of the arm name '!'"),
-        ("pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]", r"no arm '7B z3'[\s\S]*mean 7B Z3\?"),
+        ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' have the same folder name"),
+        ("arms: {'!': {}}", r"the name of the arm '!' has no letter or digit"),
+        (
+            "pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]",
+            r"the arm '7B z3' does not exist[\s\S]*mean 7B Z3\?",
+        ),
         ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compares 7B Z3 with itself"),
-        ("pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]", r"no column with the measurement 'mfu'"),
+        (
+            "pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]",
+            r"the column with the measurement 'mfu' does not exist",
+        ),
         (
             "tables: [{title: t, rows: [size], columns: [], measurement: step_time}]",
-            r"no label 'size'[\s\S]*tables\[0\]",
+            r"the label 'size' does not exist[\s\S]*tables\[0\]",
         ),
         (
             "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
             r"'7B Naive' and '7B Z3' have the same cell in the table 't'[\s\S]*tables\[0\]",
         ),
         ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"the table 't' has no row labels"),
-        ("published: [nowhere]", r"no published file 'nowhere'"),
+        ("published: [nowhere]", r"the published file 'nowhere' does not exist"),
     ],
 )
 def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, message: str) -> None:
@@ -92,12 +98,16 @@ def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, messag
         (
             "measurement: step_time",
             "measurement: step_tme",
-            r"no measurement 'step_tme'[\s\S]*did you mean step_time\?",
+            r"the measurement 'step_tme' does not exist[\s\S]*did you mean step_time\?",
         ),
-        ("model: 13B, method: [", "model: 13b, method: [", r"matches no arm: model: 13b[\s\S]*cases\[0\]"),
-        ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms, not 's'[\s\S]*set unit: ms"),
+        (
+            "model: 13B, method: [",
+            "model: 13b, method: [",
+            r"no arm has the labels of this case: model: 13b[\s\S]*cases\[0\]",
+        ),
+        ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms[\s\S]*set unit: ms"),
         (COLUMNS, "columns: []", r"the study has no columns"),
-        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"9 of 9 steps"),
+        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"has steps=9, but"),
         ("question: which?", "", r"question is missing"),
     ],
 )
@@ -109,7 +119,7 @@ def test_a_contradiction_is_reported(tmp_path: Path, there: str, wrong: str, mes
 
 def test_a_calculated_arm_has_no_window(tmp_path: Path) -> None:
     calculated = STUDY.replace("leave_out: true", "calculated: {steps: 1, of_steps: 9}")
-    with pytest.raises(ConfigError, match=r"calculated of 13B Naive and window both set the number of steps"):
+    with pytest.raises(ConfigError, match=r"window and calculated of the arm 13B Naive both set the number of steps"):
         library.load("mine", config_dir=written(tmp_path, f"{calculated}window: {{skip_steps: 1, steps: 1}}\n"))
 
 

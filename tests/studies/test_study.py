@@ -90,4 +90,4 @@ def require_whole(result: dict[str, Any]) -> None:
         assert sorted(row["cells"]["step_time"]["runs"]) == [f"{row['arm']}.{block}" for block in (1, 2)]
     (difference,) = result["differences"]
     assert difference["comparison"]["verdict"] in ("different", "undecided", "equivalent", "equivalent, different")
-    assert result["notes"] == ["step times and rates are over 20 steps, after 5 skipped steps"]
+    assert result["notes"] == ["step times and rates are from 20 steps, after 5 skipped steps"]

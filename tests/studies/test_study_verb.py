@@ -61,6 +61,26 @@ def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, 
     assert code == 1 and "no arm can run" in output
 
 
+def test_a_dry_run_refuses_what_a_launch_refuses(study: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KubeRay starts runs from manifests only. What the site still has to provide is listed, and refuses no arm."""
+    for name in ("DATADIR", "MODEL", "CONT"):
+        monkeypatch.delenv(name, raising=False)
+    logs, large = f"cluster.paths.logs={tmp_path}", "cluster.ranks_per_node=8"
+    code, output, _ = study("mine", "--dry-run", "--json", "cluster=kuberay", large, logs)
+    assert code == 1 and all("RAY-10: " in arm["reason"] for arm in json.loads(output)["arms"])
+    assert study("mine", "cluster=kuberay", large, logs)[0] == 1, "as the run itself"
+    code, output, _ = study("mine", "--dry-run", "cluster=dgx1", large, logs)
+    assert code == 0 and "4 of 4 runs to do" in output
+    assert "before a launch: PYX-04: the container image is not set" in output or "CONT is not set" in output
+
+
+def test_a_dry_run_shows_a_walltime_that_is_too_short(study: Verb, tmp_path: Path) -> None:
+    seven = ("task=pretrain_7b", "cluster=dgx1", f"cluster.paths.logs={tmp_path}", "cluster.ranks_per_node=8")
+    words = (*seven, "precision=bf16", "walltime=10", "task.training.max_steps=200")
+    code, output, _ = study("mine", "--dry-run", *words)
+    assert code == 0 and "CFG-13: a trial is projected to take" in output
+
+
 def test_missing_runs_are_run_and_the_tables_are_shown(
     study: Verb, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +111,18 @@ def test_missing_runs_are_run_and_the_tables_are_shown(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "o"], "there are no tables to write\n  where: --out"),
-        (["mine", "--out", "o", "--list"], "there are no tables to write"),
-        (["mine", "--out", "o", "--dry-run"], "there are no tables to write"),
+        (["--out", "o"], "--out needs the tables of a study, but these arguments produce no table\n  where: --out"),
+        (["mine", "--out", "o", "--list"], "--out needs the tables of a study"),
+        (["mine", "--out", "o", "--dry-run"], "--out needs the tables of a study"),
         (
             ["FOLDER", "--dry-run"],
-            "--dry-run does not apply to the folder of a study: its results are only read\n  where: FOLDER",
+            "--dry-run does not apply to the folder of a study: runstop only shows the results in this "
+            "folder\n  where: FOLDER",
         ),
-        (["FOLDER", "b=1", "a=2"], "b=1 does not apply to the folder of a study: its results are only read"),
+        (
+            ["FOLDER", "b=1", "a=2"],
+            "b=1 does not apply to the folder of a study: runstop only shows the results in this folder",
+        ),
     ],
 )
 def test_contradicting_arguments_are_refused(study: Verb, tmp_path: Path, words: list[str], message: str) -> None:

@@ -84,9 +84,9 @@ def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     seconds = [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.5, 1.5, 1.5, 1.5]]
     for block, times in enumerate(seconds, 1):
-        valid_run(folder / f"7B_Naive.{block}", times)
+        valid_run(folder / f"7B_Naive.{block}", times, data_source="c4")
         valid_run(folder / f"7B_Z3.{block}", [2 * time for time in times])
-        valid_run(folder / f"13B_Z3.{block}", times)
+        valid_run(folder / f"13B_Z3.{block}", times, data_source="pubmedqa")
     failed(folder / "7B_Z3.4", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     steps = cells(result, "7B Naive")["step_time"]
@@ -104,8 +104,20 @@ def test_cells_are_means_over_valid_runs(tmp_path: Path) -> None:
     estimate = cells(result, "7B Z3")["estimated_step_time"]
     assert (estimate.mark, estimate.value) == (Mark.estimated, 1500.0)
     assert cells(result, "7B Z3")["micro_batch_size"].values == (8, 8, 8)
-    assert cells(result, "7B Naive")["epoch_time"].reason.startswith("not measured by its runs; measured are ")
+    assert cells(result, "7B Naive")["epoch_time"].reason.startswith(
+        "the runs did not measure this; their measurements are "
+    )
     assert (result.hardware, result.commit, result.command) == ("GPU", "abc", "runstop study mine cluster=here")
+
+
+def test_random_rows_have_no_epoch(tmp_path: Path) -> None:
+    """Nothing next to a published epoch of a data set is the time of rows that are not of it."""
+    folder = study_folder(tmp_path)
+    valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], data_source="random")
+    short = cells(studies.read(folder), "13B Z3")
+    assert short["time_of_steps"].values == (150.0,)
+    assert (short["epoch_time"].mark, short["epoch_time"].value) == (Mark.no_result, None)
+    assert short["epoch_time"].reason.startswith("its rows are random, and only rows of its data set have an epoch")
 
 
 def steps_of(result: StudyResult) -> list[str]:
@@ -121,7 +133,7 @@ def test_only_the_steps_of_the_window_count(tmp_path: Path) -> None:
     of_arm = cells(studies.read(folder), "7B Naive")
     assert of_arm["step_time"].values == (2000.0,) and of_arm["time_of_steps"].values == (8.0,)
     assert of_arm["throughput_per_gpu"].values == pytest.approx((4 * 3 * 10 / 8 / 2,))
-    assert "the log lists 2 of the 3 steps from step 3 to 5" in of_arm["step_time"].reason
+    assert "the log has the times of only 2 of the 3 steps from step 3 to 5" in of_arm["step_time"].reason
 
 
 def test_a_missing_value_has_a_reason(tmp_path: Path) -> None:
@@ -234,7 +246,7 @@ def test_further_valid_runs_are_noted(tmp_path: Path) -> None:
     failed(folder / "7B_Naive.5", "RUN-02", "a rank was killed")
     result = studies.read(folder)
     assert cells(result, "7B Naive")["step_time"].n == 3
-    assert "1 valid runs in further blocks are not counted; use --runs 5 to count them" in result.notes
+    assert "1 valid runs in later blocks are not counted; to count these runs: --runs 5" in result.notes
     followed = studies.read(folder, runs=5)
     assert cells(followed, "7B Naive")["step_time"].n == 4 and len(followed.order) == 5
     assert not [note for note in followed.notes if "not counted" in note]
@@ -256,10 +268,10 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *words, "--runs", "100000000000"])
         printed = capsys.readouterr().err
-        assert ended.value.code == 2 and "100000000000 runs of each arm, but needs" in printed
+        assert ended.value.code == 2 and "100000000000 runs of each arm, but must have" in printed
     with pytest.raises(
         ConfigError,
-        match=r"1001 runs of each arm, but needs 1 to 1,000\n.*mine.yaml: runs\n.*set a number from 1 to 1,000",
+        match=r"1001 runs of each arm, but must have 1 to 1,000\n.*mine.yaml: runs\n.*set runs to a number from 1",
     ):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
     stored = tmp_path / "mine-here" / folders.STUDY

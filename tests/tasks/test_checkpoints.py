@@ -69,7 +69,7 @@ def test_existing_checkpoints_of_all_groups_count_as_free_space(
             if is_enough:
                 assert saving.resume() == 0
                 continue
-            with pytest.raises(ConfigError, match="3 checkpoints of .* need more"):
+            with pytest.raises(ConfigError, match="3 checkpoints of .* do not fit"):
                 saving.resume()
 
 

@@ -73,10 +73,10 @@ def longer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (sealed_again, "eval_sha256.npy has another sha256 than when it was written"),
+        (sealed_again, "eval_sha256.npy was changed: its SHA-256 differs from the recorded one"),
         (lambda folder: (folder / "eval_sha256.npy").unlink(), "eval_sha256.npy is missing"),
-        (of_an_earlier_version, "eval_counts.npy has another sha256 than when it was written"),
-        (longer, "eval_lengths.npy has another sha256"),
+        (of_an_earlier_version, "eval_counts.npy was changed: its SHA-256 differs from the recorded one"),
+        (longer, "eval_lengths.npy was changed"),
     ],
 )
 def test_changed_rows_are_refused_when_they_are_opened(
@@ -99,11 +99,11 @@ def test_a_changed_row_is_refused_when_it_is_read(plan: TrainingPlan) -> None:
         file.write(b"\1")
     targets(rows, ALL[:-1])
     targets(rows, np.array([0, -1]))  # -1 is an empty row, and reads no row
-    with pytest.raises(ConfigError, match="row 7 has other tokens or counts than when it was written") as refused:
+    with pytest.raises(ConfigError, match="the tokens or counts of row 7 were changed") as refused:
         targets(rows, ALL)
     assert refused.value.rule == "CFG-12" and str(folder) in refused.value.where
     rewritten(folder)
-    with pytest.raises(ConfigError, match="row 0 has other tokens or counts"):
+    with pytest.raises(ConfigError, match="the tokens or counts of row 0 were changed"):
         targets(rows_of.load(plan, "eval"), ALL)
     targets(train, ALL)
 
@@ -156,7 +156,7 @@ def test_changed_weights_are_refused(plan: TrainingPlan, no_log: mllog.Writer) -
     (base / "__0_0.distcp").write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(ConfigError, match=r"__0_0.distcp was changed while it was loaded"):
         weights.require_unchanged()
-    with pytest.raises(ConfigError, match=r"weights were changed: __0_0.distcp has another sha256") as refused:
+    with pytest.raises(ConfigError, match=r"weights were changed: __0_0.distcp was changed") as refused:
         inputs.check_weights(plan, no_log, None)
     assert refused.value.rule == "CFG-12"
 

@@ -136,7 +136,7 @@ def test_without_a_watchdog_ranks_wait_two_minutes(
 def test_a_plan_without_kernels_is_refused(plan: KernelsPlan) -> None:
     assert task.required(plan) is plan.config.task.kernels
     plan.config.task.kernels = None
-    with pytest.raises(ConfigError, match="the plan has no kernels"):
+    with pytest.raises(ConfigError, match="the plan has no block task.kernels"):
         task.required(plan)
 
 

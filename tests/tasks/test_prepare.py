@@ -82,7 +82,8 @@ def test_a_model_with_fewer_words_than_the_grammar_is_refused(tmp_path: Path) ->
     num_words = len(tiny_reports.vocabulary())
     planned.config.model.vocab_size = num_words - 1
     with pytest.raises(
-        ConfigError, match=f"vocabulary of {num_words - 1} is smaller than the {num_words} words of the grammar"
+        ConfigError,
+        match=f"model.vocab_size={num_words - 1} is less than the {num_words} words of the generated reports",
     ):
         prepare.prepare_rows_of(planned)
     assert not Path(str(planned.data_dir)).exists()

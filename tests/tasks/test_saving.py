@@ -108,8 +108,8 @@ def test_the_last_two_are_kept_and_the_newest_one_is_resumed(plan: Plan, tmp_pat
     ("damaged", "reason"),
     [
         ("missing", "rank_0.distcp is missing"),
-        ("changed", "rank_0.distcp has another sha256"),
-        ("unreadable", "its manifest cannot be read"),
+        ("changed", "rank_0.distcp has another SHA-256"),
+        ("unreadable", "the manifest cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped(
@@ -203,7 +203,7 @@ def test_a_group_resumes_from_its_own_state_or_from_group_0s(
     shutil.rmtree(of_trial(tmp_path) / "group_1/step_4")
     (of_trial(tmp_path) / "step_4/rank_0.distcp").write_text("x")
     own, _ = saving(plan, tmp_path)
-    with pytest.raises(ConfigError, match="group 0 resumes from step 4, but this group has no checkpoint of it"):
+    with pytest.raises(ConfigError, match="group 0 resumes from step 4, but this group has no checkpoint of this step"):
         own.resume()
 
 

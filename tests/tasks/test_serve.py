@@ -270,12 +270,12 @@ def test_a_load_needs_loadgen_and_a_plan_of_serving(tmp_path: Path, monkeypatch:
     plan = serving.planned()
     task = replace(plan.config.task, serving=None)
     with logging(tmp_path) as (log, _):
-        with pytest.raises(ConfigError, match="the plan has no server"):
+        with pytest.raises(ConfigError, match="the plan has no block task.serving"):
             serve.run(replace(plan, config=replace(plan.config, task=task)), plan.trials[0], log, tmp_path)
         for module in ("jobs.serving.loadgen", "mlperf_loadgen"):
             monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delattr("jobs.serving.loadgen")
-        with pytest.raises(SubmitError, match=r"serving benchmarks need jobs\.serving") as refused:
+        with pytest.raises(SubmitError, match=r"a serving benchmark needs jobs\.serving") as refused:
             serve.run(plan, plan.trials[0], log, tmp_path)
     assert (refused.value.rule, refused.value.where) == ("RUN-08", "jobs.serving")
 

@@ -83,7 +83,7 @@ def test_failed_requests_are_reported(tmp_path: Path) -> None:
         (
             "short",
             "SRV-05",
-            "burst: 24 of 24 requests have answers that do not match the request: short (24); 7 of 8 tokens",
+            "burst: 24 of 24 requests have answers that do not match the request: short (24); 7 instead of 8 tokens",
         ),
         (
             "liar",
@@ -137,7 +137,7 @@ def test_batched_chunks_give_no_token_times(tmp_path: Path) -> None:
     ("fault", "rule", "what"),
     [
         ("killed", "SRV-03", "the server ended under load (poisson 40/s), by signal 9"),
-        ("never", "SRV-02", "the server was not healthy within 2 s: "),
+        ("never", "SRV-02", "the server did not become healthy within 2 s: "),
     ],
 )
 def test_a_server_that_ends_or_never_starts_fails_the_trial(tmp_path: Path, fault: str, rule: str, what: str) -> None:

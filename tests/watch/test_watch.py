@@ -253,9 +253,13 @@ def test_warnings() -> None:
 @pytest.mark.parametrize(
     ("after_s", "evaluates", "text"),
     [
-        (130, False, "2:10 of training (4.3 times the median of 0:30); its watchdog ends it after at most 3:30"),
-        (220, False, "3:40 of training (7.3 times the median of 0:30); its watchdog should have ended it after 3:30"),
-        (280, True, "4:40 of evaluation (10.0 times the median of 0:28); its watchdog ends it after at most 10:20"),
+        (130, False, "2:10 of training (4.3 times the median of 0:30); the watchdog ends the trial after at most 3:30"),
+        (220, False, "3:40 of training (7.3 times the median of 0:30); the watchdog did not end the trial after 3:30"),
+        (
+            280,
+            True,
+            "4:40 of evaluation (10.0 times the median of 0:28); the watchdog ends the trial after at most 10:20",
+        ),
     ],
 )
 def test_stall_is_relative_to_the_trials_speed(after_s: int, evaluates: bool, text: str) -> None:

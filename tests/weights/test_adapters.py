@@ -136,7 +136,9 @@ def test_a_checkpoint_of_other_adapters_is_refused(of_plan: tuple[Model, Lora], 
         changed = model if name == "num_layers" else lora
         before = getattr(changed, name)
         setattr(changed, name, other)
-        with pytest.raises(ConfigError, match=f"they do not have {model.num_layers} layers and rank {lora.rank}"):
+        with pytest.raises(
+            ConfigError, match=f"the adapters do not have {model.num_layers} layers and rank {lora.rank}"
+        ):
             adapters.read(folder, model, lora)
         setattr(changed, name, before)
     del whole[f"{KEY}linear_proj.lora_a"]

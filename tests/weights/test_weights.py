@@ -154,7 +154,7 @@ def test_the_manifest_has_the_checksums(planned: Callable, tmp_path: Path, capsy
     assert manifest["source"]["tensors"] == 2 * 9 + 3
     assert manifest["source"]["left_out"] == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
     assert converted("weights", plan, source, tmp_path) == 2
-    assert "the folder has other content" in capsys.readouterr().err
+    assert "the folder already has other content" in capsys.readouterr().err
     manifest["model"]["rope_base"] = 500000
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert converted("weights", plan, source) == 2
@@ -190,7 +190,7 @@ def test_fp8_and_plain_checkpoints_are_separate(planned: Callable, capsys: pytes
     for flag in ((), ("--fp8",)):
         other = source / ("megatron_core_fp8" if not flag else "megatron_core")
         assert converted("weights", plan, source, other, *flag) == 2
-        assert "the folder has these weights in another precision" in capsys.readouterr().err
+        assert "the folder already has these weights in another precision" in capsys.readouterr().err
 
 
 def test_rows_that_are_not_multiples_of_a_block_are_refused_for_nf4(
@@ -198,7 +198,7 @@ def test_rows_that_are_not_multiples_of_a_block_are_refused_for_nf4(
 ) -> None:
     plan, source = planned()
     assert converted("weights", plan, source, "--nf4") == 2
-    assert "rows that are a multiple of 64, but tiny's rows have 16 and 24" in capsys.readouterr().err
+    assert "rows with a multiple of 64 weights, but the rows of tiny have 16 and 24 weights" in capsys.readouterr().err
     assert not (source / "megatron_core_nf4").exists()
 
 
@@ -258,8 +258,8 @@ CONFIGS = {
 TENSORS = {
     "1 of 21 tensors are missing: model.norm.weight": {"model.norm.weight": None},
     "1 of 21 tensors are unknown: model.layers.2.extra": {"model.layers.2.extra": torch.ones(1)},
-    f"1 of 21 tensors have another shape: {QKV} is (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
-    "unsupported or mixed dtypes: F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
+    f"1 of 21 tensors have another shape: {QKV} has shape (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
+    "the tensors have unsupported or different dtypes: F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
 }
 
 
@@ -302,9 +302,9 @@ def damage_config(source: Path) -> None:
     [
         (damage_cut, "a shard cannot be read"),
         (damage_missing, "a shard cannot be read"),
-        (damage_twice, "in two files, this one and model-1.safetensors"),
+        (damage_twice, "in two files, this file and model-1.safetensors"),
         (damage_blob, "its name in the cache is 0000"),
-        (damage_pickled, "there are no safetensors in this folder"),
+        (damage_pickled, "the folder contains no *.safetensors"),
         (damage_config, "config.json cannot be read"),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(
         assert "GiB are free, but the checkpoint needs" in capsys.readouterr().err
         assert not content(tmp_path / "small" / "out.part")
     assert converted("weights", plan, source, "/proc/nowhere") == 2
-    assert "cannot convert into this folder" in capsys.readouterr().err
+    assert "the converted weights cannot be written into this folder" in capsys.readouterr().err
 
 
 def test_adapters_of_another_plan_are_refused(planned: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -146,7 +146,7 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
         _create(objects, job, is_retry=is_retry)
     except NoServerError as error:
         if not _is_there(job):
-            what = f"{error.what}; the job may have been created anyway"
+            what = f"{error.what}; the job may exist anyway"
             retry = f"runstop resume {shlex.quote(str(folder))}"
             fix = f"run `runstop runs` to see whether the job exists; if it does not: {retry}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
@@ -217,10 +217,10 @@ def _refused(error: ApiError, item: Object, *, left: Sequence[str]) -> SubmitErr
     """Return the error for an object that the API server refused; `left` could not be deleted."""
     kind = item["kind"]
     namespace = item["metadata"]["namespace"]
-    by_hand = f"; then delete what is left: kubectl -n {namespace} delete {' '.join(left)}" if left else ""
+    by_hand = f"; then delete the remaining objects: kubectl -n {namespace} delete {' '.join(left)}" if left else ""
     if error.status == 404 and error.message.startswith("404"):
         what = f"the cluster does not support the kind {kind} ({item['apiVersion']})"
-        fix = "have the operator of this kind installed, or choose cluster.kubernetes.object=job, which needs none"
+        fix = f"ask the admins to install the operator that provides {kind}, or set cluster.kubernetes.object=job"
         return SubmitError(what, where="cluster.kubernetes.object", fix=fix + by_hand, rule="KUB-06")
     where = f"{kind} {item['metadata']['name']}"
     return SubmitError(error.what, where=where, fix=error.fix + by_hand, rule=error.rule)
@@ -254,7 +254,7 @@ class KubernetesBackend:
 
     def differences(self, rendered: str, plan_json: str) -> Iterable[str]:
         if manifest.held_plan(rendered) != plan_json:
-            yield "the manifest contains a different plan"
+            yield "the plan in the manifest differs from the plan.json of the run"
 
     def rank_environment(self, plan: Plan) -> dict[str, str]:
         return plan.environment

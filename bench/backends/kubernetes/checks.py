@@ -16,7 +16,7 @@ from bench.backends.kubernetes.client import PATHS, ApiError
 from bench.backends.kubernetes.pod_template import Object, resources
 from bench.contract.cluster import ObjectKind, Volume
 from bench.contract.plan import Plan
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import Device, GpuVendor, Runtime
 from bench.errors import SubmitError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, broken
 
@@ -29,6 +29,8 @@ QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[kMGTPE]i?|m)?")
 IMAGE = re.compile(r"[a-z0-9][\w./:-]{0,400}(?:@sha256:[0-9a-f]{64})?")
 NETWORK = re.compile(rf"(?:{LABEL.pattern}/)?{SUBDOMAIN.pattern}(?:@[a-z][a-z0-9]{{0,14}})?")
 CAPABILITY = re.compile(r"[A-Z][A-Z_]{1,30}")
+VENDORS = {"nvidia.com": GpuVendor.nvidia, "amd.com": GpuVendor.amd}
+"""The domains of the resources that the device plugins of NVIDIA and AMD provide."""
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 VERSION = re.compile(r"v?1\.\d{1,2}(?:\..*)?")
 
@@ -82,7 +84,7 @@ def image(subject: Subject) -> Iterator[Finding]:
         what = f"container={container.name} cannot be used: pods are already containers"
         yield broken("KUB-15", what, "container", fix=fix)
     if not text:
-        fix = "set it to an image that contains runstop and its engine (docs/kubernetes.md shows how to build one)"
+        fix = f"set {WHERE}.image to an image with runstop and its engine (docs/kubernetes.md shows how to build one)"
         yield broken("KUB-15", "the container image of the pods is not set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
         yield broken("KUB-15", f"{text!r:.80} is not a valid image name", f"{WHERE}.image")
@@ -105,23 +107,23 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
     first: dict[str, tuple[str, Volume]] = {}
     for name, volume, path, key in wanted:
         if path is not None and (not path.startswith("/") or "$" in path or ":" in path):
-            what = f"{path} cannot be used as a path in pods"
-            fix = "write an absolute path without variables and colons: no shell expands it"
+            what = f"{path} cannot be a path in pods, because it is not absolute, or contains $ or a colon"
+            fix = "write an absolute path without colons and variables: no shell expands variables in a pod"
             yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
         if volume is not None and path is not None:
             holder, other = first.setdefault(path, (name, volume))
             if other != volume:
-                what = f"{path} is the path of two volumes: {holder} and {name}"
-                fix = f"set cluster.paths.{key} to a path of its own, or give both the same volume"
+                what = f"the volumes {holder} and {name} are different, but both are mounted at {path}"
+                fix = f"set cluster.paths.{key} to another path, or give {holder} and {name} the same volume"
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
             if path in pod_template.OWN_PATHS:
-                what = f"pods have a volume of their own at {path}"
-                yield broken("KUB-15", what, f"cluster.paths.{key}", fix="choose another path")
+                what = f"the volume {name} cannot be mounted at {path}: runstop mounts its own volume there"
+                yield broken("KUB-15", what, f"cluster.paths.{key}", fix=f"set cluster.paths.{key} to another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
-            yield broken("KUB-15", f"no volume is mounted at cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
+            yield broken("KUB-15", f"cluster.paths.{key} is in no volume of the pods", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", f"the volume {name} must have either claim or host_path", f"{WHERE}.{name}")
+            yield broken("KUB-15", f"the volume {name} must have exactly one of claim and host_path", f"{WHERE}.{name}")
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
@@ -129,7 +131,7 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
         if volume is not None and volume.sub_path is not None and not _is_below(volume.sub_path):
             what, fix = (
                 f"{volume.sub_path!r:.80} is not a folder below the volume",
-                "write it without / at its start and ..",
+                "write a relative path: without / at the start and without ..",
             )
             yield broken("KUB-15", what, f"{WHERE}.{name}.sub_path", fix=fix)
 
@@ -143,8 +145,8 @@ def owner(subject: Subject) -> Iterator[Finding]:
     plan, user = subject.plan, names.settings(subject.plan).run_as_user
     logs = plan.config.cluster.paths.logs
     if logs and Path(logs).is_dir() and user is not None and os.geteuid() != user:
-        what = f"run folders in {logs} belong to user {os.geteuid()}, and pods run as user {user}"
-        fix = "set it to your user id (id -u), and submit as that user, not as root"
+        what = f"user {os.geteuid()} owns the run folders in {logs}, but pods run as user {user}"
+        fix = "set run_as_user to your user id (`id -u`), and submit as this user, not as root"
         yield broken("CFG-11", what, f"{WHERE}.run_as_user", fix=fix)
 
 
@@ -158,25 +160,30 @@ def shape(subject: Subject) -> Iterator[Finding]:
         what = "a Kubernetes cluster cannot have Slurm settings"
         yield broken("KUB-15", what, "cluster.slurm", fix="set cluster.slurm=null")
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
-        fix = "set it to the name of the GPU resource, for example nvidia.com/gpu"
+        fix = f"set {WHERE}.gpu_resource to the name of the GPU resource, for example nvidia.com/gpu"
         yield broken("KUB-15", "the run needs GPUs, but gpu_resource is not set", f"{WHERE}.gpu_resource", fix=fix)
+    gpu, is_cuda = plan.config.cluster.gpu, plan.config.cluster.device is Device.cuda
+    vendor = VENDORS.get((k.gpu_resource or "").partition("/")[0])
+    if is_cuda and gpu is not None and vendor not in (None, gpu.vendor):
+        fix = f"set it to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
+        yield broken("KUB-15", f"{k.gpu_resource} is not the resource of {gpu.name}", f"{WHERE}.gpu_resource", fix=fix)
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
-        what = f"the number of {k.gpu_resource} follows from cluster.ranks_per_node"
-        yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix="remove it")
+        what = f"resources contains {k.gpu_resource}, but cluster.ranks_per_node already sets the number of GPUs"
+        yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix=f"remove {k.gpu_resource}")
     memory = k.resources.get("memory", "")
     if QUANTITY.fullmatch(memory) and 0 < amount(memory) <= k.shm_gib * 2**30:
-        what = f"memory is {memory}, but /dev/shm alone may take {k.shm_gib}Gi of it"
+        what = f"the memory of a pod is {memory}, but its /dev/shm may use {k.shm_gib}Gi of this memory"
         fix = f"request more than {k.shm_gib}Gi of memory, or lower shm_gib"
         yield broken("KUB-15", what, f"{WHERE}.resources.memory, shm_gib", fix=fix)
     for name, quantity in k.resources.items():
         if QUANTITY.fullmatch(quantity) and amount(quantity) == 0:
-            what, fix = f"{name} is {quantity}: pods need more than nothing", "request more, or remove it"
+            what, fix = f"{name} is {quantity}, but must be above 0", f"set {name} to more than 0, or remove {name}"
             yield broken("KUB-15", what, f"{WHERE}.resources.{name}", fix=fix)
     if k.workload_priority_class and not k.queue:
-        what = "only Kueue reads workload_priority_class, and no queue is set"
-        yield broken("KUB-15", what, f"{WHERE}.workload_priority_class", fix=f"set {WHERE}.queue, or remove it")
+        what = "workload_priority_class is set, but only Kueue reads this setting, and no queue of Kueue is set"
+        yield broken("KUB-15", what, f"{WHERE}.workload_priority_class", fix=f"set {WHERE}.queue, or remove this key")
     if k.run_as_user is not None and k.run_as_user < 1:
-        fix = "set it to the id of a user other than root who may write the results"
+        fix = "set run_as_user to the id of another user who may write the results"
         yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = "choose a port from 1024 to 65535"
@@ -187,8 +194,8 @@ def shape(subject: Subject) -> Iterator[Finding]:
             "KUB-15", "shm_gib, grace_s or keep_h is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix
         )
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
-        what = "before Kubernetes 1.24 a run is one Job per node, and Kueue would admit these Jobs one by one"
-        yield broken("KUB-16", what, f"{WHERE}.queue", fix="set it to null")
+        what = "queue is set, but before Kubernetes 1.24 every node of a run is a Job, and Kueue starts each Job alone"
+        yield broken("KUB-16", what, f"{WHERE}.queue", fix=f"set {WHERE}.queue=null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = "set it to the server version that `kubectl version` shows, or choose object=job"
         yield broken("KUB-16", f"object={k.object.name} needs Kubernetes 1.27 or later", f"{WHERE}.version", fix=fix)
@@ -207,9 +214,10 @@ def further_fields(subject: Subject) -> Iterator[Finding]:
     of_container = sorted(pod_template.conflicts(pod_template.own_container(plan, place), k.container))
     for key, paths in (("pod", of_pod), ("container", of_container)):
         for path in paths:
-            fix = "remove it; docs/kubernetes.md lists the keys of cluster.kubernetes, and a sidecar is one of "
-            fix += "initContainers with restartPolicy: Always"
-            yield broken("KUB-15", f"runstop sets {path} of a pod itself", f"{WHERE}.{key}", fix=fix)
+            what = f"{key} sets {path}, but runstop sets this field of a pod itself"
+            fix = f"remove {path}, and use the keys of cluster.kubernetes in docs/kubernetes.md instead; "
+            fix += "write a sidecar as an entry of initContainers with restartPolicy: Always"
+            yield broken("KUB-15", what, f"{WHERE}.{key}", fix=fix)
 
 
 OLDEST_SCHEMA = "1.25"
@@ -221,7 +229,7 @@ def pod_schema(subject: Subject) -> Iterator[Finding | str]:
     try:
         import kubernetes_validate
     except ImportError as error:
-        raise CannotTellError("pip install kubernetes-validate, which has the schemas of Kubernetes") from error
+        raise CannotTellError("kubernetes-validate is not installed: pip install kubernetes-validate") from error
     plan = subject.plan
     pod = {"apiVersion": "v1", "kind": "Pod", **pod_template.template(plan, _ANY_PLACE)}
     version = names.settings(plan).version
@@ -342,8 +350,8 @@ def reachable(subject: Subject) -> Iterator[Finding | str]:
     configured = names.settings(subject.plan).version
     yield server
     if server and names.version_key(server) < names.version_key(configured):
-        fix = f"set it to {'.'.join(map(str, names.version_key(server)))}"
-        what = f"the API server has version {server}, which is older than the configured one"
+        fix = f"set {WHERE}.version={'.'.join(map(str, names.version_key(server)))}"
+        what = f"the API server has version {server}, which is older than {WHERE}.version={configured}"
         yield broken("KUB-16", what, f"{WHERE}.version={configured}", fix=fix)
 
 
@@ -357,7 +365,7 @@ def kinds(subject: Subject) -> Iterator[Finding | str]:
         group = PATHS[kind][0].removeprefix("/apis/").removeprefix("/api/")
         available = [one["kind"] for one in response(subject, name)["resources"]] if is_known else []
         if kind not in available:
-            fix = "have the operator of this kind installed, or choose object=job, which needs none"
+            fix = f"ask the admins to install the operator that provides {kind}, or set {WHERE}.object=job"
             yield broken(
                 "KUB-06", f"the cluster does not support the kind {kind} ({group})", f"{WHERE}.object", fix=fix
             )
@@ -400,9 +408,9 @@ def offered(subject: Subject) -> Iterator[Finding | str]:
     if len(able) < plan.world.num_nodes:
         lacking = sorted({one for node in nodes for one in _lacks(node, required)})
         nowhere = [one for one in lacking if all(one not in _allocatable(node) for node in nodes)]
-        what = f"{len(able)} nodes are large enough for a pod, but the run needs {plan.world.num_nodes}"
+        what = f"only {len(able)} nodes are large enough for a pod, but the run needs {plan.world.num_nodes} nodes"
         if nowhere:
-            what = f"no node offers {', '.join(nowhere)}"
+            what = f"no node has the resource {', '.join(nowhere)}, which the pods request"
         elif lacking:
             what += f"; the other nodes have too little {', '.join(lacking)}"
         yield broken("KUB-17" if nowhere else "KUB-02", what, f"{WHERE}.resources, gpu_resource, node_selector")
@@ -451,11 +459,11 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
         hard, used = one["status"].get("hard") or {}, one["status"].get("used") or {}
         for name, number in requested.items():
             if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
-                what = f"{name}: {left:g} of {hard[name]} left, but the run requests {number:g}"
+                what = f"the run requests {number:g} of {name}, but the quota has only {left:g} of {hard[name]} left"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
         for name in sorted(_LIMITED & hard.keys() - requested.keys()):
             key = name.rpartition(".")[2]
-            what = f"the quota limits {name}, so pods without {key} are refused, unless a LimitRange sets a default"
+            what = f"the pods do not set {key}, but the quota of {name} requires it, unless a LimitRange sets a default"
             fix = f"set {WHERE}.resources.{key}"
             yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
 
@@ -494,7 +502,7 @@ def claims_exist(subject: Subject) -> Iterator[Finding | str]:
         phase, modes = item["status"].get("phase"), item["spec"].get("accessModes") or []
         yield f"{claim} {phase} {','.join(modes)} ({item['spec'].get('storageClassName') or 'no storage class'})"
         if phase != "Bound":
-            what = f"claim {claim} is {phase}, not Bound; some storage classes bind it when the first pod uses it"
+            what = f"claim {claim} is {phase}, not Bound; some storage classes bind a claim only when a pod uses it"
             yield broken("KUB-08", what, f"storage class {item['spec'].get('storageClassName')}", severity="warning")
         if subject.plan.world.num_nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
             what = f"claim {claim} can be mounted on one node only ({', '.join(modes)})"

@@ -61,7 +61,7 @@ _FIXES = {
     "Forbidden": "ask the cluster's administrator for the role in docs/kubernetes.md; `runstop doctor` lists "
     "the missing permissions",
     "Unauthorized": "log in again: the credentials in the kubeconfig have expired",
-    "Invalid": "correct the field that the message names, under cluster.kubernetes",
+    "Invalid": "correct the field named in this message, under cluster.kubernetes",
     "NotFound": "check that the namespace and the kind exist: `kubectl get namespaces`, `kubectl api-resources`",
 }
 
@@ -103,9 +103,9 @@ def request(
         text = (response.read() or b"").decode(errors="replace")
     except (HTTPError, OSError, _library().client.exceptions.ApiException) as error:
         raise NoServerError(
-            f"the API server does not answer: {_short(error)}",
+            f"the API server does not respond: {_short(error)}",
             where=client.configuration.host,
-            fix="check that it is up with `kubectl cluster-info`, then try again",
+            fix="check the API server with `kubectl cluster-info`, then try again",
             rule="KUB-12",
         ) from error
     if response.status >= 400:

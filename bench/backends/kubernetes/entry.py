@@ -107,7 +107,7 @@ def _work(args: argparse.Namespace, run: Path, job: str, signals: list[int]) -> 
     """Start the runner, restart it as often as needed, and return the last one's exit code."""
     for number in range(STARTS):
         if (ended := exit_code_of_ended(run, job)) is not None:
-            print(f"this job has already finished the run: exit code {ended}", flush=True)
+            print(f"this job has already finished the run with exit code {ended}: nothing to do", flush=True)
             return ended
         code = _run([*_arguments(args, run, job, signals), "--attempt", str(number)], run, signals)
         if code != RESTART_EXIT_CODE:

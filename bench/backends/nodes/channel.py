@@ -52,7 +52,7 @@ class Channel:
         left = memoryview(json.dumps({"kind": kind} | content).encode() + b"\n")
         with self._sending:
             if self._is_closed:
-                raise LostError("this node has closed the connection")
+                raise LostError("this node closed the connection")
             while left:
                 try:
                     left = left[os.write(self._outgoing, left) :]
@@ -168,7 +168,7 @@ def token() -> str:
     """
     value = os.environ.pop(TOKEN, "")
     if not value:
-        fix = f"set it to the same long random text on every node: {TOKEN}=$(openssl rand -hex 32)"
+        fix = f"set the same long random text on every node: {TOKEN}=$(openssl rand -hex 32)"
         raise ConfigError("the token that authenticates the nodes of this run is not set", where=TOKEN, fix=fix)
     return value
 

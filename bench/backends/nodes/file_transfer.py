@@ -64,6 +64,6 @@ def _path(folder: Path, name: str) -> Path:
     is_sent = bool(rest) and any(PurePosixPath(first).match(pattern) for pattern in SENT_FOLDERS)
     parent = Path(first, *rest).parent
     if not is_sent or parent.is_absolute() or (folder / parent).resolve() != folder.resolve() / parent:
-        what = f"a node sent a file with the path {name!r:.80}, which is not allowed"
-        raise BenchError(what, where=str(folder), fix="find which other process uses this run's token")
+        what = f"a node sent a file with the path {name!r:.80}, which is not a file of a run"
+        raise BenchError(what, where=str(folder), fix="find out which other program uses the token of this run")
     return folder / parent / rest[-1]

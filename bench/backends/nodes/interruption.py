@@ -24,7 +24,7 @@ class NodeLostError(BenchError):
     """A node is lost or was stopped."""
 
     def __init__(self, node: str, why: object) -> None:
-        fix = "check its machine and its network, and whether its process was killed"
+        fix = "check the machine and the network of this node, and whether its runstop process was killed"
         super().__init__(f"{node} was lost: {why}", where=node, fix=fix, rule="HST-01")
 
 

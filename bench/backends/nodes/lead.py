@@ -44,7 +44,7 @@ def require_shared(nodes: "Nodes") -> None:
     others = [member for member in nodes.members if not member.is_shared]
     if rank_0 := next((member for member in others if member.number == 0), None):
         raise ConfigError(
-            f"rank 0 cannot write the log: its host {rank_0.name} cannot access the run folder of this machine",
+            f"rank 0 runs on {rank_0.name} and cannot write the log: this host cannot access the run folder",
             where="LOGDIR",
             fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
             "system",
@@ -68,7 +68,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
             raise ConfigError(
                 f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
                 where="DATADIR, MODEL",
-                fix="copy it to the same path on every host, or use a shared file system",
+                fix="copy this folder to the same path on every host, or put it on a shared file system",
                 rule="HST-10",
             )
 
@@ -138,8 +138,8 @@ class Nodes:
         request = channel.next(5.0, "join")
         number, name = request.get("node"), str(request.get("name"))
         if not channels.is_valid_proof(request.get("proof"), token, mine, f"node {number}"):
-            print(f"refused {name!r:.80}: it does not know the token of this run", flush=True)
-            channel.send("refused", what="its token is not the token of this run")
+            print(f"refused {name!r:.80}: this process does not know the token of this run", flush=True)
+            channel.send("refused", what="its token differs from the token of this run")
         elif number not in missing:
             print(f"refused {name!r:.80}: it claims to be node {number}, which is not missing", flush=True)
             channel.send("refused", what=f"the run only waits for nodes {sorted(missing)}")
@@ -292,7 +292,9 @@ def listening(address: tuple[str, int]) -> socket.socket:
             raise
     except OSError as error:
         what = f"node 0 cannot listen at {address[0]}:{address[1]}: {error.strerror}"
-        raise ConfigError(what, where="--lead", fix="choose a free port", rule="NCC-05") from error
+        raise ConfigError(
+            what, where="--lead", fix="set --lead to an address with a free port", rule="NCC-05"
+        ) from error
 
 
 def _missing(missing: set[int], within_s: float) -> BenchError:
@@ -300,11 +302,13 @@ def _missing(missing: set[int], within_s: float) -> BenchError:
     return BenchError(
         f"node {nodes} has not joined within {within_s:.0f} s",
         where="--lead",
-        fix="check that it was started, read its output, and check that it can connect to the port of node 0",
+        fix="check on this node that runstop was started, read its output, and test the connection to node 0's port",
         rule="HST-02",
     )
 
 
+SETTLE_S = 2.0
+"""How long to wait, once a rank has failed, for the news that a rank of another node was killed before."""
 TIME_IS_UP = 124
 """Exit code of a command that exceeded its walltime; the same as that of timeout(1)."""
 
@@ -321,9 +325,13 @@ class Running:
         self.lost: NodeLostError | None = None
         """Set when a node is lost; ranks on other nodes fail as a consequence."""
         self._is_late = False
+        self._failed_s: float | None = None
 
     def are_running(self) -> bool:
-        """Wait a moment, and return whether the command still runs; False as soon as a needed rank has failed."""
+        """Wait a moment, and return whether the command still runs; False once a needed rank has failed.
+
+        A rank whose peer was killed fails, too. If that peer is on another node, its exit code may arrive later.
+        """
         try:
             self._exit_codes = self._nodes.exit_codes()
         except NodeLostError as error:
@@ -332,10 +340,14 @@ class Running:
         codes = self._needed_codes()
         are_left = len(codes) < len(self._needed)
         self._is_late = are_left and self._until_s is not None and time.monotonic() > self._until_s
-        is_running = are_left and not self._is_late and not any(codes.values())
-        if is_running:
-            self._restart_failed_group()
-        return is_running
+        if not are_left or self._is_late:
+            return False
+        if any(codes.values()):
+            self._failed_s = self._failed_s or time.monotonic()
+            may_be_a_consequence = len(self._nodes.names) > 1 and max(codes.values()) <= 128
+            return may_be_a_consequence and time.monotonic() < self._failed_s + SETTLE_S
+        self._restart_failed_group()
+        return True
 
     def _restart_failed_group(self) -> None:
         """Restart a group with a failed rank, if it has restarts left."""
@@ -372,7 +384,10 @@ class Running:
         if self.lost is not None:
             raise self.lost
         if self._is_late:
-            what, fix = f"{name} took longer than its walltime", "raise walltime (minutes per trial), or set it to null"
+            what, fix = (
+                f"{name} took longer than its walltime",
+                "raise walltime (minutes per trial), or set walltime=null",
+            )
             raise SubmitError(what, where="walltime", fix=fix, rule="SLU-07")
         if len(codes) == len(self._needed) and not any(codes.values()):
             return
@@ -380,7 +395,7 @@ class Running:
             raise SubmitError(
                 f"{', '.join(f'rank {r} got {sig}' for r, sig in sorted(ended.items()))} during {name}",
                 where=str(self._folder / run_files.rank_output(name, min(ended))),
-                fix="find what killed it: the OOM killer (see dmesg), a time limit, or a user",
+                fix="find out what killed the rank: the OOM killer (see dmesg), a time limit, or a user",
                 rule="RUN-02",
             )
         if (first := first_error(self._folder, self._command)) is not None:

@@ -84,7 +84,7 @@ def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     if not channels.is_valid_proof(welcome.get("proof"), token, mine, "lead"):
         what = "the process at the lead's address does not know the token of this run"
-        fix = "find which program listens at this address, then restart the run"
+        fix = "find out which program listens at this address, end it, then start the run again"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     return channel
 

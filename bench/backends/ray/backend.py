@@ -172,9 +172,11 @@ def _send(address: str, body: Mapping[str, Any]) -> None:
         if "already exists" in str(error):  # an earlier request whose answer was lost
             return
         what = f"Ray refuses the job: {' '.join(str(error).split())[: client.MAX_REASON]}"
-        raise SubmitError(what, where=address, fix="correct what Ray reports; `ray job list` shows its jobs") from error
+        raise SubmitError(
+            what, where=address, fix="correct the setting in Ray's message; `ray job list` lists Ray's jobs"
+        ) from error
     except OSError as error:  # requests' errors are OSErrors
-        what = f"Ray did not answer: {error}; the job may have been created anyway"
+        what = f"Ray did not respond: {error}; the job may exist anyway"
         fix = "run `runstop runs` to see whether the job exists"
         raise LostError(what, where=address, fix=fix, rule="RAY-01") from error
 

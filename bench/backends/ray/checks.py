@@ -61,8 +61,10 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
         if value is None:
             yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove it from the list")
         elif secret := known_secrets.named(name, value) or known_secrets.first(value):
-            fix = "set it where Ray is started on the nodes; if the nodes are pods, use a Secret"
-            yield broken("CFG-07", f"Ray's dashboard would show the secret {secret}", where, fix=fix)
+            fix = f"remove {name} here; set it in the environment of `ray start` on the nodes, or for pods in a Secret"
+            yield broken(
+                "CFG-07", f"{name} contains a secret that Ray's dashboard would show: {secret}", where, fix=fix
+            )
         else:
             yield name
 
@@ -70,7 +72,7 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
 def no_array(subject: Subject) -> Iterator[Finding]:
     """Yield an error if trials should run as tasks of a job array, which Ray does not have."""
     if subject.plan.config.launch.array:
-        fix = "set launch.array=false: the trials run one after another on the same nodes"
+        fix = "set launch.array=false: then the trials run one after another on the same nodes"
         yield broken("CFG-09", "the Ray backend does not support job arrays", "launch.array", fix=fix)
 
 
@@ -100,7 +102,7 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
     large, size = placement_group.num_large(alive, required), placement_group.shown(required)
     yield f"{len(alive)} nodes, {large} of them with {size}"
     if large < plan.world.num_nodes:
-        what = f"{large} of {len(alive)} nodes have {size}, but the run needs {plan.world.num_nodes}"
+        what = f"{large} of {len(alive)} Ray nodes have {size}, but the run needs {plan.world.num_nodes} such nodes"
         fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds "
         yield broken("RAY-03", what, request.address(plan), fix=f"{fix}nodes on demand, set launch.force=true")
 

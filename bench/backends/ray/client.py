@@ -63,7 +63,7 @@ def connect(address: str) -> Any:
 def require_listening(address: str) -> None:
     """Raise UnreachableError if nothing listens at the address; Ray's own client would wait for minutes."""
     if not request.is_address(address):
-        raise unreachable(address, "it is not an http address")
+        raise unreachable(address, "the address does not begin with http:// or https://")
     parts = urlsplit(address)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -189,7 +189,7 @@ def stop(job: str) -> None:
         except RuntimeError as error:
             raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
     if not was_running:
-        what, fix = "the job has already ended", "run `runstop runs` to see how it ended"
+        what, fix = "the job has already ended", "run `runstop runs` to see how the job ended"
         raise SubmitError(what, where=f"job {job}", fix=fix)
 
 

@@ -51,7 +51,7 @@ def text(plan: Plan) -> str:
 def differences(rendered: str, plan_json: str) -> Iterator[str]:
     """Yield a difference if the plan in a manifest is not the one in plan.json."""
     if kubernetes.held_plan(rendered) != plan_json:
-        yield "the manifest contains a different plan"
+        yield "the plan in the manifest differs from the plan.json of the run"
 
 
 def objects(plan: Plan) -> list[Object]:

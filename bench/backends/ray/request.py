@@ -116,7 +116,10 @@ def address(plan: Plan) -> str:
 def _runtime_env(ray: Ray) -> dict[str, Any]:
     """Return the job's runtime_env, which Ray sets up on every node."""
     if missing := [name for name in ray.environment if name not in os.environ]:
-        what, fix = f"{', '.join(missing)} is not set", "export it, or remove it from cluster.ray.environment"
+        what, fix = (
+            f"the environment variable {missing[0]} is not set",
+            f"export {missing[0]}, or remove it from this list",
+        )
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS
     if ray.code is RayCode.installed:

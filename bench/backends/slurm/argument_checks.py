@@ -27,19 +27,19 @@ LONG_NAMES = {
     "h": "help",
     "V": "version",
 }
-_SIZES = "leave it out: set cluster.num_nodes and cluster.ranks_per_node, which the script's #SBATCH lines use"
-_GPUS = "set cluster.slurm.gpu_request and cluster.slurm.gpu_type"
-_OUTPUT = "leave it out: the job's output goes to its run folder"
-_NO_JOB = "leave it out: with it sbatch submits no job, or another one"
+_SIZES = "remove the option: set cluster.num_nodes and cluster.ranks_per_node, which the script's #SBATCH lines use"
+_GPUS = "remove the option, and set cluster.slurm.gpu_request and cluster.slurm.gpu_type"
+_OUTPUT = "remove the option: runstop writes the job's output to the run folder"
+_NO_JOB = "remove the option: with this option sbatch does not submit the job of this run"
 OURS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-core"), _SIZES),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "ntasks-per-gpu"), _GPUS),
     **dict.fromkeys(("output", "error", "input"), _OUTPUT),
     **dict.fromkeys(("wrap", "test-only", "help", "usage", "version"), _NO_JOB),
-    "array": "set launch.array=true for one array task per trial",
-    "cpus-per-task": "set cluster.slurm.cpus_per_rank, which srun uses too",
-    "wait": "set launch.wait=true",
-    "chdir": "leave it out: the job starts in its run folder",
+    "array": "remove the option, and set launch.array=true for one array task per trial",
+    "cpus-per-task": "remove the option, and set cluster.slurm.cpus_per_rank, which is also used by srun",
+    "wait": "remove the option, and set launch.wait=true",
+    "chdir": "remove the option: the job starts in its run folder",
 }
 """Options of sbatch that the script or bench.backends.slurm.jobs already sets, and what to do instead."""
 NO_VALUE = frozenset(
@@ -74,7 +74,7 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
                 )
                 yield broken("CFG-09", what, WHERE, fix=fix)
         elif re.search(r"\s", name):
-            fix = f"write {'='.join(argument.split(maxsplit=1))}, or two entries"
+            fix = f"write {'='.join(argument.split(maxsplit=1))}, or write two list entries"
             yield broken(
                 "CFG-09", f"{argument!r} contains a blank, and sbatch would read it as one option", WHERE, fix=fix
             )
@@ -83,11 +83,11 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
         elif ours := _ours(argument, name):
             yield broken("CFG-09", f"--{ours} conflicts with an option that the script sets", WHERE, fix=OURS[ours])
         elif name == "export" and value.split(",")[0] != "ALL":
-            what = f"with --export={value} the job does not get this environment (PATH, DATADIR, LOGDIR)"
-            yield broken("CFG-09", what, WHERE, fix="leave it out, or write --export=ALL,NAME=value")
+            what = f"with --export={value} the job does not get this shell's variables (PATH, DATADIR, LOGDIR, …)"
+            yield broken("CFG-09", what, WHERE, fix="remove the option, or write --export=ALL,NAME=value")
         elif name == "open-mode" and value.startswith("t"):
             what = "--open-mode=truncate deletes the output of a job when it is requeued"
-            yield broken("CFG-09", what, WHERE, fix="leave it out: the script appends")
+            yield broken("CFG-09", what, WHERE, fix="remove the option: the script appends to the output")
         previous = "" if has_value or not name else name
 
 
@@ -102,7 +102,7 @@ def run_folder(subject: Subject) -> Iterator[Finding]:
     """Yield whether the run folder's name contains a character that Slurm or the job would misread."""
     folder = subject.plan.config.launch.folder or ""
     if bad := re.search(r"[\"\\]", folder):
-        fix = "choose another name, or leave launch.folder out"
+        fix = f"remove {bad[0]!r} from launch.folder, or remove launch.folder to get a new folder"
         yield broken(
             "CFG-06", f"the run folder's name contains {bad[0]!r}, which is not allowed", "launch.folder", fix=fix
         )
@@ -125,8 +125,15 @@ def walltime(subject: Subject) -> Iterator[Finding]:
         return
     requested = time_limit_min(subject.plan)
     if requested is not None and requested > slurm_config.max_walltime_min:
-        what = f"the job requests {requested:g} min; this cluster allows at most {slurm_config.max_walltime_min} min"
-        yield broken("SLU-02", what, "walltime, trials, cluster.slurm.arguments", fix="request less time")
+        what = (
+            f"the job requests {requested:g} min, but this cluster allows at most {slurm_config.max_walltime_min} min"
+        )
+        yield broken(
+            "SLU-02",
+            what,
+            "walltime, trials, cluster.slurm.arguments",
+            fix="lower walltime, trials or the --time option",
+        )
 
 
 def time_limit_min(plan: Plan) -> float | None:
@@ -144,7 +151,7 @@ def gpu_type(subject: Subject) -> Iterator[Finding]:
     """Yield whether a typed GPU request has no type."""
     slurm_config = subject.plan.config.cluster.slurm
     if slurm_config and slurm_config.gpu_request is GpuRequest.gres_typed and not slurm_config.gpu_type:
-        fix = "set cluster.slurm.gpu_type to what `scontrol show node | grep Gres` shows"
+        fix = "set cluster.slurm.gpu_type to the GPU type that `scontrol show node | grep Gres` shows"
         yield broken(
             "SLU-01",
             "gpu_request=gres_typed needs a GPU type, but gpu_type is not set",
@@ -163,8 +170,16 @@ def drop_caches(subject: Subject) -> Iterator[Finding]:
     except ValueError:  # a quotation mark without its other half
         is_plain = False
     if not is_plain:
-        what, fix = f"{command!r} is not one program with arguments; it does not run in a shell", "put it into a script"
-        yield broken("CFG-09", what, "cluster.drop_caches", fix=f"{fix} on the nodes, or set cluster.drop_caches=null")
+        what, fix = (
+            f"{command!r} is not a single program with arguments, but runs without a shell",
+            "put the command into a script",
+        )
+        yield broken(
+            "CFG-09",
+            what,
+            "cluster.drop_caches",
+            fix=f"{fix} on the nodes and set its path here, or set cluster.drop_caches=null",
+        )
 
 
 def container(subject: Subject) -> Iterator[Finding]:
@@ -178,11 +193,11 @@ def container(subject: Subject) -> Iterator[Finding]:
         what = f"backend slurm does not support the container runtime {c.runtime.name}"
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis or none")
     elif not c.image:
-        fix = "set container.image, or export CONT=…"
+        fix = "set container.image, or run: export CONT=IMAGE"
         yield broken("PYX-04", "the container image is not set", "container.image", fix=fix)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):
         image = shlex.quote(spelling.corrected)
-        fix = f"export CONT={image}" if c.image == "$CONT" else f"set container.image to {image}, in quotes"
+        fix = f"export CONT={image}" if c.image == "$CONT" else f"set container.image to {image} and quote this value"
         yield broken("PYX-06", spelling.what, "container.image", fix=fix)
 
 
@@ -198,9 +213,9 @@ def mounts(subject: Subject) -> Iterator[Finding]:
         elif (full := expanded(mount)) is None:
             yield broken(
                 "CFG-06",
-                "the mount contains a variable that is not set",
+                "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path",
+                fix="export the variable, or write the path itself",
             )
         elif why := misformed(full):
             yield broken("PYX-12", why, where)
@@ -210,28 +225,31 @@ def mounts(subject: Subject) -> Iterator[Finding]:
             severity: Severity = "warning" if bad[0].isspace() else "error"
             what = f"{name} contains {bad[0]!r}; Pyxis cannot mount such a path"
             what += " before Pyxis 0.24" if severity == "warning" else ""
-            yield broken("PYX-12", what, full, fix="move or link it to a path without it", severity=severity)
+            fix = f"set {name} to a path without {bad[0]!r}, such as a symbolic link"
+            yield broken("PYX-12", what, full, fix=fix, severity=severity)
 
 
 def misformed(mount: str) -> str:
     """Return what is wrong with SRC[:DST[:FLAG+FLAG]], or an empty text."""
     if "," in mount:
-        return "a comma starts another mount: join flags with +, and write one mount per list entry"
+        return "the mount contains a comma, which starts another mount: list mounts separately, and join flags with +"
     parts = mount.split(":")
     if len(parts) > 3 or "" in parts:
-        return f"it has {'too many colons' if len(parts) > 3 else 'an empty part'}; write SRC[:DST[:FLAG+FLAG]]"
+        return f"the mount has {'too many colons' if len(parts) > 3 else 'an empty part'}: write SRC[:DST[:FLAG+FLAG]]"
     if not parts[0].startswith(("/", "./", "../")) and parts[0] not in (".", "tmpfs", "umount"):
-        return f"the source {parts[0]} does not begin with / or ./"
+        return f"the source {parts[0]} of the mount does not begin with / or ./"
     if parts[1:] and not parts[1].startswith(("/", "./", "../")):
-        return f"the target {parts[1]} does not begin with /"
+        return f"the target {parts[1]} of the mount does not begin with / or ./"
     return ""
 
 
 def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
     if has_value and name in FLAGS_WITHOUT_VALUE:
-        yield broken("PYX-05", f"--{name} was given a value, but accepts none", WHERE)
+        yield broken("PYX-05", f"--{name} has a value, but this option takes no value", WHERE)
     what = f"with --{name} the batch script itself would run in the container, which has no srun"
-    yield broken("PYX-10", what, WHERE, fix="leave it out: container.image and container.mounts set srun's container")
+    yield broken(
+        "PYX-10", what, WHERE, fix="remove the option: container.image and container.mounts set srun's container"
+    )
 
 
 def _flag_as_mount(mount: str, where: str) -> Finding:
@@ -239,8 +257,8 @@ def _flag_as_mount(mount: str, where: str) -> Finding:
     if name in FLAGS_WITHOUT_VALUE:
         return broken(
             "PYX-05",
-            f"the mounts contain the option --{name}, which is not a mount",
+            f"container.mounts contains --{name}, which is an option and not a mount",
             where,
-            fix="leave it out of the mounts",
+            fix=f"remove --{name} from container.mounts",
         )
     return broken("PYX-12", f"{mount} is not a valid mount", where)

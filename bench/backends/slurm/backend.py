@@ -25,13 +25,13 @@ def differences(script: str, plan: str) -> Iterator[str]:
         return
     expected, actual = held[1].splitlines(), plan.splitlines()
     if len(expected) != len(actual):
-        yield f"it has {len(actual)} lines; the plan in the script has {len(expected)}"
+        yield f"plan.json has {len(actual)} lines, but the plan in the script has {len(expected)}"
         return
     values: dict[str, str] = {}
     variable = re.compile("|".join(rf"\${name}" for name in names[1].split()) or r"(?!)")
     for number, (ours, theirs) in enumerate(zip(expected, actual, strict=True), 1):
         if not _fits(ours, theirs, variable, values):
-            yield f"line {number} is {theirs.strip()!r:.80}; in the script it is {ours.strip()!r:.80}"
+            yield f"line {number} of plan.json is {theirs.strip()!r:.80}, but {ours.strip()!r:.80} in the script"
 
 
 def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str]) -> bool:
@@ -72,7 +72,7 @@ LOGIN = (
     Check("Pyxis", ("PYX-02",), slurm_checks.plugin, slurm_checks.in_container),
     Check("container flags", ("PYX-01",), slurm_checks.flags, slurm_checks.has_bare_flags),
     Check("accounting", ("SLU-04",), slurm_checks.accounting),
-    Check("image file", ("ENR-07", "ENR-08", "ENR-11"), slurm_checks.file, slurm_checks.is_file),
+    Check("image file", ("ENR-07", "ENR-08", "ENR-11", "RUN-08"), slurm_checks.file, slurm_checks.is_file),
     Check("registry credentials", ("ENR-01",), slurm_checks.credentials, slurm_checks.is_in_registry),
 )
 

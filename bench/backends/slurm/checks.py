@@ -50,7 +50,11 @@ class Group:
 REFUSALS: tuple[tuple[str, str, str | None], ...] = (
     (r"[Ii]nvalid account|[Ii]nvalid qos|accounting/QOS", "cluster.slurm.account, cluster.slurm.qos", None),
     (r"[Pp]artition", "cluster.slurm.partition", "`sinfo` lists the partitions that accept jobs"),
-    (r"time limit", "walltime, trials", "request less time, or choose a partition with a higher limit"),
+    (
+        r"time limit",
+        "walltime, trials",
+        "lower walltime or trials, or set cluster.slurm.partition to a partition with a higher time limit",
+    ),
     (r"Node count", "cluster.num_nodes", None),
     (r"GRES|generic resource", "cluster.slurm.gpu_request, cluster.slurm.gpu_type", None),
     (r"reservation", "cluster.slurm.reservation", "`scontrol show reservation` lists the reservations"),
@@ -126,7 +130,7 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
     available, requested = groups(subject), _slurm(subject).partition
     names = sorted({group.partition for group in available})
     if requested is not None and not set(names) <= set(requested.split(",")):
-        what, fix = f"partition {requested} does not exist", f"choose from {', '.join(names)}"
+        what, fix = f"partition {requested} does not exist", f"set cluster.slurm.partition to one of {', '.join(names)}"
         yield broken("SLU-02", what, "cluster.slurm.partition", fix=fix)
         return
     if requested is None and not any(group.is_default for group in available):
@@ -137,16 +141,22 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
     limits = [group.limit_min for group in available]
     minutes, most = time_limit_min(subject.plan), None if None in limits else max(filter(None, limits), default=None)
     if minutes is not None and most is not None and minutes > most:
-        what = f"the job requests {minutes:g} min; partition {','.join(names)} allows at most {most:g} min"
-        fix = "lower walltime or trials (5 + trials x (walltime + 5) min), or set launch.array=true"
+        what = f"the job requests {minutes:g} min, but partition {','.join(names)} allows at most {most:g} min"
+        fix = (
+            f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {most:g}, or set launch.array=true"
+        )
         yield broken("SLU-02", what, "walltime, trials", fix=fix)
     if not any(group.is_up == "up" for group in available):
-        what = f"partition {','.join(names)} is {available[0].is_up}: jobs do not start"
+        what = f"partition {','.join(names)} is in state {available[0].is_up}, in which no job starts"
         severity: Severity = (
             "warning" if available[0].is_up == "down" else "error"
         )  # a partition that is down still queues jobs
         yield broken(
-            "SLU-02", what, "cluster.slurm.partition", fix="wait, or choose another partition", severity=severity
+            "SLU-02",
+            what,
+            "cluster.slurm.partition",
+            fix="wait, or set another cluster.slurm.partition",
+            severity=severity,
         )
 
 
@@ -156,15 +166,17 @@ def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[F
     yield f"{name}: {up} of {total} nodes up"
     if requested > total:
         fix = f"set cluster.num_nodes to {total} or less"
-        what = f"the job requests {requested} nodes; partition {name} has {total}"
+        what = f"the job requests {requested} nodes, but partition {name} has {total}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
     elif requested > up:
-        what = f"the job requests {requested} nodes; {up} of {total} in partition {name} are up: the job would wait"
-        fix = "`sinfo -R` shows why nodes are down"
+        what = f"the job requests {requested} nodes and would wait: only {up} of {total} in partition {name} are up"
+        fix = "wait, or lower cluster.num_nodes; `sinfo -R` shows why nodes are down"
         yield broken("SLU-09", what, "cluster.num_nodes", fix=fix, severity="warning")
     if requested < (least := min(group.min_nodes for group in available)):
-        fix = "choose a partition for smaller jobs"
-        what = f"the job requests {requested} nodes; partition {name} requires at least {least}"
+        fix = (
+            f"set cluster.num_nodes to {least} or more, or set cluster.slurm.partition to a partition for smaller jobs"
+        )
+        what = f"the job requests {requested} nodes, but partition {name} requires at least {least}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
 
 
@@ -181,22 +193,24 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     yield f"nodes have {has}"
     if config.gpu_request is GpuRequest.none:
         if cuda and types:
-            what = f"the job requests no GPUs and nodes have {has}: if Slurm confines devices, the ranks see no GPU"
+            what = (
+                f"the job requests no GPUs, but the nodes have {has}; if Slurm restricts devices, the ranks see no GPU"
+            )
             yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
         return
     if not types:
-        what = "the job requests GPUs; Slurm lists none on these nodes"
+        what = "the job requests GPUs, but Slurm lists no GPUs on these nodes"
         yield broken("SLU-01", what, where, fix=f"if the nodes have GPUs anyway, set {where}=none")
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
-        what = f"the job requests GPUs of type {config.gpu_type}; nodes have {has}"
+        what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {has}"
         fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"
         yield broken("SLU-01", what, "cluster.slurm.gpu_type", fix=fix)
     elif need > most:
         fix = f"set cluster.ranks_per_node={most}"
-        what = f"the job requests {need} GPUs per node; nodes have {has}"
+        what = f"the job requests {need} GPUs per node, but the nodes have {has}"
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
     elif len(kinds) > 1 and config.gpu_request is not GpuRequest.gres_typed:
-        what = f"nodes have different GPUs ({has}), and the job may get any of them"
+        what = f"the nodes have different types of GPUs ({has}), but the job requests no type"
         fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
 
@@ -208,7 +222,7 @@ def cpus(subject: Subject) -> Iterator[Finding | str]:
     most = biggest.cpus
     yield f"{most} CPUs and {biggest.memory_gib:,.0f} GiB per node"
     if each * ranks > most:
-        what = f"{ranks} ranks with {each} CPUs each need {each * ranks} CPUs; nodes have {most}"
+        what = f"{ranks} ranks with {each} CPUs each need {each * ranks} CPUs, but a node has at most {most}"
         fix = f"set cluster.slurm.cpus_per_rank to {most // ranks} or less" if most >= ranks else None
         yield broken("SLU-02", what, "cluster.slurm.cpus_per_rank", fix=fix)
 
@@ -219,7 +233,7 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
     rows = [line.split("|") for line in answer.out.splitlines() if line.count("|") == 1]
     if answer.exit_code or not rows:
         raise CannotTellError(
-            f"sacctmgr: {last_line(answer.err) if answer.exit_code else 'it lists no account of this user'}"
+            f"sacctmgr: {last_line(answer.err) if answer.exit_code else 'no account of this user is listed'}"
         )
     known = {"account": {row[0] for row in rows}, "qos": {qos for row in rows for qos in row[1].split(",") if qos}}
     yield f"accounts {', '.join(sorted(known['account']))}"
@@ -227,8 +241,8 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
     for key, names in known.items():
         value = getattr(config, key)
         if value is not None and value not in names and names:
-            what = f"{key} {value} is not one of this user's"
-            fix = f"choose from {', '.join(sorted(names))}"
+            what = f"this user has no access to {key} {value}"
+            fix = f"set cluster.slurm.{key} to one of {', '.join(sorted(names))}"
             yield broken("SLU-02", what, f"cluster.slurm.{key}", fix=fix, severity="error" if refused else "warning")
 
 
@@ -242,7 +256,7 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
             "SLU-09",
             message,
             "sbatch --test-only",
-            fix="nothing to do: the job would wait in the queue",
+            fix="no action is needed: the job would wait in the queue until nodes are free",
             severity="warning",
         )
     elif known := _explained(subject, message):
@@ -367,14 +381,16 @@ def flags(subject: Subject) -> Iterator[Finding | str]:
 
 def file(subject: Subject) -> Iterator[Finding | str]:
     """Yield what is wrong with the image file; the whole file is read if it has changed since the last check."""
-    from bench.images import store
+    from bench.images import needed, store
 
     image = expanded(subject.plan.config.container.image)
     assert image is not None
     if not Path(image).is_file():
-        fix = "create it with `runstop image import`, or correct CONT"
+        fix = "create the image with `runstop image import`, or set CONT to the path of an existing image"
         yield broken("ENR-07", "the image file does not exist", image, fix=fix)
         return
+    if (record := store.recorded(Path(image))) is not None and record.marker is not None:
+        yield from needed.of_marker(subject.plan.config, record.marker, image)
     try:
         yield from (replace(fault, where=image) for fault in store.faults_since_change(Path(image)))
     except OSError as error:

@@ -212,9 +212,9 @@ create_folder() {
 check_owner() { # of the current folder, which the path may no longer lead to
   local mode parent_mode
   mode=$(stat -c %a .) parent_mode=$(stat -c %a ..)
-  [[ ! -L $run ]] || refuse "CFG-11: $run is a symbolic link: name the folder itself"
-  [[ -O . && . -ef $run ]] || refuse "CFG-11: another user owns $run; start a run of your own"
-  ! ((8#$mode & 8#022)) || refuse "CFG-11: other users can write to $run: look for files of other users in it, then chmod go-w $run"
+  [[ ! -L $run ]] || refuse "CFG-11: $run is a symbolic link: give the path of the folder itself, not of the link"
+  [[ -O . && . -ef $run ]] || refuse "CFG-11: another user owns $run: start your own run"
+  ! ((8#$mode & 8#022)) || refuse "CFG-11: other users can write to $run: check that the folder has no files of other users, then: chmod go-w $run"
   ((8#$parent_mode & 8#1000)) || ! ((8#$parent_mode & 8#002)) ||
     refuse "CFG-11: every user can rename $run, because $(dirname -- "$run") is writable by all: use a folder below it that only you can write to"
   [[ ! -L $rank_logs_file && ! -L $output ]] || refuse "CFG-11: $rank_logs_file or $output in $run is a symbolic link"

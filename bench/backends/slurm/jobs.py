@@ -250,8 +250,8 @@ def _accepted(submission: executors.Script, known: Sequence[str]) -> str:
     if queued:
         return queued[-1]
     if is_lost:
-        what = f"{refusal.what}; the job may have been submitted anyway"
-        fix = f"`runstop runs` shows the job if there is one; if not: runstop resume {shlex.quote(str(folder))}"
+        what = f"{refusal.what}; the job may exist anyway"
+        fix = f"run `runstop runs` to see whether the job exists; if not: runstop resume {shlex.quote(str(folder))}"
         raise _LostError(what, where=refusal.where, fix=fix) from refusal
     raise refusal
 

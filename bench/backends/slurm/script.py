@@ -22,6 +22,8 @@ from bench.contract.plan import Plan
 from bench.contract.schema import PORTS, ContainerFlags, Runtime
 from bench.texts import control_character
 
+VBOOST = "vboost"
+"""The name, among what runs before the trials, of setting the boost slider."""
 BODY = Path(__file__).with_name("job.sh")
 ARRAY_JOB = Path(__file__).with_name("array_job.sh")
 SHARED_JOB = Path(__file__).with_name("shared_job.sh")
@@ -47,7 +49,8 @@ _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("-
 
 def script(plan: Plan) -> str:
     """Return the text that sbatch takes."""
-    return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", BODY.read_text(), *_plan(plan), ""])
+    body = [BODY.read_text(), *_vboost(plan)]
+    return "\n".join([*header(plan), "set -euo pipefail", "", *settings(plan), "", *body, *_plan(plan), ""])
 
 
 def resources(plan: Plan) -> list[str]:
@@ -177,7 +180,8 @@ def settings(plan: Plan) -> list[str]:
     launch, container = c.launch, c.container
     trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(f"{trial.index:d}" for trial in plan.trials)
     in_container = container.runtime is Runtime.pyxis
-    before = [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
+    before = [VBOOST] if c.cluster.slurm and c.cluster.slurm.vboost is not None else []
+    before += [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
     return [
         *(f': "${{{name}:?is not set: export it and submit again}}"' for name in variables(plan)),
         "",
@@ -321,6 +325,27 @@ def _mounts(plan: Plan) -> Iterable[str]:
     yield from containers.of_files(plan)
     yield "$run:$run"
     yield from plan.config.container.mounts
+
+
+def _vboost(plan: Plan) -> list[str]:
+    """Return what lets `before_trial` of job.sh set the boost slider of a node's GPUs; nothing unless it is configured.
+
+    It runs outside of the container, since the driver takes the setting only from root.
+    """
+    value = plan.config.cluster.slurm.vboost if plan.config.cluster.slurm else None
+    if value is None:
+        return []
+    return [
+        'eval "plan_command() $(declare -f before_trial | tail -n +2)"',
+        "before_trial() { # LABEL",
+        f"  if [[ $1 == {VBOOST} ]]; then",
+        f'    require "setting the boost slider" on_each_node sudo -n nvidia-smi boost-slider --vboost {value:d}',
+        "  else",
+        '    plan_command "$@"',
+        "  fi",
+        "}",
+        "",
+    ]
 
 
 def _plan(plan: Plan) -> list[str]:

@@ -139,9 +139,7 @@ def _require_free(request: Request) -> None:
     if any(folder.resolve().is_relative_to(run.resolve()) for run in request.runs):
         raise ConfigError("the package folder cannot be inside a run folder", where=str(folder), fix=fix)
     if len({run.resolve() for run in request.runs}) < len(request.runs):
-        raise ConfigError(
-            "the same run is listed twice", where=", ".join(map(str, request.runs)), fix="list each run once"
-        )
+        raise ConfigError("a run is listed twice", where=", ".join(map(str, request.runs)), fix="list every run once")
 
 
 def _is_empty(folder: Path) -> bool:
@@ -171,7 +169,7 @@ def _require_submittable(findings: Sequence[Finding], request: Request) -> None:
         raise ConfigError(
             "\n  ".join(printable(f.titled) for f in problems),
             where=", ".join(map(str, request.runs)),
-            fix="choose other runs, or use --force: the package is then marked as not for submission",
+            fix="choose other runs, or use --force, which marks the package as not for submission",
         )
 
 
@@ -180,8 +178,8 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     by_hand = {path.stem: system.read(path) for path in request.descriptions}
     names = {entry.system for entry in entries}
     if strange := by_hand.keys() - names:
-        what = f"descriptions of {', '.join(sorted(strange))}, but the systems are {', '.join(sorted(names))}"
-        raise ConfigError(what, where="--describe", fix="name each file <system>.json")
+        what = f"the file {', '.join(sorted(strange))}.json describes none of the systems {', '.join(sorted(names))}"
+        raise ConfigError(what, where="--describe", fix="rename the file to <system>.json")
     descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
@@ -198,7 +196,7 @@ def _require_no_secret(run: Run) -> None:
         for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
             what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"
-            fix = "if it is a secret, revoke it; packages are published, so run again without the secret"
+            fix = "if this is a secret, revoke the secret and run again without it, because packages are published"
             raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 

@@ -60,9 +60,9 @@ def runs_required(benchmark: str | None, ruleset: str) -> int:
     allowed = benchmark_meta.get_allowed_benchmarks("training", ruleset)
     if benchmark not in allowed:
         raise ConfigError(
-            f"submission_benchmark is {benchmark!r:.80}, which is not in ruleset {ruleset}",
+            f"submission_benchmark is {benchmark!r:.80}, which ruleset {ruleset} does not have",
             where="the logs",
-            fix=f"pack one of {', '.join(sorted(allowed))}, or choose another --ruleset",
+            fix=f"pack runs of {', '.join(sorted(allowed))}, or choose another --ruleset",
         )
     return int(benchmark_meta.get_result_file_counts("training")[benchmark])
 
@@ -76,19 +76,23 @@ def require_safe(log: Path, benchmark: str, ruleset: str) -> None:
     from mlperf_logging.compliance_checker import mlp_parser
 
     if refusal := official.too_slow(log):
-        raise ConfigError(refusal, where=str(log), fix="exclude this run")
+        raise ConfigError(refusal, where=str(log), fix="remove this run from the arguments")
     try:
         records = [(line.key, line.value["value"]) for line in mlp_parser.parse_file(str(log), ruleset=ruleset)[0]]
     except Exception as error:  # noqa: BLE001 - a record that is not an object, or has no such field, stops the official parser
-        fix = "exclude this run: the official checkers would stop at it"
+        fix = "remove this run from the arguments: the official checkers cannot read its logs"
         raise ConfigError(
             f"the official parser cannot read this log: {error!r:.200}", where=str(log), fix=fix
         ) from error
     for key, names in ((mllog.SUBMISSION_BENCHMARK, (benchmark,)), (mllog.SUBMISSION_DIVISION, DIVISIONS)):
         for value in (value for logged, value in records if logged == key):
             if value not in names:
-                fix = f"exclude this run: a log must have {' or '.join(names)} here"
-                raise ConfigError(f"{key} is {value!r:.80}, which cannot be packed here", where=str(log), fix=fix)
+                fix = "remove this run from the arguments"
+                raise ConfigError(
+                    f"{key} is {value!r:.80}, but a log of this package needs {' or '.join(names)}",
+                    where=str(log),
+                    fix=fix,
+                )
 
 
 def check(submission: Path, *, ruleset: str) -> Checked:

@@ -57,19 +57,19 @@ def read_run(folder: Path) -> Run:
     """
     logs = sorted((path for path in folder.glob(run_files.RESULTS) if path.is_file()), key=by_number)
     if not logs:
-        fix = "give run folders with result_0.txt, …"
-        raise ConfigError("there are no results in this folder", where=str(folder), fix=fix)
+        fix = "give run folders that contain result_0.txt, result_1.txt, …"
+        raise ConfigError("the folder has no result_K.txt", where=str(folder), fix=fix)
     plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
-        fix = "pack runs of model.weights=checkpoint"
+        fix = "pack runs with a target: model.weights=checkpoint"
         raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))
         raise ConfigError(
             f"the folder has logs of several benchmarks: {listed}",
             where=str(folder),
-            fix="use one folder for each benchmark",
+            fix="put the logs of each benchmark into a separate folder",
         )
     return run
 
@@ -88,7 +88,9 @@ def grouped(runs: Iterable[Run], *, system: str | None) -> list[Entry]:
 def system_name(run: Run) -> str:
     """Return the platform's name as a file name."""
     platform = run.results[0].platform
-    return require_name((platform or "").replace(" ", "_"), what="submission_platform", fix="set a name with --system")
+    return require_name(
+        (platform or "").replace(" ", "_"), what="submission_platform", fix="set the name of the system with --system"
+    )
 
 
 def require_name(name: str, *, what: str, fix: str) -> str:
@@ -98,7 +100,7 @@ def require_name(name: str, *, what: str, fix: str) -> str:
         ConfigError: it is not.
     """
     if not _NAME.fullmatch(name) or ".." in name:
-        shown = f"{what} {name!r:.80} is not a valid file name: use letters, digits and ._+-, a letter or digit first"
+        shown = f"{what} {name!r:.80} is not a valid file name: use letters, digits and ._+-, first a letter or digit"
         raise ConfigError(shown, where=what, fix=fix)
     return name
 
@@ -121,7 +123,7 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
     severity: Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
     for result in failed:
         first = errors(result.findings)[0]
-        counts = "" if severity == "error" else "; counts as the slowest run"
+        counts = "" if severity == "error" else "; this run counts as the slowest"
         what = f"{result.file}: {first.titled}{counts}"
         yield broken("PCK-02", what, result.file, severity=severity, line=first.line)
     for key, values in _logged(results):
@@ -129,7 +131,7 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
             listed = ", ".join(sorted(repr(value)[:80] for value in values))
             yield broken("PCK-04", f"{where}: runs differ in {key}: {listed}", where)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
-        yield broken("PCK-05", f"submission_org is {name!r:.80} instead of {org}", where, severity="warning")
+        yield broken("PCK-05", f"submission_org in a log is {name!r:.80} instead of {org}", where, severity="warning")
 
 
 def _logged(results: Sequence[Result]) -> Iterator[tuple[str, set[object]]]:
@@ -151,7 +153,7 @@ def division_of(entries: Sequence[Entry], *, requested: str | None) -> str:
         raise ConfigError(
             f"the logs do not have one valid submission_division: {listed}",
             where="the logs",
-            fix="pack runs of one division together",
+            fix="pack only runs of the same division together",
         )
     (logged,) = named
     if requested == "closed" and logged == "open":

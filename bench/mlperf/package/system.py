@@ -124,13 +124,13 @@ def read(path: Path) -> dict[str, str]:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the system description cannot be read: {error}", where=str(path), fix="give a <system>.json"
+            f"the system description cannot be read: {error}", where=str(path), fix="give the path of a <system>.json"
         ) from error
     if not isinstance(fields, dict) or (strange := fields.keys() - set(FIELDS)):
         named = f"unknown fields {sorted(strange)}"[:200] if isinstance(fields, dict) else "not a JSON object"
         raise ConfigError(
             f"the file is not a system description: {named}",
             where=str(path),
-            fix="start from the <system>.json of a package",
+            fix="copy and edit a <system>.json of a package of runstop",
         )
     return text_of(fields)

@@ -38,7 +38,9 @@ def _check_kind(config: Config) -> None:
                 f"task {task.name} is of kind {task.kind.name}, but task.{kind.value} is "
                 f"{'given' if is_given else 'missing'}",
                 where=f"task.kind, task.{kind.value}",
-                fix=f"set task.{kind.value}=null, or task.kind={kind.name}" if is_given else f"give task.{kind.value}",
+                fix=f"set task.{kind.value}=null, or task.kind={kind.name}"
+                if is_given
+                else f"add the block task.{kind.value}",
             )
     for key, block in (("data", config.data), ("recipe", config.recipe)):
         if (block is None) == (task.kind is Kind.train):
@@ -46,7 +48,7 @@ def _check_kind(config: Config) -> None:
             raise ConfigError(
                 f"task {task.name} {trains}, but {key} is {'missing' if block is None else 'given'}",
                 where=key,
-                fix=f"give {key}" if block is None else f"set {key}=null in the task's file",
+                fix=f"add the block {key}" if block is None else f"set {key}=null in the task's file",
             )
 
 
@@ -54,10 +56,10 @@ def _check_heads(config: Config) -> None:
     m = config.model
     if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
         raise ConfigError(
-            f"{m.num_attention_heads} attention heads do not fit hidden size {m.hidden_size} and "
-            f"{m.num_query_groups} query groups",
+            f"the {m.num_attention_heads} attention heads do not divide the hidden size {m.hidden_size}, or the "
+            f"{m.num_query_groups} query groups do not divide the heads",
             where="model",
-            fix="use heads that divide hidden_size, and query groups that divide the heads",
+            fix="set num_attention_heads to a divisor of hidden_size, and num_query_groups to a divisor of the heads",
         )
 
 
@@ -65,7 +67,7 @@ def _check_positions(config: Config) -> None:
     s, m = config.data.seq_length if config.data else 0, config.model
     if s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
-            f"rows have {s} tokens, but {m.name} has learned positions for only {m.max_seq_length}",
+            f"a row has {s} tokens, but {m.name} has position embeddings for only {m.max_seq_length} tokens",
             where="data.seq_length, model.max_seq_length",
             fix=f"set data.seq_length to {m.max_seq_length} or less",
         )
@@ -76,7 +78,7 @@ def _check_cluster(config: Config) -> None:
     if c.backend is BackendName.ssh:
         require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
     elif c.hosts:
-        what, fix = "cluster.hosts needs backend ssh", "choose cluster=hosts, or remove cluster.hosts"
+        what, fix = "cluster.hosts needs backend ssh", "set cluster=hosts, or remove cluster.hosts"
         raise ConfigError(f"{what}, but the backend is {c.backend.name}", where="cluster.hosts", fix=fix)
     if not c.backend.is_elsewhere and c.num_nodes != 1:
         raise ConfigError(
@@ -97,7 +99,8 @@ def _check_cluster(config: Config) -> None:
             fix="use three capital letters, such as USD or EUR (ISO 4217)",
         )
     if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
-        raise ConfigError("the GPU type is not given", where="cluster.gpu", fix="set its name, memory and peak rates")
+        what, fix = "the GPU of this cluster is not set", "set cluster.gpu: the name, memory and peak rates of the GPU"
+        raise ConfigError(what, where="cluster.gpu", fix=fix)
 
 
 def _check_gpu_precision(config: Config) -> None:
@@ -115,7 +118,7 @@ def _check_walltime(config: Config) -> None:
         raise ConfigError(
             f"walltime is {config.walltime} minutes, but must be 1 or more",
             where="walltime",
-            fix="set 1 or more, or null",
+            fix="set walltime to 1 or more, or to null",
         )
     if config.cluster.backend.has_queue and config.walltime is None:
         raise ConfigError(
@@ -127,7 +130,7 @@ def _check_walltime(config: Config) -> None:
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job needs {job} min, but this cluster allows {limit}",
+            f"the job needs {job} min, but this cluster allows at most {limit} min",
             where="walltime, trials",
             fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, "
             "or set launch.array=true",

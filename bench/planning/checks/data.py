@@ -14,9 +14,9 @@ def check(data: Data) -> None:
 def _check_files(data: Data) -> None:
     if data.files is None and data.sample is None:
         raise ConfigError(
-            f"{data.name} is read from files, but data.files is not set",
+            f"the data {data.name} comes from files, but data.files is not set",
             where="data.files",
-            fix="set a file, a folder or a glob below DATADIR; or set data.sample=1000 for generated records",
+            fix="set data.files to a file, folder or glob below DATADIR, or set data.sample=1000 for generated records",
         )
     if data.source.has_answers != (data.prompt_type is not None):
         has, fix = ("answers", "plain, headings or inst") if data.source.has_answers else ("text only", "null")
@@ -33,13 +33,13 @@ def _check_files(data: Data) -> None:
             fix="set data.answer_only=false",
         )
     if data.test_split is not None and not 0 < data.test_split < 1:
-        what = f"test_split is {data.test_split:g}, not a share of the records"
-        raise ConfigError(what, where="data.test_split", fix="set it between 0 and 1, such as 0.2, or null")
+        what = f"test_split is {data.test_split:g}, but must be a share of the records between 0 and 1"
+        raise ConfigError(what, where="data.test_split", fix="set data.test_split to a share such as 0.2, or to null")
     if data.seq_length < 2:
         raise ConfigError(
             f"seq_length is {data.seq_length}: a row needs at least 2 tokens",
             where="data.seq_length",
-            fix="set it to 2 or more",
+            fix="set data.seq_length to 2 or more",
         )
 
 
@@ -48,7 +48,7 @@ def _check_lengths(data: Data) -> None:
         return
     if not data.lengths or not all(2 <= length <= data.seq_length for length in data.lengths):
         raise ConfigError(
-            f"random rows of {data.seq_length} tokens cannot have lengths {data.lengths}",
+            f"data.lengths is {data.lengths}, but the lengths must be between 2 and data.seq_length={data.seq_length}",
             where="data.lengths",
             fix=f"list lengths from 2 to {data.seq_length}, or set data.lengths=null",
         )

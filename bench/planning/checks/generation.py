@@ -38,7 +38,7 @@ def check_sharing(config: Config) -> None:
     """Raise ConfigError if ranks of a task of another kind should share GPUs."""
     if config.parallel.share_gpu and config.task.kind is not Kind.generate:
         raise ConfigError(
-            f"only tasks of kind generate can share GPUs; {config.task.name} is of kind {config.task.kind.name}",
+            f"only tasks of kind generate can share GPUs, but {config.task.name} is of kind {config.task.kind.name}",
             where="parallel.share_gpu",
             fix="remove parallel.share_gpu",
         )
@@ -50,16 +50,16 @@ def check_requests(config: Config, requests: list[GenerationRequest], num_replic
     prompt, most = longest.prompt_tokens if longest.prompt is None else 1, config.model.max_seq_length
     if prompt + longest.length > most:
         raise ConfigError(
-            f"a prompt of at least {prompt} tokens and an answer of {longest.length} exceed the context of "
-            f"{config.model.name}, {most}",
+            f"a prompt of at least {prompt} tokens and an answer of {longest.length} tokens do not fit into the "
+            f"context of {config.model.name}, which is {most} tokens",
             where=f"{BLOCK}.lengths, model.max_seq_length",
             fix=f"set lengths of at most {most - prompt}",
         )
     if len(requests) < num_replicas:
         raise ConfigError(
-            f"{len(requests)} requests for {num_replicas} replicas: some replicas would be idle",
+            f"there are {len(requests)} requests for {num_replicas} replicas, so some replicas would have no work",
             where=f"{BLOCK}.lengths, parallel.groups",
-            fix=f"set at least {num_replicas} lengths, or set parallel.groups to at most {len(requests)}",
+            fix=f"list at least {num_replicas} lengths, or set parallel.groups to at most {len(requests)}",
         )
 
 
@@ -70,7 +70,7 @@ def check_memory(config: Config, memory: GenerationMemory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB: weights "
         f"{memory.weights_gib:.1f}, KV cache {memory.kv_cache_gib:.1f}, workspace {memory.workspace_gib:.1f}",
         where=f"parallel.tp, precision, {BLOCK}.max_batch, {BLOCK}.nf4",
         fix=f"raise parallel.tp (weights), set precision=fp8 or {BLOCK}.nf4=true, or lower {BLOCK}.max_batch (KV "
@@ -82,25 +82,28 @@ def _amounts(generation: Generation) -> Iterator[Refusal]:
     lengths, where = generation.lengths, f"{BLOCK}.lengths"
     yield not lengths, "lengths is empty", where, "list the length of each answer, such as [100, 110]"
     wrong = [length for length in lengths if length < 1]
-    yield bool(wrong), f"an answer length is {min(lengths, default=0)} tokens", where, "use lengths of 1 or more"
+    what = f"the length of an answer is {min(lengths, default=0)} tokens, but must be 1 or more"
+    yield bool(wrong), what, where, "set every length to 1 or more"
     what = f"{len(lengths):,} answers exceed the maximum of {MAX_ANSWERS:,}"
     yield len(lengths) > MAX_ANSWERS, what, where, f"list {MAX_ANSWERS:,} lengths or fewer"
     for name in ("prompt_tokens", "warmup_tokens"):
         amount = getattr(generation, name)
-        yield amount < 1, f"{name} is {amount}", f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
+        what = f"{name} is {amount}, but must be 1 or more"
+        yield amount < 1, what, f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
     yield not generation.question.strip(), "the question is empty", f"{BLOCK}.question", "set the prompt"
 
 
 def _order(generation: Generation) -> Iterator[Refusal]:
     most, where = generation.max_batch, f"{BLOCK}.max_batch"
-    yield most is not None and most < 1, f"max_batch is {most}", where, f"set {where} to 1 or more, or null"
+    what = f"max_batch is {most}, but must be 1 or more"
+    yield most is not None and most < 1, what, where, f"set {where} to 1 or more, or to null"
     is_alone = generation.order is Order.one_by_one
     side_by_side = f"or set {BLOCK}.order=side_by_side"
-    what = f"order is one_by_one, but max_batch is {most}"
+    what = f"max_batch is {most}, but order=one_by_one generates one answer at a time"
     yield is_alone and most not in (None, 1), what, f"{BLOCK}.order, {where}", f"set {where}=null, {side_by_side}"
     is_continuous = generation.batching is Batching.continuous
     where = f"{BLOCK}.order, {BLOCK}.batching"
-    what = "order is one_by_one, but batching is continuous"
+    what = "batching is continuous, but order=one_by_one generates one answer at a time"
     yield is_alone and is_continuous, what, where, f"set {BLOCK}.batching=static, {side_by_side}"
     what = "batching=continuous needs max_batch: without it all requests run in one static batch"
     yield is_continuous and most is None, what, f"{BLOCK}.max_batch", f"set {BLOCK}.max_batch, such as 8"
@@ -109,30 +112,33 @@ def _order(generation: Generation) -> Iterator[Refusal]:
 def _sampling(generation: Generation) -> Iterator[Refusal]:
     s, where = generation.sampling, f"{BLOCK}.sampling"
     is_wrong = not 0 <= s.temperature < math.inf
-    yield is_wrong, f"temperature is {s.temperature:g}", f"{where}.temperature", "set it to 0 (greedy) or more"
-    what = f"top_k is {s.top_k}"
-    yield s.top_k is not None and s.top_k < 1, what, f"{where}.top_k", "set it to 1 or more, or null"
-    what = f"top_p is {s.top_p}"
-    yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", "set it above 0 and at most 1, or null"
+    what, fix = f"temperature is {s.temperature:g}, but must be 0 or more", "set temperature to 0 (greedy) or more"
+    yield is_wrong, what, f"{where}.temperature", fix
+    what = f"top_k is {s.top_k}, but must be 1 or more"
+    yield s.top_k is not None and s.top_k < 1, what, f"{where}.top_k", "set top_k to 1 or more, or to null"
+    what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a value in (0, 1], or to null"
+    yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", fix
     is_cut = s.top_k is not None or s.top_p is not None
-    what = "temperature 0 is greedy decoding, which ignores top_k and top_p"
-    yield s.temperature == 0 and is_cut, what, where, "set a temperature above 0, or top_k and top_p to null"
+    what = "top_k or top_p is set, but temperature 0 is greedy decoding, which ignores both"
+    yield s.temperature == 0 and is_cut, what, where, "set temperature above 0, or set top_k and top_p to null"
 
 
 def _layout(config: Config) -> Iterator[Refusal]:
     p = config.parallel
     split = [name for name in ("pp", "cp", "vpp") if (getattr(p, name) or 1) > 1] + (["sp"] if p.sp else [])
     where = ", ".join(f"parallel.{name}" for name in split) or "parallel"
-    what = f"{', '.join(split)}: generation supports tensor parallelism only"
-    yield bool(split), what, where, "set them to 1 (sp to false), and use parallel.tp and parallel.groups"
+    what = f"{', '.join(split)} is set, but generation supports only tensor parallelism"
+    fix = f"set {', '.join(split)} to 1 (sp to false), and use parallel.tp and parallel.groups"
+    yield bool(split), what, where, fix
     for name in ("groups", "tp"):
         size = getattr(p, name)
-        yield size is not None and size < 1, f"{name} is {size}", f"parallel.{name}", "set it to 1 or more"
+        what = f"{name} is {size}, but must be 1 or more"
+        yield size is not None and size < 1, what, f"parallel.{name}", f"set parallel.{name} to 1 or more"
     what = "share_gpu is true, but cluster.device is cpu"
     is_cpu = config.cluster.device is Device.cpu
-    yield bool(p.share_gpu) and is_cpu, what, "parallel.share_gpu", "raise cluster.ranks_per_node instead"
+    yield bool(p.share_gpu) and is_cpu, what, "parallel.share_gpu", "remove share_gpu, and raise cluster.ranks_per_node"
     is_profiled = config.launch.profile is not ProfileKind.none
-    what = f"profile {config.launch.profile.name} needs training steps, but this task does not train"
+    what = f"launch.profile={config.launch.profile.name} needs training steps, but this task does not train"
     yield is_profiled, what, "launch.profile", "set launch.profile=none"
 
 
@@ -163,10 +169,10 @@ def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     """Yield what engine=megatron does not support."""
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
     what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
-    yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
     for key in ("hidden_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
-        what = f"a 4-bit weight needs rows in multiples of {NF4_BLOCK}, but a rank has {width} of model.{key}"
+        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but model.{key} / tp is {width}"
         is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 
@@ -177,7 +183,7 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
     what = (
         f"engine=huggingface generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     )
-    yield bool(unmet), what, ", ".join(unmet) or "model", "choose a Llama model"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
     tp = config.parallel.tp
     what = f"tp is {tp}, but engine=huggingface does not support tensor parallelism"
     fix = f"set parallel.tp=1; {HF}.strategy=balanced places the layers of a replica on several GPUs"

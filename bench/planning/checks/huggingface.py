@@ -85,13 +85,13 @@ def _model(config: Config) -> Iterator[Unsupported]:
     is_gpt2 = (m.norm, m.activation, m.position, m.bias) == (Norm.LayerNorm, Activation.gelu, Position.learned, True)
     yield Unsupported(
         bool(unmet) and not (is_gpt2 and m.num_query_groups == m.num_attention_heads),
-        f"engine=huggingface supports Llama and GPT-2, and {m.name} is neither: {differing}",
+        f"engine=huggingface supports only Llama and GPT-2, but {m.name} is different: {differing}",
         ", ".join(unmet),
         "choose a Llama or GPT-2 model, or engine=megatron",
     )
     yield Unsupported(
         not closed_division.deviations(config),
-        "only engine=megatron is verified for MLPerf's closed division, to which this run would belong",
+        "this run belongs to MLPerf's closed division, for which only engine=megatron is verified",
         "engine, task",
         "set task.submittable=false, or engine=megatron",
     )
@@ -104,9 +104,9 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     split += ["sp"] if p.sp else []
     yield Unsupported(
         bool(split),
-        f"{', '.join(split)}: engine=huggingface supports data parallelism only",
+        f"{', '.join(split)} is set, but engine=huggingface supports only data parallelism",
         ", ".join(f"parallel.{one.split()[0]}" for one in split),
-        f"set them to 1 and shard with {BLOCK}.strategy=fsdp2 or deepspeed, or choose engine=megatron",
+        f"remove these keys and shard with {BLOCK}.strategy=fsdp2 or deepspeed, or set engine=megatron",
     )
     is_balanced = hf.strategy is Strategy.balanced
     yield Unsupported(
@@ -134,7 +134,7 @@ def _recipe(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     yield Unsupported(
         hf.compile and recipe.warmup_iterations < COMPILING_ITERATIONS,
         f"compile needs at least {COMPILING_ITERATIONS} warm-up iterations, but warmup_iterations is "
-        f"{recipe.warmup_iterations}: compile time is the first iteration minus the last",
+        f"{recipe.warmup_iterations}: the compile time is calculated as the first iteration minus the last",
         f"{BLOCK}.compile, recipe.warmup_iterations",
         f"set recipe.warmup_iterations to {COMPILING_ITERATIONS} or more",
     )
@@ -148,13 +148,13 @@ def _recipe(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
         recipe.offload_moments,
         "recipe.offload_moments is only for engine=megatron",
         "recipe.offload_moments",
-        f"set it to false; use {BLOCK}.offload_optimizer=true with strategy=deepspeed",
+        f"set recipe.offload_moments=false, and {BLOCK}.offload_optimizer=true with strategy=deepspeed",
     )
     yield Unsupported(
         recipe.offload_activations,
         "recipe.offload_activations is only for engine=megatron",
         "recipe.offload_activations",
-        f"set it to false; use {BLOCK}.offload_activations=true",
+        f"set recipe.offload_activations=false, and {BLOCK}.offload_activations=true",
     )
 
 
@@ -163,9 +163,9 @@ def _states(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     is_deepspeed = strategy is Strategy.deepspeed
     yield Unsupported(
         not 0 <= stage <= MOST_ZERO_STAGE,
-        f"zero_stage is {stage}; ZeRO has stages 0 to {MOST_ZERO_STAGE}",
+        f"zero_stage is {stage}, but ZeRO has only the stages 0 to {MOST_ZERO_STAGE}",
         f"{BLOCK}.zero_stage",
-        f"use one of 0 to {MOST_ZERO_STAGE}",
+        f"set {BLOCK}.zero_stage to a stage from 0 to {MOST_ZERO_STAGE}",
     )
     yield Unsupported(
         stage > 0 and not is_deepspeed,
@@ -181,7 +181,7 @@ def _states(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     )
     yield Unsupported(
         hf.offload_optimizer and not (is_deepspeed and stage),
-        "offload_optimizer needs DeepSpeed with stage 1 to 3",
+        "offload_optimizer needs strategy=deepspeed with zero_stage 1 to 3",
         f"{BLOCK}.offload_optimizer, {BLOCK}.zero_stage",
         f"set {BLOCK}.strategy=deepspeed and zero_stage=1 to 3; with fsdp2, use offload_parameters=true",
     )
@@ -213,7 +213,7 @@ def _precision(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
         hf.bf16_mode not in ways,
         f"strategy={hf.strategy.name} does not support bf16={hf.bf16_mode.name}",
         f"{BLOCK}.bf16, {BLOCK}.strategy",
-        f"use one of {', '.join(way.name for way in ways)}, or null",
+        f"set {BLOCK}.bf16 to one of {', '.join(way.name for way in ways)}, or to null",
     )
     is_flash = hf.attention is Attention.flash_attention_2
     yield Unsupported(

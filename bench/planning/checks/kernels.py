@@ -19,9 +19,9 @@ def check(config: Config) -> None:
     assert kernels is not None  # a task of this kind has the block
     if config.launch.profile is not ProfileKind.none:
         raise ConfigError(
-            f"profile {config.launch.profile.name} needs training steps, but this task does not train",
+            f"launch.profile={config.launch.profile.name} needs training steps, but this task does not train",
             where="launch.profile",
-            fix="set launch.profile=none; the log has a record for every kernel",
+            fix="set launch.profile=none: the log of this task has a record for every kernel anyway",
         )
     _check_amounts(kernels)
     _check_tp(config)
@@ -42,21 +42,22 @@ def _check_amounts(kernels: Kernels) -> None:
     families = (kernels.gemm, kernels.memcpy, kernels.collectives, kernels.attention)
     if all(family is None for family in families):
         raise ConfigError(
-            "the task has nothing to measure",
+            "the task has no kernel to measure: gemm, memcpy, collectives and attention are null",
             where="task.kernels",
-            fix="set one of gemm, memcpy, collectives and attention, or choose task=node",
+            fix="set at least one of these four blocks, or choose task=node",
         )
     if kernels.repeats < 3 or kernels.point_s <= 0 or kernels.sustained_s <= 0:
         raise ConfigError(
-            f"repeats is {kernels.repeats}, point_s {kernels.point_s:g}, sustained_s {kernels.sustained_s:g}",
+            f"repeats is {kernels.repeats}, point_s is {kernels.point_s:g} and sustained_s is {kernels.sustained_s:g}, "
+            "but repeats must be 3 or more, and the times above 0",
             where="task.kernels.repeats, point_s, sustained_s",
-            fix="use 3 repeats or more, and times above 0",
+            fix="set repeats to 3 or more, and point_s and sustained_s to seconds above 0",
         )
     if kernels.tolerance is not None and not 0 <= kernels.tolerance < 1:
         raise ConfigError(
             f"tolerance is {kernels.tolerance:g}, but must be between 0 and 1",
             where="task.kernels.tolerance",
-            fix="set it between 0 and 1, such as 0.02, or null",
+            fix="set task.kernels.tolerance to a share such as 0.02, or to null",
         )
 
 
@@ -72,17 +73,21 @@ def _check_tp(config: Config) -> None:
         raise ConfigError(
             f"tp {tp} does not divide the {', '.join(undivided)} of {model.name}",
             where="parallel.tp",
-            fix="use a tp that divides them: the shapes are those of one TP rank",
+            fix="set parallel.tp to a divisor of these sizes: the measured shapes are those of one TP rank",
         )
 
 
 def _check_gemms(gemms: Gemms, config: Config) -> None:
     where = "task.kernels.gemm.shapes"
     if not gemms.shapes and not gemms.from_model and not gemms.sustained:
-        raise ConfigError("no GEMM shapes are given", where=where, fix="list [M, N, K], or set from_model=true")
+        raise ConfigError(
+            "the list of GEMM shapes is empty", where=where, fix="list shapes [M, N, K], or set from_model=true"
+        )
     for shape in [*gemms.shapes, *gemms.sustained]:
         if len(shape) != 3 or min(shape) < 1:
-            raise ConfigError(f"{shape} is not a valid shape [M, N, K]", where=where, fix="give three numbers above 0")
+            raise ConfigError(
+                f"{shape} is not a valid shape [M, N, K]", where=where, fix="write three integers above 0"
+            )
         m, n, k = shape
         if max(m * n, m * k, n * k) > MAX_ELEMENTS:
             raise ConfigError(
@@ -93,9 +98,9 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
     if GemmPrecision.fp8 in precisions(gemms, config):
         for m, n, k in fp8_refused(gemms, config):
             raise ConfigError(
-                f"[{m}, {n}, {k}] is not possible in FP8: N and K must be multiples of {FP8_MULTIPLE}",
+                f"the shape [{m}, {n}, {k}] is not possible in FP8: N and K must be multiples of {FP8_MULTIPLE}",
                 where=where,
-                fix="use another shape, or task.kernels.gemm.precisions=[bf16]",
+                fix="use another shape, or set task.kernels.gemm.precisions=[bf16]",
             )
 
 
@@ -118,7 +123,7 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
         raise ConfigError(
             f"a {device} does not support GEMMs in {', '.join(one.name for one in chosen) or 'no precision'}",
             where="task.kernels.gemm.precisions",
-            fix=f"choose from {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or set it to null",
+            fix=f"set precisions to some of {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or to null",
         )
 
 
@@ -145,13 +150,15 @@ def _check_copies(copies: Copies) -> None:
 
 def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str = "") -> None:
     if not sizes:
-        raise ConfigError("no message sizes are given", where=where, fix="list bytes, such as [1024, 1048576]")
+        raise ConfigError(
+            "the list of message sizes is empty", where=where, fix="list sizes in bytes, such as [1024, 1048576]"
+        )
     for size in sizes:
         if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
             raise ConfigError(
-                f"{size:,} is not a valid number of bytes here",
+                f"the size {size:,} must be a multiple of {multiple} from {multiple} to {2 * MAX_ELEMENTS:,} bytes",
                 where=where,
-                fix=f"use a multiple of {multiple} up to {2 * MAX_ELEMENTS:,}{otherwise}",
+                fix=f"set a multiple of {multiple}{otherwise}",
             )
 
 
@@ -165,18 +172,18 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
         )
     if not collectives.operations:
         raise ConfigError(
-            "no collective operation is given",
+            "the list of collective operations is empty",
             where="task.kernels.collectives.operations",
-            fix="list all_reduce or others",
+            fix="list operations, such as [all_reduce], or set task.kernels.collectives=null",
         )
     for count in group_sizes(collectives, num_ranks):
         if not 2 <= count <= num_ranks:
             raise ConfigError(
-                f"a collective of {count} ranks is not possible in a job of {num_ranks}",
+                f"a collective of {count} ranks is not possible in a job of {num_ranks} ranks",
                 where=where,
-                fix=f"use 2 to {num_ranks}",
+                fix=f"set task.kernels.collectives.ranks to numbers from 2 to {num_ranks}",
             )
-        other = f", or use another number than {count} in task.kernels.collectives.ranks"
+        other = f", or replace {count} in task.kernels.collectives.ranks by another number of ranks"
         _check_sizes(
             collectives.sizes_bytes, "task.kernels.collectives.sizes_bytes", multiple=4 * count, otherwise=other
         )
@@ -192,12 +199,19 @@ def group_sizes(collectives: Collectives, num_ranks: int) -> list[int]:
 
 def _check_attention(attention: Attentions, config: Config) -> None:
     where = "task.kernels.attention.seq_lengths, tokens"
-    for length in attention.seq_lengths or [0]:
+    for length in attention.seq_lengths or ([] if attention.batches else [0]):
         if length < 1 or attention.tokens % length:
             raise ConfigError(
-                f"{attention.tokens:,} tokens cannot be divided into rows of {length}",
+                f"{attention.tokens:,} tokens cannot be divided into rows of {length} tokens",
                 where=where,
-                fix="list divisors of task.kernels.attention.tokens",
+                fix="list divisors of task.kernels.attention.tokens, or use task.kernels.attention.batches",
+            )
+    for batch in attention.batches:
+        if len(batch) != 2 or min(batch) < 1:
+            raise ConfigError(
+                f"{batch} is not a valid batch [rows, tokens of a row]",
+                where="task.kernels.attention.batches",
+                fix="give two numbers above 0",
             )
     is_gpu = config.cluster.device is Device.cuda
     for backend in attention.backends or []:
@@ -205,7 +219,7 @@ def _check_attention(attention: Attentions, config: Config) -> None:
             raise ConfigError(
                 f"the attention backend {backend.name} does not exist on a {'GPU' if is_gpu else 'CPU'}",
                 where="task.kernels.attention.backends",
-                fix=f"choose from {', '.join(one.name for one in backends(is_gpu=is_gpu))}, or set it to null",
+                fix=f"set backends to some of {', '.join(one.name for one in backends(is_gpu=is_gpu))}, or to null",
             )
 
 

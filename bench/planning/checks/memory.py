@@ -15,7 +15,7 @@ def check(config: Config, memory: Memory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g}: weights "
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
         f"workspace {memory.workspace_gib:.1f}",
@@ -47,13 +47,13 @@ def check_offload(config: Config) -> None:
         return
     if config.training_recipe.recompute is Recompute.full:
         raise ConfigError(
-            "offload_activations has no effect with recompute=full, which stores no layer activations",
+            "offload_activations has no effect, because recompute=full stores no layer activations",
             where="recipe.offload_activations, recipe.recompute",
             fix="set recipe.recompute=fit, or recipe.offload_activations=false",
         )
     if layer_of(config) is Layer.megatron:
         raise ConfigError(
-            "offload_activations needs our own layers, but this model uses megatron-core's layers",
+            "offload_activations needs runstop's own layers, but this model uses megatron-core's layers",
             where="recipe.offload_activations, precision",
-            fix="set precision=bf16 for adapters of a Llama, or recipe.offload_activations=false",
+            fix="set recipe.offload_activations=false; adapters of a Llama with precision=bf16 use runstop's layers",
         )

@@ -23,34 +23,44 @@ def _check_signs(config: Config) -> None:
     """Refuse counts and sizes that are not positive, and optional amounts that are negative."""
     for key, value in _positive(config).items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{value} is not a positive number", where=key, fix=f"set {key} to a positive number")
+            raise ConfigError(
+                f"{key} is {value}, not a positive number", where=key, fix=f"set {key} to a positive number"
+            )
     for key, amount in _not_negative(config).items():
         if amount is not None and not 0 <= amount < math.inf:
-            raise ConfigError(f"{amount} is negative or not finite", where=key, fix=f"set {key} to 0 or more")
+            raise ConfigError(
+                f"{key} is {amount}, not a finite number of 0 or more", where=key, fix=f"set {key} to 0 or more"
+            )
     for key, number in _floats(config, ""):
         if not math.isfinite(number):  # JSON, the format of a plan, has no such number
-            raise ConfigError(f"{number} is not finite", where=key, fix=f"set {key} to a number")
+            raise ConfigError(f"{key} is {number}, not a finite number", where=key, fix=f"set {key} to a finite number")
 
 
 def _check_upper_limits(config: Config) -> None:
     r = config.recipe
     for key, beta in ({"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2} if r else {}).items():
         if not 0 <= beta < 1:
-            raise ConfigError(f"{beta} is not in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1")
+            raise ConfigError(
+                f"{key} is {beta}, but must be in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1"
+            )
     largest = {
         "trials": (config.trials, MAX_TRIALS),
         "task.training.max_steps": (config.training.max_steps if config.task.training else None, MAX_STEPS),
     }
     for key, (count, limit) in largest.items():
         if count is not None and count > limit:
-            raise ConfigError(f"{count} is above {limit}", where=key, fix=f"set {key} to {limit} or less")
+            raise ConfigError(f"{key} is {count}, more than {limit}", where=key, fix=f"set {key} to {limit} or less")
     stall = config.launch.stall
     if stall is not None and stall.factor <= 1:
-        what = f"a stall factor of {stall.factor:g} would end healthy trials"
-        raise ConfigError(what, where="launch.stall.factor", fix="set it above 1, or launch.stall=null")
+        what = f"launch.stall.factor is {stall.factor:g}, but at 1 or less the watchdog ends trials without a stall"
+        raise ConfigError(
+            what, where="launch.stall.factor", fix="set launch.stall.factor above 1, or launch.stall=null"
+        )
     port = config.cluster.master_port
     if port is not None and not 1 <= port <= 65535:
-        raise ConfigError(f"{port} is not a valid port", where="cluster.master_port", fix="use 1 to 65535, or null")
+        raise ConfigError(
+            f"{port} is not a valid port", where="cluster.master_port", fix="set a port from 1 to 65535, or null"
+        )
 
 
 def _positive(config: Config) -> dict[str, float | None]:
@@ -81,7 +91,9 @@ def _positive(config: Config) -> dict[str, float | None]:
 def _not_negative(config: Config) -> dict[str, float | None]:
     """Return the numbers that must not be negative, by key."""
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
-    return {**(_values("recipe", config.recipe, recipe) if config.recipe else {}), "seed_base": config.seed_base}
+    vboost = config.cluster.slurm.vboost if config.cluster.slurm else None
+    of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
+    return {**of_recipe, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:
@@ -121,7 +133,7 @@ def _check_rates(config: Config) -> None:
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
     if not all(0 < number < math.inf for number in all_rates):
         raise ConfigError(
-            "every rate must be above 0 and finite",
+            "a rate is zero, negative or not finite",
             where="cluster.gpu.rates",
-            fix="give measured rates, or set cluster.gpu.rates=null",
+            fix="set all rates to measured values, or set cluster.gpu.rates=null",
         )

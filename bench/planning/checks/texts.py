@@ -40,9 +40,11 @@ def check(config: Config) -> None:
     """Raise ConfigError for the first text that is not valid for its key."""
     for key in config.cluster.environment:
         if not _KEY.fullmatch(key):
-            raise _refused(ENVIRONMENT, key, "is not a valid name of a variable", "use letters, digits and _")
+            raise _refused(
+                ENVIRONMENT, key, "is not a valid name of an environment variable", "use letters, digits and _"
+            )
         if key in SET_BY_JOB:
-            raise _refused(ENVIRONMENT, key, "is set by the job itself", "remove it")
+            raise _refused(ENVIRONMENT, key, "cannot be set: the job sets this variable itself", f"remove {key}")
     for place, _, text in texts.strings(config, ""):
         _check(place.removeprefix("."), text)
 
@@ -53,7 +55,7 @@ def _check(place: str, text: str) -> None:
         what = f"contains the control or format character U+{ord(letter):04X}"
         raise _refused(place, text, what, "write it as plain text on one line")
     if len(text) > MAX_TEXT:
-        raise _refused(place, text, f"has more than {MAX_TEXT:,} characters", "shorten it")
+        raise _refused(place, text, f"has more than {MAX_TEXT:,} characters", "write a shorter text")
     for places, pattern, fix in _PATTERNS:
         if place in places:
             _check_name(place, text, pattern, fix)
@@ -63,7 +65,7 @@ def _check(place: str, text: str) -> None:
 
 def _check_name(place: str, text: str, pattern: re.Pattern[str], fix: str) -> None:
     if len(text) > MAX_NAME:
-        raise _refused(place, text, f"has more than {MAX_NAME} characters", "shorten it")
+        raise _refused(place, text, f"has more than {MAX_NAME} characters", "write a shorter text")
     if not pattern.fullmatch(text):
         raise _refused(place, text, "is not a valid name of a folder, a job or an option", fix)
 
@@ -71,10 +73,10 @@ def _check_name(place: str, text: str, pattern: re.Pattern[str], fix: str) -> No
 def _check_path(place: str, text: str) -> None:
     """Refuse paths that the job's shell, which expands $DATADIR, would read differently from this program."""
     if "$" in _VARIABLE.sub("", text):
-        fix = "use a dollar sign only for variables in upper case, such as $NAME"
+        fix = "write a dollar sign only before the name of a variable in upper case, such as $NAME"
         raise _refused(place, text, "contains a dollar sign without a variable's name", fix)
     if place in PATHS and text.startswith("-"):
-        raise _refused(place, text, "starts with a dash, like an option", "start it with / or ./")
+        raise _refused(place, text, "starts with a dash, like an option", "begin the path with / or ./")
 
 
 def _refused(place: str, text: str, what: str, fix: str) -> ConfigError:

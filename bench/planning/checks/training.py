@@ -25,16 +25,16 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
     r, rows = config.training_recipe, config.training_data.train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
-            f"the evaluation interval of {every_steps} steps is {every_steps * r.global_batch_size} samples, "
-            f"more than the {rows} training rows",
+            f"the evaluation interval of {every_steps} steps is {every_steps * r.global_batch_size} samples, but there "
+            f"are only {rows} training rows",
             where="recipe.eval_every_samples, recipe.global_batch_size",
-            fix=f"evaluate at least every {rows // r.global_batch_size * r.global_batch_size} samples",
+            fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less",
         )
     if config.training.has_target and first_step > max_steps:
         raise ConfigError(
             f"the first evaluation (step {first_step}) is after the last step ({max_steps}): the target is unreachable",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
-            fix=f"set task.training.max_steps to at least {first_step}, or evaluate earlier",
+            fix=f"set task.training.max_steps to {first_step} or more, or lower recipe.eval_every_samples",
         )
 
 
@@ -43,7 +43,7 @@ def _check_profile(config: Config) -> None:
         raise ConfigError(
             "the profiler records the last warm-up step, but warmup_iterations is 0",
             where="launch.profile, recipe.warmup_iterations",
-            fix="set recipe.warmup_iterations to 2 or more; the first one compiles kernels",
+            fix="set recipe.warmup_iterations to 2 or more, because the first warm-up step compiles kernels",
         )
 
 
@@ -52,7 +52,7 @@ def check_steps(config: Config, max_steps: int) -> None:
     warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.train_rows
     if max_steps < 1:
         raise ConfigError(
-            f"an epoch of {rows} rows is smaller than one batch of {config.training_recipe.global_batch_size}",
+            f"an epoch of {rows} rows is smaller than one batch of {config.training_recipe.global_batch_size} rows",
             where="task.training.epochs, recipe.global_batch_size, data.train_rows",
             fix=f"set recipe.global_batch_size to {rows} or less",
         )
@@ -97,10 +97,10 @@ def _check_training(config: Config) -> None:
     training = config.training
     if (training.max_steps is None) == (training.epochs is None):
         raise ConfigError(
-            f"max_steps is {training.max_steps or 'null'}, epochs is {training.epochs or 'null'}: exactly one "
-            "must be set",
+            f"exactly one of max_steps and epochs must be set, but max_steps is {training.max_steps or 'null'} and "
+            f"epochs is {training.epochs or 'null'}",
             where="task.training.max_steps, task.training.epochs",
-            fix="set one of them, and set the other one to null",
+            fix="set max_steps or epochs to a number, and the other one to null",
         )
     if (training.starts_from is StartsFrom.task) != (training.base is not None):
         raise ConfigError(
@@ -120,7 +120,7 @@ def _check_training(config: Config) -> None:
             f"trains is {training.trains.name}, but "
             f"task.training.lora is {'null' if training.lora is None else 'given'}",
             where="task.training.trains, task.training.lora",
-            fix="set adapters for trains=lora or qlora, or set task.training.lora=null with trains=all",
+            fix="set task.training.lora for trains=lora or qlora, or set task.training.lora=null for trains=all",
         )
 
 
@@ -130,13 +130,13 @@ def _check_lora(config: Config) -> None:
         return
     if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
         raise ConfigError(
-            f"adapters are not possible on {_listed(unknown)}",
+            f"target_modules contains {_listed(unknown)}, which cannot have adapters",
             where="task.training.lora.target_modules",
-            fix=f"choose from {_listed(LORA_TARGETS)}",
+            fix=f"set target_modules to some of {_listed(LORA_TARGETS)}",
         )
     if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
         raise ConfigError(
-            f"invalid LoRA: rank {lora.rank}, dropout {lora.dropout}, target_modules {lora.target_modules}",
+            f"invalid LoRA settings: rank {lora.rank}, dropout {lora.dropout}, target_modules {lora.target_modules}",
             where="task.training.lora",
-            fix="use rank 1 or more, dropout in [0, 1) and at least one target module",
+            fix="set rank to 1 or more, dropout to a value in [0, 1) and target_modules to at least one module",
         )

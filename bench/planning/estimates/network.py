@@ -1,11 +1,13 @@
-"""Estimate the time of the collectives of a step from measured bus bandwidths."""
+"""Estimate the time of the collectives of a step from measured bus bandwidths and the links between GPUs."""
 
 import math
 from dataclasses import dataclass
 
 from bench.contract.plan import World
 from bench.contract.schema import Config, Rates
+from bench.planning.estimates import transports
 from bench.planning.estimates.parameters import kv_size
+from bench.planning.estimates.transports import Link
 from bench.planning.parallelism import tokens
 
 
@@ -30,6 +32,14 @@ def hidden_bytes(config: Config, world: World, size: int) -> float:
     return size * config.model.hidden_size * tokens(config, world)
 
 
+def collectives(config: Config, world: World, rates: Rates) -> "Collectives | None":
+    """Return the collectives of a layout; None if the bandwidth of a link that they need is not known."""
+    within, between = transports.within_node(config, rates), transports.between_nodes(config)
+    if (within is None and world.ranks_per_node > 1) or (between is None and world.num_nodes > 1):
+        return None
+    return Collectives(config, world, rates, within or Link(transport=None), between or Link(transport=None))
+
+
 @dataclass(frozen=True, slots=True)
 class Collectives:
     """The collectives of a layout, on GPUs with these rates."""
@@ -37,6 +47,8 @@ class Collectives:
     config: Config
     world: World
     rates: Rates
+    within_node: Link
+    between_nodes: Link
 
     def around_linears_s(self, gathered: int) -> float:
         """Return the seconds of the collectives around one pair of linears.
@@ -56,7 +68,24 @@ class Collectives:
 
     def exchange_s(self, size: float, *, ranks: int, stride: int) -> float:
         """Return the seconds of an all-gather or reduce-scatter of a tensor of `size` bytes; an all-reduce is both."""
+        return self.transfer_s(size, ranks=ranks, stride=stride) + self.latency_s(ranks=ranks, stride=stride)
+
+    def transfer_s(self, size: float, *, ranks: int, stride: int) -> float:
+        """Return the seconds of an exchange without the latency of its links."""
         return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, stride=stride) if ranks > 1 else 0.0
+
+    def latency_s(self, *, ranks: int, stride: int) -> float:
+        """Return the latency of an exchange: one step of NCCL's ring for each rank but the first.
+
+        Source: NCCL, src/graph/tuning.cc.
+        """
+        between = -(-ranks // self._in_node(stride)) - 1
+        return between * self.between_nodes.latency_s + (ranks - 1 - between) * self.within_node.latency_s
+
+    def send_s(self, size: float, *, ranks: int, stride: int) -> float:
+        """Return the seconds in which a rank sends `size` bytes to the next one of its group."""
+        link = self.between_nodes if ranks > self._in_node(stride) else self.within_node
+        return size / self.bandwidth(size, ranks=ranks, stride=stride) + link.latency_s
 
     def bandwidth(self, size: float, *, ranks: int, stride: int) -> float:
         """Return the bus bandwidth, in bytes/s, of a group whose rank numbers differ by `stride`.
@@ -64,9 +93,13 @@ class Collectives:
         Rank numbers run over tp first, then cp, dp and pp. A group that spans nodes has the total bandwidth of the
         network cards of its ranks on one node, one card per rank.
         """
-        bandwidth_gbs = rate_at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs)
-        in_node = max(1, self.world.ranks_per_node // stride)
+        bandwidth_gbs, in_node = rate_at(size / MIB, self.rates.busbw_mib, self.rates.busbw_gbs), self._in_node(stride)
+        if in_node > 1:
+            bandwidth_gbs = min(bandwidth_gbs, self.within_node.gbs)
         if ranks > in_node:
-            assert self.config.cluster.network_gbs is not None
-            bandwidth_gbs = min(bandwidth_gbs, self.config.cluster.network_gbs * in_node)
+            bandwidth_gbs = min(bandwidth_gbs, self.between_nodes.gbs * in_node)
         return bandwidth_gbs * 1e9
+
+    def _in_node(self, stride: int) -> int:
+        """Return how many ranks of a group a node has at most."""
+        return max(1, self.world.ranks_per_node // stride)

@@ -14,6 +14,7 @@ from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.training import Trains
+from bench.planning.estimates import network
 from bench.planning.estimates.activations import BYTES, layer_bytes
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, forward_traffic
@@ -114,16 +115,17 @@ _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
-    """Return the time of a step; None if no rate was measured for this GPU, for FP32 or between these nodes."""
+    """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks."""
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     if gpu is None or gpu.rates is None or config.precision is Precision.fp32:
         return None
-    if world.num_nodes > 1 and config.cluster.network_gbs is None:
+    collectives = network.collectives(config, world, gpu.rates)
+    if collectives is None:
         return None
     offloads = config.training_recipe.offload_moments or recomputed.offloaded_layers
     if offloads and gpu.rates.host_gbs is None:
         return None
-    return _Step(config, world, gpu.rates, Collectives(config, world, gpu.rates)).cost(recomputed)
+    return _Step(config, world, gpu.rates, collectives).cost(recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ class _Step:
             return Work()
         size = hidden_bytes(self.config, self.world, BYTES[self.config.precision]) / w.sequence_tp
         stride = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
-        return Work(communication_s=2 * w.vpp * size / self.collectives.bandwidth(size, ranks=w.pp, stride=stride))
+        return Work(communication_s=2 * w.vpp * self.collectives.send_s(size, ranks=w.pp, stride=stride))
 
     def update(self) -> Work:
         """Return the work once per step: the reduction of gradients over the replicas, and Adam."""
@@ -273,9 +275,9 @@ class _Step:
         sharded = config.parallel.distributed_optimizer
         size = trained * MAIN_GRADIENT_BYTES
         gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
-        collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * self.collectives.exchange_s(
-            size, ranks=replicas, stride=w.tp
-        )
+        transfer_s = self.collectives.transfer_s(size, ranks=replicas, stride=w.tp)
+        collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * transfer_s
+        collectives_s += 2 * self.collectives.latency_s(ranks=replicas, stride=w.tp)
         updated = trained / replicas if sharded else trained
         return Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
 

@@ -1,11 +1,11 @@
-"""Judge the nodes' GPUs and networks, as nvidia-smi and the kernel report them."""
+"""Judge the nodes' GPUs and networks, as nvidia-smi, amdsmi and the kernel report them."""
 
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from bench.contract import transport
-from bench.contract.node_facts import GpuFacts, Machine
+from bench.contract.node_facts import NOT_INSTALLED, GpuFacts, Machine
 from bench.contract.plan import Plan
 from bench.contract.schema import Device, Gpu
 from bench.preflight.nodes.load import Facts, grouped, listed
@@ -34,20 +34,20 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"CUDA_VISIBLE_DEVICES has {count} GPUs for rank {rank.rank} with local rank {rank.local_rank}"
-            fix = "request GPUs per node, not per task: cluster.slurm.gpu_request"
+            what = f"rank {rank.rank} uses GPU {rank.local_rank}, but its CUDA_VISIBLE_DEVICES has only {count} GPUs"
+            fix = "set cluster.slurm.gpu_request to a request of GPUs per node, not per task"
             yield broken("HW-03", what, rank.node, fix=fix)
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
         if machine.gpus is None:
             what = f"the GPUs cannot be queried: {machine.gpus_refused}"
-            has_no_smi = (machine.gpus_refused or "").startswith("there is no")  # an image may lack nvidia-smi
+            has_no_smi = (machine.gpus_refused or "").endswith(NOT_INSTALLED)  # an image may lack it
             yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
         elif len(machine.gpus) < ranks:
-            yield broken("HW-03", f"the node has {len(machine.gpus)} GPUs for {ranks} ranks", node)
+            yield broken("HW-03", f"the node has only {len(machine.gpus)} GPUs for {ranks} ranks", node)
         elif plan.config.cluster.gpu and (other := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
             what = f"{other}, but the plan is for {plan.config.cluster.gpu.name}"
-            yield broken("HW-03", what, node, fix="set cluster= to the config of these nodes, or use other nodes")
+            yield broken("HW-03", what, node, fix="set cluster= to the config of these nodes, or run on other nodes")
 
 
 def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -62,8 +62,13 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if _is_set(gpu.rows_failed):
                 yield broken("HW-01", "row remapping of the GPU memory failed", where)
             if _is_set(gpu.rows_pending):
-                fix = "have the GPU reset, which remaps the row"
-                yield broken("HW-01", "row remapping of the GPU memory is pending", where, fix=fix)
+                fix = "ask the admins to reset the GPU: the reset remaps the row"
+                yield broken(
+                    "HW-01",
+                    "the GPU memory has a row that is remapped only at the next reset of the GPU",
+                    where,
+                    fix=fix,
+                )
             if slowed := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
                 yield broken("HW-01", f"the GPU's clocks are throttled: {', '.join(slowed)}", where, severity="warning")
 
@@ -91,7 +96,9 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
             chosen = set(configured.split(",")) & set(up) if exact else transport.selected(configured, up)
             if not chosen:
                 yield broken(
-                    "NCC-01", f"{name}={configured} is not up; the active interfaces are {', '.join(up)}", node
+                    "NCC-01",
+                    f"no interface of {name}={configured} is up; the active interfaces are {', '.join(up)}",
+                    node,
                 )
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
                 what = f"{name}={configured} is the loopback interface, which other nodes cannot reach"
@@ -117,10 +124,10 @@ def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield broken("NCC-02", "no InfiniBand port is up on any node", listed(active), severity="warning")
     for node, ports in active.items():
         if anywhere and not ports:
-            what = f"no InfiniBand port is up on this node, but {len(anywhere)} are up on other nodes"
+            what = f"no InfiniBand port is up on this node, but {len(anywhere)} ports are up on other nodes"
             yield broken("NCC-03", what, node)
         elif lacking := sorted(anywhere - ports):
-            what = f"{', '.join(lacking)}: not up on this node, but up on other nodes"
+            what = f"the InfiniBand port {', '.join(lacking)} is down on this node, but up on other nodes"
             yield broken("NCC-03", what, node, severity="warning")
         if ports and not facts.machines[node].infiniband_devices:
             what = "InfiniBand ports are up, but the ranks cannot access the devices in /dev/infiniband"
@@ -132,8 +139,10 @@ def memlock(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for node, machine in facts.machines.items():
         limits = [rank.memlock_bytes for rank in ranks_of(facts, node) if rank.memlock_bytes != -1]
         if limits and _active(plan, machine):
-            what = f"ranks may lock only {min(limits) // 1024} KiB of memory, but InfiniBand needs locked buffers"
-            fix = "have `ulimit -l` set to unlimited for the daemon that starts the ranks (slurmd or containerd)"
+            what = (
+                f"ranks may lock only {min(limits) // 1024} KiB of memory (ulimit -l), but InfiniBand locks its buffers"
+            )
+            fix = "ask the admins to set `ulimit -l` to unlimited for slurmd or containerd, which starts the ranks"
             yield broken("NCC-03", what, node, fix=fix, severity="warning")
 
 

@@ -79,5 +79,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return node_facts.loads(path.read_text(), kind)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LogError(
-            f"cannot be read: {error}", where=str(path), fix="restart the job, which writes the file again"
+            f"the facts of a node cannot be read: {error}",
+            where=str(path),
+            fix="start the job again: its nodes write the file",
         ) from error

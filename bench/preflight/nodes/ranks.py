@@ -10,7 +10,7 @@ from bench.contract.node_facts import RankFacts
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Runtime
-from bench.images import store
+from bench.images import needed, store
 from bench.preflight.host import MIN_FREE_MIB
 from bench.preflight.nodes.load import Facts, grouped, listed
 from bench.rules.check import Finding, broken
@@ -21,18 +21,24 @@ def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
     planned, present = plan.world.num_ranks, {rank.rank for rank in facts.ranks}
     for size, nodes in grouped((rank.world_size, rank.node) for rank in facts.ranks).items():
         if size != planned:
-            what = f"ranks were started with world size {size}, but the plan has {planned}"
-            what += ": each rank is rank 0" if size == 1 else ""
+            what = f"ranks were started with a world size of {size}, but the plan has {planned} ranks"
+            what += ": every process is rank 0" if size == 1 else ""
             yield broken("NCC-05", what, listed(nodes))
     if missing := sorted(set(range(planned)) - present):
-        what = f"{len(missing)} of {planned} ranks have reported no facts: {_ranges(missing)}"
-        fix = "read their output in the job's log; if there is none, put LOGDIR on a file system that all nodes share"
+        what = f"{len(missing)} of {planned} ranks wrote no facts about their node: ranks {_ranges(missing)}"
+        fix = (
+            "read the output of these ranks in the job's log; without output, put LOGDIR on a file system of all nodes"
+        )
         yield broken("NCC-05", what, facts.folder, fix=fix)
 
 
 def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
-    """Yield the nodes whose ranks run outside the container or in another image than requested."""
+    """Yield the nodes whose ranks run outside the container, in another image, or in one without the engine."""
     container = plan.config.container
+    images = grouped((rank.software.image, rank.node) for rank in facts.ranks)
+    for image_json, nodes in images.items():
+        marker = _marker(image_json)
+        yield from needed.of_marker(plan.config, marker if isinstance(marker, dict) else {}, listed(nodes))
     if container.runtime is not Runtime.pyxis:
         return
     if outside := [rank.node for rank in facts.ranks if not rank.software.in_enroot]:
@@ -44,8 +50,8 @@ def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
     images = grouped((rank.software.image, rank.node) for rank in facts.ranks if rank.software.in_enroot)
     for image_json, nodes in images.items():
         if _marker(image_json) != record.marker:
-            what = f"ranks run in {_name(image_json)}, but the plan is for {_name(json.dumps(record.marker))}"
-            fix = "put the job id into --container-name, and remove older containers"
+            what = f"ranks run in {_name(image_json)}, but the image of the plan is {_name(json.dumps(record.marker))}"
+            fix = "put the job id into --container-name, and remove older containers of this name"
             yield broken("PYX-03", what, listed(nodes), fix=fix)
 
 
@@ -66,7 +72,7 @@ def versions(plan: Plan, facts: Facts) -> Iterator[Finding]:
             for name, groups in differing.items()
         )
         odd = [node for groups in differing.values() for nodes in list(groups.values())[1:] for node in nodes]
-        fix = None if in_container else "use the same environment on all nodes: a shared folder, or a container"
+        fix = None if in_container else "use the same Python environment on all nodes: a shared folder, or a container"
         rule = "PYX-03" if in_container else "RUN-08"
         yield broken(rule, f"the ranks have different software: {what}", listed(odd), fix=fix)
 
@@ -77,7 +83,7 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     for names, nodes in grouped((rank.not_as_planned, rank.node) for rank in facts.ranks).items():
         if names:
-            what = f"{', '.join(names)}: the value in the container differs from the plan"
+            what = f"the container has other values than the plan for {', '.join(names)}"
             yield broken("PYX-09", what, listed(nodes), severity="warning")
 
 
@@ -93,7 +99,7 @@ def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if len(missing) == len(seen):
             yield broken(rule, f"{what} is missing on every node", where)
         else:
-            fix = "put it on a shared file system that all nodes mount at the same path"
+            fix = "put this path on a shared file system that all nodes mount at the same path"
             yield broken(rule, f"{what} exists on only {len(seen) - len(missing)} of {len(seen)} nodes", where, fix=fix)
 
 

@@ -32,7 +32,7 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     lora = _lora(plan)
     if model.config.model_type != "llama":
         raise ConfigError(
-            f"{plan.config.model.name} is a {model.config.model_type}; adapters are implemented for Llama models only",
+            f"only Llama models can have adapters, but {plan.config.model.name} is a {model.config.model_type} model",
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )

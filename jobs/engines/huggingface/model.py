@@ -1,5 +1,6 @@
 """Build a plan's model with transformers on the meta device; its strategy allocates the weights."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -11,12 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from transformers.initialization import no_init_weights
 
 from bench.contract.engine import Bf16
+from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.packages import settings
+from jobs.profiles.ranges import forward_range
 from jobs.weights import families
 
 
@@ -161,5 +164,24 @@ def _checkpoint_activations(model: PreTrainedModel, plan: TrainingPlan) -> None:
     """
     is_zero_3 = plan.deepspeed is not None and settings(plan).is_sharded
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": is_zero_3})
+    for module in model.modules():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = _in_ranges(module._gradient_checkpointing_func)
     if is_zero_3:
         model.enable_input_require_grads()
+
+
+def _in_ranges(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a checkpoint function whose layers run in a profiler range.
+
+    transformers checkpoints a layer's `forward`, so that hooks of the layer do not run when it is recomputed.
+    """
+
+    def run(forward: Callable[..., Any], *args: Any) -> Any:
+        def in_range(*args: Any) -> Any:
+            with forward_range(Part.residual):
+                return forward(*args)
+
+        return checkpoint(in_range, *args)
+
+    return run

@@ -42,7 +42,7 @@ def free_bytes(num_gpus: int) -> list[int]:
         raise ConfigError(
             f"strategy=balanced needs {num_gpus} GPUs for its layers, but only {visible} are visible to this process",
             where="engine.huggingface.num_gpus, CUDA_VISIBLE_DEVICES",
-            fix=f"set engine.huggingface.num_gpus={visible}, or make {num_gpus} GPUs visible",
+            fix=f"set engine.huggingface.num_gpus={visible}, or set CUDA_VISIBLE_DEVICES to {num_gpus} GPUs",
             rule="HW-03",
         )
     return [torch.cuda.mem_get_info(index)[0] for index in range(num_gpus)]
@@ -63,7 +63,7 @@ def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
         raise ConfigError(
             f"the weights do not fit into {len(free)} GPUs: no memory for {left[0]} and {len(left) - 1} other modules",
             where="engine.huggingface.num_gpus",
-            fix="use more GPUs, or a smaller model",
+            fix="raise engine.huggingface.num_gpus, or choose a smaller model",
             rule="RUN-03",
         )
     return devices

@@ -70,9 +70,9 @@ class HuggingFaceFolder:
             llama_config.check(self._source.config, model, where=str(folder / "config.json"))
             if tensor_map.is_fused(self._source):
                 raise ConfigError(
-                    "this folder stores q, k and v as one tensor; transformers' Llama needs three",
+                    "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
                     where=str(folder),
-                    fix="use the weights that Meta publishes, or train with engine=megatron",
+                    fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
                 )
 
     def read(self, name: str, shape: Shape) -> Tensor:
@@ -100,7 +100,7 @@ class MegatronFolder:
             raise ConfigError(
                 f"the linears of this checkpoint are in {stored.name}, which engine=huggingface cannot load",
                 where=str(folder),
-                fix="point MODEL at the Hugging Face folder, or convert it without --fp8 and --nf4",
+                fix="set MODEL to the Hugging Face folder, or to a conversion without --fp8 and --nf4",
             )
         self._reader, self._model, self._family = Reader(folder), model, families.family_of(model)
         weights = self._family.weights(model)
@@ -189,7 +189,7 @@ def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
         raise ConfigError(
             f"this is not a checkpoint of {model.name}: {'; '.join(wrong)}",
             where=where,
-            fix="point MODEL at a folder of this model (GPT-3 here uses exact GELU, not GPT-2's tanh approximation)",
+            fix="set MODEL to a folder of this model (GPT-3 here uses exact GELU, not GPT-2's tanh approximation)",
             rule="CFG-06",
         )
 
@@ -199,6 +199,6 @@ def _wrong_model(model: Model, folder: Path, *, name: str, shape: Shape | None, 
     return ConfigError(
         f"this is not a checkpoint of {model.name}: {name} {actual}",
         where=str(folder),
-        fix="run jobs.tasks.prepare, or point MODEL at the weights of this model",
+        fix="run python -m jobs.tasks.prepare, or set MODEL to the weights of this model",
         rule="CFG-06",
     )

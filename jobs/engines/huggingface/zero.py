@@ -146,16 +146,16 @@ def require(plan: TrainingPlan) -> None:
         ConfigError: it does not; the message contains DeepSpeed's own.
     """
     if plan.deepspeed is None:
-        what, fix = "the plan has no settings for DeepSpeed", "plan the run again with this version of runstop"
+        what, fix = "the plan has no settings for DeepSpeed", "start a new run with this version of runstop"
         raise ConfigError(what, where="plan.deepspeed", fix=fix)
     try:
         deepspeed.DeepSpeedConfig(dict(plan.deepspeed))
     except (ValueError, AssertionError, TypeError, deepspeed.runtime.config.DeepSpeedConfigError) as error:
         name = settings(plan).deepspeed_json
         raise ConfigError(
-            f"DeepSpeed rejects its settings: {_reason(error)}",
+            f"DeepSpeed rejects the settings of the plan: {_reason(error)}",
             where=name or "engine.huggingface",
-            fix="correct the file" if name else "choose another engine.huggingface.zero_stage or offload",
+            fix="correct this file" if name else "choose another engine.huggingface.zero_stage or offload",
         ) from error
 
 

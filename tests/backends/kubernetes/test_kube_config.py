@@ -24,7 +24,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     ),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "the volume data must have either claim or host_path", "data"),
+        (checks.volumes_of_config, "KUB-15", "the volume data must have exactly one of claim and host_path", "data"),
     ),
     "claim": (
         {"model": Volume(claim="A b")},
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is not a valid unprivileged port", "port")),
     "queue": (
         {"queue": "a", "version": "1.23"},
-        (checks.shape, "KUB-16", "before Kubernetes 1.24 a run is one Job per node", "queue"),
+        (checks.shape, "KUB-16", "queue is set, but before Kubernetes 1.24 every node of a run is a Job", "queue"),
     ),
     "jobset": (
         {"object": ObjectKind.jobset, "version": "1.26"},
@@ -72,6 +72,24 @@ def test_an_invalid_setting_is_reported(case: str) -> None:
     assert (one.rule, one.severity, one.where) == (rule, "error", f"{K}.{key}") and one.what.startswith(what)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "resource", "what"),
+    [
+        ("mi300x", "nvidia.com/gpu", ["nvidia.com/gpu is not the resource of AMD Instinct MI300X"]),
+        ("h200", "amd.com/gpu", ["amd.com/gpu is not the resource of NVIDIA H200 SXM 141GB"]),
+        ("mi300x", "amd.com/gpu", []),
+        ("h200", "nvidia.com/mig-1g.18gb", []),
+        ("h200", "example.com/h200", []),
+    ],
+)
+def test_pods_request_the_gpus_of_the_plan(gpu: str, resource: str, what: list[str]) -> None:
+    words = ("task=lora_8b", "cluster=kubernetes", "model.weights=random", f"gpu@cluster.gpu={gpu}")
+    plan = compose.compose([*words, f"cluster.kubernetes.gpu_resource={resource}"])
+    problems = findings(checks.shape, Subject(plan, ""))
+    assert [one.what for one in problems] == what
+    assert all(one.fix == f"set it to {'amd' if gpu == 'mi300x' else 'nvidia'}.com/gpu" for one in problems)
+
+
 @pytest.mark.parametrize("changes", [{"port": 1024}, {"port": 65535}, {"shm_gib": 1, "grace_s": 1, "keep_h": 0}])
 def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
     assert findings(checks.shape, settled(changes)) == []
@@ -86,11 +104,13 @@ def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
 def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert findings(checks.volumes_of_config, settled({})) == []
     (one,) = findings(checks.volumes_of_config, settled({"results": None}))
-    assert (one.what, one.where) == ("no volume is mounted at cluster.paths.logs", f"{K}.results")
+    assert (one.what, one.where) == ("cluster.paths.logs is in no volume of the pods", f"{K}.results")
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"
-    assert "runs cannot be used as a path in pods" in [one.what for one in findings(checks.volumes_of_config, relative)]
+    assert "runs cannot be a path in pods, because it is not absolute, or contains $ or a colon" in [
+        one.what for one in findings(checks.volumes_of_config, relative)
+    ]
 
 
 def test_settings_of_another_backend_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

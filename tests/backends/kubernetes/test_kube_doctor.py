@@ -17,7 +17,7 @@ def findings(user: User, *words: str, tier: str = "login") -> dict[str, str]:
 def test_problems_of_a_request_are_found_before_it_is_sent(user: User, cluster: Cluster) -> None:
     assert findings(user) == {}
     assert (
-        "no node offers nvidia.com/gpu"
+        "no node has the resource nvidia.com/gpu"
         in findings(user, "+cluster.kubernetes.resources={nvidia.com/gpu: '8'}")["KUB-17"]
     )
     newer = findings(user, "cluster.kubernetes.version='1.31'", "cluster.kubernetes.object=jobset",

@@ -230,7 +230,7 @@ def test_a_pod_of_a_finished_run_starts_no_runner(pod: Pod, capsys: pytest.Captu
     pod.run.mkdir(parents=True)
     write(pod.run, jobs=[JOB], outcome="failed", exit_code=2)
     assert pod.starts(1, "file:29400") == 2 and not pod.started
-    assert capsys.readouterr().out == "this job has already finished the run: exit code 2\n"
+    assert capsys.readouterr().out == "this job has already finished the run with exit code 2: nothing to do\n"
 
 
 def test_waiting_for_the_first_pod_ends_after_fifteen_minutes(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:

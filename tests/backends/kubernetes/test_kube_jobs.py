@@ -23,7 +23,7 @@ from bench.rules.finding import broken
 from helpers.api_server import ApiServer, refusal
 
 NAMESPACE, BATCH = "/api/v1/namespaces/default", "/apis/batch/v1/namespaces/default/jobs"
-LOST = NoServerError("the API server does not answer: timed out", where="https://here", fix="try again", rule="KUB-12")
+LOST = NoServerError("the API server does not respond: timed out", where="https://here", fix="try again", rule="KUB-12")
 BACKEND = KubernetesBackend()
 
 
@@ -112,8 +112,8 @@ def test_if_one_object_is_refused_all_are_deleted(api: ApiServer, folder: Path) 
     with pytest.raises(SubmitError, match="spec.x: no such field") as refused:
         BACKEND.submit(planned(), folder)
     assert (refused.value.where, refused.value.rule) == (f"Job {name}-1", None)
-    left = f"; then delete what is left: kubectl -n default delete job/{name}-0"
-    assert refused.value.fix == f"correct the field that the message names, under cluster.kubernetes{left}"
+    left = f"; then delete the remaining objects: kubectl -n default delete job/{name}-0"
+    assert refused.value.fix == f"correct the field named in this message, under cluster.kubernetes{left}"
     gone = [
         f"DELETE {place}?propagationPolicy=Background"
         for place in (f"{BATCH}/{name}-0", f"{NAMESPACE}/configmaps/{name}")
@@ -142,13 +142,13 @@ def test_a_missing_kind_is_distinguished_from_a_missing_namespace(
         BACKEND.submit(planned(), folder)
     assert refused.value.rule == rule
     assert refused.value.what == ("the cluster does not support the kind Job (batch/v1)" if rule else message)
-    assert ("have the operator of this kind installed" in refused.value.fix) is (rule is not None)
+    assert ("to install the operator that provides" in refused.value.fix) is (rule is not None)
 
 
 def test_after_a_lost_answer_the_note_is_kept_until_the_job_is_seen(api: ApiServer, folder: Path) -> None:
     name = names.of_folder(folder, 1)
     api.answers[f"POST {BATCH} {name}-1"] = LOST
-    with pytest.raises(SubmitError, match="timed out; the job may have been created anyway") as lost:
+    with pytest.raises(SubmitError, match="timed out; the job may exist anyway") as lost:
         BACKEND.submit(planned(), folder)
     assert (lost.value.rule, lost.value.where) == ("KUB-12", "https://here")
     assert lost.value.fix.endswith(f"if it does not: runstop resume '{folder}'")
@@ -173,7 +173,7 @@ def test_a_lost_answer_does_not_matter_if_the_job_is_seen(api: ApiServer, folder
     assert BACKEND.submit(planned(), folder) == f"job/default/{name}" == held(folder)["jobs"][0]["id"]
     other = f"POST {BATCH} {names.of_folder(folder, 2)}-0"
     api.answers |= {other: LOST, f"GET {BATCH}": LOST}
-    with pytest.raises(SubmitError, match="may have been created"):
+    with pytest.raises(SubmitError, match="may exist anyway"):
         BACKEND.resume(folder, trials_left=3)
 
 
@@ -217,7 +217,9 @@ def test_runs_on_kubernetes_have_one_job_each() -> None:
     assert BACKEND.exclude_nodes(plan, ["c", "b"]) == "cluster.kubernetes.exclude_nodes=[a,c,b]"
     rendered = BACKEND.render(plan)
     assert [*BACKEND.differences(rendered, plan_kinds.dumps(plan))] == []
-    assert [*BACKEND.differences(rendered, plan_kinds.dumps(planned()))] == ["the manifest contains a different plan"]
+    assert [*BACKEND.differences(rendered, plan_kinds.dumps(planned()))] == [
+        "the plan in the manifest differs from the plan.json of the run"
+    ]
     assert BACKEND.rank_environment(plan) == plan.environment
     assert BACKEND.subject(plan, "laptop").script == rendered and not BACKEND.subject(plan, "laptop").answers
 
@@ -240,7 +242,7 @@ def test_a_server_that_does_not_answer_is_reported_with_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(NoServerError, match="KUB-12: the API server does not answer: .*refused") as lost:
+    with pytest.raises(NoServerError, match="KUB-12: the API server does not respond: .*refused") as lost:
         client.request("GET", "/version", context="a")
     assert lost.value.where == "http://127.0.0.1:9"
     with pytest.raises(ConfigError, match="KUB-12: no usable kubeconfig: .*lab"):

@@ -19,7 +19,7 @@ NAMESPACE = "/api/v1/namespaces/team"
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 CLAIM = f"GET {NAMESPACE}/persistentvolumeclaims/runstop-"
 ALLOCATABLE = {"nvidia.com/gpu": "8", "cpu": "64", "memory": "1024Gi", "rdma/rdma_shared_device_a": "1k"}
-DOWN = NoServerError("the API server does not answer: refused", where="https://here", fix="try again", rule="KUB-12")
+DOWN = NoServerError("the API server does not respond: refused", where="https://here", fix="try again", rule="KUB-12")
 
 
 def planned(*overrides: str) -> Plan:
@@ -99,7 +99,8 @@ def test_a_suitable_cluster_has_no_problems(look: Look) -> None:
 
 
 WHERE = "cluster.kubernetes"
-TOO_FEW = "nodes are large enough for a pod, but the run needs 2; the other nodes have too little"
+TOO_FEW = "nodes are large enough for a pod, but the run needs 2 nodes; the other nodes have too little"
+NO_RESOURCES = "no node has the resource memory, nvidia.com/gpu, rdma/rdma_shared_device_a, which the pods request"
 WANTED = f"{WHERE}.resources, gpu_resource, node_selector"
 QUOTAS = {"pods": "1", "requests.nvidia.com/gpu": "20", "limits.cpu": "127", "memory": "2Ti", "secrets": "0"}
 OBJECTS = {"configmaps": "1", "count/jobs.batch": "0", "requests.cpu": "128", "limits.memory": "2Ti"}
@@ -109,7 +110,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         {"GET /version": DOWN},
         "API server",
         "",
-        [broken("KUB-12", "the API server does not answer: refused", "https://here", fix="try again")],
+        [broken("KUB-12", "the API server does not respond: refused", "https://here", fix="try again")],
     ),
     "an older server": (
         {"GET /version": {"gitVersion": "v1.30.9"}},
@@ -117,9 +118,9 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "v1.30.9",
         [
             broken(
-                *("KUB-16", "the API server has version v1.30.9, which is older than the configured one"),
+                *("KUB-16", "the API server has version v1.30.9, which is older than cluster.kubernetes.version=1.31"),
                 f"{WHERE}.version=1.31",
-                fix="set it to 1.30",
+                fix="set cluster.kubernetes.version=1.30",
             )
         ],
     ),
@@ -131,7 +132,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             broken(
                 *("KUB-06", "the cluster does not support the kind Job (batch/v1)", f"{WHERE}.object"),
-                fix="have the operator of this kind installed, or choose object=job, which needs none",
+                fix="ask the admins to install the operator that provides Job, or set cluster.kubernetes.object=job",
             )
         ],
     ),
@@ -142,7 +143,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             broken(
                 *("KUB-06", "the cluster does not support the kind ConfigMap (v1)", f"{WHERE}.object"),
-                fix="have the operator of this kind installed, or choose object=job, which needs none",
+                fix="ask the admins to install the operator that provides ConfigMap, or set "
+                "cluster.kubernetes.object=job",
             )
         ],
     ),
@@ -162,13 +164,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         {"GET /api/v1/nodes": {"items": [node("a")]}},
         "nodes",
         "1 of 1 nodes",
-        [broken("KUB-02", "1 nodes are large enough for a pod, but the run needs 2", WANTED)],
+        [broken("KUB-02", "only 1 nodes are large enough for a pod, but the run needs 2 nodes", WANTED)],
     ),
     "small nodes": (
         {"GET /api/v1/nodes": {"items": [node("a"), node("b", cpu="63999m"), node("c", memory="1000G")]}},
         "nodes",
         "1 of 3 nodes",
-        [broken("KUB-02", f"1 {TOO_FEW} cpu, memory", WANTED)],
+        [broken("KUB-02", f"only 1 {TOO_FEW} cpu, memory", WANTED)],
     ),
     "nodes that nothing is known of": (
         {"GET /api/v1/nodes": {"items": [node("a", is_silent=True), node("b", cpu="1")]}},
@@ -177,7 +179,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             broken(
                 "KUB-02",
-                f"0 {TOO_FEW} cpu, memory, nvidia.com/gpu, "
+                f"only 0 {TOO_FEW} cpu, memory, nvidia.com/gpu, "
                 "rdma/rdma_shared_device_a",
                 WANTED,
             )
@@ -187,7 +189,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         {"GET /api/v1/nodes": {"items": [{**node(), "status": {"allocatable": {"cpu": "1"}}}]}},
         "nodes",
         "0 of 1 nodes",
-        [broken("KUB-17", "no node offers memory, nvidia.com/gpu, rdma/rdma_shared_device_a", WANTED)],
+        [broken("KUB-17", NO_RESOURCES, WANTED)],
     ),
     "small quotas": (
         {
@@ -201,9 +203,9 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "quota",
         "2 quotas",
         [
-            quota("pods: 1 of 1 left, but the run requests 2", "quota all"),
-            quota("requests.nvidia.com/gpu: 15 of 20 left, but the run requests 16", "quota all"),
-            quota("limits.cpu: 127 of 127 left, but the run requests 128", "quota all"),
+            quota("the run requests 2 of pods, but the quota has only 1 of 1 left", "quota all"),
+            quota("the run requests 16 of requests.nvidia.com/gpu, but the quota has only 15 of 20 left", "quota all"),
+            quota("the run requests 128 of limits.cpu, but the quota has only 127 of 127 left", "quota all"),
         ],
     ),
     "a quota of objects": (
@@ -215,8 +217,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "quota",
         "1 quotas",
         [
-            quota("configmaps: 0 of 1 left, but the run requests 1", "quota a"),
-            quota("count/jobs.batch: 0 of 0 left, but the run requests 1", "quota a"),
+            quota("the run requests 1 of configmaps, but the quota has only 0 of 1 left", "quota a"),
+            quota("the run requests 1 of count/jobs.batch, but the quota has only 0 of 0 left", "quota a"),
         ],
     ),
     "claims": (
@@ -230,7 +232,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             broken(
                 "KUB-08",
-                "claim runstop-results is Pending, not Bound; some storage classes bind it when the first pod uses it",
+                "claim runstop-results is Pending, not Bound; "
+"some storage classes bind a claim only when a pod uses it",
                 "storage class None",
                 severity="warning",
             ),
@@ -268,10 +271,10 @@ def test_a_quota_of_a_resource_that_pods_do_not_request_is_reported(look: Look) 
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.namespace=team"])
     results = look(server(**{f"GET {NAMESPACE}/resourcequotas": {"items": [hard]}}), plan)
     problems = [(one.severity, one.what, one.fix) for one in results["quota"].findings]
-    what = "the quota limits {}, so pods without {} are refused, unless a LimitRange sets a default"
+    what = "the pods do not set {}, but the quota of {} requires it, unless a LimitRange sets a default"
     assert problems == [
-        ("warning", what.format("limits.memory", "memory"), f"set {WHERE}.resources.memory"),
-        ("warning", what.format("requests.cpu", "cpu"), f"set {WHERE}.resources.cpu"),
+        ("warning", what.format("memory", "limits.memory"), f"set {WHERE}.resources.memory"),
+        ("warning", what.format("cpu", "requests.cpu"), f"set {WHERE}.resources.cpu"),
     ]
 
 
@@ -290,7 +293,7 @@ UNKNOWN = {
     "GET /api/v1/nodes": (refusal(403, "Forbidden", "may not list nodes"), "nodes", "nodes: may not list nodes"),
     "GET /apis/batch/v1": (refusal(401, "Unauthorized", "who?"), "object kinds", "kind Job: who?"),
     f"GET {NAMESPACE}/resourcequotas": (refusal(500, "", ""), "quota", "quota: HTTP 500"),
-    f"{CLAIM}data": (DOWN, "claims", "the API server does not answer: refused"),
+    f"{CLAIM}data": (DOWN, "claims", "the API server does not respond: refused"),
 }
 
 
@@ -327,7 +330,7 @@ def test_only_nodes_that_may_run_pods_are_counted(case: str, look: Look) -> None
     results = look(server(**{"GET /api/v1/nodes": {"items": [one]}}), plan)
     assert results["nodes"].seen == f"{counts:d} of {counts:d} nodes"
     assert [finding.what for finding in results["nodes"].findings] == [
-        f"{counts:d} nodes are large enough for a pod, but the run needs 2"
+        f"only {counts:d} nodes are large enough for a pod, but the run needs 2 nodes"
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_rank_of_an_earlier_attempt_writes_no_log(tmp_path: Path, monkeypatch:
     assert first.nonce in log.read_text()
     log.unlink()
     mllog.save(tmp_path, second)
-    with pytest.raises(ConfigError, match="^CFG-05: this rank was started for an earlier attempt at trial 0"):
+    with pytest.raises(ConfigError, match="^CFG-05: this rank belongs to an earlier attempt of trial 0"):
         program._opened(tmp_path, trial)
     file.unlink()
     with pytest.raises(ConfigError, match="a later attempt has begun"):

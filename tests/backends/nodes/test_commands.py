@@ -44,6 +44,7 @@ class FakeNodes:
     """A node whose loss is detected when ranks are stopped."""
     restarted: list[list[int]] = field(default_factory=list)
     started: list[tuple[str, int]] = field(default_factory=list)
+    names: Sequence[str] = ("rig0",)
 
     def start(self, command: Command, port: int, attempt: str | None = None) -> None:
         self.started.append((command.name, port))
@@ -126,6 +127,17 @@ def test_a_failed_required_rank_ends_the_trial(trial: Trial, codes: dict[int, in
     assert error.value.where == str(
         trial.folder / (run_files.RANK_LOGS if first is None else run_files.rank_output("trial 0", first))
     )
+
+
+def test_a_rank_that_was_killed_on_another_node_is_the_reason_although_its_peer_ended_first(trial: Trial) -> None:
+    trial.nodes.names = ("rig0", "rig1")
+    trial.report(0, time=3.0, what="the connection was closed", rule="NCC-06")
+    trial.nodes.codes = {0: 1}
+    assert trial.running.are_running(), "the other node may have the reason"
+    trial.nodes.codes = {0: 1, 1: 137}
+    assert not trial.running.are_running()
+    with pytest.raises(SubmitError, match="^RUN-02: rank 1 got SIGKILL"):
+        trial.running.check()
 
 
 def test_the_error_of_the_rank_that_failed_first_is_the_reason(trial: Trial) -> None:
@@ -273,7 +285,7 @@ def test_nodes_must_share_files_that_several_of_them_write() -> None:
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
     message = (
-        "HST-09: rank 0 cannot write the log: its host rig0 cannot .*\n  where: LOGDIR\n  fix:   start the run on rig0"
+        "HST-09: rank 0 runs on rig0 and cannot write the log: .*\n  where: LOGDIR\n  fix:   start the run on rig0"
     )
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))

@@ -201,13 +201,13 @@ def test_unexpected_nodes_are_refused_and_the_lead_keeps_waiting(
 
     cluster.nodes.join(cluster.port, token="ours", within_s=5.0, check=check)
     assert refused[1:] == [
-        "HST-03 the lead node refuses node 1: its token is not the token of this run",
+        "HST-03 the lead node refuses node 1: its token differs from the token of this run",
         "HST-03 the lead node refuses node 3: the run only waits for nodes [1, 2]",
         "HST-03 the lead node refuses node 0: the run only waits for nodes [1, 2]",
     ]
     name = "'" + "x" * 79
     assert capsys.readouterr().out.splitlines() == [
-        f"refused {name}: it does not know the token of this run",
+        f"refused {name}: this process does not know the token of this run",
         f"refused {name}: it claims to be node 3, which is not missing",
         f"refused {name}: it claims to be node 0, which is not missing",
     ]
@@ -229,7 +229,7 @@ def test_waiting_for_a_node_or_the_lead_has_a_timeout(cluster: Cluster, monkeypa
     checked = iter(range(3))
     with pytest.raises(CutShortError):
         member.join(lead, 1, token="ours", within_s=60.0, check=check)
-    message = r"HST-02: node 1, 2 has not joined within 0 s\n  where: --lead\n  fix:   check that it was started"
+    message = r"HST-02: node 1, 2 has not joined within 0 s\n  where: --lead\n  fix:   check on this node"
     with pytest.raises(BenchError, match=message):
         cluster.nodes.join(cluster.port, token="ours", within_s=0.0, check=never_interrupt)
     with pytest.raises(BenchError, match="within 0 s: no process listens at this address"):

@@ -166,7 +166,7 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
     opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
-    with pytest.raises(ConfigError, match="HST-09: rank 0 cannot write the log: its host rig0 cannot access"):
+    with pytest.raises(ConfigError, match="HST-09: rank 0 runs on rig0 and cannot write the log"):
         opening.__enter__()
     assert notes().count("shutdown rig0") == 1, "it is shut down"
 
@@ -280,9 +280,9 @@ def test_gpu_groups_that_do_not_fit_a_replica_are_reported(tmp_path: Path) -> No
     plan = planned("parallel.tp=2", "parallel.pp=1", "parallel.cp=2")
     plan.config.cluster.hosts = ["rig0:4x2", "rig1", "rig2:2x4", "rig3:8x1"]
     first, second = ssh.groups(ssh.SshBackend().subject(plan, "laptop"))
-    assert (first.rule, first.what) == ("HST-11", "rig0 has groups of 2 GPUs; a replica of the model needs 4")
+    assert (first.rule, first.what) == ("HST-11", "rig0 has groups of 2 GPUs, but a replica of the model needs 4 GPUs")
     assert (first.where, first.fix) == (
         "cluster.hosts",
-        "make parallel.tp x pp x cp equal to 2, or leave the groups out",
+        "make parallel.tp x pp x cp equal to 2, or remove the groups from cluster.hosts",
     )
     assert second.what.startswith("rig3 has groups of 1 GPUs")

@@ -116,7 +116,7 @@ def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
     what = "the cluster has Ray 2.9.0, but this machine has Ray 2.60.1"
     assert findings(results) == {
         "version": [broken("RAY-02", what, ADDRESS, fix=ray, severity="warning")],
-        "nodes": [broken("RAY-03", "1 of 2 nodes have CPU: 2, but the run needs 2", ADDRESS, fix=fix)],
+        "nodes": [broken("RAY-03", "1 of 2 Ray nodes have CPU: 2, but the run needs 2 such nodes", ADDRESS, fix=fix)],
     }
     dashboard.is_down = True
     results = looked(planned(), "login")
@@ -155,7 +155,7 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
     secret, unset = results["passed environment variables"]
     assert (secret.rule, secret.where) == ("CFG-07", "cluster.ray.environment")
     assert (
-        "Ray's dashboard would show the secret" in secret.what
+        "contains a secret that Ray's dashboard would show" in secret.what
         and "MY_PASSWORD" in secret.what
         and "horse" not in str(secret)
     )
@@ -163,10 +163,10 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
     assert results["no job array"] == [
         broken(
             *("CFG-09", "the Ray backend does not support job arrays", "launch.array"),
-            fix="set launch.array=false: the trials run one after another on the same nodes",
+            fix="set launch.array=false: then the trials run one after another on the same nodes",
         )
     ]
-    with pytest.raises(ConfigError, match="CFG-06: A is not set"):
+    with pytest.raises(ConfigError, match="CFG-06: the environment variable A is not set"):
         request.body(plan, Path("/a"), [Path("/a")], 1)
 
 
@@ -183,7 +183,9 @@ def test_a_kuberay_cluster_has_a_manifest_and_is_not_queried(dashboard: Dashboar
     assert (finding.rule, finding.where) == ("RAY-10", "cluster.ray.kuberay")
     assert finding.what == "runstop launch cannot submit a run to KubeRay"
     assert [*BACKEND.differences(subject.script, plan_kinds.dumps(plan))] == []
-    assert [*BACKEND.differences(subject.script, "{}")] == ["the manifest contains a different plan"]
+    assert [*BACKEND.differences(subject.script, "{}")] == [
+        "the plan in the manifest differs from the plan.json of the run"
+    ]
     assert not BACKEND.subject(plan, "laptop").answers
     assert BACKEND.subject(planned(), "laptop").script == ""
 
@@ -225,7 +227,7 @@ def test_options_for_sbatch_are_refused(dashboard: Dashboard, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("stops", "message", "fix"),
     [
-        (False, "the job has already ended", "run `runstop runs` to see how it ended"),
+        (False, "the job has already ended", "run `runstop runs` to see how the job ended"),
         (RuntimeError("\n no such job\nTraceback"), "no such job", "ray job stop a"),
     ],
 )

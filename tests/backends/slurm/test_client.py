@@ -259,10 +259,10 @@ def test_findings_contain_slurms_message(case: str, site: Callable[..., list[Che
 
 def test_an_unknown_account_that_slurm_accepts_is_a_warning(site: Callable[..., list[Checked]], stub: Stub) -> None:
     (finding,) = findings(site("cluster.slurm.account=nlp"))
-    assert finding.severity == "warning" and "choose from ml, root" in finding.fix
+    assert finding.severity == "warning" and "set cluster.slurm.account to one of ml, root" in finding.fix
     stub("sbatch", err="allocation failure: Invalid account or account/partition combination specified\n", exit_code=1)
     (finding,) = findings(site("cluster.slurm.account=nlp"))
-    assert finding.severity == "error" and "choose from ml, root" in finding.fix
+    assert finding.severity == "error" and "set cluster.slurm.account to one of ml, root" in finding.fix
 
 
 def test_if_srun_aborts_on_flags_without_value_the_fix_is_the_environment(

@@ -29,11 +29,11 @@ NODES = "cluster.num_nodes"
         (UP.format(nodes=2, size="1-infinite"), []),
         (
             UP.format(nodes=1, size="1-infinite"),
-            [("SLU-02", "error", "the job requests 2 nodes; partition batch has 1", NODES)],
+            [("SLU-02", "error", "the job requests 2 nodes, but partition batch has 1", NODES)],
         ),
         (
             UP.format(nodes=8, size="4-infinite"),
-            [("SLU-02", "error", "the job requests 2 nodes; partition batch requires at least 4", NODES)],
+            [("SLU-02", "error", "the job requests 2 nodes, but partition batch requires at least 4", NODES)],
         ),
         (
             UP.format(nodes=2, size="1-infinite").replace("idle", "down"),
@@ -41,7 +41,7 @@ NODES = "cluster.num_nodes"
                 (
                     "SLU-09",
                     "warning",
-                    "the job requests 2 nodes; 0 of 2 in partition batch are up: the job would wait",
+                    "the job requests 2 nodes and would wait: only 0 of 2 in partition batch are up",
                     NODES,
                 )
             ],
@@ -58,6 +58,6 @@ def test_the_time_limit_of_the_partition_applies_to_the_whole_job() -> None:
     assert finding == (
         "SLU-02",
         "error",
-        "the job requests 75 min; partition batch allows at most 60 min",
+        "the job requests 75 min, but partition batch allows at most 60 min",
         "walltime, trials",
     )

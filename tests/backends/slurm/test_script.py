@@ -195,7 +195,7 @@ def test_the_status_that_bash_writes_is_readable(tmp_path: Path) -> None:
 
 def test_a_run_on_this_machine_has_no_script() -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
-    with pytest.raises(ConfigError, match="a script cannot be rendered") as refused:
+    with pytest.raises(ConfigError, match="there is no script, because") as refused:
         backends.for_plan(plan).render(plan)
     assert refused.value.where == "cluster=local" and "cluster=dgx1" in refused.value.fix
 
@@ -287,6 +287,29 @@ def test_a_job_fails_if_its_run_is_not_valid_although_every_command_succeeded(
     """Slurm calls a job that exits with 0 COMPLETED. The last step writes status.json and exits with 1."""
     plan = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
     assert run_script(script.script(plan), tmp_path, acts=at("close", act)).code == code
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_the_boost_slider_is_set_on_each_node_before_any_command(tmp_path: Path, succeeds: bool) -> None:
+    """Once on each node, outside of the container; a node that refuses ends the job before its first rank starts."""
+    plan = compose.compose(["task=lora_tiny", "cluster=slurm_test", "cluster.slurm.vboost=1"])
+    acts = {} if succeeds else {"srun": 'case "$*" in *--vboost*) exit 1 ;; esac'}
+    sruns = run_script(script.script(plan), tmp_path, acts=acts).sruns()
+    of_plan = [
+        at for at, argv in enumerate(sruns) if any(f"jobs.{name}" in argument for argument in argv for name in PROGRAMS)
+    ]
+    (boost,) = [at for at, argv in enumerate(sruns) if "boost-slider" in argv]
+    assert sruns[boost][-6:] == ["sudo", "-n", "nvidia-smi", "boost-slider", "--vboost", "1"]
+    assert f"--ntasks={plan.world.num_nodes}" in sruns[boost] and not any(
+        "container" in argument for argument in sruns[boost]
+    )
+    assert bool(of_plan) is succeeds and all(boost < at for at in of_plan)
+    without = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
+    assert "vboost" not in script.script(without) and "vboost" not in plan_kinds.dumps(without)
+
+
+PROGRAMS = ("tasks", "node_checks")
+"""The packages of the programs that ranks run."""
 
 
 @pytest.mark.parametrize(("when", "requeues"), [("open", False), ("begin", True)])

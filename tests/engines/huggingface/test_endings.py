@@ -66,10 +66,10 @@ def test_ended_run_is_aborted_and_leaves_no_process(launch: Launch, tmp_path: Pa
 
 
 WRONG = {
-    "no JSON": ("{", "is not JSON", "write one JSON object"),
+    "no JSON": ("{", "is not JSON", "write a single JSON object into the file"),
     "another clip": ('{"gradient_clipping": 7}', "says gradient_clipping 7", "make both the same"),
     "an optimizer": ('{"optimizer": {"type": "Lion"}}', "has a block 'optimizer'", "leave 'optimizer' out"),
-    "what DeepSpeed refuses": ('{"zero_optimization": {"stage": 0, "nonsense": 1}}', "nonsense", "correct the file"),
+    "what DeepSpeed refuses": ('{"zero_optimization": {"stage": 0, "nonsense": 1}}', "nonsense", "correct this file"),
 }
 
 

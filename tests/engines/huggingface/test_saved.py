@@ -158,7 +158,7 @@ def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
     assert_close(weights(other.placement.model), own, rtol=0, atol=0)
     gpt: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
     with pytest.raises(
-        ConfigError, match=f"{plan.config.model.name} is a gpt2; adapters are implemented for Llama models only"
+        ConfigError, match=f"only Llama models can have adapters, but {plan.config.model.name} is a gpt2 model"
     ):
         adapters.attach(gpt, plan)
     lora: Any = plan.config.training.lora

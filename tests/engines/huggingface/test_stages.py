@@ -283,7 +283,7 @@ def test_settings_that_deepspeed_rejects_are_refused_with_its_message(
     assert "where: engine.huggingface\n" in str(caught.value) and "zero_stage or offload" in str(caught.value)
     block: Any = plan.config.engine.huggingface
     block.deepspeed_json = "mine.json"
-    pytest.raises(ConfigError, zero.require, plan).match("where: mine.json\n  fix:   correct the file")
+    pytest.raises(ConfigError, zero.require, plan).match("where: mine.json\n  fix:   correct this file")
 
 
 def test_a_plan_without_settings_for_deepspeed_is_refused(deepspeed: DeepSpeed, tmp_path: Path) -> None:

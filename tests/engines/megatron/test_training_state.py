@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: p
     path.write_bytes(content)
     engine, saving, _ = started(tmp_path)
     assert saving.resume() == 2
-    assert "step_4 is damaged (rank_0.distcp has another sha256); trying an older one" in capfd.readouterr().err
+    assert "step_4 is damaged (rank_0.distcp has another SHA-256); trying an older one" in capfd.readouterr().err
     assert trained(engine, range(3, 7))[2:] == expected
     for step in (2, 4):
         (tmp_path / "checkpoints" / "trial_0" / f"step_{step}" / "manifest.json").write_text("{")
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(ConfigError, match=r"0\.0 GiB are free, but 3 checkpoints of 0\.0 GiB need more"):
+    with pytest.raises(ConfigError, match=r"3 checkpoints of 0\.0 GiB do not fit: 0\.0 GiB are free"):
         started(tmp_path)[1].resume()
 
 

@@ -19,7 +19,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 from torch.autograd import Function
 
-from bench.contract.modules import Part
+from bench.contract.modules import Part, Phase
 from jobs.engines.megatron import tensor_parallel
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.frozen.ops import Fp8Ops, FrozenWeights
@@ -189,8 +189,10 @@ class _LayerPass:
     def mlp_backward(self, grad_MH: Tensor, saved: SavedActivations) -> tuple[Tensor, Quantized]:
         """Return the gradient of x + y, residual included: this rank's rows, and the rows of all TP ranks in FP8."""
         mlp, weights = self.layer.mlp, self.weights
-        with profile_range(Part.activation):
-            gate_up = saved.gate_up or self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
+        gate_up = saved.gate_up
+        if gate_up is None:
+            with profile_range(Phase.recomputation), profile_range(Part.activation):
+                gate_up = self.ops.swiglu_quantize(self.fc1(saved.mlp_normed))[1]
         with profile_range(Part.fc2):
             grad = self.tp.gather_quantized(self.ops.quantize(grad_MH))
             hidden_grad = self.ops.matmul(grad, weights.backward(mlp.linear_fc2))
@@ -212,7 +214,12 @@ class _LayerPass:
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of the layer's input (None unless needed), and of A and B of qkv and of proj."""
         attended_grad, *proj_grads = self.project_backward(grad_MH, grad, saved)
-        q, k, v = saved.qkv or self.heads(saved.normed, saved.qkv_low_MR)
+        qkv = saved.qkv
+        if qkv is None:
+            with profile_range(Phase.recomputation):
+                qkv = self.heads(saved.normed, saved.qkv_low_MR)
+        q, k, v = qkv
+        del qkv
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, q.shape[-1]))
         options = {"scale": q.shape[-1] ** -0.5, "group": self.cp_group}
         with profile_range(Part.attention):

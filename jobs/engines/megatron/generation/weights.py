@@ -140,15 +140,15 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
     }
     for what, size in split.items():
         if size % tp:
-            fix = f"make tp a divisor of {size}"
-            raise ConfigError(f"tp={tp} cannot split {size} {what}", where="parallel.tp", fix=fix)
+            fix = f"set parallel.tp to a divisor of {size}"
+            raise ConfigError(f"parallel.tp={tp} does not divide {size} {what}", where="parallel.tp", fix=fix)
     odd = {name: num_in for name, (_, num_in) in shapes(model, tp).items() if num_in % nf4.BLOCK}
     if precision is WeightPrecision.nf4 and odd:
         name, num_in = next(iter(odd.items()))
         raise ConfigError(
-            f"a row of {name} has {num_in} weights per rank, not a multiple of the NF4 block size {nf4.BLOCK}",
+            f"a row of {name} has {num_in} weights on each rank, but NF4 needs a multiple of {nf4.BLOCK}",
             where="parallel.tp, task.generation.nf4",
-            fix="choose a smaller tp, or another precision than NF4",
+            fix="lower parallel.tp, or set task.generation.nf4=null",
         )
 
 
@@ -223,7 +223,8 @@ def load(folder: Path, model: Model, place: Place) -> Weights:
         raise ConfigError(
             f"the checkpoint is in {saved_as.name}, but the task requests {precision.name}",
             where=str(folder),
-            fix=f"request {saved_as.name} in task.generation, or use a checkpoint converted without --{saved_as.name}",
+            fix=f"set {'task.generation.nf4=true' if saved_as is Stored.nf4 else 'precision=fp8'}, or convert the "
+            f"weights without --{saved_as.name}",
         )
     return _Loader(Reader(folder), model, place).weights(saved_as)
 

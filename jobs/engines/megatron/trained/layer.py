@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from bench.contract.modules import Part
+from bench.contract.modules import Part, Phase
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.hand_written_layer import HandWrittenLayer
 from jobs.engines.megatron.tensor_parallel import ParallelLinear, Pending, TensorParallel
@@ -175,7 +175,8 @@ class _LayerPass:
         normed: Pending[Operand] | None = None
         if saved.activation is None:
             normed = self.start_recompute_norm(saved.mlp_input_MH, saved.mlp_stats, norm)
-            saved.activation = self.activate(normed.wait())[1]
+            with profile_range(Phase.recomputation):
+                saved.activation = self.activate(normed.wait())[1]
         fc1_grad, hidden = self.activation_backward(grad, saved)
         with profile_range(Part.fc2):
             self.ops.add_weight_gradient(main_grad(self.fc2.weight), grad, hidden)
@@ -210,7 +211,8 @@ class _LayerPass:
         qkv, saved.qkv = saved.qkv, None
         if qkv is None:
             normed = self.start_recompute_norm(x_MH, saved.stats, norm)
-            qkv = self.heads(normed.wait())
+            with profile_range(Phase.recomputation):
+                qkv = self.heads(normed.wait())
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
         with profile_range(Part.attention):
             grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
