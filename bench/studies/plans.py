@@ -307,6 +307,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
     w, config = plan.world, plan.config
     split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
+    memory_gib, capacity_gib = plan.estimated_memory_gib
     return PlannedArm(
         name=name,
         backend=config.cluster.backend.name,
@@ -315,6 +316,8 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         num_nodes=w.num_nodes,
         device=gpu.name if gpu and config.cluster.device.name == "cuda" else config.cluster.device.name,
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
+        memory_gib=memory_gib,
+        capacity_gib=capacity_gib,
         walltime_min=plan.walltime_min,
         **(_of_training(trained) if (trained := training_plan(plan)) is not None else {}),
     )
@@ -329,8 +332,6 @@ def _of_training(plan: TrainingPlan) -> dict[str, Any]:
         "steps": plan.max_steps,
         "step_time_ms": 1000 * step_s if step_s else None,
         "tokens_s_gpu": plan.batch.tokens_per_step / step_s / plan.world.num_ranks if step_s else None,
-        "memory_gib": plan.memory.total_gib,
-        "capacity_gib": plan.memory.capacity_gib,
     }
 
 

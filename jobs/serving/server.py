@@ -184,6 +184,7 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "device": "cuda" if config.cluster.device is Device.cuda else "cpu",
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
+        "memory_fraction": f"{server.memory_fraction:g}",
     }
     template = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
     argv = [part.format(**values) for part in template]
