@@ -16,7 +16,7 @@ from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
 from bench.results.imported import Summary
-from bench.results.measurement import NOTHING_MEASURED, Measurement
+from bench.results.measurement import NOTHING_MEASURED, Distribution, Measurement
 from bench.rules.finding import Finding, errors
 
 OK = "ok"
@@ -312,6 +312,22 @@ def summaries(result: ServingResult) -> list[Summary]:
         )
         for load in result.loads
     ]
+
+
+def distributions(result: ServingResult) -> list[Distribution]:
+    """Return the latencies of each load, and the times to the first token if they were measured."""
+    return [one for load in result.loads for one in _distributions(load)]
+
+
+def _distributions(load: LoadResult) -> Iterator[Distribution]:
+    stated = [("Latency", "seconds from arrival to the last token", load.latency_s)]
+    if not load.no_token_times:
+        stated.append(("Time to the first token", "seconds from arrival to the first token", load.ttft_s))
+    for what, axis, values in stated:
+        answered = (s for s, one in zip(values, load.status, strict=True) if s is not None and one == OK)
+        if times := tuple(answered):
+            title = f"{what} ({load.load.name})"
+            yield Distribution(title=title, axis=axis, values=times, total=len(values))
 
 
 def _load(event: Event, request: Event) -> LoadResult | None:
