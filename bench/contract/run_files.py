@@ -215,6 +215,11 @@ def loadgen(trial: int | str, load: str) -> str:
     return f"{RANK_LOGS}/trial_{trial}.{load}.loadgen"
 
 
+def server_traces(trial: int | str) -> str:
+    """Return the folder to which the server writes the traces of its profile."""
+    return f"{RANK_LOGS}/trial_{trial}.server_traces"
+
+
 def binding(trial: int | str) -> str:
     """Return the file with the binding of a trial's log, which rank 0 reads."""
     return f"{RANK_LOGS}/trial_{trial}.attempt"

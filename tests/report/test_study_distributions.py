@@ -88,10 +88,13 @@ def test_no_times_to_the_first_token_of_a_server_that_batches_tokens(tmp_path: P
 @pytest.mark.long
 def test_the_page_has_the_same_curves_as_the_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, Figure] = {}
-    saved = distributions.save
-    monkeypatch.setattr(
-        distributions, "save", lambda figure, path: (drawn.update({path.stem: figure}), saved(figure, path))
-    )
+    save = distributions.save
+
+    def saved(figure: Figure, path: Path) -> None:
+        drawn[path.stem] = figure
+        save(figure, path)
+
+    monkeypatch.setattr(distributions, "save", saved)
     result = study(tmp_path / "study", {"vLLM 7B": [[4.0, 1.0, 3.0, 2.0]], "SGLang 7B": [[None, 8.0, 2.0, 4.0]]})
     with unpainted():
         report.write_study(result, tmp_path / "out")
