@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bench.contract import mllog
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Config, Device, ProfileKind
+from bench.contract.server_times import ServerTimes
 from bench.contract.serving import ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
@@ -16,6 +17,7 @@ from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shor
 from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, findings_table, value_text
+from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult
 
@@ -246,6 +248,7 @@ def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
         "notes": notes(serving),
+        "profile": None if serving.times is None else _profile(serving.times),
     }
 
 
@@ -368,6 +371,15 @@ def _loads(serving: ServingResult) -> TextTable:
     return TextTable("loads", rows, columns=COLUMNS, caption=caption, num_optional=NUM_OPTIONAL)
 
 
+def _profile(times: ServerTimes) -> TextTable:
+    return TextTable(
+        "GPU time of the server",
+        server_times.lines(times),
+        columns=server_times.COLUMNS,
+        caption=server_times.note(times),
+    )
+
+
 class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
     """Shows serving tasks."""
 
@@ -394,7 +406,8 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
             *([_knee_row(serving)] if serving.swept else []),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
         ]
-        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving)]
+        profile = [] if serving.times is None else [_profile(serving.times)]
+        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving), *profile]
 
     def detail_tables(self, trial: ShownTrial[ServingResult]) -> list[TextTable]:
         findings = (*trial.judged.result.findings, *trial.kind_result.findings)

@@ -11,10 +11,12 @@ from typing import Any
 from bench.contract import codec, mllog
 from bench.contract.plan import Plan, Trial
 from bench.contract.plan_kinds import ServingPlan, required
+from bench.contract.server_times import ServerTimes, parsed
 from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
+from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.measurement import NOTHING_MEASURED, Distribution, Measurement
 from bench.rules.finding import Finding, errors
@@ -153,6 +155,7 @@ UNITS = {
     "knee": "requests/s",
     "time_to_healthy": "s",
     "server_memory": "GiB",
+    **server_times.UNITS,
 }
 """The units of the measurements of a trial with one load, by name."""
 
@@ -176,6 +179,8 @@ class ServingResult:
     """The peak memory of the GPU that used most."""
     no_memory: str
     """Why the memory was not measured."""
+    times: ServerTimes | None
+    """The profile of the server; None if none was requested."""
     findings: tuple[Finding, ...]
 
     @property
@@ -237,6 +242,8 @@ def _measurements(result: ServingResult) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.times is not None:
+        yield from server_times.of_server(result.times)
 
 
 def _many(result: ServingResult) -> bool:
@@ -282,6 +289,7 @@ def read(log: Log, result: Result) -> ServingResult:
         missing=tuple(name for name in names if name not in by_name),
         memory_gib=number(memory.get("peak")),
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
+        times=parsed(log.value(mllog.SERVER_TIMES)),
         findings=tuple(finding for one in measured for finding in _findings(one)),
     )
 

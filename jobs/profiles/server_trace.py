@@ -78,7 +78,7 @@ def class_of(kernel: Kernel) -> KernelClass:
         return KernelClass.rope
     if kernel.kind is Kind.gemm:
         return KernelClass.gemm
-    if _TRITON.search(name):
+    if kernel.stream != traces.CPU_STREAM and _TRITON.search(name):
         return KernelClass.triton
     if _ATTENTION.search(name):
         return KernelClass.attention

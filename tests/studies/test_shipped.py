@@ -37,8 +37,10 @@ EXPECTED = {
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": (
         "cluster=dgxh200",
-        {"": 14, "parallel.tp is set, but the command line of transformers has no placeholder": 1},
+        {"": 14, "a server with one request needs": 1},
     ),
+    "dissect_serving_modules": ("cluster=dgxh200", {"": 3}),
+    "dissect_serving_tiny": ("cluster=local", {"": 2}),
     "h200_generation_eight": ("cluster=dgxh200", {"": 6}),
     "h200_training": ("cluster=dgxh200", {"": 24}),
     "kubernetes_memory": ("cluster=dgx8", {"": 9}),
@@ -86,7 +88,8 @@ def test_every_expected_study_exists() -> None:
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "kubernetes_memory", "roce", "dissect_links"}
     of_documents |= {f"dissect_{part}" for part in parts}
     ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
-    assert set(STUDIES) == {*of_documents, *ours, "kubernetes_overhead_tiny"}
+    in_small = {"kubernetes_overhead_tiny", "dissect_serving_tiny"}
+    assert set(STUDIES) == {*of_documents, "dissect_serving_modules", *ours, *in_small}
 
 
 def test_bf16_and_fp8_on_one_h200_are_planned_for_it() -> None:
@@ -254,8 +257,6 @@ def test_higher_is_better_is_the_same_in_studies_comparisons_and_histories() -> 
 
 
 PUBLISHED = sorted(path.stem for path in (ROOT / "conf" / "published").glob("*.yaml"))
-NO_ARM_YET = {"dissect_table_10", "dissect_table_11"}
-"""Times inside a server: no task of this kind measures them."""
 MOST_REASONS = 6
 
 
@@ -263,14 +264,14 @@ MOST_REASONS = 6
 def test_every_published_figure_has_an_arm_that_measures_it(name: str) -> None:
     """The arm has the labels, its kind has the measurement. "-" and "No solution" are no numbers."""
     missing = published_arms.missing(library.published(name), must_plan=False)
-    assert bool(missing) == (name in NO_ARM_YET), listed(name, missing)
+    assert not missing, listed(name, missing)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_figure_has_an_arm_that_is_planned_for_its_hardware(name: str) -> None:
     missing = published_arms.missing(library.published(name), must_plan=True)
-    assert bool(missing) == (name in NO_ARM_YET), listed(name, missing)
+    assert not missing, listed(name, missing)
 
 
 def listed(name: str, missing: list[published_arms.Missing]) -> str:
