@@ -70,8 +70,8 @@ def note(times: ServerTimes) -> str:
     of_steps = f"the mean of {times.num_steps} decode steps" if times.num_steps else "the whole profile"
     without = "" if times.num_steps else "; the kernels show no steps"
     return (
-        f"The server's first GPU, {of_steps}, with {times.running:,} requests{without}. Overlapping kernels are counted "
-        "once."
+        f"The server's first GPU, {of_steps}, with {times.running:,} requests{without}. Overlapping kernels are "
+        "counted once."
     )
 
 

@@ -45,7 +45,8 @@ def server_times(trace: Trace, *, num_layers: int, running: int) -> ServerTimes:
     on_stream = sorted((one for one in trace.kernels if one.stream == stream), key=lambda one: one.start_us)
     steps = decode_steps(on_stream, num_layers)
     timeline = None if not steps else _timeline(steps, num_layers)
-    windows = [(step[0], step[-1]) for step in steps] or [(on_stream[0].start_us, max(k.end_us for k in on_stream))]
+    whole = min(one.start_us for one in trace.kernels), max(one.end_us for one in trace.kernels)
+    windows = [(step[0], step[-1]) for step in steps] or [whole]
     spent_us, launches = _by_class(trace.kernels, stream, windows)
     return ServerTimes(
         device=trace.device,
@@ -105,7 +106,7 @@ def decode_steps(kernels: Sequence[Kernel], num_layers: int) -> list[list[float]
     """
     norms = [place for place, kernel in enumerate(kernels) if _NORM.search(kernel.name)]
     norms = [norm for norm in norms if not norm or not _NORM.search(kernels[norm - 1].name)]  # one of several kernels
-    ends = [*norms[1:], len(kernels)]
+    ends = [*norms[1:], len(kernels)][: len(norms)]
     kinds = "".join(
         "A" if any(_is_of_attention(one) for one in kernels[norm:end]) else "M"
         for norm, end in zip(norms, ends, strict=True)
