@@ -78,6 +78,7 @@ _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _GEMM = re.compile(
     r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitK|matmul"  # cuBLAS, cuBLASLt and CUTLASS
     r"|^_(down|down_backward|add_down_gradient)$"  # kernels of the LoRA adapters
+    r"|^_C::\w*mm$"  # vLLM's on a CPU
     r"|^aten::(mm|addmm|bmm|baddbmm|addmv|mv|_scaled_mm|_addmm_activation|mkldnn_linear)$",
     re.IGNORECASE,
 )

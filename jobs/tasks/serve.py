@@ -64,7 +64,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     tokenizer = _tokenizer_folder(serving, model)
     own = prompts.tokenizer(tokenizer)
     inputs.log_tokenizer(tokenizer / data_files.TOKENIZER, log)
-    is_profiled, traces = profile.is_requested(plan), folder / run_files.server_traces(trial.index)
+    is_profiled, traces = profile.is_requested(plan), (folder / run_files.server_traces(trial.index)).resolve()
     num_timed = serving.warm_up + serving.requests * len(plan.loads)
     num_prompts = num_timed + serving.requests * is_profiled
     texts = prompts.random_prompts(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)

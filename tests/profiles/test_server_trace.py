@@ -13,7 +13,7 @@ from bench.contract import server_times as times_of
 from bench.contract.server_times import KernelClass
 from bench.results import server_times as measured
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 from jobs.profiles import server_trace, trace
 from jobs.profiles.trace import Kernel, Trace
 
@@ -25,7 +25,7 @@ COMPUTE, COMMUNICATION = 7, 9
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     """Record some decode steps of a Llama of transformers on a CPU; return the file, and the profiler's own sums."""
-    transformers = pytest.importorskip("transformers")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=256, **shape)
     llama, cache = transformers.LlamaForCausalLM(config).eval(), transformers.DynamicCache(config=config)
@@ -103,11 +103,8 @@ def test_kernels_of_lightllm_are_summed_as_in_tables_x_and_xi() -> None:
     times = server_trace.server_times(of(kernels(4)), num_layers=LAYERS, running=1024)
     values = {one.name: one.value for one in measured.of_server(times)}
     assert times.num_steps == 4 and len(STEP) == 30
-    expected_us = {
-        **{"gemm": 9, "norm": 5, "rope": 2, "triton": 7, "element_wise": 1, "all_reduce": 5, "all_gather": 1},
-        **{"computation": 24, "communication": 6},
-    }
-    for name, count in expected_us.items():
+    expected_us = {"gemm": 9, "norm": 5, "rope": 2, "triton": 7, "element_wise": 1, "all_reduce": 5, "all_gather": 1}
+    for name, count in (expected_us | {"computation": 24, "communication": 6}).items():
         assert values[f"server_time_{name}"] == pytest.approx(10 * count / 1000), name
     assert values["server_time_other"] == pytest.approx(0.05 * 3 / 4), "the last step has no idle time after it"
     assert values["server_step_time"] == pytest.approx(0.3 + 0.05 * 3 / 4)
