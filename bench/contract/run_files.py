@@ -176,7 +176,7 @@ def telemetry(trial: int | str, node: str) -> str:
 
 
 def module_times(trial: int) -> str:
-    """Return the time breakdown of a trial's profiled warm-up steps."""
+    """Return the time breakdown of a trial's profiled warm-up steps, or of a server's decode steps."""
     return f"{RANK_LOGS}/trial_{trial}.modules.json"
 
 

@@ -112,8 +112,8 @@ def decode_steps(kernels: Sequence[Kernel], num_layers: int) -> list[list[float]
         for norm, end in zip(norms, ends, strict=True)
     )
     steps = []
-    for found in re.finditer(f"(?:AM){{{num_layers}}}M", kinds):
-        first, last = found.start(), found.end() - 1
+    for match in re.finditer(f"(?:AM){{{num_layers}}}M", kinds):
+        first, last = match.start(), match.end() - 1
         begin = _border(kernels, norms[first - 1], norms[first]) if first else 0
         following = norms[last + 1] if last + 1 < len(norms) else None
         end_us = max(kernel.end_us for kernel in kernels[norms[last] :])
@@ -169,16 +169,16 @@ def read(paths: Iterable[Path]) -> tuple[Path, Trace] | None:
 
     Servers also write traces of processes that only handle requests. None if there is no trace with work.
     """
-    found = []
+    candidates = []
     for path in sorted(paths):
         events = traces.events(path)
         trace = traces.trace(events)
         if any(kernel.kind in COMPUTES for kernel in trace.kernels):
-            found.append((_gpu(events), -sum(one.end_us - one.start_us for one in trace.kernels), path, trace))
-    if not found:
+            candidates.append((_gpu(events), -sum(one.end_us - one.start_us for one in trace.kernels), path, trace))
+    if not candidates:
         return None
-    on_gpus = [one for one in found if one[3].device == "cuda"]
-    *_, path, trace = min(on_gpus or found, key=lambda one: one[:2])
+    on_gpus = [one for one in candidates if one[3].device == "cuda"]
+    *_, path, trace = min(on_gpus or candidates, key=lambda one: one[:2])
     return path, trace
 
 

@@ -145,8 +145,8 @@ def read(path: Path) -> Trace:
 def events(path: Path) -> list[dict[str, Any]]:
     """Return the events in the file of a profile, which may be compressed."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        found: list[dict[str, Any]] = json.load(file)["traceEvents"]
-    return found
+        recorded: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return recorded
 
 
 def trace(events: list[dict[str, Any]]) -> Trace:

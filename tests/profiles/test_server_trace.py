@@ -45,9 +45,9 @@ def test_a_trace_of_the_profiler_has_the_decode_steps_and_the_profilers_own_sums
     recorded: tuple[Path, dict[str, float]],
 ) -> None:
     path, sums_us = recorded
-    found = server_trace.read([path])
-    assert found is not None and found[0] == path
-    times = server_trace.server_times(found[1], num_layers=LAYERS, running=4)
+    chosen = server_trace.read([path])
+    assert chosen is not None and chosen[0] == path
+    times = server_trace.server_times(chosen[1], num_layers=LAYERS, running=4)
     assert (times.device, times.running, times.num_steps) == ("cpu", 4, STEPS) and times.timeline is not None
     gemms_us = sum(us for name, us in sums_us.items() if name in ("aten::mm", "aten::addmm", "aten::matmul"))
     spent = {row.kernels: row for row in times.rows}
@@ -61,8 +61,8 @@ def test_a_trace_of_the_profiler_has_the_decode_steps_and_the_profilers_own_sums
     along_ms = line.before_layers_ms + line.attention_ms + line.mlp_ms + line.after_layers_ms
     assert along_ms == pytest.approx(times.time_ms) and min(line.attention_ms, line.mlp_ms) > 0
     raw = times_of.plain(times)
-    again = times_of.parsed(raw)
-    assert again is not None and times_of.plain(again) == raw and times_of.parsed({"time_ms": 1}) is None
+    parsed = times_of.parsed(raw)
+    assert parsed is not None and times_of.plain(parsed) == raw and times_of.parsed({"time_ms": 1}) is None
 
 
 STEP = (
@@ -84,23 +84,23 @@ STEP = (
 
 def kernels(steps: int, *, each_us: float = 10, idle_us: float = 50) -> list[Kernel]:
     """Return steps of kernels one after another, with idle time before each step."""
-    made, at_us = [], 0.0
+    built, at_us = [], 0.0
     for _ in range(steps):
         at_us += idle_us
         for name in STEP:
             stream = COMMUNICATION if name.startswith("nccl") else COMPUTE
-            made.append(Kernel(name, trace.kind_of(name), stream, at_us, at_us + each_us, None))
+            built.append(Kernel(name, trace.kind_of(name), stream, at_us, at_us + each_us, None))
             at_us += each_us
-    return made
+    return built
 
 
-def of(made: list[Kernel]) -> Trace:
-    return Trace(device="cuda", main_thread=0, kernels=made, ranges={}, operations={}, forward_of={})
+def trace_of(built: list[Kernel]) -> Trace:
+    return Trace(device="cuda", main_thread=0, kernels=built, ranges={}, operations={}, forward_of={})
 
 
 def test_kernels_of_lightllm_are_summed_as_in_tables_x_and_xi() -> None:
     """By hand: 30 kernels of 10 us each in a step of 2 layers; the idle time of 50 us is at the end of a step."""
-    times = server_trace.server_times(of(kernels(4)), num_layers=LAYERS, running=1024)
+    times = server_trace.server_times(trace_of(kernels(4)), num_layers=LAYERS, running=1024)
     values = {one.name: one.value for one in measured.of_server(times)}
     assert times.num_steps == 4 and len(STEP) == 30
     expected_us = {"gemm": 9, "norm": 5, "rope": 2, "triton": 7, "element_wise": 1, "all_reduce": 5, "all_gather": 1}
@@ -123,7 +123,7 @@ def test_only_whole_steps_are_counted(missing: int, more: int, steps: int) -> No
     """A profile begins and ends anywhere; a step that is cut before its first norm is still whole in its layers."""
     every = kernels(steps + 2)
     cut = every[missing : len(STEP) * (steps + 1) + more]
-    times = server_trace.server_times(of(cut), num_layers=LAYERS, running=1)
+    times = server_trace.server_times(trace_of(cut), num_layers=LAYERS, running=1)
     before_first_norm, after_last_norm = STEP.index("_rms_norm_fwd_fused"), len(STEP) - 4
     whole = steps + (missing <= before_first_norm) + (more > after_last_norm)
     assert times.num_steps == whole
@@ -131,8 +131,8 @@ def test_only_whole_steps_are_counted(missing: int, more: int, steps: int) -> No
 
 
 def test_without_norms_there_are_shares_and_no_steps() -> None:
-    made = [one for one in kernels(2) if "norm" not in one.name]
-    times = server_trace.server_times(of(made), num_layers=LAYERS, running=1)
+    built = [one for one in kernels(2) if "norm" not in one.name]
+    times = server_trace.server_times(trace_of(built), num_layers=LAYERS, running=1)
     names = {one.name for one in measured.of_server(times)}
     assert times.num_steps is None and times.timeline is None and "server_share_gemm" in names
     assert not any(name.startswith("server_time") for name in names) and "no steps" in measured.note(times)
@@ -141,7 +141,7 @@ def test_without_norms_there_are_shares_and_no_steps() -> None:
 def test_communication_behind_computation_is_not_counted() -> None:
     gemm = Kernel("ampere_gemm", trace.Kind.gemm, COMPUTE, 0, 100, None)
     reduce = Kernel("ncclDevKernel_AllReduce", trace.Kind.communication, COMMUNICATION, 60, 130, None)
-    times = server_trace.server_times(of([reduce, gemm]), num_layers=1, running=1)
+    times = server_trace.server_times(trace_of([reduce, gemm]), num_layers=1, running=1)
     assert {row.kernels: row.time_ms for row in times.rows} == {
         KernelClass.gemm: pytest.approx(0.1),
         KernelClass.all_reduce: pytest.approx(0.03),
@@ -187,8 +187,8 @@ def test_the_trace_of_the_first_gpu_is_read(tmp_path: Path) -> None:
     second = write("a_rank1.json", kernel)
     first = write("b_rank0.json", kernel | {"args": args | {"device": 0}})
     frontend = write("frontend.json", operation)
-    found = server_trace.read([frontend, second, first])
-    assert found is not None and found[0] == first and found[1].device == "cuda"
+    chosen = server_trace.read([frontend, second, first])
+    assert chosen is not None and chosen[0] == first and chosen[1].device == "cuda"
     idle = write("idle.json", {"ph": "M", "name": "process_name"})
     assert server_trace.read([idle]) is None
     assert (server_trace.read([idle, frontend]) or (None,))[0] == frontend

@@ -87,11 +87,11 @@ def test_no_times_to_the_first_token_of_a_server_that_batches_tokens(tmp_path: P
 
 @pytest.mark.long
 def test_the_page_has_the_same_curves_as_the_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     save = distributions.save
 
     def saved(figure: Figure, path: Path) -> None:
-        drawn[path.stem] = figure
+        figures[path.stem] = figure
         save(figure, path)
 
     monkeypatch.setattr(distributions, "save", saved)
@@ -99,7 +99,7 @@ def test_the_page_has_the_same_curves_as_the_drawing(tmp_path: Path, monkeypatch
     with unpainted():
         report.write_study(result, tmp_path / "out")
     assert {"cdf_1.png", "cdf_2.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    axes = drawn["cdf_1"].axes[0]
+    axes = figures["cdf_1"].axes[0]
     lines = {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
     assert lines == {
         "vLLM": ([1, 1, 2, 3, 4], [0, 25, 50, 75, 100]),

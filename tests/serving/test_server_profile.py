@@ -11,6 +11,9 @@ import pytest
 
 from bench.contract.plan_kinds import ServingPlan
 from bench.errors import ConfigError, SubmitError
+from bench.report import kinds
+from bench.report.kinds import ShownTrial
+from bench.report.serving import REPORT
 from bench.results import kind
 from bench.results.serving import ServingResult
 from helpers import ranks, serving
@@ -54,9 +57,15 @@ def test_a_server_with_endpoints_is_profiled_before_the_timed_load(tmp_path: Pat
     assert len(trace.read(tmp_path / "rank_logs/trial_0.trace.json.gz").kernels) == 42
     (longest, *_) = json.loads((tmp_path / "rank_logs/trial_0.modules.json").read_text())["kernels"]
     assert (longest["class"], longest["launches"]) == ("norm", 15)
-    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in (tmp_path / "result_0.txt").open()]
-    keys = [record["key"] for record in records]
+    lines = (tmp_path / "result_0.txt").read_text().splitlines()
+    keys = [json.loads(line.removeprefix(":::MLLOG "))["key"] for line in lines]
     assert keys.index(mllog.SERVER_TIMES) < keys.index(mllog.RUN_START), "it is not in the timed part"
+    profile = REPORT.tables(ShownTrial("0", kind.read(tmp_path / "result_0.txt")))[-1]
+    rows = {row[0]: row[1:] for row in profile.rows}
+    assert rows["GEMMs"] == ("0.500", "34.1", "5") and rows["MLP of all layers"] == ("0.400", "27.3", "")
+    assert rows["copies, and no kernel"][0] == "0.067" and "3 decode steps, with 24 requests" in profile.caption
+    page = kinds.load([tmp_path]).write(tmp_path / "page", title=None).read_text()
+    assert "GPU time of the server" in page and "all-reduce" not in page, "it had no communication"
 
 
 @pytest.mark.starts

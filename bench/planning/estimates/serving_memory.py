@@ -56,7 +56,7 @@ def token_bytes(model: Model, *, tp: int, element_bytes: int) -> int:
 def concurrent(load: Load, serving: Serving) -> int:
     """Return how many requests a load has at the same time, if the server meets the latency limit.
 
-    In the mean, a Poisson load has rate x latency requests (Little's law).
+    A Poisson load has rate x latency requests on average (Little's law).
     """
     if load.arrivals is Arrivals.one_by_one:
         return 1
