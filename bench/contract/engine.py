@@ -35,7 +35,8 @@ class Bf16(Enum):
     autocast = "autocast"
     """Weights, gradients and moments in FP32; GEMMs in BF16 under autocast, or from FSDP2's gathered BF16 copies."""
     pure = "pure"
-    """Weights, gradients and moments in BF16, without master weights."""
+    """Weights, gradients and moments in BF16. Only DeepSpeed has master weights, which are in BF16, too; it needs
+    zero_stage 1 to 3 for this."""
 
 
 BF16_OF = {

@@ -174,6 +174,8 @@ LOAD_MEASURED = "load_measured"
 """A load's name, with its fields in the plan and, per request in order of arrival, {latency_s, ttft_s, tpot_s,
 tokens_in, tokens_out} and {status}, or null; {together}: share of chunks that arrived together with the one before;
 {client}: client overhead; {loadgen}: loadgen's results."""
+SERVER_TIMES = "server_times"
+"""A profile of one GPU of the server while it decodes; `bench.contract.server_times` has its fields."""
 SERVER_MEMORY = "server_memory_gib"
 """The fullest GPU: memory {before} the server started, and its {peak} under load; or the reason {not_measured}."""
 

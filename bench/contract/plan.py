@@ -199,6 +199,11 @@ class Plan:
         return ()
 
     @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        """Estimated memory of the fullest GPU, and its capacity; None if the plan has no estimate, or no GPU."""
+        return None, None
+
+    @property
     def max_samples(self) -> int | None:
         """Maximum number of training samples of a trial; None for kinds that do not train."""
         return None

@@ -27,7 +27,7 @@ from bench.contract.plan import (
     World,
 )
 from bench.contract.schema import Config, not_of_kind
-from bench.contract.serving import Load
+from bench.contract.serving import Load, ServingMemory
 from bench.contract.task import Kind
 from bench.contract.training import Recipe
 from bench.errors import ConfigError
@@ -72,6 +72,10 @@ class TrainingPlan(Plan):
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
+
+    @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return self.memory.total_gib, self.memory.capacity_gib
 
     @property
     def recipe(self) -> Recipe:
@@ -150,6 +154,10 @@ class GenerationPlan(Plan):
     files: list[str]
 
     @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return self.memory.total_gib, self.memory.capacity_gib
+
+    @property
     def work(self) -> tuple[Any, ...]:
         return (self.requests,)
 
@@ -176,6 +184,12 @@ class ServingPlan(Plan):
     environment: dict[str, str]
     commands: list[Command]
     files: list[str]
+    memory: ServingMemory | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """None for a server that runs elsewhere, and in plans of earlier versions."""
+
+    @property
+    def estimated_memory_gib(self) -> tuple[float | None, float | None]:
+        return (None, None) if self.memory is None else (self.memory.total_gib, self.memory.capacity_gib)
 
     @property
     def work(self) -> tuple[Any, ...]:

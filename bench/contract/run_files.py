@@ -176,7 +176,7 @@ def telemetry(trial: int | str, node: str) -> str:
 
 
 def module_times(trial: int) -> str:
-    """Return the time breakdown of a trial's profiled warm-up steps."""
+    """Return the time breakdown of a trial's profiled warm-up steps, or of a server's decode steps."""
     return f"{RANK_LOGS}/trial_{trial}.modules.json"
 
 
@@ -213,6 +213,11 @@ def requests(trial: int | str, load: str) -> str:
 def loadgen(trial: int | str, load: str) -> str:
     """Return the folder of loadgen's logs of a load."""
     return f"{RANK_LOGS}/trial_{trial}.{load}.loadgen"
+
+
+def server_traces(trial: int | str) -> str:
+    """Return the folder to which the server writes the traces of its profile."""
+    return f"{RANK_LOGS}/trial_{trial}.server_traces"
 
 
 def binding(trial: int | str) -> str:

@@ -32,6 +32,21 @@ class Arrivals(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
+class ServerProfile:
+    """How the GPU time of a server is profiled, for launch.profile=modules.
+
+    Without endpoints, the server's Python processes record themselves under torch.profiler.
+    """
+
+    has_endpoints: bool = False
+    """The server has POST /start_profile and POST /stop_profile."""
+    options: list[str] = field(default_factory=list)
+    """Arguments added to the command line; {profile} is the folder of the traces."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables added for the profile, with {profile} as above."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Server:
     """A server and its command line; parallel.tp and precision apply to the server."""
 
@@ -40,7 +55,7 @@ class Server:
     """Source of the image and of the command line."""
     argv: list[str]
     """The command line, with the placeholders {python} (the interpreter of the ranks), {model}, {host}, {port}, {tp},
-    {device} and {total} (tokens of the longest request)."""
+    {device}, {total} (tokens of the longest request), {requests} and {memory_fraction}."""
     precisions: dict[str, list[str]]
     """Arguments added to argv per precision; precisions that are not listed are not supported."""
     cpu_options: list[str] = field(default_factory=list)
@@ -57,6 +72,10 @@ class Server:
     """The server is known to send several tokens together, so no time per token is reported."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the server only."""
+    memory_fraction: float = field(default=1.0, metadata=OMIT_DEFAULT)
+    """Share of the memory of a GPU that the server uses for weights, KV cache and temporary tensors."""
+    profile: ServerProfile | None = field(default=None, metadata=OMIT_DEFAULT)
+    """None: the server cannot be profiled."""
     health: str = "/health"
     """The path that returns 200 when the server is ready."""
     port: int | None = None
@@ -126,9 +145,40 @@ class Load:
         return self.name.replace(" ", "_").replace("/s", "")
 
 
-def command(server: Server, *, precision: str, is_cpu: bool) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMemory:
+    """Estimated memory of one GPU of the server; None where the GPU is unknown.
+
+    A server queues the requests that do not fit, so a load fits if the longest request fits.
+    """
+
+    weights_gib: float
+    workspace_gib: float
+    """CUDA's own memory, and temporary tensors of the longest prompt; a server that batches prompts needs more."""
+    request_gib: float
+    """The KV cache of one request at its full length."""
+    concurrent: int
+    """The most requests that the loads have at the same time."""
+    kv_cache_gib: float
+    """The KV cache of the concurrent requests that fit at the same time; of all of them if the GPU is unknown."""
+    total_gib: float
+    """Weights, workspace and this KV cache."""
+    capacity_gib: float | None
+    fraction: float
+    """The share of the capacity that the server uses."""
+    fitting: int | None
+    """How many of the concurrent requests fit at the same time."""
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.fitting is None else self.fitting > 0
+
+
+def command(server: Server, *, precision: str, is_cpu: bool, is_profiled: bool = False) -> list[str]:
     """Return the command line of a server, with placeholders."""
-    return [*server.argv, *server.precisions[precision], *(server.cpu_options if is_cpu else ()), *server.options]
+    of_device = server.cpu_options if is_cpu else []
+    of_profile = server.profile.options if is_profiled and server.profile else []
+    return [*server.argv, *server.precisions[precision], *of_device, *of_profile, *server.options]
 
 
 def total_tokens(serving: Serving) -> int:

@@ -7,7 +7,14 @@ from bench.contract.codec import OMIT_DEFAULT
 from bench.contract.local_sgd import LocalSgd
 
 LORA_TARGETS = ("linear_qkv", "linear_proj")
-"""The projections that support adapters, by megatron-core's names."""
+"""The projections that support adapters with a shared A, by megatron-core's names."""
+PEFT_MODULES = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""The linear layers of transformers' Llama that form each projection of megatron-core."""
 
 
 class Recompute(Enum):
@@ -49,6 +56,16 @@ class Lora:
     alpha: int
     dropout: float
     target_modules: list[str]
+    """megatron-core's names; with separate matrices A also PEFT's, such as q_proj."""
+    shared_a: bool = field(default=True, metadata=OMIT_DEFAULT)
+    """Whether q, k and v of a layer share one matrix A, as in megatron-core. False: each linear layer of target_modules
+    has its own A, as in PEFT."""
+
+    @property
+    def peft_modules(self) -> tuple[str, ...]:
+        """The linear layers with an adapter, by PEFT's names."""
+        names = (name for module in self.target_modules for name in PEFT_MODULES.get(module, (module,)))
+        return tuple(dict.fromkeys(names))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract.engine import MOST_ZERO_STAGE, Strategy
+from bench.contract.engine import MOST_ZERO_STAGE, Bf16, Strategy
 from bench.contract.plan import Batch
 from bench.contract.schema import Config, Precision
 from bench.errors import ConfigError
@@ -24,6 +24,12 @@ MOST_LIVE, SUB_GROUP = 1_000_000_000, 1_000_000_000
 """Stage 3: elements gathered at one time, and elements that the optimizer updates at one time. Source: as BUCKET."""
 PREFETCHED = 50_000_000
 """Stage 3: elements prefetched together, plus at most one weight. Source: as BUCKET."""
+PURE_BF16 = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
+"""Keys of DeepSpeed's block bf16: master weights and their gradients in BF16, and Adam's moments, too.
+
+Without offloaded states, DeepSpeed accepts the first key only together with the second. Source: DeepSpeed 0.19.8,
+runtime/base_optimizer.py, _configure_master_weights.
+"""
 OURS = ("optimizer", "scheduler")
 """Blocks of a file that would override the recipe's AdamW and learning rates."""
 
@@ -110,6 +116,7 @@ def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
     """Return the settings that the config implies, by DeepSpeed's keys."""
     hf, is_bf16 = config.huggingface, config.precision is Precision.bf16
     assert hf is not None
+    bf16 = {"enabled": is_bf16} | (dict.fromkeys(PURE_BF16, True) if hf.bf16_mode is Bf16.pure else {})
     zero: dict[str, Any] = {"stage": hf.zero_stage}
     if hf.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -120,7 +127,7 @@ def _wanted(config: Config, batch: Batch) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
         "gradient_clipping": config.training_recipe.clip_grad,
-        "bf16": {"enabled": is_bf16},
+        "bf16": bf16,
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
@@ -152,6 +159,10 @@ def _check(own: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
         here, there = (_device(offload.get(key)) for offload in offloads)
         if own and here != there:
             raise _differs(name, f"{ZERO}.{key}", here, there)
+    for key in PURE_BF16:
+        block = own.get("bf16")
+        if isinstance(block, dict) and block.get(key) and key not in wanted["bf16"]:
+            raise _differs(name, f"bf16.{key}", block[key], False)
     for key, here, there in _both(own, wanted):
         if key not in ("steps_per_print", "zero_allow_untested_optimizer") and here != there:
             raise _differs(name, key, here, there)
@@ -182,6 +193,7 @@ KEYS = {
     "gradient_accumulation_steps": "recipe.global_batch_size, recipe.micro_batch_size",
     "gradient_clipping": "recipe.clip_grad",
     "bf16.enabled": "precision",
+    **{f"bf16.{key}": "engine.huggingface.bf16" for key in PURE_BF16},
     "fp16.enabled": "precision",
 }
 """The config key for each of DeepSpeed's keys."""

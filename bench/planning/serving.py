@@ -7,14 +7,17 @@ from itertools import chain
 
 from bench.contract.model import Weights
 from bench.contract.plan_kinds import ServingPlan
-from bench.contract.schema import Config, Device
-from bench.contract.serving import Arrivals, Load, Server, Serving, total_tokens
+from bench.contract.schema import Config, Device, ProfileKind
+from bench.contract.serving import Arrivals, Load, Server, Serving, ServingMemory, total_tokens
 from bench.errors import ConfigError
 from bench.planning.commands import fields_of_all
+from bench.planning.estimates import serving_memory
 from bench.planning.parallelism import split
 
-PLACEHOLDERS = ("python", "model", "host", "port", "tp", "device", "total", "requests")
+PLACEHOLDERS = ("python", "model", "host", "port", "tp", "device", "total", "requests", "memory_fraction")
 """The placeholders of a server's command line."""
+PROFILE = "profile"
+"""The placeholder of the folder of traces, in the options of a profile."""
 MAX_REQUESTS = 20_000
 """One record of the log contains all latencies of a load, and a record has at most one megabyte."""
 SERVER = "task.serving.server"
@@ -64,7 +67,9 @@ def check(config: Config) -> None:
     _check_arrivals(serving)
     _check_place(config)
     _check_lengths(config)
+    _check_profile(config, serving.server)
     if serving.server.url is None:
+        _check_tensor_parallel(config)
         _check_started(config, serving.server)
     else:
         _check_elsewhere(serving.server)
@@ -145,6 +150,54 @@ def _check_place(config: Config) -> None:
         raise ConfigError(what, where="parallel.pp, parallel.cp", fix="set parallel.pp=1 parallel.cp=1")
 
 
+def _check_tensor_parallel(config: Config) -> None:
+    """Raise ConfigError if tp does not divide the model. Servers store copies of KV heads if there are more GPUs."""
+    m, tp, most = config.model, config.parallel.tp or 1, config.cluster.ranks_per_node
+
+    def undivided(tp: int) -> list[str]:
+        sizes = {"attention heads": m.num_attention_heads, "FFN columns": m.ffn_hidden_size}
+        wrong = [f"{size} {what}" for what, size in sizes.items() if size % tp]
+        return wrong + [f"{m.num_query_groups} KV heads"] * bool(m.num_query_groups % tp and tp % m.num_query_groups)
+
+    if wrong := undivided(tp):
+        legal = ", ".join(str(n) for n in range(1, most + 1) if not undivided(n))
+        what = f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}"
+        raise ConfigError(what, where="parallel.tp", fix=f"use one of {legal}")
+
+
+def _check_profile(config: Config, server: Server) -> None:
+    kind = config.launch.profile
+    if kind is ProfileKind.kernels:
+        what = "profile kernels needs training steps, but this task does not train"
+        raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules, or none")
+    if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
+        able = "transformers, vllm, sglang or lightllm"
+        raise ConfigError(
+            f"the GPU time of {server.name.name} cannot be profiled"
+            + (" at a URL: its traces are on its machine" if server.url is not None else ""),
+            where="launch.profile",
+            fix=f"set launch.profile=none, or start one of {able}",
+        )
+
+
+def check_memory(config: Config, needed: ServingMemory) -> None:
+    """Raise ConfigError if the weights and one request do not fit."""
+    if needed.fits is not False:
+        return
+    gpu = config.cluster.gpu
+    assert gpu is not None
+    least_gib = needed.weights_gib + needed.workspace_gib + needed.request_gib
+    usable_gib = needed.fraction * gpu.memory_gib
+    raise ConfigError(
+        f"a server with one request needs {least_gib:.1f} GiB per GPU, but of the {gpu.memory_gib:g} GiB of a "
+        f"{gpu.name} it uses {usable_gib:.1f}: weights {needed.weights_gib:.1f}, KV cache {needed.request_gib:.2f}, "
+        f"workspace {needed.workspace_gib:.1f}; the KV cache of all {needed.concurrent:,} requests would be "
+        f"{needed.concurrent * needed.request_gib:.1f}",
+        where=f"parallel.tp, precision, {SERVER}.memory_fraction",
+        fix="raise parallel.tp (it splits weights and KV cache), set precision=fp8, or use GPUs with more memory",
+    )
+
+
 def _check_lengths(config: Config) -> None:
     total, longest = total_tokens(required(config)), config.model.max_seq_length
     if total > longest:
@@ -167,6 +220,9 @@ def _check_started(config: Config, server: Server) -> None:
     if "tp" not in names and (config.parallel.tp or 1) > 1:
         what = f"parallel.tp is set, but the command line of {server.name.name} has no placeholder {{tp}}"
         raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or set server= to another server")
+    if not 0 < server.memory_fraction <= 1:
+        what = f"memory_fraction is {server.memory_fraction:g}; it must be above 0 and at most 1"
+        raise ConfigError(what, where=f"{SERVER}.memory_fraction", fix="set a share, such as 0.9")
     if config.precision.name not in server.precisions:
         raise ConfigError(
             f"{server.name.name} has no options for precision {config.precision.name}",
@@ -187,9 +243,16 @@ def _placeholders(server: Server) -> set[str]:
     """Return the placeholders in the command line; raises ConfigError for an unmatched brace."""
     arguments = [*server.argv, *chain(*server.precisions.values()), *server.cpu_options, *server.options]
     try:
-        return {field for argument in arguments for _, field, _, _ in string.Formatter().parse(argument) if field}
+        names = _fields(arguments)
+        if server.profile is not None:
+            names |= _fields([*server.profile.options, *server.profile.environment.values()]) - {PROFILE}
     except ValueError as error:
         raise ConfigError(f"the command line has a single brace: {error}", where=COMMAND, fix=BRACES) from error
+    return names
+
+
+def _fields(arguments: list[str]) -> set[str]:
+    return {field for argument in arguments for _, field, _, _ in string.Formatter().parse(argument) if field}
 
 
 def _check_elsewhere(server: Server) -> None:
@@ -210,9 +273,14 @@ def _check_elsewhere(server: Server) -> None:
 
 def make(config: Config, base: Config | None) -> ServingPlan:
     """Return the plan of a serving run."""
+    serving, memory = required(config), None
+    if serving.server.url is None:
+        memory = serving_memory.estimate(config, serving, loads(serving))
+        check_memory(config, memory)
     return ServingPlan(
         **fields_of_all(config),
         world=replace(split(config, tp=1, pp=1, cp=1, sp=False), tp=config.parallel.tp or 1, dp=1),
-        loads=loads(required(config)),
+        loads=loads(serving),
         base_dir=model_folder(config),
+        memory=memory,
     )

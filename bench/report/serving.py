@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.contract import mllog
 from bench.contract.plan_kinds import ServingPlan
-from bench.contract.schema import Device
-from bench.contract.serving import command
+from bench.contract.schema import Config, Device, ProfileKind
+from bench.contract.server_times import ServerTimes
+from bench.contract.serving import ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
 from bench.report import costs, drawings
@@ -16,6 +17,7 @@ from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shor
 from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, findings_table, value_text
+from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult
 
@@ -246,6 +248,7 @@ def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
         "notes": notes(serving),
+        "profile": None if serving.times is None else _profile(serving.times),
     }
 
 
@@ -282,7 +285,10 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
     weights = plan.base_dir or "random weights"
     if server.url is None:
-        argv = command(server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu)
+        is_profiled = c.launch.profile is ProfileKind.modules
+        argv = command(
+            server, precision=c.precision.name, is_cpu=c.cluster.device is Device.cpu, is_profiled=is_profiled
+        )
         place = f"{server.name.name}: {' '.join(argv)}"
         model = f"{c.model.name}, {weights}; {c.precision.name}, tp {plan.world.tp} on {device}"
     else:
@@ -298,7 +304,27 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
             f"{serving.requests:,} per load: {serving.tokens_in} input and {serving.tokens_out} output tokens each",
         ),
         ("limits", shown or "none"),
+        *([] if plan.memory is None else [(_memory_label(c), _planned_memory(plan.memory))]),
     ]
+
+
+def _memory_label(config: Config) -> str:
+    return "memory per GPU" if config.cluster.device is Device.cuda else "memory of the server"
+
+
+def _planned_memory(needed: ServingMemory) -> str:
+    """Return the estimated memory of a GPU, and how many requests it can hold."""
+    limit = fitting = waiting = ""
+    if needed.capacity_gib is not None and needed.fitting is not None:
+        limit = f" of {needed.capacity_gib:g}, of which the server uses {100 * needed.fraction:g} %"
+        fitting = f"{needed.fitting:,} of "
+        if needed.fitting < needed.concurrent:
+            waiting = f"; the others wait: all need {needed.concurrent * needed.request_gib:.1f}"
+    return (
+        f"{needed.total_gib:.1f} GiB{limit} (estimate): weights {needed.weights_gib:.1f}, workspace "
+        f"{needed.workspace_gib:.1f}, KV cache {needed.kv_cache_gib:.1f} for {fitting}{needed.concurrent:,} concurrent "
+        f"requests{waiting}"
+    )
 
 
 def loads_of_tools(summaries: Sequence[Summary]) -> TextTable:
@@ -353,6 +379,15 @@ def _loads(serving: ServingResult) -> TextTable:
     return TextTable("loads", rows, columns=COLUMNS, caption=caption, num_optional=NUM_OPTIONAL)
 
 
+def _profile(times: ServerTimes) -> TextTable:
+    return TextTable(
+        "GPU time of the server",
+        server_times.lines(times),
+        columns=server_times.COLUMNS,
+        caption=server_times.note(times),
+    )
+
+
 class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
     """Shows serving tasks."""
 
@@ -380,7 +415,8 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
             *([_knee_row(serving)] if serving.swept else []),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
         ]
-        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving)]
+        profile = [] if serving.times is None else [_profile(serving.times)]
+        return [TextTable(self.title(trial), [*rows, *more], caption="n = 1 run"), _loads(serving), *profile]
 
     def detail_tables(self, trial: ShownTrial[ServingResult]) -> list[TextTable]:
         findings = (*trial.judged.result.findings, *trial.kind_result.findings)

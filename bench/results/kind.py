@@ -19,7 +19,7 @@ from bench.mlperf.official import RULESETS, Verdict, official_verdict
 from bench.mlperf.result import Result
 from bench.results import generation, kernels, serving, training
 from bench.results.imported import Summary
-from bench.results.measurement import Measurement
+from bench.results.measurement import Distribution, Measurement
 from bench.rules.finding import errors
 
 
@@ -60,6 +60,8 @@ class TaskKind:
     """The module that turns its results into tables, pages and figures: a `bench.report.kind_report.KindReport`."""
     loads: Callable[[Any], list[Summary]] | None = None
     """Returns the loads of a result, to compare them with those of other load generators; None without loads."""
+    distributions: Callable[[Any], list[Distribution]] | None = None
+    """Returns the times of all requests of a result; None without requests."""
     has_official_rules: bool = False
     """Whether the official checker has rules for its logs."""
 
@@ -77,6 +79,7 @@ KINDS: Mapping[Kind, TaskKind] = {
         units=serving.UNITS,
         shown_by="bench.report.serving",
         loads=serving.summaries,
+        distributions=serving.distributions,
     ),
     Kind.kernels: TaskKind(
         marker=mllog.KERNELS_REQUESTED,

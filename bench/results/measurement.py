@@ -1,7 +1,7 @@
 """A measurement: name, unit, value, and the spread over its repetitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.mlperf.result import Result
@@ -22,6 +22,24 @@ class Measurement:
     p10: float | None = None
     p90: float | None = None
     """The 10th and 90th percentile over the repetitions; None for a single number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """The time of each request of a trial, in seconds."""
+
+    title: str
+    """What the times are, such as `Latency (burst)`."""
+    axis: str
+    """The label of an axis of these times."""
+    values: tuple[float, ...]
+    """Of the requests that were answered."""
+    total: int
+    """The number of all requests."""
+
+    def with_more(self, other: "Distribution") -> "Distribution":
+        """Return the distribution of the requests of both."""
+        return replace(self, values=(*self.values, *other.values), total=self.total + other.total)
 
 
 NOTHING_MEASURED = "the log has no measurement"

@@ -11,13 +11,15 @@ from typing import Any
 from bench.contract import codec, mllog
 from bench.contract.plan import Plan, Trial
 from bench.contract.plan_kinds import ServingPlan, required
+from bench.contract.server_times import ServerTimes, parsed
 from bench.contract.serving import Arrivals, LatencyLimits, Load
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
+from bench.results import server_times
 from bench.results.cost import with_costs
 from bench.results.imported import Summary
-from bench.results.measurement import NOTHING_MEASURED, Measurement
+from bench.results.measurement import NOTHING_MEASURED, Distribution, Measurement
 from bench.rules.finding import Finding, errors
 
 OK = "ok"
@@ -154,6 +156,7 @@ UNITS = {
     "knee": "requests/s",
     "time_to_healthy": "s",
     "server_memory": "GiB",
+    **server_times.UNITS,
 }
 """The units of the measurements of a trial with one load, by name."""
 
@@ -177,6 +180,8 @@ class ServingResult:
     """The peak memory of the GPU that used most."""
     no_memory: str
     """Why the memory was not measured."""
+    times: ServerTimes | None
+    """The profile of the server; None if none was requested."""
     findings: tuple[Finding, ...]
 
     @property
@@ -238,6 +243,8 @@ def _measurements(result: ServingResult) -> Iterator[Measurement]:
     ):
         if value is not None:
             yield Measurement(name=name, unit=unit, value=value)
+    if result.times is not None:
+        yield from server_times.of_server(result.times)
 
 
 def _many(result: ServingResult) -> bool:
@@ -283,6 +290,7 @@ def read(log: Log, result: Result) -> ServingResult:
         missing=tuple(name for name in names if name not in by_name),
         memory_gib=number(memory.get("peak")),
         no_memory=str(memory.get(mllog.NOT_MEASURED, "no record")),
+        times=parsed(log.value(mllog.SERVER_TIMES)),
         findings=tuple(finding for one in measured for finding in _findings(one)),
     )
 
@@ -313,6 +321,22 @@ def summaries(result: ServingResult) -> list[Summary]:
         )
         for load in result.loads
     ]
+
+
+def distributions(result: ServingResult) -> list[Distribution]:
+    """Return the latencies of each load, and the times to the first token if they were measured."""
+    return [one for load in result.loads for one in _distributions(load)]
+
+
+def _distributions(load: LoadResult) -> Iterator[Distribution]:
+    stated = [("Latency", "seconds from arrival to the last token", load.latency_s)]
+    if not load.no_token_times:
+        stated.append(("Time to the first token", "seconds from arrival to the first token", load.ttft_s))
+    for what, axis, values in stated:
+        answered = (s for s, one in zip(values, load.status, strict=True) if s is not None and one == OK)
+        if times := tuple(answered):
+            title = f"{what} ({load.load.name})"
+            yield Distribution(title=title, axis=axis, values=times, total=len(values))
 
 
 def _load(event: Event, request: Event) -> LoadResult | None:

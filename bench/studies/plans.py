@@ -307,6 +307,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
     w, config = plan.world, plan.config
     split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
     gpu = config.cluster.gpu
+    memory_gib, capacity_gib = plan.estimated_memory_gib
     return PlannedArm(
         name=name,
         backend=config.cluster.backend.name,
@@ -316,6 +317,8 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         device=gpu.name if gpu and config.cluster.device.name == "cuda" else config.cluster.device.name,
         environment={k: v for k, v in config.cluster.environment.items() if k.startswith("NCCL_")},
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
+        memory_gib=memory_gib,
+        capacity_gib=capacity_gib,
         walltime_min=plan.walltime_min,
         price_per_gpu_hour=config.cluster.price_per_gpu_hour,
         currency=config.cluster.currency if config.cluster.price_per_gpu_hour else "",
@@ -332,8 +335,6 @@ def _of_training(plan: TrainingPlan) -> dict[str, Any]:
         "steps": plan.max_steps,
         "step_time_ms": 1000 * step_s if step_s else None,
         "tokens_s_gpu": plan.batch.tokens_per_step / step_s / plan.world.num_ranks if step_s else None,
-        "memory_gib": plan.memory.total_gib,
-        "capacity_gib": plan.memory.capacity_gib,
     }
 
 

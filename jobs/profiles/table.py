@@ -20,7 +20,7 @@ from jobs.profiles.trace import Kernel, Kind, Moment, Span, Trace
 Interval = tuple[float, float]
 """Begin and end in microseconds."""
 Place = tuple[Phase, Part]
-_COMPUTES = (Kind.gemm, Kind.compute)
+COMPUTES = (Kind.gemm, Kind.compute)
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def divide(trace: Trace) -> DividedTime:
     stream = critical_stream(trace.kernels)
     free = [window(trace.kernels, steps, stream)]
     divided = DividedTime(defaultdict(Sums), free[0], len(steps) - 1)
-    for kernels in _by_precedence(trace.kernels, stream):
+    for kernels in by_precedence(trace.kernels, stream):
         free = _add(trace, kernels, free, divided)
     on_stream = sorted(
         (kernel for kernel in trace.kernels if kernel.stream == stream), key=lambda kernel: kernel.start_us
@@ -100,7 +100,7 @@ def critical_stream(kernels: Iterable[Kernel]) -> int:
     """Return the compute stream: the one with the longest compute time."""
     busy_us: dict[int, float] = defaultdict(float)
     for kernel in kernels:
-        if kernel.kind in _COMPUTES:
+        if kernel.kind in COMPUTES:
             busy_us[kernel.stream] += kernel.end_us - kernel.start_us
     return max(busy_us, key=lambda stream: busy_us[stream])
 
@@ -185,7 +185,7 @@ def part_of(trace: Trace, launched: Moment | None) -> Part:
     return Part.unnamed
 
 
-def _by_precedence(kernels: list[Kernel], stream: int) -> Iterable[list[Kernel]]:
+def by_precedence(kernels: list[Kernel], stream: int) -> Iterable[list[Kernel]]:
     """Return the kernels in groups, in the order of precedence of the module's docstring."""
     groups: list[list[Kernel]] = [[] for _ in range(5)]
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):

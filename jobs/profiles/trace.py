@@ -44,6 +44,12 @@ class NestedSpans:
             self.parents.append(opened[-1] if opened else -1)
             opened.append(index)
 
+    @property
+    def duration_us(self) -> float:
+        """The time with an open span."""
+        outermost = (span for span, parent in zip(self.spans, self.parents, strict=True) if parent < 0)
+        return sum(span.end_us - span.start_us for span in outermost)
+
     def open_at(self, at_us: float) -> Iterator[Span]:
         """Yield the spans that are open at a moment, the innermost one first."""
         index = bisect_right(self.starts, at_us) - 1
@@ -72,6 +78,7 @@ _ATTENTION = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _GEMM = re.compile(
     r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitK|matmul"  # cuBLAS, cuBLASLt and CUTLASS
     r"|^_(down|down_backward|add_down_gradient)$"  # kernels of the LoRA adapters
+    r"|^_C::\w*mm$"  # vLLM's on a CPU
     r"|^aten::(mm|addmm|bmm|baddbmm|addmv|mv|_scaled_mm|_addmm_activation|mkldnn_linear)$",
     re.IGNORECASE,
 )
@@ -132,18 +139,26 @@ class Trace:
 
 def read(path: Path) -> Trace:
     """Read the file of a profile, which has at least one step."""
-    with gzip.open(path) as file:
-        return trace(json.load(file)["traceEvents"])
+    return trace(events(path))
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """Return the events in the file of a profile, which may be compressed."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        recorded: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return recorded
 
 
 def trace(events: list[dict[str, Any]]) -> Trace:
-    """Return the trace of a profile's events."""
+    """Return the trace of a profile's events. Without steps, the main thread is the one with most operations."""
     timed = [event for event in events if event.get("ph") == "X"]
     ranges = [_span(event) for event in timed if event.get("cat") == "user_annotation"]
     operations = [_span(event) for event in timed if event.get("cat") == "cpu_op"]
     on_device = [event for event in timed if event.get("cat") in _ON_DEVICE]
-    main_thread = next(span.thread for span in ranges if span.name == STEP)
     by_thread, ranges_by_thread = _nested(operations), _nested(ranges)
+    main_thread = next((span.thread for span in ranges if span.name == STEP), None)
+    if main_thread is None:
+        main_thread = max(by_thread, key=lambda thread: by_thread[thread].duration_us, default=-1)
     on_cpu = [*_pieces(by_thread[main_thread]), *_gloo(ranges)] if not on_device else []
     return Trace(
         device="cuda" if on_device else "cpu",

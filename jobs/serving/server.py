@@ -20,9 +20,10 @@ import psutil
 
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import PORTS, Device
-from bench.contract.serving import Server, Serving, command, total_tokens
+from bench.contract.serving import Server, ServerProfile, Serving, command, total_tokens
 from bench.errors import SubmitError
 from jobs.ranks.gpu_sampler import end_with
+from jobs.serving.recorder import sitecustomize as recorder
 
 HOST = "127.0.0.1"
 POLL_S, ANSWER_S, STOP_S = 0.2, 5.0, 20.0
@@ -107,8 +108,10 @@ def _begin(parent: int) -> None:
     end_with(parent)
 
 
-def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path) -> RunningServer:
-    """Start the server and return it once it is healthy.
+def start(
+    plan: ServingPlan, serving: Serving, model: Path | None, output: Path, *, traces: Path | None = None
+) -> RunningServer:
+    """Start the server and return it once it is healthy; `traces` is the folder of its profile, if it gets one.
 
     Raises:
         SubmitError: it could not be started, ended, or was not healthy in time.
@@ -121,8 +124,10 @@ def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path)
     assert model is not None
     port = server.port or free_port()
     _require_free(port)
-    argv = _argv(plan, serving, model, port)
-    running = RunningServer(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, server.environment, output))
+    argv, environment = _argv(plan, serving, model, port, traces), dict(server.environment)
+    if traces is not None and server.profile is not None:
+        environment |= _profile_environment(server.profile, traces, plan.config.cluster.device, environment)
+    running = RunningServer(f"http://{HOST}:{port}", str(model), argv, 0.0, Child(argv, environment, output))
     try:
         _await(running, server, began_s)
     except BaseException:
@@ -130,6 +135,18 @@ def start(plan: ServingPlan, serving: Serving, model: Path | None, output: Path)
         running.child.stop()
         raise
     return RunningServer(running.url, running.model, argv, time.monotonic() - began_s, running.child)
+
+
+def _profile_environment(
+    profile: ServerProfile, traces: Path, device: Device, environment: dict[str, str]
+) -> dict[str, str]:
+    """Return the environment variables that let a server write its profile into a folder."""
+    own = {name: value.format(profile=traces) for name, value in profile.environment.items()}
+    if profile.has_endpoints:
+        return own
+    path = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    path = ":".join([str(Path(recorder.__file__).parent), *([path] if path else [])])
+    return own | {"PYTHONPATH": path, recorder.FOLDER: str(traces), recorder.DEVICE: device.name}
 
 
 def allow_connections(count: int) -> None:
@@ -173,7 +190,7 @@ def _require_free(port: int) -> None:
             )
 
 
-def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[str]:
+def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int, traces: Path | None) -> list[str]:
     config, server = plan.config, serving.server
     values = {
         "python": sys.executable,
@@ -184,8 +201,11 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int) -> list[s
         "device": "cuda" if config.cluster.device is Device.cuda else "cpu",
         "total": str(total_tokens(serving)),
         "requests": str(serving.requests),
+        "memory_fraction": f"{server.memory_fraction:g}",
+        "profile": str(traces),
     }
-    template = command(server, precision=config.precision.name, is_cpu=config.cluster.device is Device.cpu)
+    is_cpu = config.cluster.device is Device.cpu
+    template = command(server, precision=config.precision.name, is_cpu=is_cpu, is_profiled=traces is not None)
     argv = [part.format(**values) for part in template]
     return [shutil.which(argv[0]) or argv[0], *argv[1:]]
 

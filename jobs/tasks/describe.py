@@ -90,7 +90,8 @@ def lora(plan: TrainingPlan) -> Facts:
     adapters = plan.config.training.lora
     if adapters is None:
         return {}
-    return {mllog.LORA_RANK: adapters.rank, mllog.LORA_ALPHA: adapters.alpha, "lora_dropout": adapters.dropout}
+    facts = {mllog.LORA_RANK: adapters.rank, mllog.LORA_ALPHA: adapters.alpha, "lora_dropout": adapters.dropout}
+    return facts if adapters.shared_a else facts | {"lora_shared_a": False}
 
 
 def parallelism(plan: TrainingPlan) -> Facts:

@@ -44,7 +44,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     """Start the server, warm it up, load it from run_start to run_stop, and stop it."""
     serving = required(plan)
     try:
-        from jobs.serving import loadgen, memory, model_folder, prompts, server
+        from jobs.serving import loadgen, memory, model_folder, profile, prompts, server
         from jobs.serving.answers import RequestSpec
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
@@ -64,12 +64,23 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     tokenizer = _tokenizer_folder(serving, model)
     own = prompts.tokenizer(tokenizer)
     inputs.log_tokenizer(tokenizer / data_files.TOKENIZER, log)
-    num_prompts = serving.warm_up + serving.requests * len(plan.loads)
+    is_profiled, traces = profile.is_requested(plan), (folder / run_files.server_traces(trial.index)).resolve()
+    num_timed = serving.warm_up + serving.requests * len(plan.loads)
+    num_prompts = num_timed + serving.requests * is_profiled
     texts = prompts.random_prompts(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
     spec = RequestSpec(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
     with memory.measured(plan.config) as used, ExitStack() as stack:
         stack.callback(shutil.rmtree, folder / run_files.server_model(trial.index), ignore_errors=True)
-        running = server.start(plan, serving, model, folder / run_files.server_output(trial.index))
+        if is_profiled:
+            traces.mkdir()
+            stack.callback(shutil.rmtree, traces, ignore_errors=True)
+        running = server.start(
+            plan,
+            serving,
+            model,
+            folder / run_files.server_output(trial.index),
+            traces=traces if is_profiled else None,
+        )
         if running.child is not None:
             stack.callback(running.child.stop)
         log_server(plan, serving, running, log)
@@ -77,10 +88,12 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
             serving=serving, server=running, spec=spec, folder=folder, trial=trial.index, seed=trial.seed
         )
         loadgen.warm_up(setting, texts[: serving.warm_up])
+        if is_profiled:
+            profile.write(profile.record(plan, setting, texts[num_timed:], traces), log, folder, trial.index)
         if weights is not None:
             weights.require_unchanged()
         log.stop(mllog.INIT_STOP)
-        done = timed(plan, setting, texts[serving.warm_up :], log)
+        done = timed(plan, setting, texts[serving.warm_up : num_timed], log)
     log.event(mllog.SERVER_MEMORY, used)
     for path in (path for one in done for path in one.files):
         log.attach(path)

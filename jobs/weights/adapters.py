@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from bench.contract import checksums
 from bench.contract.atomic_files import atomic_folder
 from bench.contract.model import Model
-from bench.contract.training import Lora
+from bench.contract.training import LORA_TARGETS, PEFT_MODULES, Lora
 from bench.errors import ConfigError
 from jobs.weights import checkpoint_reader
 from jobs.weights.tensor_map import interleave, separate
@@ -29,7 +29,9 @@ from jobs.weights.tensor_map import interleave, separate
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 IN_PEFT = "base_model.model.model."
 PREFIX = "decoder.layers.self_attention."
-MODULES = {"linear_qkv": ["q_proj", "k_proj", "v_proj"], "linear_proj": ["o_proj"]}
+MODULES = {name: PEFT_MODULES[name] for name in LORA_TARGETS}
+"""PEFT's adapters that one adapter of megatron-core is exported as."""
+_ATTENTION = tuple(name for names in MODULES.values() for name in names)
 
 
 def export(adapters: Path, folder: Path, *, model: Model, lora: Lora, base: str | None) -> None:
@@ -73,6 +75,23 @@ def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
             adapters, f"{CONFIG} has r {config.get('r')} and target_modules {config.get('target_modules')}"
         )
     return tensors
+
+
+def check_complete(tensors: dict[str, Tensor], model: Model, lora: Lora, folder: Path) -> None:
+    """Check that adapters with PEFT's names are those of the plan.
+
+    Raises:
+        ConfigError: one is missing, or there are others.
+    """
+    expected = {
+        f"{IN_PEFT}layers.{layer}.{'self_attn' if module in _ATTENTION else 'mlp'}.{module}.lora_{letter}.weight"
+        for layer in range(model.num_layers)
+        for module in lora.peft_modules
+        for letter in "AB"
+    }
+    if differing := sorted(expected ^ set(tensors)):
+        state = "is missing" if differing[0] in expected else "is not in the plan"
+        raise _not_these(folder, f"{differing[0]} {state}")
 
 
 def fused(tensors: dict[str, Tensor], model: Model, lora: Lora, folder: Path) -> dict[str, Tensor]:
@@ -146,7 +165,7 @@ def described(lora: Lora, base: str | None) -> dict[str, Any]:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": [name for module in lora.target_modules for name in MODULES[module]],
+        "target_modules": list(lora.peft_modules),
         "bias": "none",
         "fan_in_fan_out": False,
     }

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from bench import cli
+from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
+from bench.planning import compose
 from bench.report import serving as sheets
 from bench.report.kinds import ShownTrial
 from bench.results import kind as trial_results
@@ -18,6 +20,9 @@ from helpers import serving, serving_log
 ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.batches_tokens=false")
 BURST = (*ARGV, "task.serving.arrivals=[burst]", "task.serving.rates=[]")
 SWEEP = (*ARGV, "task.serving.arrivals=[poisson]", "task.serving.rates=[1,2]")
+
+
+MEMORY = "0.1 GiB (estimate): weights 0.0, workspace 0.0, KV cache 0.1 for 2,000 concurrent requests"
 
 
 def written(path: Path, latency_s: dict[str, list[float | None]], *words: str, **changed: Any) -> Path:
@@ -45,6 +50,7 @@ def test_a_plan_in_words(tmp_path: Path) -> None:
         ("loads", "burst (Offline); poisson 0.5/s (Server)"),
         ("requests", "2,000 per load: 32 input and 8 output tokens each"),
         ("limits", "TTFT 2 s, latency 30 s"),
+        ("memory of the server", MEMORY),
     ]
     cluster = dataclasses.replace(plan.config.cluster, device=Device.cuda)
     on_gpus = dataclasses.replace(plan, config=dataclasses.replace(plan.config, cluster=cluster), base_dir="/m/llama")
@@ -57,9 +63,19 @@ def test_plan_for_a_remote_server_has_no_model_rows(tmp_path: Path) -> None:
     plan = serving.planned(*BURST, *serving.elsewhere("http://node7:8000", tmp_path))
     shown = dict(sheets.plan_rows(plan))
     assert (shown["server"], shown["model"]) == ("transformers at http://node7:8000", "tiny")
-    assert shown["limits"] == "latency 30 s"
+    assert shown["limits"] == "latency 30 s" and "memory of the server" not in shown
     without = serving.planned(*BURST, "task.serving.limits.latency_s=null")
     assert dict(sheets.plan_rows(without))["limits"] == "none"
+
+
+def test_a_plan_for_gpus_has_the_memory_of_a_gpu() -> None:
+    words = ("task=serve_70b", "cluster=dgx1", "container=none", "server=vllm", "model.weights=random")
+    plan = compose.compose([*words, "gpu@cluster.gpu=rtx4090"])
+    assert isinstance(plan, ServingPlan)
+    assert dict(sheets.plan_rows(plan))["memory per GPU"] == (
+        "21.3 GiB of 23.65, of which the server uses 90 % (estimate): weights 16.1, workspace 2.5, KV cache 2.7 for "
+        "122 of 1,000 concurrent requests; the others wait: all need 22.0"
+    )
 
 
 def test_trial_has_a_verdict_and_reasons(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ pmids = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     written=pmids, size=st.integers(1, 400), indent=st.sampled_from([None, 4]), starts=st.sampled_from(["", "\ufeff"])

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 served = answered = 0
@@ -35,6 +36,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
             b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             % (b"503 Busy" if fault == "never" else b"200 OK")
         )
+        return
+    if head.startswith(("POST /start_profile", "POST /stop_profile")):
+        if head.startswith("POST /stop_profile") and fault != "no trace":
+            Path(os.environ["STUB_PROFILE"], "worker_0.pt.trace.json").write_text(json.dumps(profile()))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         return
     length = int(next(line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length")))
     body = json.loads(await reader.readexactly(length))
@@ -65,6 +71,20 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fau
     answered += 1
     num_prompt_tokens = len(body["prompt"].split()) + (fault == "prompt" and this > 8)
     writer.write(event(None, {"prompt_tokens": num_prompt_tokens, "completion_tokens": tokens}) + b"data: [DONE]\n\n")
+
+
+def profile() -> dict[str, Any]:
+    """Return a trace of three decode steps of two layers on a GPU, 100 us for each kernel and before each step."""
+    layer = ("rms_norm_kernel", "gemm", "rotary_kernel", "flash_fwd_kernel(int)", "rms_norm_kernel", "gemm")
+    names = [*layer * 2, "rms_norm_kernel", "gemm"]
+    return {
+        "traceEvents": [
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 100 * at, "dur": 100}
+            | {"args": {"device": 0, "stream": 7}}
+            for step in range(3)
+            for at, name in enumerate(names, 1 + step * (len(names) + 1))
+        ]
+    }
 
 
 async def listening(port: int, fault: str) -> asyncio.Server:

@@ -86,10 +86,15 @@ REFUSED = {
         f"{BLOCK}.bf16",
         "strategy=ddp does not support bf16=deepspeed",
     ),
-    "pure DeepSpeed": (
-        deepspeed(1, "precision=bf16", f"{BLOCK}.bf16=pure"),
+    "pure DeepSpeed of stage 0": (
+        deepspeed(0, "precision=bf16", f"{BLOCK}.bf16=pure"),
+        f"{BLOCK}.bf16, {BLOCK}.zero_stage",
+        "bf16=pure with strategy=deepspeed needs ZeRO stage 1, 2 or 3, but zero_stage is 0",
+    ),
+    "DeepSpeed under autocast": (
+        deepspeed(1, "precision=bf16", f"{BLOCK}.bf16=autocast"),
         f"{BLOCK}.bf16",
-        "strategy=deepspeed does not support bf16=pure",
+        "strategy=deepspeed does not support bf16=autocast",
     ),
     "a way of BF16 in FP32": ([f"{BLOCK}.bf16=pure"], f"{BLOCK}.bf16, precision", "precision is fp32"),
     "flash on CPUs": (
@@ -108,15 +113,20 @@ REFUSED = {
         f"{BLOCK}.num_gpus",
         "num_gpus is 2, but with strategy=ddp each rank uses one GPU",
     ),
-    "sharded 4-bit base": (
-        ["precision=bf16", "task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],
+    "4-bit base in FP32": (
+        ["task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],
         "task.training.trains",
-        "a 4-bit base cannot be sharded, but strategy=fsdp2 shards",
+        "trains=qlora needs precision bf16, but precision is fp32",
     ),
-    "4-bit base in stage 3": (
-        deepspeed(3, "precision=bf16", "task.training.trains=qlora"),
-        "task.training.trains",
-        "a 4-bit base cannot be sharded, but strategy=deepspeed with",
+    "PEFT's layers with a shared A": (
+        ["task.training.lora.target_modules=[linear_qkv,gate_proj]"],
+        "task.training.lora.target_modules",
+        "adapters are not possible on gate_proj while shared_a is true",
+    ),
+    "adapters on no layer": (
+        ["task.training.lora.target_modules=[qkv_proj]", "task.training.lora.shared_a=false"],
+        "task.training.lora.target_modules",
+        "adapters are not possible on qkv_proj",
     ),
     "adapters on a GPT": (
         ["model.norm=LayerNorm", "model.activation=gelu", "model.position=learned", "model.bias=true"],
@@ -139,11 +149,30 @@ def test_supported_settings_are_accepted() -> None:
     for words in (
         deepspeed(3, f"{BLOCK}.offload_parameters=true", f"{BLOCK}.offload_optimizer=true"),
         deepspeed(2, "precision=bf16", "task.training.trains=qlora"),
+        deepspeed(3, "precision=bf16", "task.training.trains=qlora", f"{BLOCK}.bf16=pure"),
+        ["precision=bf16", "task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],
+        ["task.training.lora.target_modules=[q_proj,linear_fc1]", "task.training.lora.shared_a=false"],
         [f"{BLOCK}.strategy=fsdp2_hybrid", f"{BLOCK}.offload_parameters=true"],
         [f"{BLOCK}.strategy=balanced", "cluster.ranks_per_node=1"],
         ["task=pretrain_gpt3_126m", "recipe.recompute=full", *EIGHT],
     ):
         make_plan.check(config_of([HUGGINGFACE, *words]))
+
+
+@pytest.mark.parametrize("engine", ["megatron", "nemo"])
+def test_separate_matrices_a_need_engine_huggingface(engine: str) -> None:
+    words = [f"engine={engine}", "task=lora_7b", "cluster=dgxh200", "task.training.lora.shared_a=false"]
+    with pytest.raises(ConfigError, match=f"need engine=huggingface, but the engine is {engine}") as refused:
+        make_plan.check(config_of(words))
+    assert refused.value.where == "task.training.lora.shared_a, engine"
+
+
+def test_a_70b_base_in_4_bits_is_planned_on_two_nodes_with_fsdp2() -> None:
+    """The first document's own hardware: two nodes of eight H100 with 80 GB."""
+    plan = planned("task=qlora_70b", "cluster=dgx2", "model.weights=random", f"{BLOCK}.strategy=fsdp2")
+    assert plan.world.num_ranks == 16 and plan.memory.fits
+    one = planned("task=qlora_70b", *ONE_H200, "model.weights=random", "recipe.micro_batch_size=1")
+    assert plan.memory.base_weights_gib < one.memory.base_weights_gib / 10
 
 
 def test_closed_division_needs_engine_megatron() -> None:
@@ -238,6 +267,19 @@ def test_deepspeed_gets_the_document_s_file_without_auto() -> None:
     }
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_pure_bf16_is_deepspeed_s_bf16_master_weights_and_states(stage: int) -> None:
+    words = ["task=pretrain_7b", *EIGHT, *ROWS_350, *deepspeed(stage, f"{BLOCK}.bf16=pure")]
+    settings = planned(*words).deepspeed
+    assert settings is not None and settings["bf16"] == {
+        "enabled": True,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    }
+    ours = planned(*words[:-1]).deepspeed
+    assert ours is not None and ours["bf16"] == {"enabled": True}
+
+
 def test_auto_sizes_follow_the_hidden_size_as_in_transformers() -> None:
     """transformers 5.23, integrations/deepspeed.py: h * h, 0.9 h * h and 10 h."""
     words = ["task=finetune_70b_pubmedqa", *EIGHT, "model.weights=random", "recipe.moments=fp32"]
@@ -260,6 +302,10 @@ def test_auto_sizes_follow_the_hidden_size_as_in_transformers() -> None:
         ({"zero_optimization": {"stage": 2}}, "sets zero_optimization.stage to 2, but the config needs 3"),
         ({"gradient_accumulation_steps": 4}, "sets gradient_accumulation_steps to 4, but the config needs 1"),
         ({"bf16": {"enabled": False}}, "sets bf16.enabled to False, but the config needs True"),
+        (
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "sets bf16.bf16_master_weights_and_grads to True, but the config implies False",
+        ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
             "sets zero_optimization.offload_param to cpu, but the config needs none",

@@ -34,6 +34,7 @@ ALL = [
     "task.training.base=null",
 ]
 LORA = ["task.training.lora={rank: 8, alpha: 16, dropout: 0.0, target_modules: [linear_qkv, linear_proj]}"]
+SEPARATE = "task.training.lora={{rank: 8, alpha: 16, dropout: 0.0, shared_a: false, target_modules: [{}]}}".format
 
 
 def model(kind: str, num_layers: int, attention: str) -> Any:
@@ -94,7 +95,12 @@ CASES = {
     "adapters fp32": ("adapters", "sdpa", "fp32", None),
     "adapters bf16": ("adapters", "sdpa", "bf16", "pure"),
     "adapters autocast": ("adapters", "eager", "bf16", "autocast"),
+    "adapters on q_proj, v_proj bf16": ("adapters", "sdpa", "bf16", "pure"),
+    "adapters on q_proj, v_proj eager": ("adapters", "eager", "bf16", "pure"),
+    "adapters on q_proj, up_proj, down_proj fp32": ("adapters", "sdpa", "fp32", None),
+    "adapters on gate_proj, up_proj, down_proj autocast": ("adapters", "sdpa", "bf16", "autocast"),
 }
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,19 +108,20 @@ def test_a_layer_stores_as_much_as_autograd_saves_in_transformers(name: str) -> 
     import torch
 
     kind, attention, precision, bf16 = CASES[name]
+    targets = [module for module in MODULES if module in name]
     is_autocast, dtype = bf16 == "autocast", torch.float32 if precision == "fp32" else torch.bfloat16
     stored = []
-    for num_layers in (1, 2):
+    for num_layers in (2, 3):  # the first layer stores less if no adapter reads its input
         net = model("gpt" if kind == "gpt" else "llama", num_layers, attention)
         net = net.to(torch.float32 if is_autocast and kind != "adapters" else dtype)
         if kind == "adapters":
-            net = adapted(net, torch.float32 if is_autocast else dtype)
+            net = adapted(net, torch.float32 if is_autocast else dtype, targets or list(MODULES[:4]))
         stored.append(stored_bytes(net, autocast=is_autocast))
     sizes = GPT if kind == "gpt" else LLAMA
     config = config_of(
         [
             *(f"model.{size}" for size in sizes),
-            *(LORA if kind == "adapters" else ALL),
+            *([SEPARATE(",".join(targets))] if targets else LORA if kind == "adapters" else ALL),
             f"data.seq_length={ROW}",
             f"precision={precision}",
             f"{BLOCK}.attention={attention}",
@@ -125,10 +132,10 @@ def test_a_layer_stores_as_much_as_autograd_saves_in_transformers(name: str) -> 
     assert (stored[1] - stored[0]) / ROW == layer_bytes(config, config.huggingface)
 
 
-def adapted(net: Any, dtype: Any) -> Any:
+def adapted(net: Any, dtype: Any, targets: list[str]) -> Any:
     import peft
 
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         net = peft.get_peft_model(net, lora, autocast_adapter_dtype=False)
@@ -165,6 +172,9 @@ AT_REST = {  # weights, master weights with moments: bytes a parameter of one of
     "ZeRO 2, states offloaded": (deepspeed(2, OFFLOAD_STATES), 2, 0),
     "ZeRO 3, all offloaded": (deepspeed(3, OFFLOAD_STATES, OFFLOAD_WEIGHTS), 0, 0),
     "ZeRO 3 in FP32": (deepspeed(3, "precision=fp32"), 4 / 8, 12 / 8),
+    "ZeRO 1 in pure BF16": (deepspeed(1, f"{BLOCK}.bf16=pure"), 2, 6 / 8),
+    "ZeRO 2 in pure BF16": (deepspeed(2, f"{BLOCK}.bf16=pure"), 2, 6 / 8),
+    "ZeRO 3 in pure BF16": (deepspeed(3, f"{BLOCK}.bf16=pure"), 2 / 8, 6 / 8),
     "DDP under autocast": ([], 4, 8),
     "DDP in pure BF16": ([f"{BLOCK}.bf16=pure"], 2, 4),
     "FSDP2": ([f"{BLOCK}.strategy=fsdp2"], 4 / 8, 8 / 8),
@@ -221,6 +231,41 @@ def test_a_4_bit_base_needs_as_much_as_in_the_qlora_paper() -> None:
     linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     estimate = memory("task=qlora_7b", ranks=1)
     assert estimate.base_weights_gib == pytest.approx((linears * 4.127 / 8 + 2 * (T - linears)) / 2**30, rel=1e-3)
+
+
+SHARDED_BASES = {"FSDP2": [f"{BLOCK}.strategy=fsdp2"], "ZeRO 3": deepspeed(3)}
+
+
+@pytest.mark.parametrize("name", SHARDED_BASES)
+def test_scales_of_a_sharded_4_bit_base_are_on_every_rank(name: str) -> None:
+    """4 bits of a weight are sharded, and 8/64 + 32/(64 * 256) bits are not; the weights in BF16 are sharded."""
+    linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    estimate = memory("task=qlora_7b", *SHARDED_BASES[name])
+    sharded, whole = linears / 2 + 2 * (T - linears), linears * (8 / 64 + 32 / (64 * 256)) / 8
+    assert estimate.base_weights_gib == pytest.approx((sharded / 8 + whole) / 2**30)
+
+
+def test_layers_in_4_bits_are_gathered_in_4_bits() -> None:
+    """FSDP2 has three layers gathered. ZeRO 3 has all eight layers: a BF16 element has four of the weights."""
+    layer = 4 * 4096**2 + 3 * 4096 * 11008
+    fsdp2, zero_3 = (
+        [
+            memory(f"task={task}", "model.num_layers=8", RECOMPUTED, *words).workspace_gib * 2**30
+            for task in ("lora_7b", "qlora_7b")
+        ]
+        for words in SHARDED_BASES.values()
+    )
+    assert fsdp2[0] - fsdp2[1] == pytest.approx(3 * layer * 1.5)
+    stored = 2 * 4096 * 32000 + 8 * layer / 4
+    assert zero_3[0] - zero_3[1] == pytest.approx(2 * (1e9 - stored), rel=0.1)
+
+
+def test_unsharded_pure_bf16_needs_ten_bytes_a_weight_in_the_step_of_eight_ranks() -> None:
+    """Weights, gradients and DDP's buckets of two bytes each, and moments of four, with one short row recomputed."""
+    estimate = memory("task=pretrain_7b", RECOMPUTED, f"{BLOCK}.bf16=pure")
+    parts = estimate.base_weights_gib + estimate.gradients_gib + estimate.optimizer_gib
+    assert parts * 2**30 == pytest.approx(8 * T) and estimate.workspace_gib * 2**30 > 2 * T
+    assert estimate.total_gib == pytest.approx(66.7, rel=0.05), "arXiv 2311.03687, table III"
 
 
 def test_pure_bf16_at_4096_is_near_the_h200_measurement() -> None:

@@ -27,6 +27,8 @@ REFUSED = {
     "parallel.tp=2": "parallel.tp is 2, but a server on a CPU supports only 1",
     "task.serving.server.argv=[serve,'{model}','{prot}']": "the placeholder {prot} does not exist",
     "task.serving.server.options=['{']": "the command line has a single brace: Single '{' encountered",
+    "launch.profile=kernels": "profile kernels needs training steps",
+    "task.serving.server.memory_fraction=1.5": "memory_fraction is 1.5",
     "task.serving.server.port=70000": "70000 is not a valid port",
     "task.serving.server.url=node7:8000": "node7:8000 is not a URL such as",
     "task.serving.server.url=http://node7:8000": "the model name or the tokenizer of the running server",
@@ -85,6 +87,40 @@ def test_a_server_uses_tensor_parallelism_within_one_node() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             compose.compose([*wide, override])
+
+
+def test_tensor_parallelism_divides_the_heads() -> None:
+    """Llama-2-13B has 40 heads. Of 8 KV heads, servers copy each for two GPUs if there are 16."""
+    wide = ("cluster=dgxh200", "server=vllm", "model.weights=random")
+    for tp in (1, 4, 8):
+        assert compose.compose(["task=serve_13b", *wide, f"parallel.tp={tp}"]).world.tp == tp
+    with pytest.raises(ConfigError, match="tp 3 does not divide the 40 attention heads") as refused:
+        compose.compose(["task=serve_13b", *wide, "parallel.tp=3"])
+    assert refused.value.fix == "use one of 1, 2, 4, 8"
+    assert compose.compose(["task=serve_70b", *wide, "parallel.tp=16", "cluster.ranks_per_node=16"]).world.tp == 16
+    with pytest.raises(ConfigError, match="tp 4 does not divide the 10 KV heads"):
+        compose.compose(["task=serve_13b", *wide, "parallel.tp=4", "model.num_query_groups=10"])
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_gets_its_own_options_for_tensor_parallelism_and_memory(server: str) -> None:
+    block = serving.planned(f"server={server}", "precision=bf16").config.task.serving
+    assert block is not None
+    words = dict(zip(block.server.argv, block.server.argv[1:], strict=False))
+    tensor, memory = OPTIONS[server]
+    assert tensor is None or words[tensor] == "{tp}"
+    assert memory is None or words[memory] == "{memory_fraction}"
+
+
+OPTIONS = {
+    "transformers": (None, None),
+    "vllm": ("--tensor-parallel-size", "--gpu-memory-utilization"),
+    "sglang": ("--tp", "--mem-fraction-static"),
+    "tgi": ("--num-shard", "--cuda-memory-fraction"),
+    "lightllm": ("--tp", "--mem_fraction"),
+    "tensorrt_llm": ("--tp_size", "--kv_cache_free_gpu_memory_fraction"),
+}
+"""The options for tensor parallelism and for the share of the memory, as the documentation of each server has them."""
 
 
 def test_preflight_reports_a_missing_program_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

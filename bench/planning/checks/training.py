@@ -1,8 +1,8 @@
 """Checks of a training task that apply to every layout."""
 
 from bench.contract.layers import differs_from_llama
-from bench.contract.schema import Config, Precision, ProfileKind
-from bench.contract.training import LORA_TARGETS, StartsFrom, Trains
+from bench.contract.schema import Config, EngineName, Precision, ProfileKind
+from bench.contract.training import LORA_TARGETS, PEFT_MODULES, StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import nemo
 from bench.planning.checks import _check_gpu_precision, _listed, data, huggingface, memory, ranges
@@ -128,11 +128,22 @@ def _check_lora(config: Config) -> None:
     lora = config.training.lora
     if lora is None:
         return
-    if unknown := sorted(set(lora.target_modules) - set(LORA_TARGETS)):
+    name, peft = config.engine.name, tuple(module for modules in PEFT_MODULES.values() for module in modules)
+    if not lora.shared_a and name is not EngineName.huggingface:
         raise ConfigError(
-            f"target_modules contains {_listed(unknown)}, which cannot have adapters",
+            f"separate matrices A for q, k and v need engine=huggingface, but the engine is {name.name}",
+            where="task.training.lora.shared_a, engine",
+            fix="set engine=huggingface, or task.training.lora.shared_a=true",
+        )
+    possible = LORA_TARGETS if lora.shared_a else (*PEFT_MODULES, *peft)
+    if unknown := sorted(set(lora.target_modules) - set(possible)):
+        only_separate = lora.shared_a and set(unknown) <= {*PEFT_MODULES, *peft}
+        raise ConfigError(
+            f"target_modules contains {_listed(unknown)}, which cannot have adapters"
+            f"{' while shared_a is true' if only_separate else ''}",
             where="task.training.lora.target_modules",
-            fix=f"set target_modules to some of {_listed(LORA_TARGETS)}",
+            fix=f"set target_modules to some of {_listed(possible)}"
+            + (", or set task.training.lora.shared_a=false with engine=huggingface" if only_separate else ""),
         )
     if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
         raise ConfigError(

@@ -13,7 +13,16 @@ from bench.contract.plan import Memory, Recomputed, World
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.training import Recompute, Trains
 from bench.planning import deepspeed
-from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, EVERYTHING, FIT_MARGIN_GIB, GIB, NF4_BYTES, NOTHING, gpu
+from bench.planning.estimates.memory import (
+    CUDA_ALLOWANCE_GIB,
+    EVERYTHING,
+    FIT_MARGIN_GIB,
+    GIB,
+    NF4_BYTES,
+    NF4_SCALE_BYTES,
+    NOTHING,
+    gpu,
+)
 from bench.planning.estimates.parameters import (
     kv_size,
     largest_trained,
@@ -21,11 +30,10 @@ from bench.planning.estimates.parameters import (
     linears,
     lora_parameters,
     parameters,
+    peft_linears,
 )
 from bench.planning.parallelism import num_microbatches, tokens
 
-QKV_ADAPTERS = {"linear_qkv": 3, "linear_proj": 1}
-"""PEFT's adapters per linear of megatron-core: q, k and v have one each."""
 LOSS_BYTES = 12
 """Per logit while the loss is differentiated: log-softmax in FP32 and two gradients of that size."""
 
@@ -82,20 +90,33 @@ def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
     | inputs of the two norms, in FP32; 1 / rms     | 8 h + 8                                                   |
     | q, k, v after RoPE, output of attention       | p (h + 2 k), p h                                          |
     | gate, its SiLU, up                            | 3 p f                                                     |
-    | inputs of adapters: without dropout           | p h for q, k, v together; under autocast p h for each     |
-    | with dropout: its output and its mask, each   | (p + 1) h                                                 |
+    | inputs of adapters, i numbers each:           |                                                           |
+    | without dropout                               | p h for q, k, v together, and for gate, up; p f for down  |
+    | under autocast, each                          | p i                                                       |
+    | with dropout: its output and its mask, each   | (p + 1) i                                                 |
     | A x, each                                     | p rank                                                    |
     """
     lora, h, f = config.training.lora, config.model.hidden_size, config.model.ffn_hidden_size
     assert lora is not None
-    p, count = compute_bytes(config), sum(QKV_ADAPTERS[name] for name in lora.target_modules)
-    inputs = p * h if "linear_qkv" in lora.target_modules else 0  # attention's output is stored already
+    p, modules = compute_bytes(config), lora.peft_modules
     has_copies = lora.dropout > 0 or is_autocast(config, hf)
     if has_copies:
-        inputs = count * (p + (1 if lora.dropout else 0)) * h
-    if hf.attention is Attention.eager and (has_copies or "linear_proj" not in lora.target_modules):
+        inputs = sum(peft_linears(config.model)[name][0] for name in modules) * (p + (1 if lora.dropout else 0))
+    else:  # attention's output, the input of o_proj, is stored already
+        inputs = p * sum(size for names, size in _shared_inputs(config) if names.intersection(modules))
+    if hf.attention is Attention.eager and (has_copies or "o_proj" not in modules):
         inputs -= p * h  # eager attention does not store its output, and no other operation does
-    return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + count * p * lora.rank
+    return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
+
+
+def _shared_inputs(config: Config) -> tuple[tuple[frozenset[str], int], ...]:
+    """Return the linear layers of a Llama that read the same tensor, and its size per token."""
+    h, f = config.model.hidden_size, config.model.ffn_hidden_size
+    return (
+        (frozenset({"q_proj", "k_proj", "v_proj"}), h),
+        (frozenset({"gate_proj", "up_proj"}), h),
+        (frozenset({"down_proj"}), f),
+    )
 
 
 def _gpt2_bytes(config: Config, hf: HuggingFace) -> float:
@@ -140,6 +161,8 @@ def transient_bytes(config: Config, hf: HuggingFace) -> float:
     return max(mlp, (p + 8) * model.num_attention_heads * config.training_data.seq_length if is_eager else 0)
 
 
+PACKED = 4
+"""Weights of a 4-bit base in one BF16 element of its storage."""
 GATHERED_LAYERS = 3
 """FSDP2: the weights of the running layer, and of the next one in the all-gather buffer and unpacked. Assumed."""
 HOST_LAYERS = 2
@@ -151,6 +174,7 @@ class States:
     """Bytes of one rank: persistent states, and temporary buffers."""
 
     base: float
+    """Weights of the base; with qlora also their scales, which are on every rank."""
     adapters: float
     optimizer: float
     """Master weights and moments."""
@@ -249,11 +273,22 @@ def _trained_bytes(config: Config, hf: HuggingFace) -> int:
 
 def _base_bytes(config: Config, size: int) -> float:
     """Return the bytes of the base: trained with `size` bytes per weight, or frozen (with qlora, linears in 4 bits)."""
-    base, training = parameters(config.model), config.training
-    if training.trains is Trains.all:
+    base, in_4_bits = parameters(config.model), _weights_in_4_bits(config)
+    if config.training.trains is Trains.all:
         return float(size * base)
-    in_4_bits = config.model.num_layers * linear_weights(config.model) if training.trains is Trains.qlora else 0
     return compute_bytes(config) * (base - in_4_bits) + NF4_BYTES * in_4_bits
+
+
+def _weights_in_4_bits(config: Config) -> int:
+    """Return how many weights of the base are stored in 4 bits."""
+    is_qlora = config.training.trains is Trains.qlora
+    return config.model.num_layers * linear_weights(config.model) if is_qlora else 0
+
+
+def _base_shard_bytes(config: Config, size: int, share: float) -> float:
+    """Return the bytes of a rank's share of the base: the scales of a 4-bit base are whole on every rank."""
+    scales = NF4_SCALE_BYTES * _weights_in_4_bits(config)
+    return share * (_base_bytes(config, size) - scales) + scales
 
 
 def _adapter_bytes(config: Config, size: int) -> float:
@@ -287,7 +322,8 @@ def _replicated(config: Config, hf: HuggingFace, world: World) -> States:
 def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
     """Return the states of FSDP2: sharded weights, gradients and moments.
 
-    Some layers, and all weights outside of layers, are gathered in the GEMM precision.
+    Some layers, and all weights outside of layers, are gathered in the GEMM precision; layers of a 4-bit base are
+    gathered in 4 bits.
 
     Gradients of micro-batches before the last one are not reduced, so each rank keeps them whole.
     """
@@ -296,12 +332,13 @@ def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
     p, model = compute_bytes(config), config.model
     layers = (model.num_layers * linear_weights(model)) or 1
     root = parameters(model) - layers
-    gathered = p * (GATHERED_LAYERS * layers / model.num_layers + root)
+    layer_size = 0.5 if _weights_in_4_bits(config) else p
+    gathered = layer_size * GATHERED_LAYERS * layers / model.num_layers + p * root
     share = trained / parameters(model) if config.training.lora else 1.0
     reduced = 2 * p * share * layers / model.num_layers
     whole = p * trained if _is_accumulating(config, world) else 0
     return States(
-        base=on_gpu * _base_bytes(config, size) / over,
+        base=_base_shard_bytes(config, size, on_gpu / over),
         adapters=on_gpu * _adapter_bytes(config, size) / over,
         optimizer=on_gpu * 2 * size * trained / over,
         gradients=on_gpu * size * trained / over,
@@ -313,39 +350,41 @@ def _fsdp2(config: Config, hf: HuggingFace, world: World) -> States:
 def _zero(config: Config, hf: HuggingFace, world: World) -> States:
     """Return the states of ZeRO. s: bytes of a weight or gradient; t: trained weights; N: ranks; o: 1, with offload 0.
 
+    m: bytes of a master weight, of its gradient and of each moment: 2 with bf16=pure, else 4.
+
     | bytes                    | stage 0     | 1               | 2               | 3                          |
     | ------------------------ | ----------- | --------------- | --------------- | -------------------------- |
     | weights                  | s           | s               | s               | s / N; offloaded 0         |
-    | master weights           | 4 t, FP32 0 | 4 o t / N       | 4 o t / N       | 4 o t / N                  |
-    | moments                  | 8 t         | 8 o t / N       | 8 o t / N       | 8 o t / N                  |
+    | master weights           | 4 t, FP32 0 | m o t / N       | m o t / N       | m o t / N                  |
+    | moments                  | 8 t         | 2 m o t / N     | 2 m o t / N     | 2 m o t / N                |
     | gradients                | s t         | s t             | s o t / N       | s o t / N                  |
-    | in the step              | 4 t, FP32 0 | (4 + s) o t / N | (4 + s) o t / N | (4 + s) o of a sub-group   |
+    | in the step              | 4 t, FP32 0 | (m + s) o t / N | (m + s) o t / N | (m + s) o of a sub-group   |
     | buckets, in the backward | one         | 2 or 3          | 2 or 3          | 2, of which one stays      |
     | with offloaded states    |             | of one weight   | of one weight   |                            |
     | gathered weights         |             |                 |                 | see deepspeed.gathered     |
 
-    In FP32 the step needs 4 where BF16 needs 4 + s: there is nothing to convert.
+    In FP32 and with bf16=pure the step needs m where BF16 needs m + s: there is nothing to convert.
 
     Source: DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py (_release_ipg_buffers,
-    step) and stage3.py (_prepare_fp32_grad_for_sub_group).
+    step) and stage3.py (_prepare_fp32_grad_for_sub_group); runtime/base_optimizer.py (_configure_master_weights).
     """
     sizes, size, stage = deepspeed.sizes(config), compute_bytes(config), hf.zero_stage
     trained, shards = counts(config)[1], world.num_ranks if stage else 1
     on_gpu = 0 if hf.offload_optimizer else 1
     weight_bytes = 0 if hf.offload_parameters else 1 / weight_shards(hf, world)
-    has_copies = size < 4 or stage > 0
+    has_copies, state_bytes = size < 4 or stage > 0, 2 if hf.bf16_mode is Bf16.pure else 4
     own = trained / shards
     gradients = size * (trained if stage < 2 else own) * (on_gpu if stage else 1)
     is_kept = _is_accumulating(config, world) or stage == MOST_ZERO_STAGE
     return States(
-        base=weight_bytes * _base_bytes(config, size),
+        base=_base_shard_bytes(config, size, weight_bytes),
         adapters=weight_bytes * _adapter_bytes(config, size),
-        optimizer=(8 + 4 * has_copies) * own * on_gpu,
+        optimizer=(2 + has_copies) * state_bytes * own * on_gpu,
         gradients=gradients,
         early_gradients=gradients if is_kept else 0.0,
         buffers=float(size * _zero_buffers(config, hf, sizes)),
         reduction=float(size * _zero_reduction(config, hf, world, sizes)),
-        step=_zero_step(sizes, own, size=size, stage=stage) * on_gpu,
+        step=_zero_step(sizes, own, size=size, state_bytes=state_bytes, stage=stage) * on_gpu,
     )
 
 
@@ -370,7 +409,8 @@ def _zero_reduction(config: Config, hf: HuggingFace, world: World, sizes: deepsp
     every, trained = counts(config)
     copy = min(sizes.bucket, trained)
     if hf.zero_stage == MOST_ZERO_STAGE:
-        return copy + deepspeed.gathered(config, world.num_ranks, every)
+        stored = every - _weights_in_4_bits(config) * (PACKED - 1) // PACKED
+        return copy + deepspeed.gathered(config, world.num_ranks, stored)
     return copy + (sizes.bucket * sizes.num_buckets if hf.zero_stage else 0)
 
 
@@ -386,13 +426,13 @@ def _gradient_bytes(config: Config, hf: HuggingFace) -> int:
     return _trained_bytes(config, hf) if hf.strategy in (Strategy.ddp, Strategy.balanced) else compute_bytes(config)
 
 
-def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, stage: int) -> float:
-    """Return the bytes of FP32 gradients, and of the flat copy that they are converted from."""
-    converted = size if size < 4 else 0
+def _zero_step(sizes: deepspeed.Sizes, own: float, *, size: int, state_bytes: int, stage: int) -> float:
+    """Return the bytes of the master weights' gradients, and of the flat copy that they are converted from."""
+    converted = size if size < state_bytes else 0
     if stage == MOST_ZERO_STAGE:
-        return (4 + converted) * min(own, sizes.sub_group)
+        return (state_bytes + converted) * min(own, sizes.sub_group)
     if stage:
-        return (4 + converted) * own
+        return (state_bytes + converted) * own
     return 4 * own if size < 4 else 0.0
 
 

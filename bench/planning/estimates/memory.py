@@ -25,8 +25,13 @@ OFFLOADED_AT_A_TIME = 2
 jobs/engines/megatron/offload.py."""
 MAIN_GRADIENT_BYTES = 4
 MASTER_WEIGHT_BYTES = 4
-NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-"""Per weight of a 4-bit base: 4 bits, an 8-bit scale for 64 of them, and for 256 of those an FP32 scale; 4.127 bits.
+NF4_SCALE_BYTES = (8 / 64 + 32 / (64 * 256)) / 8
+"""Per weight of a 4-bit base: an 8-bit scale for 64 of them, and for 256 of those an FP32 scale.
+
+Source: as NF4_BYTES.
+"""
+NF4_BYTES = 4 / 8 + NF4_SCALE_BYTES
+"""Per weight of a 4-bit base: 4 bits and its share of the scales; 4.127 bits.
 
 Source: Dettmers et al. 2023, QLoRA, arXiv 2305.14314, section 3.
 """

@@ -47,6 +47,20 @@ def _linears(hidden: int, ffn: int, kv: int, gates: int) -> Mapping[str, Linear]
     }
 
 
+def peft_linears(model: Model) -> Mapping[str, tuple[int, int]]:
+    """Return the inputs and outputs of the linear layers of transformers' Llama, by PEFT's names."""
+    hidden, ffn, kv = model.hidden_size, model.ffn_hidden_size, kv_size(model)
+    return {
+        "q_proj": (hidden, hidden),
+        "k_proj": (hidden, kv),
+        "v_proj": (hidden, kv),
+        "o_proj": (hidden, hidden),
+        "gate_proj": (hidden, ffn),
+        "up_proj": (hidden, ffn),
+        "down_proj": (ffn, hidden),
+    }
+
+
 def linear_weights(model: Model) -> int:
     """Return the weights of one layer's projections."""
     return sum(linear.weights for linear in linears(model).values())
@@ -96,7 +110,13 @@ def _layer_parameters(model: Model, tp: int) -> int:
 
 
 def _adapter_parameters(model: Model, lora: Lora, tp: int) -> int:
-    """Return a TP rank's share of one layer's adapters: the one of A and B on the split side of the linear is split."""
+    """Return a TP rank's share of one layer's adapters: the one of A and B on the split side of the linear is split.
+
+    Adapters with separate matrices A are never split.
+    """
+    if not lora.shared_a:
+        sizes = peft_linears(model)
+        return sum(lora.rank * sum(sizes[name]) for name in lora.peft_modules)
     count = 0
     for linear in _adapted_linears(model, lora):
         replicated, split = (linear.num_in, linear.num_out) if linear.is_column else (linear.num_out, linear.num_in)

@@ -13,7 +13,7 @@ from bench.report.study.records import csv
 from bench.results.study import StudyResult
 
 PAGE = "index.html"
-_FILES = re.compile(r"index\.html|table\.(md|csv|tex)|(bars|scaling)_\d+\.png|(pairs|step_time_distribution)\.png")
+_FILES = re.compile(r"index\.html|table\.(md|csv|tex)|(bars|scaling|cdf)_\d+\.png|(pairs|step_time_distribution)\.png")
 """Names of the files of a study's report."""
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from bench.contract import run_files
 from bench.errors import LogError
-from bench.mlperf.result import Result, parse
+from bench.mlperf.result import Result
 from bench.report import curves, template
 from bench.report.canvas import COLORS, canvas, save
 from bench.report.drawings import Shown, shown
 from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
+from bench.report.study import distributions
 from bench.report.study.bars import bars_chart, bars_of, draw_bars
+from bench.report.study.distributions import distributions_chart, distributions_of
 from bench.report.study.layout import Layout
 from bench.report.study.pairs import arm_differences, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
@@ -25,6 +27,8 @@ from bench.report.study.texts import (
     shared_facts,
 )
 from bench.report.template import Chart
+from bench.results import kind
+from bench.results.kind import Judged
 from bench.results.study import StudyResult
 
 _MOST_ARMS = 12
@@ -40,23 +44,30 @@ class ArmRuns:
     results: tuple[Result, ...]
 
 
-def runs_of(result: StudyResult) -> tuple[ArmRuns, ...]:
-    """Return the runs of the first arms with training logs; a log that cannot be read has no curve."""
-    runs: list[ArmRuns] = []
-    for row in result.rows:
-        folders = dict.fromkeys(run for cell in row.cells.values() for run in cell.runs)
-        read = {folder: _read(Path(result.folder, folder, run_files.result(0))) for folder in folders}
-        results = {folder.rpartition(".")[2]: one for folder, one in read.items() if one and one.step_times_ms}
-        if results:
-            runs.append(ArmRuns(name=row.arm, trial_names=tuple(results), results=tuple(results.values())))
-    return tuple(runs[:_MOST_ARMS])
+def logs_of(result: StudyResult) -> dict[str, dict[str, Judged]]:
+    """Return the logs of the runs of each arm, by arm and by run; logs that cannot be read are left out."""
+    folders = {row.arm: dict.fromkeys(run for cell in row.cells.values() for run in cell.runs) for row in result.rows}
+    return {
+        arm: {run: log for run in runs if (log := _read(Path(result.folder, run, run_files.result(0))))}
+        for arm, runs in folders.items()
+    }
 
 
-def _read(log: Path) -> Result | None:
+def _read(log: Path) -> Judged | None:
     try:
-        return parse(log) if log.exists() else None
+        return kind.read(log) if log.exists() else None
     except LogError:
         return None
+
+
+def runs_of(logs: Mapping[str, Mapping[str, Judged]]) -> tuple[ArmRuns, ...]:
+    """Return the runs of the first arms with training logs."""
+    runs: list[ArmRuns] = []
+    for arm, of_arm in logs.items():
+        results = {run.rpartition(".")[2]: log.result for run, log in of_arm.items() if log.result.step_times_ms}
+        if results:
+            runs.append(ArmRuns(name=arm, trial_names=tuple(results), results=tuple(results.values())))
+    return tuple(runs[:_MOST_ARMS])
 
 
 def draw_distributions(runs: Sequence[ArmRuns], path: Path, *, note: str) -> None:
@@ -87,8 +98,9 @@ CURVES = {
 
 def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
     """Return the variables of the template; also draws the figures into the folder."""
-    runs = runs_of(result)
-    figures, overlaid = draw(result, runs, out), curves.overlaid(runs)
+    logs = logs_of(result)
+    runs = runs_of(logs)
+    figures, overlaid = draw(result, logs, runs, out), curves.overlaid(runs)
     charts: Mapping[str, Chart] = {name: chart for figure in figures for name, chart in figure.charts.items()}
     return template.context() | {
         "title": result.title,
@@ -116,7 +128,9 @@ def num_runs(result: StudyResult) -> int:
     return len({run for row in result.rows for cell in row.cells.values() for run in cell.runs})
 
 
-def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]:
+def draw(
+    result: StudyResult, logs: Mapping[str, Mapping[str, Judged]], runs: Sequence[ArmRuns], out: Path
+) -> list[Shown]:
     """Draw the figures as PNGs; return them with their charts."""
     parts = (result.hardware or NOT_LOGGED, f"n = {num_runs(result)} runs", result.date, result.commit)
     note = ", ".join(filter(None, parts))
@@ -138,6 +152,11 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
         path = out / f"scaling_{number}.png"
         draw_scaling(scaling, path, note=note)
         figures.append(shown(path, f"{scaling.title}. {_IDEAL}", {f"scaling_{number}": scaling_chart(scaling)}))
+    requests = distributions_of(result, {arm: list(of_arm.values()) for arm, of_arm in logs.items()})
+    for number, one in enumerate(requests, 1):
+        path = out / f"cdf_{number}.png"
+        distributions.draw_distributions(one, path, note=note)
+        figures.append(shown(path, f"{one.title}. {_CDF}", {f"cdf_{number}": distributions_chart(one)}))
     if runs:
         draw_distributions(runs, out / "step_time_distribution.png", note=note)
     return figures
@@ -146,4 +165,5 @@ def draw(result: StudyResult, runs: Sequence[ArmRuns], out: Path) -> list[Shown]
 _PAIRS = "Circles: pairs of runs; diamond and whisker: mean and its interval; shaded: range that counts as equivalent."
 _BARS = "Circles: runs; whiskers: 95 % interval of the mean."
 _HATCHED = " Hatched and pale: published, on other hardware."
+_CDF = "Share of all requests answered within a time, over all runs of an arm; failed requests are never answered."
 _IDEAL = "Dashed: ideal scaling from the smallest count."

@@ -1,7 +1,8 @@
-"""PEFT's adapters on q, k, v and o: the projections that megatron-core calls linear_qkv and linear_proj.
+"""PEFT's adapters.
 
-An adapter of linear_qkv has one A, so q, k and v share one A here too. Thus both engines train the same parameters from
-the same seed, and each loads the other's adapters. PEFT alone would train three A per layer.
+With `shared_a` they are those of megatron-core's linear_qkv and linear_proj: an adapter of linear_qkv has one A, so q,
+k and v share one A here too. Thus both engines train the same parameters from the same seed, and each loads the other's
+adapters. Without `shared_a`, each linear layer has its own A, as PEFT alone trains them.
 """
 
 import re
@@ -19,7 +20,7 @@ from bench.errors import ConfigError
 from jobs.weights.adapter_init import init_adapter
 from jobs.weights.adapters import MODULES
 
-_PLACE = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)\.lora_([AB])")
+_PLACE = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])")
 PEFT_PREFIX = "base_model.model."
 
 
@@ -36,14 +37,18 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )
-    targets = [name for module in lora.target_modules for name in MODULES[module]]
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.peft_modules)
+    )
     inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
-    tie_qkv(model)
+    tie_qkv(model, plan)
 
 
-def tie_qkv(model: Module) -> None:
-    """Let q, k and v of each layer share one A."""
+def tie_qkv(model: Module, plan: Plan) -> None:
+    """Let q, k and v of each layer share one A, if the plan has adapters with a shared A."""
+    lora = plan.config.training.lora
+    if lora is None or not lora.shared_a:
+        return
     for module in model.modules():
         q = getattr(module, "q_proj", None)
         if q is None or not hasattr(q, "lora_A"):
@@ -59,12 +64,13 @@ def is_adapter(name: str) -> bool:
 
 
 def initial_weight(name: str, shape: tuple[int, ...], plan: Plan, seed: int) -> Tensor:
-    """Return an adapter's initial weight, the same as engine=megatron draws from this seed."""
+    """Return an adapter's initial weight; with a shared A, the same as engine=megatron draws from this seed."""
     place = _PLACE.search(name)
     assert place is not None, name
     layer, module, letter = place.groups()
-    linear = next(linear for linear, modules in MODULES.items() if module in modules)
-    return init_adapter(shape, letter, seed=seed, name=f"layer {int(layer) + 1} self_attention.{linear}")
+    if _lora(plan).shared_a:
+        module = "self_attention." + next(linear for linear, modules in MODULES.items() if module in modules)
+    return init_adapter(shape, letter, seed=seed, name=f"layer {int(layer) + 1} {module}")
 
 
 def peft_name(name: str) -> str:
@@ -72,11 +78,11 @@ def peft_name(name: str) -> str:
     return PEFT_PREFIX + name.replace(".default.", ".")
 
 
-def peft_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def peft_tensors(tensors: dict[str, Tensor], plan: Plan) -> Iterator[tuple[str, Tensor]]:
     """Yield adapters with their names in a PEFT folder; the A that q, k and v share is written three times."""
     for name, tensor in tensors.items():
         yield peft_name(name), tensor
-        if ".q_proj.lora_A" in name:
+        if _lora(plan).shared_a and ".q_proj.lora_A" in name:
             for other in (".k_proj.lora_A", ".v_proj.lora_A"):
                 yield peft_name(name.replace(".q_proj.lora_A", other)), tensor.clone()
 

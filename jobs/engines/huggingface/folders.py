@@ -28,7 +28,7 @@ def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
     if torch.distributed.get_rank() == 0:
         lora, base = plan.config.training.lora, plan.base_dir
         assert lora is not None, "the plan trains adapters"
-        peft.write(folder, dict(adapters.peft_tensors(tensors)), lora=lora, base=base)
+        peft.write(folder, dict(adapters.peft_tensors(tensors, plan)), lora=lora, base=base)
     torch.distributed.barrier()
 
 

@@ -18,7 +18,7 @@ from bench.contract.plan_kinds import GenerationPlan
 from jobs.engines import Fact
 from jobs.engines.generation import Answer, Request
 from jobs.engines.huggingface import model as models
-from jobs.engines.huggingface import placement, training_state, weights
+from jobs.engines.huggingface import placement, quantized, training_state, weights
 from jobs.engines.huggingface.packages import settings
 from jobs.ranks import process_group
 
@@ -86,7 +86,7 @@ class HuggingFaceGenerator:
         plan, model = self._plan, models.build_base(self._plan)
         models.cast(model, models.FP32 if plan.weights is WeightPrecision.fp32 else models.BF16)
         if plan.weights is WeightPrecision.nf4:
-            models.replace_linears(model)
+            quantized.replace_linears(model)
         if settings(plan).strategy is Strategy.balanced and self._device.type == "cuda":
             placement.distribute_layers(plan, model, self._source, self._device)
         else:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch import Tensor
 from torch.nn import Module, Parameter
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from bench.contract.engine import Bf16
@@ -17,76 +17,46 @@ from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
-from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface import adapters, quantized
 from jobs.engines.huggingface.packages import settings
 from jobs.profiles.ranges import forward_range
 from jobs.weights import families
 
-
-def replace_linears(model: PreTrainedModel) -> None:
-    """Replace all linears except the head by bitsandbytes' linears, which have no weights yet.
-
-    Source: QLoRA (Dettmers et al., 2023), and transformers' documentation of bitsandbytes.
-    """
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
-    model.is_loaded_in_4bit = True  # PEFT then uses its adapters for 4-bit linears
-
-
-def is_quantized(parameter: Any) -> bool:
-    """Return whether a parameter is a 4-bit weight of bitsandbytes, without importing that library."""
-    return type(parameter).__name__ == "Params4bit"
-
-
-def quantize(module: Any, weight: Tensor, device: torch.device) -> None:
-    """Set the weight of a bitsandbytes linear: rounded to BF16, then quantised to 4 bits on the device."""
-    old = module.weight
-    rounded = weight.to(torch.bfloat16).contiguous()
-    module.weight = type(old)(
-        rounded,
-        requires_grad=False,
-        compress_statistics=old.compress_statistics,
-        quant_type=old.quant_type,
-        quant_storage=old.quant_storage,
-        module=module,
-    ).to(device)
-
-
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def build(plan: TrainingPlan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
-    """Return the model with its adapters, if it has any. Parameters are on the meta device, buffers are not.
+Around = Callable[[], AbstractContextManager[Any]]
+"""Returns a context in which modules are built and which allocates their parameters (ZeRO stage 3)."""
 
-    around: a context in which the model is built and which allocates its parameters instead (ZeRO stage 3).
+
+def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedModel:
+    """Return the model with its adapters, if it has any. Buffers are allocated.
+
+    Parameters are on the meta device, or, except adapters, where `around` puts them.
     """
     model = build_base(plan, around=around)
     trains = plan.config.training.trains
     cast(model, trained_dtype(plan) if trains is Trains.all else frozen_dtype(plan))
     if trains is Trains.qlora:
-        replace_linears(model)
+        quantized.replace_linears(model)
     if trains is not Trains.all:
         adapters.attach(model, plan)
         cast(model, trained_dtype(plan), only_trained=True)
+    if trains is Trains.qlora:
+        with (around or partial(torch.device, "meta"))():
+            quantized.make_trainable(model)
     if is_checkpointed(plan):
         _checkpoint_activations(model, plan)
     return model
 
 
-def build_base(plan: Plan, *, around: AbstractContextManager[Any] | None = None) -> PreTrainedModel:
+def build_base(plan: Plan, *, around: Around | None = None) -> PreTrainedModel:
     """Return the model in FP32 without adapters; parameters are on the meta device, or where `around` puts them."""
     described = families.family_of(plan.config.model).config(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())
-        stack.enter_context(around or init_empty_weights(include_buffers=False))
+        stack.enter_context(around() if around else init_empty_weights(include_buffers=False))
         model = AutoModelForCausalLM.from_config(config, attn_implementation=settings(plan).attention.name, dtype=FP32)
     model.tie_weights()  # transformers ties weights when it initialises them, which is switched off here
     return model
@@ -127,7 +97,7 @@ def allocate(model: Module, device: torch.device | dict[str, torch.device]) -> N
     for name, module in model.named_modules():
         to = device if isinstance(device, torch.device) else _device_of(name, device)
         for key, parameter in module._parameters.items():
-            if parameter is None or not parameter.is_meta or is_quantized(parameter):
+            if parameter is None or not parameter.is_meta or quantized.is_quantized(parameter):
                 continue
             if id(parameter) not in allocated:
                 memory = torch.empty_like(parameter, device=to)
@@ -137,10 +107,10 @@ def allocate(model: Module, device: torch.device | dict[str, torch.device]) -> N
             module._buffers[key] = None if buffer is None else buffer.to(to)
 
 
-def tie(model: PreTrainedModel) -> None:
-    """Tie parameters again after each was allocated: the A of q, k and v; embeddings and head."""
+def tie(model: PreTrainedModel, plan: TrainingPlan) -> None:
+    """Tie parameters again after each was allocated: the shared A of q, k and v; embeddings and head."""
     model.tie_weights()
-    adapters.tie_qkv(model)
+    adapters.tie_qkv(model, plan)
 
 
 def layers(model: PreTrainedModel) -> list[Module]:

@@ -210,7 +210,7 @@ def _place_sharded(plan: TrainingPlan, model: PreTrainedModel, source: Source, d
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     fsdp2_prepare_model(_accelerator(plan, plugin, device), model)
     model.to_empty(device="cpu" if chosen.offload_parameters else device)
-    models.tie(model)
+    models.tie(model, plan)
     for name, buffer in buffers.items():
         owner, _, key = name.rpartition(".")
         model.get_submodule(owner)._buffers[key] = buffer

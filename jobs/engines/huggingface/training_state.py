@@ -12,7 +12,7 @@ from torch.nn import Module, Parameter
 
 from bench.contract.plan import Plan
 from jobs.engines import rank_state
-from jobs.engines.huggingface import model as huggingface_model
+from jobs.engines.huggingface import quantized
 from jobs.engines.huggingface.weights import Source
 from jobs.weights.boxes import Shape, flat_range
 from jobs.weights.checkpoint_reader import Reader, Wanted
@@ -54,16 +54,17 @@ def fill(model: Module, source: Source, device: torch.device, *, only_trained: b
             if parameter is None or id(parameter) in done or only_trained and not parameter.requires_grad:
                 continue
             name = f"{prefix}.{key}" if prefix else key
-            shape = (
-                (module.out_features, module.in_features)
-                if huggingface_model.is_quantized(parameter)
-                else full_shape(parameter)
-            )
+            is_4bit = quantized.is_quantized(parameter)
+            is_packed = isinstance(module, quantized.PackedLinear)
+            is_in_4_bits = is_4bit or is_packed
+            shape = (module.out_features, module.in_features) if is_in_4_bits else full_shape(parameter)
             weight = source.read(name, shape)
-            if huggingface_model.is_quantized(parameter):
-                huggingface_model.quantize(module, weight.to(device), device)
+            if is_4bit:
+                quantized.quantize(module, weight.to(device), device)
             else:
-                _copy(parameter, weight)
+                is_sharded = isinstance(parameter, DTensor) or hasattr(parameter, "ds_tensor")
+                scales_on = device if is_sharded else parameter.device
+                _copy(parameter, module.pack(weight, scales_on) if is_packed else weight)
             done.add(id(module._parameters[key]))
 
 

@@ -131,14 +131,17 @@ class Adapters:
     """The adapters of a PEFT folder, or of a checkpoint of megatron-core.
 
     Raises:
-        ConfigError: they do not fit the plan, or q, k and v have different A.
+        ConfigError: they do not fit the plan, or q, k and v have different A where the plan has a shared one.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         model, lora = plan.config.model, plan.config.training.lora
         assert lora is not None, "the plan trains adapters"
         self._tensors = peft.load(folder, model, lora)
-        peft.fused(self._tensors, model, lora, folder)  # raises if an adapter is missing or different
+        if lora.shared_a:
+            peft.fused(self._tensors, model, lora, folder)  # raises if an adapter is missing or different
+        else:
+            peft.check_complete(self._tensors, model, lora, folder)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         return self._tensors[adapters.peft_name(name)]

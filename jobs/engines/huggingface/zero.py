@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from bench.contract.engine import MOST_ZERO_STAGE
+from bench.contract.engine import MOST_ZERO_STAGE, Bf16
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Device
@@ -129,7 +129,7 @@ def build(plan: TrainingPlan) -> PreTrainedModel:
     require(plan)
     if not settings(plan).is_sharded:
         return models.build(plan)
-    return models.build(plan, around=deepspeed.zero.Init(config_dict_or_path=dict(plan.deepspeed or {})))
+    return models.build(plan, around=lambda: deepspeed.zero.Init(config_dict_or_path=dict(plan.deepspeed or {})))
 
 
 def place(plan: TrainingPlan, model: PreTrainedModel, source: Source, device: torch.device) -> ZeroPlacement:
@@ -171,5 +171,8 @@ def _optimizer(plan: TrainingPlan, trained: list[Parameter]) -> torch.optim.Opti
 
     r = plan.config.training_recipe
     groups, betas = optimizers.parameter_groups(plan, trained), (r.adam_beta1, r.adam_beta2)
-    adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True)
+    is_pure = settings(plan).bf16_mode is Bf16.pure
+    adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups, lr=r.lr, betas=betas, eps=r.adam_eps, adamw_mode=True, fp32_optimizer_states=not is_pure
+    )
     return adam

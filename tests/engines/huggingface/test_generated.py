@@ -20,8 +20,7 @@ from helpers.tiny_llama import GenerationOptions
 needed()
 
 from jobs.engines.generation import Answer, Request  # noqa: E402
-from jobs.engines.huggingface import generation, generator, placement  # noqa: E402
-from jobs.engines.huggingface import model as huggingface_model  # noqa: E402
+from jobs.engines.huggingface import generation, generator, placement, quantized  # noqa: E402
 from jobs.engines.huggingface.generation import HuggingFaceGenerator  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
@@ -179,7 +178,7 @@ def test_a_warm_up_answers_a_batch_of_each_size(device: str, compiled: bool, mon
 @pytest.mark.parametrize("precision", [WeightPrecision.fp32, WeightPrecision.bf16, WeightPrecision.nf4])
 def test_weights_have_the_precision_of_the_plan(precision: WeightPrecision, monkeypatch: pytest.MonkeyPatch) -> None:
     in_4_bits: list[Any] = []
-    monkeypatch.setattr(huggingface_model, "replace_linears", in_4_bits.append)
+    monkeypatch.setattr(quantized, "replace_linears", in_4_bits.append)
     built: Any = generator(plan(GenerationOptions(weights=precision)), 7)
     model = built._model
     assert {p.dtype for p in model.parameters()} == {

@@ -22,7 +22,7 @@ from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 
-from jobs.engines.huggingface import adapters, folders, model, placement, training_state  # noqa: E402
+from jobs.engines.huggingface import adapters, folders, placement, quantized, training_state  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface import weights as huggingface_weights  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
@@ -167,7 +167,7 @@ def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
         huggingface_weights.Adapters(tmp_path / "out", plan)
 
 
-def test_random_weights_depend_on_seed_and_name(plan: Plan) -> None:
+def test_random_weights_depend_on_seed_and_name(plan: Plan, tmp_path: Path) -> None:
     source = huggingface_weights.RandomWeights(plan, 7, CPU)
     std = math.sqrt(2 / (5 * 32))
     into = std / math.sqrt(2 * plan.config.model.num_layers)
@@ -182,6 +182,7 @@ def test_random_weights_depend_on_seed_and_name(plan: Plan) -> None:
     ):
         assert abs(float((whole * other).mean())) < std**2 / 50
     name = "model.layers.1.self_attn.{}.lora_{}.default.weight"
+    source = huggingface_weights.RandomWeights(tiny(tmp_path, "lora"), 7, CPU)
     for module, linear in {"v_proj": "linear_qkv", "o_proj": "linear_proj"}.items():
         expected = init_adapter((4, 32), "A", seed=7, name=f"layer 2 self_attention.{linear}")
         assert torch.equal(source.read(name.format(module, "A"), (4, 32)), expected)
@@ -213,7 +214,7 @@ def test_4_bit_weight_is_quantised_from_the_full_weight_in_bf16() -> None:
     assert torch.equal(weight.data, whole.bfloat16()) and not weight.requires_grad
     options = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8, "module": layer}
     assert weight.options == options
-    assert model.is_quantized(weight) and not model.is_quantized(torch.nn.Parameter(whole))
+    assert quantized.is_quantized(weight) and not quantized.is_quantized(torch.nn.Parameter(whole))
 
 
 def test_balanced_places_layers_on_gpus_by_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,14 +248,18 @@ def test_stage_3_rank_updates_an_equal_part_without_padding(deepspeed: DeepSpeed
     assert own.shards()[1].state["exp_avg"].tolist() == list(range(1002, 1042))
 
 
-def test_offloaded_optimizer_is_deepspeed_s(deepspeed: DeepSpeed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_offloaded_optimizer_is_deepspeed_s(is_pure: bool, deepspeed: DeepSpeed, tmp_path: Path) -> None:
+    """With bf16=pure its moments in host memory are in BF16, too; DeepSpeed refuses others."""
+    bf16 = ("precision=bf16", f"{BLOCK}.bf16=pure") if is_pure else ()
     zero, plan = (
         import_module(NAME),
-        tiny(tmp_path, "all", *NODE, f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true"),
+        tiny(tmp_path, "all", *NODE, f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true", *bf16),
     )
     trained = [Parameter(torch.zeros(2, 2)), Parameter(torch.zeros(2))]
     built, r = zero._optimizer(plan, trained), plan.config.recipe
-    assert built.arguments == {"lr": r.lr, "betas": (r.adam_beta1, r.adam_beta2), "eps": r.adam_eps, "adamw_mode": True}
+    rates = {"lr": r.lr, "betas": (r.adam_beta1, r.adam_beta2), "eps": r.adam_eps}
+    assert built.arguments == rates | {"adamw_mode": True, "fp32_optimizer_states": not is_pure}
     assert built.param_groups == [
         {"params": trained[:1], "weight_decay": r.weight_decay},
         {"params": trained[1:], "weight_decay": 0.0},

@@ -44,14 +44,24 @@ CLOSE = {
     "bf16_zero3": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=3"),
     "bf16_pure": ("lora", BF16, f"{BLOCK}.bf16=pure"),
     "bf16_pure_fsdp2": ("all", BF16, FSDP2, f"{BLOCK}.bf16=pure"),
+    "bf16_pure_zero1": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=1", f"{BLOCK}.bf16=pure"),
+    "bf16_pure_zero3": ("all", BF16, ZERO, f"{BLOCK}.zero_stage=3", f"{BLOCK}.bf16=pure"),
+    "bf16_pure_offloaded_zero2": (
+        *("all", BF16, ZERO, f"{BLOCK}.zero_stage=2"),
+        *(f"{BLOCK}.bf16=pure", f"{BLOCK}.offload_optimizer=true"),
+    ),
 }
 """Settings that change rounding."""
+SEPARATE = {"separate_ddp": (), "separate_fsdp2": (FSDP2,), "separate_zero3": (ZERO, f"{BLOCK}.zero_stage=3")}
+"""Adapters with their own A, which tests/engines/huggingface/test_separate_adapters.py compares with PEFT's."""
 
 
 @pytest.fixture(scope="module")
 def folder(runs: Path) -> Path:
     """All variants, trained in one start of the ranks."""
     plans = {name: composed(runs, *TRAINS[trains], *overrides) for name, (trains, *overrides) in (SAME | CLOSE).items()}
+    own_a = (*TRAINS["lora"], "task.training.lora.shared_a=false")
+    plans |= {name: composed(runs, *own_a, *overrides) for name, overrides in SEPARATE.items()}
     trained(plans, runs)
     return runs
 
@@ -81,6 +91,14 @@ def test_bf16_learns_close_to_fp32(name: str, folder: Path) -> None:
         "pure": ("bfloat16", "bfloat16", "bfloat16"),
     }
     assert tuple(types.metadata[key] for key in ("weights", "master", "moments")) == expected_types[types.value]
+
+
+@pytest.mark.parametrize("name", [name for name in SEPARATE if name != "separate_ddp"])
+def test_separate_adapters_have_the_same_losses_if_they_are_sharded(name: str, folder: Path) -> None:
+    expected, shared = losses(folder / "separate_ddp"), losses(folder / "megatron_lora")
+    np.testing.assert_allclose(losses(folder / name), expected, rtol=0, atol=1e-4)
+    assert expected[0] == pytest.approx(shared[0], abs=1e-4), "B is zero, so the first step sees the base alone"
+    assert abs(expected[-1] - shared[-1]) > 1e-3
 
 
 def test_hybrid_shards_inside_a_node_and_replicates_across_nodes(folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH, whose `sitecustomize` records a server that has no profiler of its own."""
