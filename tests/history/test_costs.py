@@ -72,8 +72,8 @@ def test_a_plan_without_a_price_is_that_of_earlier_versions() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster.price_per_gpu_hour=0"], "0.0 is not a positive number"),
-        (["cluster.price_per_gpu_hour=inf"], "inf is not a positive number"),
+        (["cluster.price_per_gpu_hour=0"], "is 0.0, not a positive number"),
+        (["cluster.price_per_gpu_hour=inf"], "is inf, not a positive number"),
         (["cluster.currency=euros"], "'euros' is not the code of a currency"),
         (["cluster=local", "cluster.price_per_gpu_hour=1"], "has the price 1, but this cluster has no GPUs"),
     ],

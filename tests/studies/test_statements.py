@@ -201,11 +201,11 @@ def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: p
         (
             "measurement: throughput_per_gpu\n    at_least: 0.5",
             "measurement: mfu\n    at_least: 1",
-            r"no column with .*'mfu'",
+            r"the column with the measurement 'mfu' does not exist",
         ),
         ("{method: Z3}, second", "{method: Z4}, second", r"about no arm: \{'method': 'Z4'\}"),
-        ("{method: Z3}, second", "{size: Z3}, second", r"no label 'size'"),
-        ("same: [model]", "same: [mode]", r"no label 'mode'[\s\S]*mean model\?"),
+        ("{method: Z3}, second", "{size: Z3}, second", r"the label 'size' does not exist"),
+        ("same: [model]", "same: [mode]", r"the label 'mode' does not exist[\s\S]*mean model\?"),
         ("second: {method: Naive}", "second: {method: Z3, model: 13B}", r"about no arm"),
     ],
 )
