@@ -1,6 +1,7 @@
 """The verb `study`: run the missing runs of a study and show its tables."""
 
 import argparse
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,11 @@ def _add_study(verbs: arguments.Verbs) -> None:
     )
     name.completer = _names  # type: ignore[attr-defined]
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="overrides for every run, as for runstop launch"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="overrides for every run, as for runstop launch; or further folders of the study, for one table with a "
+        "column for each cluster",
     )
     parser.add_argument(
         "--config-dir", type=Path, help="folder with a site's own conf/ files, including study/ and published/"
@@ -38,6 +43,11 @@ def _add_study(verbs: arguments.Verbs) -> None:
     what.add_argument("--dry-run", action="store_true", help="show the planned arms without starting anything")
     what.add_argument(
         "--table", action="store_true", help="show the tables of the existing runs without starting anything"
+    )
+    parser.add_argument(
+        "--all-clusters",
+        action="store_true",
+        help="with --table: one table with a column for each cluster on which the study ran, below LOGDIR",
     )
     what.add_argument("--list", action="store_true", help="list the studies")
     parser.add_argument(
@@ -58,6 +68,10 @@ def _study(args: argparse.Namespace) -> int:
         )
     if args.list or args.name is None:
         return _list(args)
+    if folders := _folders(args):
+        _check_only_read(args, several=True)
+        _show(studies.platforms.merged([studies.read(folder, runs=args.runs) for folder in folders]), args)
+        return 0
     if (Path(args.name) / studies.STUDY).exists():
         _check_only_read(args)
         _show(studies.read(Path(args.name), runs=args.runs), args)
@@ -76,9 +90,60 @@ def _study(args: argparse.Namespace) -> int:
     return code
 
 
-def _check_only_read(args: argparse.Namespace) -> None:
+def _folders(args: argparse.Namespace) -> list[Path]:
+    """Return the folders of a study on several clusters: those that are given, or all; empty for a single one.
+
+    Raises:
+        ConfigError: a given folder has no study, or another one than the given name, or there is none at all.
+    """
+    from bench import studies
+
+    if args.all_clusters:
+        if not args.table:
+            raise ConfigError("--all-clusters only shows tables", where="--all-clusters", fix="add --table")
+        folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
+        every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
+        of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
+        if not of_study:
+            raise ConfigError(f"the study {args.name} ran on no cluster", where=str(folder.parent), fix="run it first")
+        return of_study
+    given = [args.name, *(one for one in args.overrides if "=" not in one)]
+    if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
+        return []
+    is_read = glob.has_magic(args.name) or (Path(args.name) / studies.STUDY).exists()
+    name = None if is_read else args.name
+    folders = [folder for text in given[name is not None :] for folder in _matching(text)]
+    for folder in folders:
+        if not (folder / studies.STUDY).exists():
+            raise ConfigError("there is no study in this folder", where=str(folder), fix="give folders of a study")
+        if name is not None and studies.name_of(folder) != name:
+            what = f"this is the study {studies.name_of(folder)}, not {name}"
+            raise ConfigError(what, where=str(folder), fix=f"give folders of the study {name}")
+    return folders
+
+
+def _is_folder(text: str) -> bool:
+    return glob.has_magic(text) or Path(text).is_dir()
+
+
+def _matching(text: str) -> list[Path]:
+    """Return the folders of studies that match a pattern; a path without a pattern is returned as it is."""
+    from bench import studies
+
+    path = Path(text)
+    if path.exists() or not glob.has_magic(text):
+        return [path]
+    matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
+    folders = sorted(one for one in matches if (one / studies.STUDY).exists())
+    if not folders:
+        raise ConfigError("no folder of a study matches", where=text, fix="name folders such as LOGDIR/studies/NAME-*")
+    return folders
+
+
+def _check_only_read(args: argparse.Namespace, *, several: bool = False) -> None:
     """Raise ConfigError if the folder of a study is given with options that only apply to a study's name."""
-    given = {"--dry-run": args.dry_run, **dict.fromkeys(args.overrides, True)}
+    overrides = [] if args.all_clusters else [one for one in args.overrides if "=" in one or not several]
+    given = {"--dry-run": args.dry_run, **dict.fromkeys(overrides, True)}
     if unused := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
             f"{unused[0]} does not apply to the folder of a study: runstop only shows the results in this folder",
@@ -109,7 +174,7 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
 
     blocks = session.blocks_left(session.statuses(must_query=False))
     if args.json:
-        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours} for arm in session.planned]
+        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours, "cost": arm.cost} for arm in session.planned]
         print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
     else:
         sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))

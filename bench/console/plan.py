@@ -13,7 +13,7 @@ from bench.planning import layouts, local_sgd
 from bench.planning.estimates import model_memory as needs
 from bench.planning.estimates.parameters import parameters
 from bench.planning.layouts import Layout
-from bench.report import kinds
+from bench.report import costs, kinds
 from bench.report.tables import TextTable
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
         *_vboost(plan),
         ("commands", "; ".join(command.name for command in plan.commands)),
         ("files", ", ".join(plan.files)),
+        *costs.plan_rows(plan),
     ]
 
 

@@ -6,9 +6,12 @@ from dataclasses import asdict, replace
 from bench import masked_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
+from bench.report.costs import amount
+from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.tables import TextTable, number_text
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
+INTERVALS = "in brackets: 95 % interval of the mean over runs"
 COEFFICIENTS = "coefficients: ratio to the reference arm, with 95 % interval over pairs of runs"
 MARKS = {
     "*": "* calculated from a shorter run",
@@ -28,6 +31,8 @@ def sheets(result: StudyResult) -> Iterator[TextTable]:
         yield TextTable("remarks", remarks, columns=("arm", "column", "reason"))
     if result.differences:
         yield _differences(result.differences, margin=result.margin)
+    if result.statements:
+        yield TextTable("statements", statement_rows(result), STATEMENT_HEADINGS, STATEMENTS_CAPTION)
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield TextTable("published figures", rows, columns=("name", "title", "where", "hardware", "date"))
@@ -90,6 +95,7 @@ def _caption(result: StudyResult) -> str:
     marks = {str(cell.mark) for row in result.rows for cell in row.cells.values()}
     lines = [
         "mean ± standard deviation over runs" if any(c.n > 1 for r in result.rows for c in r.cells.values()) else "",
+        INTERVALS if any(c.has_interval_of_mean for r in result.rows for c in r.cells.values()) else "",
         COEFFICIENTS if any(cell.text for row in result.rows for cell in row.cells.values()) else "",
         *(text for mark, text in MARKS.items() if mark in marks),
         *result.notes,
@@ -142,10 +148,14 @@ def _percent(one: Difference) -> str:
 
 
 def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> TextTable:
-    """Return the planned cost of each arm; `blocks` lists the arms without a result in each block."""
+    """Return the planned cost of each arm; `blocks` lists the arms without a result in each block.
+
+    Money is shown only if all prices are in the same currency.
+    """
+    currency = _currency(arms)
     rows = [
         (
-            arm.name,
+            f"{arm.name} (model {arm.model})" if arm.model else arm.name,
             "yes" if arm.runs else str(arm.mark),
             arm.layout,
             str(arm.num_ranks or ""),
@@ -153,6 +163,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
             _text(arm.step_time_ms),
             _memory(arm),
             "" if arm.gpu_hours is None else f"{arm.gpu_hours:,.3g}",
+            *([] if not currency else ["" if arm.cost is None else amount(arm.cost)]),
             str(arm.walltime_min or ""),
             "; ".join(filter(None, (_change(arm), arm.note, arm.reason))),
         )
@@ -167,6 +178,7 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
         "step time (ms)",
         "memory (GiB)",
         "GPU-hours",
+        *([f"cost ({currency})"] if currency else []),
         "limit (min)",
     )
     needs = [f"before a launch: {one}" for one in dict.fromkeys(one for arm in arms for one in arm.before_launch)]
@@ -192,9 +204,17 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
     total += "; step time, memory and GPU-hours per run are estimates"
     if known:
         total += f"; {number_text(known)} GPU-hours in total"
+    if (currency := _currency(arms)) and (costs := [arm.cost for arm in left if arm.cost is not None]):
+        total += f", {amount(sum(costs))} {currency}"
     limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
     total += f"; time limits add up to {limit_min / 60:,.1f} h" if limit_min else ""
     return total + (f"; {unknown} arms without an estimate" if unknown else "")
+
+
+def _currency(arms: Sequence[PlannedArm]) -> str:
+    """Return the currency of the arms' prices; empty if there is none, or if they have several."""
+    currencies = {arm.currency for arm in arms if arm.currency}
+    return currencies.pop() if len(currencies) == 1 else ""
 
 
 def _of(micro: int | None, whole: int | None) -> str:

@@ -99,6 +99,8 @@ PEAK_MEMORY = "peak_memory_gib"
 GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
 """Per {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or the reason why
 they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
+PRICE_PER_GPU_HOUR, CURRENCY = "price_per_gpu_hour", "currency"
+"""The price of a GPU hour as set for the cluster, and its currency; both only if a price is set."""
 MODULE_TIMES = "module_times"
 """Time breakdown of the profiled warm-up steps of rank 0: `bench.contract.modules.ModuleTimes`."""
 STEP_TIMES, REAL_TOKENS = "step_times", "real_tokens"

@@ -187,6 +187,10 @@ class Cluster:
     gpu: Gpu | None = None
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
+    price_per_gpu_hour: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
+    currency: str = field(default="USD", metadata=OMIT_DEFAULT)
+    """The currency of the price: its ISO 4217 code, such as EUR."""
     slurm: Slurm | None = None
     ray: Ray | None = field(default=None, metadata=OMIT_DEFAULT)
     kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)

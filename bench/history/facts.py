@@ -14,6 +14,7 @@ from bench.errors import LogError
 from bench.mlperf.log import Log
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
+from bench.results import cost
 from bench.results.measurement import hardware_facts
 from bench.runs import manifest
 
@@ -31,6 +32,7 @@ _OF_A_LOAD = ("arrivals", "rate", "requests", "tokens_in", "tokens_out")
 _PORT = re.compile(r"(--port[ =])\d+")
 _LONGEST = 60
 _NOT_SETTINGS = (
+    *("cluster.price_per_gpu_hour", "cluster.currency"),
     *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
     *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
 )
@@ -40,7 +42,7 @@ _TEXTS = ("summary", "source", "description")
 
 def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
     """Return the hardware and software of a trial by name; unknown values are left out."""
-    logged = result.hyperparameters
+    logged, known_price = result.hyperparameters, cost.price(result)
     known = {
         "accelerator": logged.get("accelerator"),
         "GPUs": result.num_gpus,
@@ -48,6 +50,7 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
         "processor": logged.get("host_processor_model_name"),
         **dict(_of_nodes(folder, trial)),
         **hardware_facts(result),
+        **({f"price of a GPU hour ({known_price.currency})": f"{known_price.per_gpu_hour:g}"} if known_price else {}),
         "operating system": logged.get("operating_system"),
         **result.software,
         "commit": logged.get("commit"),
@@ -107,7 +110,7 @@ def _of_image(folder: Path) -> dict[str, Any]:
 
 def logged_settings(log: Log, result: Result) -> dict[str, str]:
     """Return the settings in a log: single values, and the requests to engines, kernels and servers."""
-    no_settings = (*_OF_THE_MACHINE, mllog.COMPILE_TIME)
+    no_settings = (*_OF_THE_MACHINE, mllog.COMPILE_TIME, mllog.PRICE_PER_GPU_HOUR, mllog.CURRENCY)
     settings = {key: str(value) for key, value in result.hyperparameters.items() if key not in no_settings}
     return settings | dict(_of_requests(log)) | dict(_of_loads(log))
 

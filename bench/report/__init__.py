@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.report import output_folder
+from bench.results.cost import NAMES as COSTS
 from bench.results.measurement import Measurement
 from bench.results.training import TrainingResult
 from bench.rules.finding import Finding
@@ -16,6 +17,7 @@ from bench.rules.finding import Finding
 if TYPE_CHECKING:  # imported when a page is written: every launch imports table texts from this folder
     from pandas import DataFrame
 
+    from bench.mlperf.result import Result
     from bench.report.page import Row
     from bench.report.sets import TrialSet
     from bench.results.study import StudyResult
@@ -68,8 +70,13 @@ def write_study(result: "StudyResult", out: Path) -> list[Path]:
 
 
 def trial_rows(sets: "Sequence[TrialSet]") -> "list[Row]":
-    """Return one row per trial of all sets; a number that the log does not have is None."""
-    return [row for trials in sets for row in _rows(trials)]
+    """Return one row per trial of all sets; a number that the log does not have is None.
+
+    Only rows of logs with a price have costs; if one has, every row has their columns.
+    """
+    rows = [row for trials in sets for row in _rows(trials)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def csv(sets: "Sequence[TrialSet]") -> str:
@@ -111,6 +118,7 @@ def _rows(trials: "TrialSet") -> "list[Row]":
             "official": official.passed,
             "counted": _counted(trials, r.file),
             "why": "; ".join(_finding_text(f) for f in r.findings if f.severity == "error"),
+            **_costs(r),
         }
         for name, r, official in zip(trials.trial_names, s.results, s.compliance, strict=True)
     ]
@@ -135,6 +143,12 @@ def frames(sets: "Sequence[TrialSet]") -> "dict[str, DataFrame]":
         "step_times": frame(step_times, ["set", "trial", "samples", "step_time_ms"]),
         "measurements": frame(measurements, ["set", "trial", *(field.name for field in fields(Measurement))]),
     }
+
+
+def _costs(result: "Result") -> "Row":
+    """Return the costs of a trial, and their currency; empty if its log has no price."""
+    paid = [one for one in TrainingResult(result=result).measurements if one.name in COSTS]
+    return {**{one.name: one.value for one in paid}, "currency": paid[0].unit} if paid else {}
 
 
 def _date(time_ms: int | None) -> str | None:

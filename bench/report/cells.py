@@ -10,12 +10,15 @@ def cell_text(cell: Cell) -> str:
     """Return a mark, or a number and its standard deviation over runs, such as "* 1,234.5 ± 6.7".
 
     The deviation has two significant digits (whole numbers keep all digits), the number as many decimals.
-    A coefficient has its interval in brackets instead.
+    A coefficient has its interval in brackets instead, and so has the mean in a column that shows intervals.
     """
     if cell.value is None:
         return str(cell.mark)
     number = cell.text or number_text(cell.value)
-    if cell.deviation is not None:
+    if cell.has_interval_of_mean and cell.low is not None and cell.high is not None:
+        decimals = _decimals((cell.high - cell.low) / 2, cell.value)
+        number = f"{cell.value:,.{decimals}f} ({cell.low:,.{decimals}f} to {cell.high:,.{decimals}f})"
+    elif cell.deviation is not None:
         decimals = _decimals(cell.deviation, cell.value)
         number = f"{cell.value:,.{decimals}f} ± {cell.deviation:,.{decimals}f}"
     return f"{cell.mark} {number}".strip() if cell.mark is not Mark.measured else number

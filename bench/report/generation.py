@@ -10,7 +10,7 @@ from bench.contract.generation import GenerationMemory, TokenCost
 from bench.contract.plan_kinds import GenerationPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings
+from bench.report import costs, drawings
 from bench.report.canvas import canvas, save
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, memory_label, memory_row, ranks_text, telemetry_rows
@@ -47,6 +47,7 @@ def verdict_rows(trial: ShownTrial[GenerationResult]) -> list[Row]:
         *_engine(generation),
         ("weights", str(generation.about.get("weights", "")), _how(generation)),
         memory_row(result.peak_memory_gib),
+        *costs.result_rows(generation.measurements),
         *telemetry_rows(result.telemetry),
         ("initialisation (s)", _text(result.init_s, "{:.1f}"), "not timed"),
         ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),

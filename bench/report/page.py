@@ -19,9 +19,11 @@ from bench.mlperf.telemetry import joined
 from bench.preflight.nodes import load
 from bench.report import curves, drawings, template, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, rankings
+from bench.report.costs import TITLES, amount
 from bench.report.sets import TrialSet
 from bench.report.tables import minutes_text, number_text, telemetry_rows
 from bench.results import modules
+from bench.results.training import TrainingResult
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
 """Prefixes of keys that do not affect measurements."""
@@ -172,7 +174,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "trials": trials,
         "score": trials.score,
         "claim": claimed,
-        "cards": _speed_cards(speed) if speed is not None else _cards(trials, claimed, rows),
+        "cards": [*(_speed_cards(speed) if speed is not None else _cards(trials, claimed, rows)), *_cost_cards(trials)],
         "rows": rows,
         "blanks": _blanks(rows),
         "figures": dict(shown),
@@ -248,6 +250,17 @@ def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
         for name, value, unit, note in numbers
         if value is not None
     ]
+
+
+def _cost_cards(trials: TrialSet) -> Iterator[dict[str, str]]:
+    """Yield what the trials cost, as far as their logs have a price; medians over trials."""
+    of_each = [one for result in trials.results for one in TrainingResult(result=result).measurements]
+    for name, title in TITLES.items():
+        costs = [one for one in of_each if one.name == name]
+        if costs and len({one.unit for one in costs}) == 1:
+            note = "one trial" if len(costs) == 1 else f"median of {len(costs)} trials"
+            value = amount(median(one.value for one in costs))
+            yield {"name": title, "value": value, "unit": costs[0].unit, "note": note}
 
 
 def _required(trials: TrialSet) -> str:

@@ -12,7 +12,7 @@ from bench.contract.server_times import ServerTimes
 from bench.contract.serving import ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings
+from bench.report import costs, drawings
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shortened
 from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
@@ -244,12 +244,20 @@ def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
     verdict = "all loads were measured and all requests succeeded" if trial.kind_result.valid else "invalid"
     return {
         "name": f"{trial.name}: {serving.server}, {serving.model}",
-        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}: {verdict}.",
+        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}{_paid(serving)}: {verdict}.",
         "problems": trial.judged.problems,
         "rows": [row(one) for one in serving.loads],
         "notes": notes(serving),
         "profile": None if serving.times is None else _profile(serving.times),
     }
+
+
+def _costs(serving: ServingResult) -> list[Row]:
+    return costs.result_rows(serving.measurements)
+
+
+def _paid(serving: ServingResult) -> str:
+    return "".join(f"; {name} {value}" for name, value, _ in _costs(serving))
 
 
 def _knee(serving: ServingResult) -> str:
@@ -403,6 +411,7 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
             trial.valid_row,
             *([] if serving.healthy_s is None else [("server ready after (s)", f"{serving.healthy_s:.1f}", UNTIMED)]),
             _memory(serving),
+            *_costs(serving),
             *([_knee_row(serving)] if serving.swept else []),
             ("software", ", ".join(f"{name} {version}" for name, version in result.software.items()), ""),
         ]

@@ -21,7 +21,7 @@ from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
 from bench.planning.estimates import transports
-from bench.report import figures, sets
+from bench.report import costs, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
 from bench.report.sets import TrialSet
@@ -51,6 +51,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
     rows += _untargeted_losses(result)
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
+    rows += costs.result_rows(TrainingResult(result=result).measurements)
     rows += [_trial_row(number, trial) for number, trial in enumerate(result.trials)] if result.trials[1:] else []
     return TextTable(title(result), [*rows, *more], caption=f"{UNVERIFIED} n = 1 run")
 

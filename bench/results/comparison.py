@@ -343,6 +343,16 @@ def of_pairs(ratios_N: Floats, *, bound: float, confidence: float) -> Estimate:
     return Estimate(difference=np.mean(ratios_N, axis=-1), low=interval.low, high=interval.high, p_equivalent=p)
 
 
+def t_interval(values_N: Floats, *, confidence: float) -> tuple[float, float, float]:
+    """Return the low end, the mean and the high end of the t-interval of the mean; a point for equal values."""
+    mean = float(np.mean(values_N))
+    if _is_constant(values_N):
+        return mean, mean, mean
+    n = len(values_N)
+    half_width = float(stats.t.ppf((1 + confidence) / 2, n - 1) * np.std(values_N, ddof=1)) / math.sqrt(n)
+    return mean - half_width, mean, mean + half_width
+
+
 def of_sets(first_N: Floats, second_M: Floats, *, bound: float, confidence: float) -> Estimate:
     """Return the estimate from the logarithms of two unpaired sets, by Welch's t-test."""
     difference = np.mean(first_N, axis=-1) - np.mean(second_M, axis=-1)

@@ -14,6 +14,7 @@ from bench.mlperf.log import Log, number
 from bench.mlperf.result import Result, differing
 from bench.mlperf.speed import Spread, spread
 from bench.mlperf.telemetry import Telemetry
+from bench.results.cost import with_costs
 from bench.results.measurement import Measurement, of_telemetry
 
 UNITS = {
@@ -91,7 +92,7 @@ class GenerationResult:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """The whole time first, then rates, and what the GPUs did meanwhile; nothing of a trial that is not valid."""
-        return tuple(_measurements(self)) if self.valid else ()
+        return with_costs(_measurements(self), self.result) if self.valid else ()
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from the planned trial."""

@@ -5,6 +5,7 @@ A kind may have further measurements, such as one for each size of a GEMM.
 
 import difflib
 
+from bench.results import cost
 from bench.results.kind import KINDS
 from bench.results.measurement import HARDWARE
 from bench.results.modules import NAMES as MODULES
@@ -21,7 +22,7 @@ ESTIMATED = {
 }
 """Columns of a study with estimates of its plan, with their units."""
 UNITS = {name: unit for kind in KINDS.values() for name, unit in kind.units.items()} | ESTIMATED
-KNOWN = (*UNITS, *HARDWARE, *MODULES, *MEASURED_BATCH)
+KNOWN = (*UNITS, *HARDWARE, *MODULES, *MEASURED_BATCH, *cost.NAMES)
 _ALIKE = 0.85
 
 

@@ -4,6 +4,7 @@
     place: …                # document, page, table
     hardware: …
     date: …
+    platform: {name: A800, gpu: A800}               # optional: the platform, to compare it with clusters of this GPU
     signs: {"-": out of memory}                     # texts in place of a number; "*" may follow a number
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
@@ -54,6 +55,16 @@ class Figure(_Part, frozen=True, kw_only=True):
     """Why no arm measures it, and what was tried."""
 
 
+class PublishedPlatform(_Part, frozen=True, kw_only=True):
+    """The platform of a table, by which a study on several clusters shows it next to a cluster with the same GPU."""
+
+    name: str
+    gpu: str
+    """A part of the GPU's name in conf/gpu, such as RTX 3090."""
+    environment: dict[str, str] = {}
+    """Variables of NCCL by which platforms with the same GPU differ, such as NCCL_P2P_DISABLE."""
+
+
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one table, and their hardware."""
 
@@ -67,6 +78,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     figures: tuple[Figure, ...]
     """In the order of the document, by rows."""
+    platform: PublishedPlatform | None = None
 
 
 class _Given(_Part, frozen=True, kw_only=True):
@@ -107,6 +119,7 @@ class _File(_Part, frozen=True, kw_only=True):
     place: str
     hardware: str
     date: str
+    platform: PublishedPlatform | None = None
     unit: str = ""
     """The unit of cells without one."""
     signs: dict[str, str] = {}
@@ -133,6 +146,7 @@ def read(path: Path) -> PublishedTable:
         place=file.place,
         hardware=file.hardware,
         date=file.date,
+        platform=file.platform,
         figures=tuple(_figure(cell, file, where=where) for cell, where in cells),
     )
 

@@ -17,6 +17,7 @@ from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.result import Result, differing
 from bench.results import server_times
+from bench.results.cost import with_costs
 from bench.results.imported import Summary
 from bench.results.measurement import NOTHING_MEASURED, Distribution, Measurement
 from bench.rules.finding import Finding, errors
@@ -191,7 +192,7 @@ class ServingResult:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """The measurements of each load; with several loads, names have the name of the load as a prefix."""
-        return tuple(_measurements(self))
+        return with_costs(_measurements(self), self.result)
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from the planned trial."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from bench.results.published import PublishedPlatform
+from bench.results.statement import StatementResult
+
 if TYPE_CHECKING:
     from bench.results.comparison import Comparison
 
@@ -51,7 +54,12 @@ class Cell:
     """The text to show if it is not mean and deviation: a coefficient with its interval."""
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of a coefficient."""
+    """The 95 % interval of a coefficient, or of the mean in a column that shows it."""
+
+    @property
+    def has_interval_of_mean(self) -> bool:
+        """Whether the interval is that of the mean, not of a coefficient."""
+        return self.low is not None and not self.text
 
     @property
     def n(self) -> int:
@@ -97,6 +105,24 @@ class Publication:
     """Page and table."""
     hardware: str
     date: str
+    platform: PublishedPlatform | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """One platform in a table of several: the study on one cluster, or a document's platform without runs of ours."""
+
+    name: str
+    """The heading of its column."""
+    cluster: str = ""
+    """Empty without runs of ours."""
+    folder: str = ""
+    hardware: str = ""
+    date: str = ""
+    commit: str = ""
+    num_runs: int = 0
+    publications: tuple[str, ...] = ()
+    """The published tables of this platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +184,14 @@ class StudyResult:
     margin: float
     notes: tuple[str, ...] = ()
     """Remarks on all numbers: the measured steps, the number of missing runs."""
+    statements: tuple[StatementResult, ...] = ()
+    """The statements of the study with their verdicts."""
+    device: str = ""
+    """The GPU for which the arms were planned; empty if they have several."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """NCCL's variables that all arms share."""
+    platforms: tuple[Platform, ...] = ()
+    """The platforms in a table of several; empty for a study on one cluster."""
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
@@ -193,6 +227,16 @@ class PlannedArm:
     num_ranks: int | None = None
     num_nodes: int | None = None
     device: str = ""
+    model: str = ""
+    """The model that the command line gives it, if that is not the one of its labels."""
+    fits: bool | None = None
+    """Whether it fits into GPU memory by the plan's estimate; only set for arms of statements about it."""
+    needed_gib: float | None = None
+    """This estimate, also of an arm that does not fit."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
+    price_per_gpu_hour: float | None = None
+    currency: str = ""
     layout: str = ""
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
@@ -218,3 +262,10 @@ class PlannedArm:
         if self.step_time_ms is None or self.steps is None or self.num_ranks is None:
             return None
         return self.step_time_ms * self.steps * self.num_ranks / 3.6e6
+
+    @property
+    def cost(self) -> float | None:
+        """The price of these GPU hours; None without a price."""
+        return (
+            None if self.gpu_hours is None or not self.price_per_gpu_hour else self.gpu_hours * self.price_per_gpu_hour
+        )

@@ -10,6 +10,7 @@ from bench.mlperf.local_sgd import LocalSgdResult
 from bench.mlperf.log import Log
 from bench.mlperf.result import Result, differing
 from bench.mlperf.speed import Spread, spread
+from bench.results.cost import with_costs
 from bench.results.measurement import Measurement, of_telemetry
 from bench.results.modules import of_modules
 
@@ -58,7 +59,7 @@ class TrainingResult:
         The time to train and the samples to the target exist only if the target was reached. Without a target, the
         time from run_start to run_stop is the run time.
         """
-        return tuple(_measured(self.result))
+        return with_costs(_measured(self.result), self.result)
 
     def differences(self, plan: Plan, trial: Trial) -> list[str]:
         """Return in what the log differs from the planned trial."""

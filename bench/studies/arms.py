@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.errors import ConfigError
 from bench.results.study import PlannedArm
-from bench.studies.spec import Calculated, Case, Study, matches
+from bench.studies.spec import Calculated, Case, Statement, Study, matches
 
 NAME_LABEL = "arm"
 """The label with the name of the arm, which every arm has."""
@@ -114,6 +114,19 @@ def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
                 where=f"{where}: cases[{number}]",
                 fix=f"correct match of the case; the arms have the labels {', '.join(known) or '(none)'}",
             )
+
+
+def stated_pairs(statement: Statement, arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm | None]]:
+    """Yield the pairs of arms that a statement is about; the second one is None for a statement about values."""
+    for stated in statement.arms:
+        for first in (arm for arm in arms if matches(arm.all_labels, stated.first)):
+            if stated.second is None:
+                yield first, None
+                continue
+            for second in (arm for arm in arms if matches(arm.all_labels, stated.second)):
+                is_same = all(first.all_labels.get(name) == second.all_labels.get(name) for name in statement.same)
+                if is_same and first.name != second.name:
+                    yield first, second
 
 
 def blocks(arms: Sequence[PlannedArm], *, runs: int, seed: int) -> list[tuple[str, ...]]:

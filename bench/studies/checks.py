@@ -4,12 +4,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+import msgspec
+
 from bench.errors import ConfigError
 from bench.results import names
 from bench.results.published import PublishedTable
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
-from bench.studies.spec import Pivot, Study, matches
+from bench.studies.spec import Pivot, Statement, Study, matches
 
 MAX_RUNS = 1000
 """The largest number of runs of each arm."""
@@ -26,6 +28,7 @@ def check(study: Study, *, where: str) -> None:
     _check_relatives(study, arms, where=where)
     _check_published_match(study, arms, where=where)
     _check_pairs(study, arms, where=where)
+    _check_statements(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
 
@@ -178,6 +181,41 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
                 f"the pair compares {pair.first} with itself", where=place, fix="write two different arms"
             )
         _require_column(study, pair.measurement, where=place)
+
+
+def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    """Raise ConfigError if a statement has no bound, or is about no arm."""
+    labels = {NAME_LABEL, *(name for arm in arms for name in arm.labels)}
+    for number, one in enumerate(study.statements):
+        place = f"{where}: statements[{number}]"
+        _check_bounds(study, one, where=place)
+        for name in (*one.same, *(name for stated in one.arms for name in (*stated.first, *(stated.second or {})))):
+            if name not in labels:
+                refuse_unknown(name, sorted(labels), noun="label", where=place)
+        for stated in one.arms:
+            if not any(arms_of.stated_pairs(msgspec.structs.replace(one, arms=(stated,)), arms)):
+                raise ConfigError(
+                    f"the statement is about no arm: {stated.first}" + (f", {stated.second}" if stated.second else ""),
+                    where=place,
+                    fix="use labels of the arms in first and second, and in same only labels that two arms share",
+                )
+
+
+def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
+    """Raise ConfigError if a statement has neither a measurement with bounds nor `fits`, or both."""
+    bounds = [bound for bound in (statement.at_least, statement.at_most) if bound is not None]
+    if statement.fits is not None:
+        if statement.measurement or bounds or any(stated.second for stated in statement.arms):
+            fix = "remove measurement, at_least, at_most and second, or remove fits"
+            raise ConfigError("a statement has fits and a measurement, a bound or second", where=where, fix=fix)
+        return
+    _require_column(study, statement.measurement, where=where)
+    if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
+        raise ConfigError(
+            f"a statement cannot be judged by at_least {statement.at_least} and at_most {statement.at_most}",
+            where=where,
+            fix="set at_least, at_most or both to positive numbers, at_least to the smaller one",
+        )
 
 
 def _check_tables(study: Study, arms: Sequence[Arm], *, where: str) -> None:

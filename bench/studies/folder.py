@@ -32,7 +32,16 @@ from bench.studies.spec import Part, Study
 
 STUDIES = "studies"
 STUDY, ARMS, NOT_STARTED = "study.yaml", "arms.json", "not_started.json"
-NEUTRAL = ("launch.wait", "launch.force", "launch.trackers", "launch.attempts", "walltime", "cluster.paths.logs")
+NEUTRAL = (
+    "launch.wait",
+    "launch.force",
+    "launch.trackers",
+    "launch.attempts",
+    "walltime",
+    "cluster.paths.logs",
+    "cluster.price_per_gpu_hour",
+    "cluster.currency",
+)
 """Overrides that may change between two calls, since they do not affect the measurements."""
 
 
@@ -87,6 +96,11 @@ def read(folder: Path) -> StoredStudy:
     stored = library.load_yaml(folder / STUDY, StoredStudy)
     checks.check_runs(stored.study.runs, where=f"{folder / STUDY}: runs")
     return stored
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of the study in a folder; raises as `read`."""
+    return read(folder).name
 
 
 def read_planned(folder: Path) -> dict[str, PlannedArm]:

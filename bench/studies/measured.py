@@ -11,6 +11,7 @@ from bench.history import compare, measured_trials
 from bench.history.compare import RunSet
 from bench.history.measured_trials import Runs, ValidTrial
 from bench.mlperf.result import Result
+from bench.results import cost
 from bench.results.kind import read
 from bench.results.measurement import Measurement, hardware_facts
 from bench.runs import ledger
@@ -56,6 +57,9 @@ def of_run(folder: Path, arm: Arm, *, window: Window | None) -> Measured:
     if arm.calculated is not None:
         scaled = _scaled(numbers, arm.calculated, has_epochs=not content.result.has_random_rows)
         numbers, calculated = numbers | scaled, frozenset(scaled)
+    costs = {one.name: one for one in cost.of_measured(tuple(numbers.values()), content.result)}
+    numbers |= costs
+    calculated |= {cost.RUN, cost.EPOCH} & set(costs) if calculated else frozenset()
     began_ms = content.result.run_start_ms
     return Measured(
         numbers=numbers,

@@ -315,10 +315,13 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
         num_ranks=w.num_ranks,
         num_nodes=w.num_nodes,
         device=gpu.name if gpu and config.cluster.device.name == "cuda" else config.cluster.device.name,
+        environment={k: v for k, v in config.cluster.environment.items() if k.startswith("NCCL_")},
         layout=" ".join(f"{axis} {size}" for axis, size in split.items() if size > 1) or "1 rank",
         memory_gib=memory_gib,
         capacity_gib=capacity_gib,
         walltime_min=plan.walltime_min,
+        price_per_gpu_hour=config.cluster.price_per_gpu_hour,
+        currency=config.cluster.currency if config.cluster.price_per_gpu_hour else "",
         **(_of_training(trained) if (trained := training_plan(plan)) is not None else {}),
     )
 

@@ -2,13 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.results.comparison import compare, values_by_block
-from bench.results.study import Column, Difference, PlannedArm, Publication, StudyResult
+import numpy as np
+
+from bench.results.comparison import compare, t_interval, values_by_block
+from bench.results.statement import CONFIDENCE
+from bench.results.study import Column, Difference, PlannedArm, Publication, Row, StudyResult
 from bench.studies import arms as arms_of
-from bench.studies import checks, library, session, tables
+from bench.studies import checks, labels, library, session, statements, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import StoredStudy
@@ -34,7 +38,8 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
     of_arms = [tables.read(arm, planned[arm.name], study, statuses) for arm in arms]
     columns = (*tables.columns(study), *tables.coefficient_columns(study), *tables.relative_columns(study))
     rows = [tables.row(runs, study, stored.publications) for runs in of_arms]
-    return StudyResult(
+    rows = [_with_intervals(row, study) for row in rows]
+    result = StudyResult(
         name=stored.name,
         title=study.title,
         question=study.question,
@@ -45,7 +50,14 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         tables=tuple(tables.pivot(table, arms, columns) for table in study.tables),
         differences=tuple(_difference(pair, of_arms, columns, margin=study.margin) for pair in study.pairs),
         publications=tuple(
-            Publication(name=name, title=table.title, place=table.place, hardware=table.hardware, date=table.date)
+            Publication(
+                name=name,
+                title=table.title,
+                place=table.place,
+                hardware=table.hardware,
+                date=table.date,
+                platform=table.platform,
+            )
             for name, table in stored.publications.items()
         ),
         cluster=stored.cluster,
@@ -56,7 +68,11 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         order=tuple(arms_of.blocks(list(planned.values()), runs=study.runs, seed=study.seed)),
         margin=study.margin,
         notes=(*_notes(stored, study, of_arms), *_further_runs(folder, arms, planned, study)),
+        statements=statements.judged(study, of_arms, rows),
+        device=_single(one.device for one in planned.values() if one.device),
+        environment=tables.agreed([one.environment for one in planned.values() if one.runs]),
     )
+    return labels.renamed(result, planned)
 
 
 def _difference(pair: Pair, of_arms: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
@@ -103,6 +119,21 @@ def _hardware(of_arms: Sequence[ArmRuns]) -> str:
     """Return the accelerators of the runs, or their processors if they have none."""
     accelerators = _all_of(of_arms, "accelerator")
     return _all_of(of_arms, "host processor model name") if accelerators in ("", "cpu") else accelerators
+
+
+def _with_intervals(row: Row, study: Study) -> Row:
+    """Return a row with the interval of the mean in the columns that show it, if there are several runs."""
+    cells = dict(row.cells)
+    for name in (column.measurement for column in study.columns if column.interval and cells[column.measurement].n > 1):
+        low, _, high = t_interval(np.asarray(cells[name].values), confidence=CONFIDENCE)
+        cells[name] = replace(cells[name], low=low, high=high)
+    return replace(row, cells=cells)
+
+
+def _single(values: Iterator[str]) -> str:
+    """Return the value that all share; empty if there are several or none."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else ""
 
 
 def _dates(of_arms: Sequence[ArmRuns]) -> str:

@@ -82,6 +82,8 @@ class ColumnSpec(Part, frozen=True, kw_only=True):
     title: str
     unit: str = ""
     higher_is_better: bool
+    interval: bool = False
+    """Whether its cells show the 95 % interval of the mean over runs instead of their standard deviation."""
 
 
 class Coefficients(Part, frozen=True, kw_only=True):
@@ -128,6 +130,34 @@ class Pair(Part, frozen=True, kw_only=True):
     measurement: str
 
 
+class StatedArms(Part, frozen=True, kw_only=True):
+    """The arms of a statement, by their labels: every one of `first` is divided by every one of `second`."""
+
+    first: dict[str, str | tuple[str, ...]]
+    second: dict[str, str | tuple[str, ...]] | None = None
+    """None: the values of `first` themselves are compared with the bounds."""
+
+
+class Statement(Part, frozen=True, kw_only=True):
+    """A statement about the measurements of arms, which the study judges: holds, does not hold, or undecided."""
+
+    text: str
+    source: str = ""
+    """Where a document makes this statement."""
+    measurement: str = ""
+    """The measurement of an existing column."""
+    fits: bool | None = None
+    """Instead of a measurement with bounds: whether the arms `first` fit into GPU memory."""
+    at_least: float | None = None
+    """The statement holds if every ratio, or value, is at least this."""
+    at_most: float | None = None
+    arms: tuple[StatedArms, ...]
+    same: tuple[str, ...] = ()
+    """Labels that must be equal within a pair, such as the model."""
+    gpus: tuple[str, ...] = ()
+    """Parts of GPU names: the statement is about these GPUs only. Empty: about all."""
+
+
 class Pivot(Part, frozen=True, kw_only=True):
     """A table of one measurement, whose rows and columns are labels."""
 
@@ -166,6 +196,7 @@ class Study(Part, frozen=True, kw_only=True):
     coefficients: tuple[Coefficients, ...] = ()
     relatives: tuple[Relative, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    statements: tuple[Statement, ...] = ()
     tables: tuple[Pivot, ...] = ()
     published: tuple[str, ...] = ()
     """Names of files in conf/published."""

@@ -131,7 +131,16 @@ def system(plan: Plan) -> Facts:
         "host_processor_model_name": hardware.cpu_model(),
         "operating_system": hardware.operating_system(),
         "commit": commit(ROOT, facts.IMAGE),
+        **price(plan),
     }
+
+
+def price(plan: Plan) -> Facts:
+    """Return the price of a GPU hour; empty if the cluster has none."""
+    cluster = plan.config.cluster
+    if cluster.price_per_gpu_hour is None:
+        return {}
+    return {mllog.PRICE_PER_GPU_HOUR: cluster.price_per_gpu_hour, mllog.CURRENCY: cluster.currency}
 
 
 def commit(root: Path, image: Path) -> str | None:

@@ -164,6 +164,7 @@ def system(plan: ServingPlan) -> dict[str, Any]:
         "host_processor_model_name": hardware.cpu_model(),
         "operating_system": hardware.operating_system(),
         "commit": describe.commit(describe.ROOT, facts.IMAGE),
+        **({} if is_elsewhere else describe.price(plan)),
     }
 
 

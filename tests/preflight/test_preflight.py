@@ -131,6 +131,7 @@ def inspect(*overrides: str) -> list[preflight.Finding]:
 QLORA = ("task=qlora_70b", "cluster=dgx1", "container=pyxis", "model.weights=random")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

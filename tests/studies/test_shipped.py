@@ -28,6 +28,7 @@ NOT_THERE = "{} does not exist".format
 ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", "gpu@cluster.gpu=h200"]
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
+    "dissect_few_gpus": ("cluster=dgxh200", {"": 7, "estimated memory is 140.6 GiB per GPU": 1}),
     "dissect_frameworks": ("cluster=dgxh200", {"": 8}),
     "dissect_links": ("cluster=dgxh200", {"": 15}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
@@ -46,6 +47,8 @@ EXPECTED = {
     "kubernetes_memory": ("cluster=dgx8", {"": 9}),
     "kubernetes_overhead": ("cluster=dgx8", {"": 12}),
     "kubernetes_overhead_tiny": ("cluster=local", {"": 4}),
+    "quality": ("cluster=dgx1", {"": 3}),
+    "quality_tiny": ("cluster=local", {"": 3}),
     "layouts": ("cluster=dgxh200", {"": 23, "estimated memory is 144.4 GiB per GPU": 1}),
     "roce": ("cluster=kubernetes_mi300x", {"": 12}),
     "slow_network": ("cluster=hosts", {"": 15}),
@@ -86,7 +89,7 @@ def test_the_states_of_training_are_four_times_the_weights_also_for_arms_that_ar
 def test_every_expected_study_exists() -> None:
     parts = ("frameworks", "pretraining", "max_batch", "finetuning", "modules", "kernels", "serving", "scaling")
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "kubernetes_memory", "roce", "dissect_links"}
-    of_documents |= {f"dissect_{part}" for part in parts}
+    of_documents |= {f"dissect_{part}" for part in parts} | {"dissect_few_gpus", "quality", "quality_tiny"}
     ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
     in_small = {"kubernetes_overhead_tiny", "dissect_serving_tiny"}
     assert set(STUDIES) == {*of_documents, "dissect_serving_modules", *ours, *in_small}

@@ -61,6 +61,7 @@ def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, 
     assert code == 1 and "no arm can run" in output
 
 
+@pytest.mark.long
 def test_a_dry_run_refuses_what_a_launch_refuses(study: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """KubeRay starts runs from manifests only. What the site still has to provide is listed, and refuses no arm."""
     for name in ("DATADIR", "MODEL", "CONT"):
@@ -74,6 +75,7 @@ def test_a_dry_run_refuses_what_a_launch_refuses(study: Verb, tmp_path: Path, mo
     assert "before a launch: PYX-04: the container image is not set" in output or "CONT is not set" in output
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_a_walltime_that_is_too_short(study: Verb, tmp_path: Path) -> None:
     seven = ("task=pretrain_7b", "cluster=dgx1", f"cluster.paths.logs={tmp_path}", "cluster.ranks_per_node=8")
     words = (*seven, "precision=bf16", "walltime=10", "task.training.max_steps=200")

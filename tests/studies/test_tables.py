@@ -278,3 +278,25 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
     stored.write_text(stored.read_text().replace("study:\n", "study:\n  runs: 100000000000\n"))
     with pytest.raises(ConfigError, match=r"where: .*study.yaml: runs"):
         studies.read(stored.parent)
+
+
+def test_costs_follow_the_window_and_the_scaled_times(tmp_path: Path) -> None:
+    """Two GPUs of 3.60 an hour are 0.002 a second. Steps have 4 rows of 10 tokens."""
+    text = STUDY.replace(
+        "pairs:",
+        "  - {measurement: epoch_cost, title: epoch, unit: EUR, higher_is_better: false}\n"
+        "  - {measurement: cost_per_million_tokens, title: tokens, unit: EUR, higher_is_better: false}\npairs:",
+    )
+    priced = {"price_per_gpu_hour": 3.6, "currency": "EUR", "data_source": "prepared"}
+    folder = study_folder(tmp_path, text)
+    valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], **priced)
+    valid_run(folder / "7B_Z3.1", [1.0])
+    short = cells(studies.read(folder), "13B Z3")["epoch_cost"]
+    assert (short.mark, short.values) == (Mark.calculated, pytest.approx((150 * 0.002,)))
+    assert cells(studies.read(folder), "7B Z3")["epoch_cost"].value is None, "a log without a price has no cost"
+    (tmp_path / "windowed").mkdir()
+    windowed = text.replace("  - {match: {arm: 13B Z3}, calculated: {steps: 4, of_steps: 100}}\n", "")
+    folder = study_folder(tmp_path / "windowed", f"{windowed}window: {{skip_steps: 2, steps: 2}}\n")
+    valid_run(folder / "7B_Z3.1", [9.0, 9.0, 1.0, 3.0], **priced)
+    tokens = cells(studies.read(folder), "7B Z3")["cost_per_million_tokens"]
+    assert tokens.values == pytest.approx((1e6 / (2 * 40) * 4 * 0.002,)), "80 tokens in 4 s"

@@ -1,5 +1,6 @@
 """Checks of a config that apply to tasks of every kind."""
 
+import re
 from collections.abc import Iterable
 
 from bench.contract.cluster import require_even
@@ -10,6 +11,8 @@ from bench.errors import ConfigError
 from bench.planning import replicas
 from bench.planning.checks import generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
+
+_CURRENCY = re.compile("[A-Z]{3}")
 
 
 def check(config: Config) -> None:
@@ -82,6 +85,18 @@ def _check_cluster(config: Config) -> None:
             f"backend {c.backend.name} runs on this machine only, but cluster.num_nodes is {c.num_nodes}",
             where="cluster.num_nodes",
             fix="set cluster.num_nodes=1, or choose another cluster",
+        )
+    if c.price_per_gpu_hour is not None and c.device is Device.cpu:
+        raise ConfigError(
+            f"a GPU hour has the price {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
+            where="cluster.price_per_gpu_hour",
+            fix="set cluster.price_per_gpu_hour=null, or cluster.device=cuda",
+        )
+    if not _CURRENCY.fullmatch(c.currency):
+        raise ConfigError(
+            f"{c.currency!r} is not the code of a currency",
+            where="cluster.currency",
+            fix="use three capital letters, such as USD or EUR (ISO 4217)",
         )
     if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
         what, fix = "the GPU of this cluster is not set", "set cluster.gpu: the name, memory and peak rates of the GPU"

@@ -78,7 +78,7 @@ def _positive(config: Config) -> dict[str, float | None]:
     return {
         **_values("model", config.model, model),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
-        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node")),
+        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
         **(_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")) if config.data else {}),

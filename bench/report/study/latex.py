@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from bench.mlperf.reader import clean
 from bench.report.study.layout import Entry, Grid, Layout, Line
-from bench.report.study.statements import NOT_LOGGED
+from bench.report.study.texts import NOT_LOGGED
 from bench.results.study import StudyResult
 
 _ESCAPES = str.maketrans(

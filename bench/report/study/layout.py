@@ -18,6 +18,7 @@ KINDS = {
     Mark.not_advisable: "none",
     Mark.no_result: "none",
 }
+INTERVALS = "In brackets: the 95 % interval of the mean over runs."
 COEFFICIENTS = "Coefficients: ratio to the reference arm, with 95 % interval over pairs of runs."
 LEGEND = {
     Mark.calculated: "calculated from a shorter run",
@@ -175,12 +176,19 @@ def _usual_count(cells: Iterable[Cell]) -> int | None:
 def _caption(cells: Sequence[Cell], usual: int | None) -> str:
     if usual is None:
         return "No measurements."
-    coefficients = COEFFICIENTS if any(cell.text for cell in cells) else ""
+    remarks = " ".join(
+        text
+        for text, is_used in (
+            (COEFFICIENTS, any(cell.text for cell in cells)),
+            (INTERVALS, any(cell.has_interval_of_mean for cell in cells)),
+        )
+        if is_used
+    )
     if not any(cell.n and not cell.text for cell in cells):
-        return f"{coefficients} n = {usual} unless n is given."
+        return f"{remarks} n = {usual} unless n is given."
     if usual == 1:
-        return f"One run each (n = 1) unless n is given. {coefficients}".strip()
-    return f"Mean ± standard deviation of n = {usual} runs unless n is given. {coefficients}".strip()
+        return f"One run each (n = 1) unless n is given. {remarks}".strip()
+    return f"Mean ± standard deviation of n = {usual} runs unless n is given. {remarks}".strip()
 
 
 def _entry(writer: _Writer, cell: Cell | None, usual: int | None) -> Entry | None:

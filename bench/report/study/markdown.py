@@ -4,8 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bench.mlperf.reader import clean
+from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.study.layout import Entry, Grid, Layout, Line
-from bench.report.study.statements import provenance, shared_facts, statements
+from bench.report.study.texts import (
+    comparison_rows,
+    provenance,
+    shared_facts,
+)
 from bench.results.study import StudyResult
 
 
@@ -19,6 +24,8 @@ def markdown(result: StudyResult, layout: Layout) -> str:
         parts.append("\n".join(f"{number}. {_text(note)}" for number, note in enumerate(layout.footnotes, 1)))
     if result.differences:
         parts += ["## Comparisons", _comparisons(result), "Difference: first / second, from the values of whole runs."]
+    if result.statements:
+        parts += ["## Statements", _statements(result), STATEMENTS_CAPTION]
     if layout.publications:
         parts += ["## Published figures", "\n".join(_publications(layout))]
     parts += ["## How it was measured", "\n".join(_measured(result))]
@@ -58,10 +65,15 @@ def _caption(grid: Grid, layout: Layout) -> str:
 def _comparisons(result: StudyResult) -> str:
     headings = ["first / second", "measurement", "means", "difference", "interval", "n", "verdict"]
     rows = []
-    for one in statements(result):
+    for one in comparison_rows(result):
         verdict = f"{one.verdict} ({one.notes})" if one.notes else one.verdict
         rows.append([*map(_text, (one.pair, one.measurement, one.values, one.percent, one.interval, one.n, verdict))])
     return _table(headings, ["---", "---", "---:", "---:", "---:", "---:", "---"], rows)
+
+
+def _statements(result: StudyResult) -> str:
+    rows = [[*map(_text, row)] for row in statement_rows(result)]
+    return _table(STATEMENT_HEADINGS, ["---"] * len(STATEMENT_HEADINGS), rows)
 
 
 def _publications(layout: Layout) -> Iterator[str]:

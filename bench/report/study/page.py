@@ -12,13 +12,20 @@ from bench.mlperf.result import Result
 from bench.report import curves, template
 from bench.report.canvas import COLORS, canvas, save
 from bench.report.drawings import Shown, shown
+from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.study import distributions
 from bench.report.study.bars import bars_chart, bars_of, draw_bars
 from bench.report.study.distributions import distributions_chart, distributions_of
 from bench.report.study.layout import Layout
 from bench.report.study.pairs import arm_differences, draw_pairs, pairs_chart
 from bench.report.study.scaling import draw_scaling, scaling_chart, scalings_of
-from bench.report.study.statements import NOT_LOGGED, own_facts, provenance, shared_facts, statements
+from bench.report.study.texts import (
+    NOT_LOGGED,
+    comparison_rows,
+    own_facts,
+    provenance,
+    shared_facts,
+)
 from bench.report.template import Chart
 from bench.results import kind
 from bench.results.kind import Judged
@@ -99,7 +106,10 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
         "title": result.title,
         "result": result,
         "layout": layout,
-        "statements": statements(result),
+        "comparisons": comparison_rows(result),
+        "statements": statement_rows(result),
+        "statement_headings": STATEMENT_HEADINGS,
+        "statements_caption": STATEMENTS_CAPTION,
         "hardware": {letter: publication.hardware for letter, publication in layout.publications},
         "figures": figures,
         "curves": {name: title for name, title in CURVES.items() if name in overlaid},

@@ -91,7 +91,8 @@ def test_bash_and_shellcheck_accept_every_script(tmp_path: Path) -> None:
     Shellcheck reads one whole script, and of the others those that have lines of their own.
     """
     shared, heads = script.BODY.read_text(), set[str]()
-    for plan in itertools.chain.from_iterable(map(in_every_way, shipped())):
+    boosted = compose.compose(["task=lora_tiny", "cluster=slurm_test", "cluster.slurm.vboost=1"])
+    for plan in itertools.chain.from_iterable(map(in_every_way, (*shipped(), boosted))):
         text, written = script.script(plan), plan_kinds.dumps(plan)
         assert text.count(shared) == 1 and text.count(written) == 1
         heads.add(text.replace(shared, "").replace(written, ""))
@@ -289,6 +290,7 @@ def test_a_job_fails_if_its_run_is_not_valid_although_every_command_succeeded(
     assert run_script(script.script(plan), tmp_path, acts=at("close", act)).code == code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_the_boost_slider_is_set_on_each_node_before_any_command(tmp_path: Path, succeeds: bool) -> None:
     """Once on each node, outside of the container; a node that refuses ends the job before its first rank starts."""

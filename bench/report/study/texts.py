@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from bench.report.tables import number_text
 from bench.results.comparison import Comparison
-from bench.results.study import Difference, StudyResult
+from bench.results.study import Difference, Platform, StudyResult
 
 NOT_LOGGED = "not logged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class ComparisonRow:
     """The comparison of two arms in one measurement."""
 
     pair: str
@@ -27,20 +27,20 @@ class Statement:
     notes: str
 
 
-def statements(result: StudyResult) -> tuple[Statement, ...]:
+def comparison_rows(result: StudyResult) -> tuple[ComparisonRow, ...]:
     titles = {column.measurement: column.title for column in result.columns}
-    return tuple(_statement(one, titles.get(one.measurement, one.measurement)) for one in result.differences)
+    return tuple(_comparison_row(one, titles.get(one.measurement, one.measurement)) for one in result.differences)
 
 
-def _statement(one: Difference, title: str) -> Statement:
+def _comparison_row(one: Difference, title: str) -> ComparisonRow:
     pair = f"{one.first} / {one.second}"
     if one.comparison is None:
-        return Statement(
+        return ComparisonRow(
             pair=pair, measurement=title, values="", percent="", interval="", n="", kind="not_compared", notes="",
             verdict=f"not compared: {one.reason}",
         )  # fmt: skip
     c = one.comparison
-    return Statement(
+    return ComparisonRow(
         pair=pair,
         measurement=title,
         values=" / ".join(number_text(sum(values) / len(values)) for values in (c.first, c.second) if values),
@@ -69,13 +69,24 @@ def provenance(result: StudyResult) -> Iterator[tuple[str, str]]:
     """Yield the origin of all numbers: hardware, runs, date, commit, command."""
     runs = {run for row in result.rows for cell in row.cells.values() for run in cell.runs}
     num_arms = sum(any(cell.runs for cell in row.cells.values()) for row in result.rows)
-    yield "hardware", result.hardware or NOT_LOGGED
-    yield "cluster", result.cluster
+    if result.platforms:
+        yield from ((one.name, _platform(one)) for one in result.platforms)
+    else:
+        yield "hardware", result.hardware or NOT_LOGGED
+        yield "cluster", result.cluster
     yield "runs", f"{len(runs)}, of {num_arms} of {len(result.rows)} arms"
     yield "date", result.date or "no runs yet"
     yield "commit", result.commit or NOT_LOGGED
     yield "source", result.source
     yield "command", result.command
+
+
+def _platform(one: Platform) -> str:
+    """Return where the numbers in the column of a platform come from."""
+    if not one.cluster:
+        return f"no runs; published: {', '.join(one.publications)}"
+    parts = (one.hardware or NOT_LOGGED, f"cluster {one.cluster}", f"{one.num_runs} runs", one.date)
+    return ", ".join(filter(None, (*parts, one.commit and f"commit {one.commit}")))
 
 
 def shared_facts(result: StudyResult) -> dict[str, str]:
