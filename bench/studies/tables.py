@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from bench.errors import LogError
+from bench.results import cost
 from bench.results.comparison import Pairing, values_by_block
 from bench.results.efficiency import coefficient
 from bench.results.published import PublishedTable
@@ -137,7 +138,7 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 
 
 def _why_none(name: str, runs: ArmRuns) -> str:
-    if name == measured.EPOCH and any(one.has_random_rows for _, one in runs.valid):
+    if name in (measured.EPOCH, cost.EPOCH) and any(one.has_random_rows for _, one in runs.valid):
         return "its rows are random, and only rows of its data set have an epoch: set model.weights=checkpoint"
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))

@@ -289,7 +289,7 @@ def test_costs_follow_the_window_and_the_scaled_times(tmp_path: Path) -> None:
     )
     priced = {"price_per_gpu_hour": 3.6, "currency": "EUR", "data_source": "prepared"}
     folder = study_folder(tmp_path, text)
-    valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], **priced)
+    valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], data_source="pubmedqa", **priced)
     valid_run(folder / "7B_Z3.1", [1.0])
     short = cells(studies.read(folder), "13B Z3")["epoch_cost"]
     assert (short.mark, short.values) == (Mark.calculated, pytest.approx((150 * 0.002,)))
