@@ -181,9 +181,9 @@ PMID = '"1": {"QUESTION": "", "CONTEXTS": [], "LONG_ANSWER": "oak"}'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{" + PMID + ', "2": 3}', r'after 1 records: expected }, got b\',"2":3}'),
-        ("{" + PMID, r"after 1 records: expected }, got b''"),
-        ("{" + PMID + ", " + PMID + "}", "after record 0: not JSON: '1' is there twice"),
+        ("{" + PMID + ', "2": 3}', r"after 1 records the file has b',\"2\":3}' instead of }"),
+        ("{" + PMID, r"after 1 records the file has b'' instead of }"),
+        ("{" + PMID + ", " + PMID + "}", "the text after record 0 is not JSON: '1' is there twice"),
         (PMID.join("{}").replace("[]", '"oak"'), None),
         (PMID.join("{}").replace("[]", "[3]"), "record of PMID 1: column context is list, not text"),
         (PMID.join("{}").replace("LONG_ANSWER", "x"), "record of PMID 1: column answer is missing; the columns are q"),
