@@ -18,7 +18,6 @@ REASONS: dict[str, dict[str, str]] = {
     "dissect_modules": {},
     "ironbyte": {
         "independent groups, 2 nodes": "the document says that so few steps take less time than averaging the weights",
-        "open source, 2 nodes": "a 4-bit base cannot be sharded, but strategy=fsdp2 shards weights",
     },
 }
 """The beginning of the reason of each arm that does not run, by a part of its name."""
@@ -26,7 +25,7 @@ REASONS: dict[str, dict[str, str]] = {
 
 def study(name: str, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, "-m", "bench", "study", tiny_studies.write(name, folder / "site")]
-    argv += [*tiny_studies.COMMON, "--config-dir", str(folder / "site"), *words]
+    argv += ["cluster=local", "--config-dir", str(folder / "site"), *words]
     environment = os.environ | {"LOGDIR": str(folder), "DATADIR": str(folder / "data"), "MODEL": str(folder / "model")}
     return subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
