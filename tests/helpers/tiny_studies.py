@@ -37,7 +37,7 @@ SMALLER = {
 }
 """Overrides for the document's GPUs, and those for two ranks on the CPUs of one machine."""
 COMMON = (
-    *("cluster=local", "model=tiny", "model.weights=random", "precision=bf16", "launch.health=false", "walltime=10"),
+    *("model=tiny", "model.weights=random", "precision=bf16", "launch.health=false", "walltime=10"),
     "model.ffn_hidden_size=256",  # so that tp=2 divides it into parts of whole 4-bit blocks
 )
 TRAINING = (
@@ -58,7 +58,7 @@ def write(name: str, folder: Path) -> str:
     for part in ("pairs", "tables", "published", "coefficients", "window", "findings"):
         study.pop(part, None)
     is_training = name != "ironbyte"  # which also generates: its arms have the settings of their kind
-    study["overrides"] = [*study.get("overrides", []), *(TRAINING if is_training else ())]
+    study["overrides"] = [*study.get("overrides", []), *COMMON, *(TRAINING if is_training else ())]
     if is_training:
         study["window"] = STEPS
     else:
