@@ -20,12 +20,14 @@ from bench.studies.measured import EPOCH
 from bench.studies.plans import Request
 from bench.studies.spec import Study, matches
 
+REAL_ROWS = "model.weights=checkpoint"
+"""The override with which a study on random rows trains on those of its task, whose epochs have a time."""
 SERVERS = {
     "8 x NVIDIA A800 80 GB": ("cluster=dgx1", "gpu@cluster.gpu=a800"),
     "8 x NVIDIA GeForce RTX 4090": ("cluster=dgx1", "gpu@cluster.gpu=rtx4090"),
     "8 x NVIDIA GeForce RTX 3090": ("cluster=dgx1", "gpu@cluster.gpu=rtx3090"),
     "DGX A100 nodes of 8 x NVIDIA A100 80 GB": ("cluster=dgx8", "gpu@cluster.gpu=a100"),
-    "nodes of 8 x AMD Instinct MI300X": ("cluster=kubernetes_mi300x",),
+    "nodes of 8 x AMD Instinct MI300X": ("cluster=kubernetes_mi300x", REAL_ROWS),
     "nodes of 8 x NVIDIA H100 80 GB": ("cluster=dgx2",),
     "2 nodes of 8 x NVIDIA H100 80 GB": ("cluster=dgx2",),
     "8 x NVIDIA H100 80 GB": ("cluster=dgx1",),
@@ -99,26 +101,26 @@ def _measuring(table: PublishedTable, figure: Figure, study: Study, arms: tuple[
             if of_coefficient:
                 has = figure.labels[tables.OF_LABEL] in {one.measurement for one in study.coefficients}
             else:
-                has = figure.measurement in _columns(study, arm, arms)
+                has = figure.measurement in _columns(study, arm, arms, has_rows=REAL_ROWS in server(table))
             if has:
                 yield arm
 
 
-def _columns(study: Study, arm: Arm, arms: tuple[Arm, ...]) -> set[str]:
+def _columns(study: Study, arm: Arm, arms: tuple[Arm, ...], *, has_rows: bool) -> set[str]:
     """Return the measurements of an arm that the study has as columns."""
-    own = {column.measurement for column in study.columns} & _measured(arm)
+    own = {column.measurement for column in study.columns} & _measured(arm, has_rows=has_rows)
     every = [one.all_labels for one in arms]
     relative = (one for one in study.relatives if one.measurement in own and matches(arm.all_labels, one.match))
     return own | {one.name for one in relative if tables.reference_of(arm.all_labels, every, one) is not None}
 
 
-def _measured(arm: Arm) -> frozenset[str]:
+def _measured(arm: Arm, *, has_rows: bool) -> frozenset[str]:
     """Return what the kind of an arm's task measures."""
     task = next(one.partition("=")[2] for one in reversed(arm.overrides) if one.startswith("task="))
     more: set[str] = set()
     if "launch.profile=modules" in arm.overrides:
         more |= set(MODULES)
-    if arm.calculated is not None:
+    if arm.calculated is not None and (has_rows or "model.weights=random" not in arm.overrides):
         more.add(EPOCH)
     return _of_task(task) - {EPOCH} | more
 
