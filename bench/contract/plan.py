@@ -249,7 +249,9 @@ def trial(plan: Plan, index: int) -> Trial:
     """
     if not 0 <= index < len(plan.trials):
         raise ConfigError(
-            f"trial {index} does not exist", where="--trial", fix=f"set --trial to 0 to {len(plan.trials) - 1}"
+            f"trial {index} does not exist",
+            where="--trial",
+            fix=f"set --trial to a number from 0 to {len(plan.trials) - 1}",
         )
     return plan.trials[index]
 

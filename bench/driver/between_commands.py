@@ -114,7 +114,7 @@ def close_run(run: Path, plan: Plan, *, exit_code: int, what: str, of_job: Colle
             ledger.end(run, entry.trial, Outcome.aborted)
     outcomes = {entry.trial: entry.outcome for entry in ledger.entries(run)}
     if of_job and not outcomes:  # nothing shows what the ranks did
-        exit_code, what = exit_code or 1, f"{what}; the ledger of the run cannot be read"
+        exit_code, what = exit_code or 1, f"{what}; the ledger cannot be read"
     others_run = array and any(outcome.is_open for outcome in outcomes.values())
     if not others_run:  # the last array task writes the status
         with ledger.locked(run):

@@ -111,7 +111,7 @@ def _no_runs(path: Path) -> ConfigError:
     fix = "give a run folder, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
     if (path.parent / STUDY).exists():
         fix = f"give an arm with runs: {_arms_with_runs(path.parent)}"
-    return ConfigError("this path does not name a run", where=str(path), fix=fix)
+    return ConfigError("this path contains no run", where=str(path), fix=fix)
 
 
 def compare_runs(first: Path, second: Path, *, measurement: str | None = None) -> Compared:

@@ -48,7 +48,9 @@ def _check_content(log: Log) -> Iterator[Finding]:
     if log.path is None or not (seals or log.all(mllog.RUN_ATTEMPT)):
         return
     if not seals and stops:
-        what = f"the log has no {mllog.LOG_SHA256} after run_stop: its end is missing, or another program wrote the log"
+        what = (
+            f"no {mllog.LOG_SHA256} follows run_stop: the end of the log is missing, or another program wrote the log"
+        )
         yield finding("LOG-18", "error", stops[-1].line, what)
     if not seals:
         return

@@ -30,7 +30,9 @@ class UnknownChoiceError(ConfigError):
 
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        super().__init__(f"{group}={name} does not exist", where=group, fix=_offer(near, ", ".join(sorted(known))))
+        super().__init__(
+            f"{group}={name} does not exist", where=group, fix=_offer(near, f"choose from {', '.join(sorted(known))}")
+        )
         self.group, self.name, self.known = group, name, known
 
 
@@ -145,8 +147,8 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         key = override[1]
         if key in _keys()["Config"]:  # a mapping: the schema does not list its keys
-            fix = f"write a leading + to add the key: +{key}=VALUE"
-            return ConfigError(f"{key} does not contain this key, so an override cannot change it", where=key, fix=fix)
+            fix = f"write a leading + to add keys: +{key}=…"
+            return ConfigError(f"an override without + cannot add new keys to {key}", where=key, fix=fix)
         return _unknown_key(key, _keys()["Config"])
     return None
 
@@ -185,7 +187,7 @@ def _unquoted(override: str) -> ConfigError:
 
 def _unknown_key(name: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    fix = _offer(near, "all keys: runstop launch --cfg job")
+    fix = _offer(near, "to list all keys: runstop launch --cfg job")
     return ConfigError(f"unknown key {name!r}", where="command line", fix=fix)
 
 

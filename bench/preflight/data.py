@@ -334,7 +334,7 @@ def _check_head(path: Path, source: DataSource) -> None:
     if path.suffix == ".parquet":
         names = _parquet_columns(path)
         missing = [] if names is None else [name for name in columns if name not in names]
-        wrong = f"column {missing[0]} is missing; the columns are {', '.join(names or [])}" if missing else None
+        wrong = f"column {', '.join(missing)} is missing; the columns are {', '.join(names or [])}" if missing else None
     else:
         first = data_files.with_our_columns(_first(path), source)
         wrong = None if first is None else data_files.check_record(first, columns)

@@ -214,7 +214,9 @@ def _parquet(block: Block, columns: tuple[str, ...], fix: str) -> Iterator[tuple
     with parquet_file(Path(block.path)) as file:
         names = file.schema_arrow.names
         if missing := [name for name in columns if name not in names]:
-            raise refused(f"column {missing[0]} is missing; the columns are {', '.join(names)}", block.path, fix)
+            raise refused(
+                f"column {', '.join(missing)} is missing; the columns are {', '.join(names)}", block.path, fix
+            )
         groups, number = list(range(block.start, block.stop)), block.first - 1
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=list(columns)):
             for record in batch.to_pylist():

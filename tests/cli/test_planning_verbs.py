@@ -83,7 +83,7 @@ def test_render_prints_the_submitted_script(verb: Verb) -> None:
     plan = compose.compose(list(words))
     assert verb("render", *words) == (0, backends.for_plan(plan).render(plan), "")
     code, _, error = verb("render", *OVERRIDES)
-    assert code == 2 and "a script cannot be rendered" in error
+    assert code == 2 and "there is no script, because" in error
 
 
 def test_render_refuses_what_the_api_server_would_refuse(verb: Verb) -> None:

@@ -144,7 +144,7 @@ def test_a_run_whose_ledger_is_damaged_has_failed(run: Path, step: Step) -> None
     assert step("close", "--exit-code", "0", "--what", "every trial ended", "--trials", "0 1") == 1
     status = statuses.read(run)
     assert status is not None and (status.outcome, status.exit_code, status.rule) == (Ending.failed, 1, "RUN-10")
-    assert status.during == "every trial ended; the ledger of the run cannot be read"
+    assert status.during == "every trial ended; the ledger cannot be read"
     assert str(status.evidence).startswith("the ledger cannot be read") and status.fix == "start a new run"
     assert (run / "ledger.json").read_text() == damaged
 

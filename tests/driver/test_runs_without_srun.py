@@ -130,7 +130,7 @@ def test_a_node_with_another_token_is_refused_and_the_run_waits_for_the_right_on
     assert intruder.returncode == 2 and known in refused
     lead.send_signal(signal.SIGTERM)
     (printed,) = outputs(lead)
-    assert lead.returncode == 143 and "refused 'rig1': it does not know the token" in printed
+    assert lead.returncode == 143 and "refused 'rig1': this process does not know the token" in printed
     status = statuses.read(two.lead)
     assert status is not None and (status.outcome, status.rule) == (Ending.interrupted, "SLU-08")
 

@@ -64,14 +64,14 @@ WRONG = {
     "typo added at the root": (["+trial=1"], "unknown key 'trial'", "did you mean trials?"),
     "typo shown only": (["--cfg", "job", "+trial=1"], "unknown key 'trial'", "did you mean trials?"),
     "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),
-    "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "use one of 1, 2"),
+    "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "set parallel.tp to one of 1, 2"),
     "no DATADIR": (["task=lora70b", "cluster=dgx1"], "DATADIR is not set", "export DATADIR="),
     "no rows": (
         ["task=lora70b", "parallel={tp: 1, cp: 1, sp: false}"],
         "no prepared rows of gov_report",
         "set DATADIR to the prepared rows",
     ),
-    "one of a sweep": (["--multirun", "launch.dry_run=true", "parallel.tp=1,3"], "tp 3 does not divide", "use one of"),
+    "one of a sweep": (["--multirun", "launch.dry_run=true", "parallel.tp=1,3"], "tp 3 does not divide", "to one of"),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_port_in_use_is_refused(launch: Launch) -> None:
         taken.listen()
         process = launch(f"cluster.master_port={taken.getsockname()[1]}")
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "NCC-05" in output and "or null for any free port" in output
+    assert process.returncode == 2 and "NCC-05" in output and "or to null for any free port" in output
 
 
 def test_a_folder_with_results_is_refused(launch: Launch, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_reference_check_leaves_the_folder_alone(written_log: MakeLog, tmp_p
         ({"evals": ()}, False, "stopped: "),
         ({"status": "aborted"}, False, "Insufficient convergence"),
         ({"submission_benchmark": None}, False, "stopped: KeyError"),
-        ({"submission_benchmark": "../../evil", "evals": (), "status": "aborted"}, False, "do not have"),
+        ({"submission_benchmark": "../../evil", "evals": (), "status": "aborted"}, False, "have different batch sizes"),
         ({"submission_benchmark": [LORA]}, False, "stopped: "),
     ],
 )

@@ -89,9 +89,17 @@ def test_a_task_has_no_local_sgd_by_default() -> None:
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "groups without local SGD": (("task=pretrain_tiny", "parallel.groups=2"), "2 groups", "pretrain_tiny_local_sgd"),
-    "groups of kernels": (("task=gemm", "cluster=dgx1", "parallel.groups=2"), "2 groups", "remove parallel.groups"),
-    "groups, and how to name it": (("task=pretrain_tiny", "parallel.groups=2"), "2 groups", "every_steps=100"),
+    "groups without local SGD": (
+        ("task=pretrain_tiny", "parallel.groups=2"),
+        "parallel.groups=2",
+        "pretrain_tiny_local_sgd",
+    ),
+    "groups of kernels": (
+        ("task=gemm", "cluster=dgx1", "parallel.groups=2"),
+        "parallel.groups=2",
+        "remove parallel.groups",
+    ),
+    "groups, and how to name it": (("task=pretrain_tiny", "parallel.groups=2"), "parallel.groups=2", "every_steps=100"),
     "no interval": (("task=pretrain_tiny", "recipe.local_sgd.outer_lr=0.7"), "outer_lr is set", "every_steps=100"),
     "no such key": (("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"), "'every_step'", "every_steps?"),
     "local SGD without groups": ((LOCAL_SGD, "parallel.groups=null"), "parallel.groups is null", "parallel.groups=2"),
@@ -99,13 +107,17 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "an odd batch": ((LOCAL_SGD, "recipe.global_batch_size=15"), "cannot be split equally over 2", "a multiple of 2"),
     "between averagings": ((LOCAL_SGD, "recipe.local_sgd.every_steps=7"), "evaluation after step 100", "112"),
     "no steps": ((LOCAL_SGD, "recipe.local_sgd.every_steps=0"), "every_steps=0", "1 or more"),
-    "overlap": ((LOCAL_SGD, "recipe.local_sgd.overlap_steps=10"), "overlap_steps=10", "use 0 to 9"),
+    "overlap": ((LOCAL_SGD, "recipe.local_sgd.overlap_steps=10"), "overlap_steps=10", "a number from 0 to 9"),
     "rate": ((LOCAL_SGD, "recipe.local_sgd.outer_lr=0"), "outer_lr=0 must", "0.7"),
     "momentum": ((LOCAL_SGD, "recipe.local_sgd.outer_momentum=1"), "outer_momentum=1 must", "0.9"),
     "mean": ((LOCAL_SGD, "recipe.local_sgd.outer_momentum=0.9"), "has no outer optimizer", "average=nesterov"),
     "limit": ((LOCAL_SGD, "recipe.local_sgd.time_limit_s=0"), "time_limit_s=0.0 must", "greater than 0"),
     "restarts": ((LOCAL_SGD, "recipe.local_sgd.restarts=-1"), "restarts=-1", "0 or more"),
-    "elsewhere": ((LOCAL_SGD, "cluster=dgx2", "recipe.local_sgd.restarts=1"), "only be restarted on", "resume"),
+    "elsewhere": (
+        (LOCAL_SGD, "cluster=dgx2", "recipe.local_sgd.restarts=1"),
+        "only there a single group can restart",
+        "resume",
+    ),
     "engine": ((LOCAL_SGD, "engine=huggingface"), "engine=huggingface does not support local SGD", "engine=megatron"),
     "target": ((LOCAL_SGD, "task.training.target_eval_loss=1"), "the task has a target loss", "target_eval_loss=null"),
     "whole optimizer": ((LOCAL_SGD, "parallel.distributed_optimizer=false"), "shards", "distributed_optimizer=true"),

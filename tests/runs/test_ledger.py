@@ -139,7 +139,7 @@ def test_attempts_with_a_new_checkpoint_do_not_count(tmp_path: Path) -> None:
 def test_a_folder_with_other_seeds_is_refused(tmp_path: Path) -> None:
     ledger.create(tmp_path, PLAN)
     other = compose.compose(["task=lora_tiny", "cluster=local", "trials=3", "seed_base=5"])
-    with pytest.raises(ConfigError, match="other trials or seeds than this run"):
+    with pytest.raises(ConfigError, match="other trials or seeds than the plan"):
         ledger.create(tmp_path, other)
 
 

@@ -70,7 +70,7 @@ def test_an_event_counts_when_its_last_byte_arrives(spec: RequestSpec) -> None:
 def test_chunks_are_counted_if_the_server_reports_no_usage(spec: RequestSpec) -> None:
     answer = judged(at(*words(1, 2, 3, 4), (5, DONE)), spec)
     assert (answer.status, answer.tokens_in, answer.tokens_out) == ("ok", None, 4)
-    assert status_of(at(*words(1, 2, 3), (5, DONE)), spec) == ("short", "3 of 4 tokens")
+    assert status_of(at(*words(1, 2, 3), (5, DONE)), spec) == ("short", "3 instead of 4 tokens")
     assert judged(at(*words(1, 2, 3, 4), (5, usage("16", 4) + DONE)), spec).tokens_in is None
     first = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1})
     running = judged(at((0.5, first), *words(1, 2, 3, 4), (5, usage(16, 4) + token(" ", finish_reason="x"))), spec)
@@ -80,8 +80,8 @@ def test_chunks_are_counted_if_the_server_reports_no_usage(spec: RequestSpec) ->
 @pytest.mark.parametrize(
     ("parts", "counts", "status", "detail"),
     [
-        (words(1, 2, 3), (16, 3), "short", "3 of 4 tokens"),
-        (words(1, 2, 3, 4), (16, 5), "long", "5 of 4 tokens"),
+        (words(1, 2, 3), (16, 3), "short", "3 instead of 4 tokens"),
+        (words(1, 2, 3, 4), (16, 5), "long", "5 instead of 4 tokens"),
         (words(1, 2, 3, 4), (17, 4), "prompt", "the server reports 17 prompt tokens instead of 16"),
         (words(1, 2, 3, 4), (15, 4), "prompt", "the server reports 15 prompt tokens instead of 16"),
         (

@@ -158,7 +158,7 @@ def test_a_failed_request_has_a_row_with_its_reason(tmp_path: Path, tokenizer_fo
     ("fault", "rule", "what"),
     [
         ("errors", "SRV-04", "a warm-up request failed: http 500: oops"),
-        ("short", "SRV-05", "a warm-up request failed: short: 7 of 8 tokens"),
+        ("short", "SRV-05", "a warm-up request failed: short: 7 instead of 8 tokens"),
     ],
 )
 def test_no_load_starts_after_a_failed_warm_up(

@@ -110,7 +110,7 @@ def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     assert judged.of_kind is not None and not judged.valid
     short = [index for index, one in enumerate(plan.requests) if one.replica == 1]
     assert list(judged.of_kind.problems) == [
-        f"answer {index} has {LENGTHS[index] - 1} tokens; {LENGTHS[index]} were requested" for index in short
+        f"answer {index} has {LENGTHS[index] - 1} tokens, but {LENGTHS[index]} were requested" for index in short
     ]
     assert results.parse(run / "result_0.txt").status == "success", "the ranks report success, but the log is invalid"
 

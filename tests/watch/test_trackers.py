@@ -91,7 +91,7 @@ def test_other_folder_is_kept(tmp_path: Path, written_log: MakeLog) -> None:
     taken = tmp_path / "trackers" / "tensorboard" / "result_0"
     taken.mkdir(parents=True)
     (taken / "thesis.txt").write_text("not ours")
-    with pytest.raises(ConfigError, match="is not overwritten"):
+    with pytest.raises(ConfigError, match="does not overwrite its files"):
         trackers.Curves([Tracker.tensorboard], tmp_path / "trackers", "result_0").update(events)
     assert (taken / "thesis.txt").read_text() == "not ours"
 
@@ -104,7 +104,9 @@ def test_unwritable_folder_does_not_end_watch(
     curves = trackers.Curves([Tracker.tensorboard], tmp_path / "trackers", "result_0")
     curves.update(events)
     curves.update(events)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["trackers are not written"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "no more curves are written for the trackers"
+    ]
 
 
 class FileTracker:

@@ -117,8 +117,8 @@ def _runtime_env(ray: Ray) -> dict[str, Any]:
     """Return the job's runtime_env, which Ray sets up on every node."""
     if missing := [name for name in ray.environment if name not in os.environ]:
         what, fix = (
-            f"the environment variable {missing[0]} is not set",
-            f"export {missing[0]}, or remove it from this list",
+            f"the environment variable {', '.join(missing)} is not set",
+            f"export {missing[0]}=VALUE, or remove it from this list",
         )
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS

@@ -48,7 +48,12 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     here, every = "recipe.local_sgd", local_sgd.interval
     yield every < 1, f"every_steps={every} is less than 1", f"{here}.every_steps", "set every_steps to 1 or more"
     what = f"overlap_steps={local_sgd.overlap_steps} must be less than every_steps={every}, and not negative"
-    yield not 0 <= local_sgd.overlap_steps < every, what, f"{here}.overlap_steps", f"set 0 to {max(0, every - 1)}"
+    yield (
+        not 0 <= local_sgd.overlap_steps < every,
+        what,
+        f"{here}.overlap_steps",
+        f"set a number from 0 to {max(0, every - 1)}",
+    )
     yield (
         not local_sgd.outer_lr > 0,
         f"outer_lr={local_sgd.outer_lr:g} must be greater than 0",
@@ -113,7 +118,7 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
 def _run(config: Config) -> Iterator[Refusal]:
     name, training, local_sgd = config.engine.name, config.training, config.training_recipe.averaging
     is_here = config.cluster.backend is BackendName.local and config.container.runtime is Runtime.none
-    what = "recipe.local_sgd.restarts needs cluster=local without a container: elsewhere no single group can restart"
+    what = "recipe.local_sgd.restarts needs cluster=local without a container: only there a single group can restart"
     has_restarts = local_sgd is not None and bool(local_sgd.restarts)
     fix = "set recipe.local_sgd.restarts=null; `runstop resume` restarts all groups"
     yield has_restarts and not is_here, what, "recipe.local_sgd.restarts", fix

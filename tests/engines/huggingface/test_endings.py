@@ -67,8 +67,12 @@ def test_ended_run_is_aborted_and_leaves_no_process(launch: Launch, tmp_path: Pa
 
 WRONG = {
     "no JSON": ("{", "is not JSON", "write a single JSON object into the file"),
-    "another clip": ('{"gradient_clipping": 7}', "says gradient_clipping 7", "make both the same"),
-    "an optimizer": ('{"optimizer": {"type": "Lion"}}', "has a block 'optimizer'", "leave 'optimizer' out"),
+    "another clip": ('{"gradient_clipping": 7}', "sets gradient_clipping to 7", "in the file, or change the config"),
+    "an optimizer": (
+        '{"optimizer": {"type": "Lion"}}',
+        "has the block 'optimizer'",
+        "remove 'optimizer' from the file",
+    ),
     "what DeepSpeed refuses": ('{"zero_optimization": {"stage": 0, "nonsense": 1}}', "nonsense", "correct this file"),
 }
 
