@@ -137,9 +137,13 @@ def places(path: Path, samples: Sequence[int]) -> Path:
 @pytest.mark.parametrize(
     ("samples", "gbs", "done_and_due"),
     [
-        ((196_992, 218_880, 240_768), 64, "evaluation 3 of the run, but the rules have 19 until"),
-        ((49_152, 57_344, 65_536), 32, "evaluation 3 of the run, but the rules have 5 until"),
-        ((6144, 12288, 18432), 16, "evaluation 3 of the run, but the rules have 1 until"),
+        (
+            (196_992, 218_880, 240_768),
+            64,
+            "evaluation 3 of the run, but the rules have 19 until this number of samples",
+        ),
+        ((49_152, 57_344, 65_536), 32, "evaluation 3 of the run, but the rules have 5 until this number of samples"),
+        ((6144, 12288, 18432), 16, "evaluation 3 of the run, but the rules have 1 until this number of samples"),
     ],
 )
 def test_other_number_of_evaluations_is_only_a_warning(

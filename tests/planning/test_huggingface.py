@@ -121,12 +121,12 @@ REFUSED = {
     "PEFT's layers with a shared A": (
         ["task.training.lora.target_modules=[linear_qkv,gate_proj]"],
         "task.training.lora.target_modules",
-        "adapters are not possible on gate_proj while shared_a is true",
+        "target_modules contains gate_proj, which cannot have adapters while shared_a is true",
     ),
     "adapters on no layer": (
         ["task.training.lora.target_modules=[qkv_proj]", "task.training.lora.shared_a=false"],
         "task.training.lora.target_modules",
-        "adapters are not possible on qkv_proj",
+        "target_modules contains qkv_proj, which cannot have adapters",
     ),
     "adapters on a GPT": (
         ["model.norm=LayerNorm", "model.activation=gelu", "model.position=learned", "model.bias=true"],
@@ -304,7 +304,7 @@ def test_auto_sizes_follow_the_hidden_size_as_in_transformers() -> None:
         ({"bf16": {"enabled": False}}, "sets bf16.enabled to False, but the config needs True"),
         (
             {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-            "sets bf16.bf16_master_weights_and_grads to True, but the config implies False",
+            "sets bf16.bf16_master_weights_and_grads to True, but the config needs False",
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},

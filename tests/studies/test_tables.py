@@ -287,7 +287,7 @@ def test_costs_follow_the_window_and_the_scaled_times(tmp_path: Path) -> None:
         "  - {measurement: epoch_cost, title: epoch, unit: EUR, higher_is_better: false}\n"
         "  - {measurement: cost_per_million_tokens, title: tokens, unit: EUR, higher_is_better: false}\npairs:",
     )
-    priced = {"price_per_gpu_hour": 3.6, "currency": "EUR", "data_source": "prepared"}
+    priced = {"price_per_gpu_hour": 3.6, "currency": "EUR"}
     folder = study_folder(tmp_path, text)
     valid_run(folder / "13B_Z3.1", [1.0, 1.0, 2.0, 2.0], data_source="pubmedqa", **priced)
     valid_run(folder / "7B_Z3.1", [1.0])
