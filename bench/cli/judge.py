@@ -245,7 +245,7 @@ def _add_rules(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _rules,
-        help="explain numbered rules: what is wrong, how to recognize it, how to fix it",
+        help="explain known problems by their numbers: what is wrong, how to recognize it, how to fix it",
         example="PYX-05",
     )
     parser.add_argument("ids", nargs="*", metavar="RULE", help="such as PYX-05 (default: list them all)")

@@ -28,7 +28,7 @@ PYXIS: Texts = {
         "add --container-image or --container-name to the same srun: without it the command runs on the host",
     ),
     "PYX-05": (
-        "a container flag that takes no value has a value",
+        "a container flag has a value, but this flag takes no value",
         "write --container-writable alone: srun takes the next word as the program to run",
     ),
     "PYX-06": (

@@ -145,7 +145,7 @@ def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("rules", "pyx-05") == 0
     assert capsys.readouterr().out == (
         "PYX-05\n"
-        "what: a container flag that takes no value has a value\n"
+        "what: a container flag has a value, but this flag takes no value\n"
         "fix: write --container-writable alone: srun takes the next word as the program to run\n"
     )
     assert run("rules", "PYX-99") == 2
