@@ -120,10 +120,10 @@ def checks(subject: Subject) -> Iterator[Finding]:
                 "CFG-06",
                 "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path itself",
+                fix="export this variable, or write the mount without a variable",
             )
         elif why := _misformed(full):
-            yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")
+            yield broken("PYX-12", why, where, fix="write the mount as SRC[:DST[:ro]] with absolute paths")
 
 
 def _misformed(mount: str) -> str:

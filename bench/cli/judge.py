@@ -354,7 +354,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     if bool(args.signed) != (args.allowed_signers is not None) or (args.revoked and not args.signed):
         fix = "runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN"
-        what = "--signed and --allowed-signers must be given together, and --revoked needs both"
+        what = "--signed and --allowed-signers must be given together, and --revoked needs both of these options"
         raise ConfigError(what, where="command line", fix=fix)
     keys = {"allowed_signers": args.allowed_signers, "revoked": args.revoked}
     verified = [

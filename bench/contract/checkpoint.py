@@ -126,7 +126,7 @@ def require(folder: Path, config: Config) -> None:
         raise ConfigError(
             f"the weights are in {precision.name.upper()}, but the task needs {preferred(config).name.upper()}",
             where=str(folder),
-            fix=f"set {takes}, or set MODEL to a conversion without --{precision.name}",
+            fix=f"set {takes}, or set MODEL to weights that were converted without --{precision.name}",
         )
     trains = config.training.trains
     what = f"precision is {config.precision.name}" if precision is Stored.fp8 else f"trains is {trains.name}"
@@ -137,7 +137,7 @@ def require(folder: Path, config: Config) -> None:
     raise ConfigError(
         f"the weights are in {precision.name.upper()}, but {what}",
         where=str(folder),
-        fix=f"set {_TAKES[precision]}, or set MODEL to a conversion without --{precision.name}",
+        fix=f"set {_TAKES[precision]}, or set MODEL to weights that were converted without --{precision.name}",
     )
 
 

@@ -171,14 +171,14 @@ def drop_caches(subject: Subject) -> Iterator[Finding]:
         is_plain = False
     if not is_plain:
         what, fix = (
-            f"{command!r} is not a single program with arguments, but runs without a shell",
+            f"drop_caches is {command!r}, but must be a single program with arguments, because no shell runs it",
             "put the command into a script",
         )
         yield broken(
             "CFG-09",
             what,
             "cluster.drop_caches",
-            fix=f"{fix} on the nodes and set its path here, or set cluster.drop_caches=null",
+            fix=f"{fix} on the nodes and set cluster.drop_caches to the path of this script, or to null",
         )
 
 
@@ -215,7 +215,7 @@ def mounts(subject: Subject) -> Iterator[Finding]:
                 "CFG-06",
                 "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path itself",
+                fix="export this variable, or write the mount without a variable",
             )
         elif why := misformed(full):
             yield broken("PYX-12", why, where)

@@ -179,7 +179,9 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     names = {entry.system for entry in entries}
     if strange := by_hand.keys() - names:
         what = f"the file {', '.join(sorted(strange))}.json describes none of the systems {', '.join(sorted(names))}"
-        raise ConfigError(what, where="--describe", fix="rename the file to <system>.json")
+        raise ConfigError(
+            what, where="--describe", fix="rename the file to <system>.json, where <system> is one of these systems"
+        )
     descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
