@@ -173,8 +173,8 @@ def _check_batch(config: Config, world: World) -> None:
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"with vpp above 1, pp must divide the number of micro-batches of a step, but pp is {world.pp} and the number "
-            f"of micro-batches is {accumulation}",
+            f"with vpp above 1, pp must divide the number of micro-batches of a step, but pp is {world.pp} and a step "
+            f"has {accumulation} micro-batches",
             where="parallel.vpp, recipe.micro_batch_size",
             fix=f"make global_batch_size / (dp x micro_batch_size) a multiple of {world.pp}, or set parallel.vpp=1",
         )

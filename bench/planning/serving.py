@@ -202,7 +202,7 @@ def _check_lengths(config: Config) -> None:
     total, longest = total_tokens(required(config)), config.model.max_seq_length
     if total > longest:
         raise ConfigError(
-            f"a prompt and its answer have {total:,} tokens, but the context of {config.model.name} is {longest:,} tokens",
+            f"a prompt and its answer have {total:,} tokens, but {config.model.name} supports only {longest:,} tokens",
             where="task.serving.tokens_in, task.serving.tokens_out",
             fix=f"set tokens_in and tokens_out to a total of at most {longest:,} tokens",
         )

@@ -116,7 +116,7 @@ def other_gpu(subject: Subject) -> Iterator[Finding]:
     """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
     gpu = subject.plan.config.cluster.gpu
     assert gpu is not None
-    what = f"runstop's kernels, image and telemetry were never tested on a {gpu.name}"
+    what = f"runstop's kernels, image and telemetry were never tested on the GPU {gpu.name}"
     yield broken("HW-07", what, "cluster.gpu", severity="warning")
 
 

@@ -228,7 +228,7 @@ def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
     _require_column(study, statement.measurement, where=where)
     if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
         raise ConfigError(
-            f"at_least is {statement.at_least} and at_most is {statement.at_most}, but the bounds of a statement must be "
+            f"at_least is {statement.at_least} and at_most is {statement.at_most}, but these bounds must be "
             "positive numbers in ascending order",
             where=where,
             fix="set at_least, at_most or both to positive numbers, and at_least to the smaller number",

@@ -295,7 +295,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
     need, free = (NUM_KEPT + 1) * num_bytes - _size(folder), shutil.disk_usage(folder).free
     if need > free:
         raise ConfigError(
-            f"{NUM_KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB do not fit: only {free / 2**30:.1f} GiB are free",
+            f"{NUM_KEPT + 1} checkpoints of {num_bytes / 2**30:.1f} GiB do not fit: {free / 2**30:.1f} GiB are free",
             where=str(folder),
             fix="free disk space, set LOGDIR to a larger disk, or set task.training.checkpoint_every_steps=null",
             rule="CFG-08",

@@ -196,7 +196,9 @@ def shape(subject: Subject) -> Iterator[Finding]:
         yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = f"set {WHERE}.port to a number from 1024 to 65535"
-        yield broken("KUB-15", f"port is {k.port}, but must be from 1024 to 65535", f"{WHERE}.port", fix=fix)
+        yield broken(
+            "KUB-15", f"port is {k.port}, but must be from 1024 to 65535 (unprivileged)", f"{WHERE}.port", fix=fix
+        )
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
         what = f"shm_gib is {k.shm_gib}, grace_s is {k.grace_s} and keep_h is {k.keep_h}, which is out of range"
         fix = "set shm_gib and grace_s to 1 or more, and keep_h to 0 or more"

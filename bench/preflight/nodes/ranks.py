@@ -81,7 +81,7 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     for names, nodes in grouped((rank.not_as_planned, rank.node) for rank in facts.ranks).items():
         if names:
-            what = f"in the container {', '.join(names)} has another value than in the plan"
+            what = f"these variables have other values in the container than in the plan: {', '.join(names)}"
             yield broken("PYX-09", what, listed(nodes), severity="warning")
 
 
