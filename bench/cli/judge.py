@@ -120,7 +120,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
         if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} does not apply: this is not a training log",
+                f"{' and '.join(unused)} does not apply: this log is not a training log",
                 where=str(path),
                 fix=f"remove {' and '.join(unused)} for this log",
             )

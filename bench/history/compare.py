@@ -186,7 +186,7 @@ def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measuremen
     if chosen is None:
         known = ", ".join(common) or "nothing"
         what = (
-            f"the measurement {name} is missing in one or both of the sets"
+            f"the measurement {name} is missing in one or both sets of runs"
             if name
             else "the two sets have no measurement in common"
         )

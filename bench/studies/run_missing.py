@@ -156,7 +156,7 @@ def _submit(session: Session, queue: Queue, todo: Sequence[RunStatus]) -> None:
     elif shared and session.request.study.jobs is Jobs.shared:
         what, fix = (
             "this backend cannot run several runs in one job",
-            "set the key jobs to each in the study's YAML file",
+            "set `jobs: each` in the study's YAML file",
         )
         raise ConfigError(what, where="jobs: shared", fix=fix)
     else:

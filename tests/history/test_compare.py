@@ -214,7 +214,7 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
         (["a", "missing"], "this path contains no run"),
         (["**a*", "b"], "**a* is not allowed in a glob pattern"),
         (["a", "a"], "this run is in both sets"),
-        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both of the sets"),
+        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both sets of runs"),
         (["a", "b", "--pairing", "order"], "2 runs of a cannot be paired with 1 runs of b"),
         (["a", "empty"], "no valid trial"),
     ],

@@ -176,7 +176,7 @@ def shape(subject: Subject) -> Iterator[Finding]:
         )
     memory = k.resources.get("memory", "")
     if QUANTITY.fullmatch(memory) and 0 < amount(memory) <= k.shm_gib * 2**30:
-        what = f"the memory of a pod is {memory}, but its /dev/shm may use {k.shm_gib}Gi of this memory"
+        what = f"the memory of a pod is {memory}, but /dev/shm of the pod may use {k.shm_gib}Gi of this memory"
         fix = f"request more than {k.shm_gib}Gi of memory, or lower shm_gib"
         yield broken("KUB-15", what, f"{WHERE}.resources.memory, shm_gib", fix=fix)
     for name, quantity in k.resources.items():

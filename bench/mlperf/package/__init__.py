@@ -198,7 +198,7 @@ def _require_no_secret(run: Run) -> None:
         for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
             what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"
-            fix = "if this is a secret, revoke the secret and run again without it, because packages are published"
+            fix = "if this is a secret, revoke it and run again without the secret, because packages are published"
             raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 

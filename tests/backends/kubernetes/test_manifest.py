@@ -413,8 +413,8 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         ),
         (["cluster.kubernetes.data={claim: a, sub_path: /x}"], "KUB-15", "which is not a folder inside the volume"),
         (["cluster.kubernetes.resources.cpu='0'"], "KUB-15", "cpu is 0, but must be above 0"),
-        (["cluster.kubernetes.resources.memory=1Gi"], "KUB-15", "but its /dev/shm may use 64Gi of this memory"),
-        (["cluster.kubernetes.resources.memory=64Gi"], "KUB-15", "but its /dev/shm may use 64Gi of this memory"),
+        (["cluster.kubernetes.resources.memory=1Gi"], "KUB-15", "but /dev/shm of the pod may use 64Gi of this memory"),
+        (["cluster.kubernetes.resources.memory=64Gi"], "KUB-15", "but /dev/shm of the pod may use 64Gi of this memory"),
         (["cluster.kubernetes.workload_priority_class=a"], "KUB-15", "and no queue of Kueue is set"),
         (["+cluster.kubernetes.labels={a: b c}"], "KUB-15", "'b c' is not a valid value for labels.a"),
         (
