@@ -129,7 +129,9 @@ def require(folder: Path, config: Config) -> None:
             fix=f"set {takes}, or set MODEL to weights that were converted without --{precision.name}",
         )
     trains = config.training.trains
-    what = f"precision is {config.precision.name}" if precision is Stored.fp8 else f"trains is {trains.name}"
+    what = (
+        f"precision is {config.precision.name}" if precision is Stored.fp8 else f"task.training.trains is {trains.name}"
+    )
     if precision is Stored.fp8 and trains is Trains.qlora:
         what = "4-bit weights cannot be converted from FP8"
     elif precision is Stored.fp8 and trains is Trains.all:

@@ -25,7 +25,7 @@ def nonce_mismatch(log: Log, nonce: str) -> str | None:
         return None
     first = log.events[0]
     if first.key != mllog.RUN_ATTEMPT:
-        return f"its first record is {first.key!r:.40}, not {mllog.RUN_ATTEMPT}"
+        return f"its first record is {first.key!r:.40} instead of {mllog.RUN_ATTEMPT}"
     return None if first.value == nonce else "its first record has the nonce of another attempt"
 
 

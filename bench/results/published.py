@@ -180,7 +180,9 @@ def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
         fix = f"set column in corrected to a number from 1 to {len(columns)}"
         raise ConfigError(
-            f"corrected has column {wrong[0]}, but the table has only {len(columns)} columns", where=where, fix=fix
+            f"the key corrected has column {wrong[0]}, but the table has only {len(columns)} columns",
+            where=where,
+            fix=fix,
         )
     corrected = {one.column: one for one in row.corrected}
     return [

@@ -53,7 +53,7 @@ def build(study: Study, *, where: str) -> list[Arm]:
     _check_cases(study, every, where=where)
     arms = [arm for arm in (_with_cases(arm, study.cases) for arm in every) if arm is not None]
     if not arms:
-        raise ConfigError("the study has no arms", where=where, fix="add arms or axes to the study")
+        raise ConfigError("the study has no arms (configurations)", where=where, fix="add arms or axes to the study")
     for a, b in itertools.combinations(arms, 2):
         if a.slug.lower() == b.slug.lower():
             raise ConfigError(

@@ -71,14 +71,15 @@ def _check_numbers(study: Study, *, where: str) -> None:
     window, batch = study.window, study.max_batch
     wrong = {
         f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
-        "window needs steps of 1 or more, and skip_steps of 0 or more": window is not None
-        and (window.steps < 1 or window.skip_steps < 0),
+        f"window has steps={window and window.steps} and skip_steps={window and window.skip_steps}, which is out of "
+        "range": window is not None and (window.steps < 1 or window.skip_steps < 0),
         f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": batch is not None
         and batch.limit < 1,
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            raise ConfigError(what, where=where, fix="set steps and limit to 1 or more, and margin between 0 and 1")
+            fix = "set margin between 0 and 1, steps and limit to 1 or more, and skip_steps to 0 or more"
+            raise ConfigError(what, where=where, fix=fix)
 
 
 def _check_columns(study: Study, *, where: str) -> None:
@@ -252,7 +253,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
     """Raise ConfigError if a table has no row label, or if two arms have the same cell."""
     if not table.rows:
         raise ConfigError(
-            f"rows of the table {table.title!r} is empty",
+            f"the key rows of the table {table.title!r} is empty",
             where=where,
             fix="list a label of the arms in rows, such as arm",
         )
@@ -288,14 +289,14 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"calculated of the arm {arm.name} has steps={short.steps}, but steps must be 1 or more and less than "
+                f"in calculated of the arm {arm.name}, steps is {short.steps}, but must be 1 or more and less than "
                 f"of_steps={short.of_steps}",
                 where=where,
                 fix="set steps to 1 or more, and of_steps to more than steps",
             )
         if study.window is not None:
             raise ConfigError(
-                f"window of the study and calculated of the arm {arm.name} both set the number of steps",
+                f"the keys window of the study and calculated of the arm {arm.name} both set the number of steps",
                 where=where,
-                fix="remove window of the study or calculated of this arm",
+                fix="remove the key window of the study, or the key calculated of this arm",
             )

@@ -361,7 +361,7 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "nf4"}))
     assert list(data.checkpoint(tmp_path, four_bits)) == []
     (in_four,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in NF4, but trains is lora" in in_four.what and "trains=qlora" in in_four.fix
+    assert "the weights are in NF4, but task.training.trains is lora" in in_four.what and "trains=qlora" in in_four.fix
 
 
 def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("runs: 0", r"0 runs of each arm"),
         ("margin: 2", r"margin is 2[\s\S]*between 0 and 1"),
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
-        ("window: {skip_steps: 3, steps: 0}", r"window needs steps of 1 or more"),
+        ("window: {skip_steps: 3, steps: 0}", r"window has steps=0 and skip_steps=3, which is out of range"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
         ("? [a, b]\n: c", r"the key \['a', 'b'\] is not a text, line 13"),
         ("? {a: b}\n: c", r"the key \{'a': 'b'\} is not a text, line 13"),
@@ -107,7 +107,7 @@ def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, messag
         ),
         ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms[\s\S]*set unit: ms"),
         (COLUMNS, "columns: []", r"the study has no columns"),
-        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"has steps=9, but"),
+        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"steps is 9, but must be"),
         ("question: which?", "", r"question is missing"),
     ],
 )

@@ -110,8 +110,8 @@ def run_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for run in runs:
         marked = any(NOT_A_SUBMISSION in (r.org or "") + (r.platform or "") for r in run.results)
         if marked or (run.plan is not None and not run.plan.config.task.submittable):
-            name = run.plan.config.task.name if run.plan else "the task of these logs"
-            yield broken("PCK-03", f"{name} is {NOT_A_SUBMISSION}: {run.folder}", str(run.folder))
+            name = f"the task {run.plan.config.task.name}" if run.plan else "the task of these logs"
+            yield broken("PCK-03", f"{name} is not for submission: {run.folder}", str(run.folder))
 
 
 def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding]:
