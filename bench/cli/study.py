@@ -105,7 +105,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
         of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
         if not of_study:
-            what = f"there are no results of the study {args.name} of any cluster"
+            what = f"the study {args.name} has no results of any cluster"
             raise ConfigError(what, where=str(folder.parent), fix="run the study first, without --all-clusters")
         return of_study
     given = [args.name, *(one for one in args.overrides if "=" not in one)]

@@ -233,7 +233,7 @@ def _check_started(config: Config, server: Server) -> None:
         )
     if server.port is not None and not 1 <= server.port <= 65535:
         raise ConfigError(
-            f"{server.port} is not a valid port", where=f"{SERVER}.port", fix="set port to 1 to 65535, or to null"
+            f"{server.port} is not a valid port", where=f"{SERVER}.port", fix="set a port from 1 to 65535, or null"
         )
     if model_folder(config) is None and config.model.weights is not Weights.random:
         what = "the folder of the model is not set"

@@ -142,7 +142,7 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         if one.name in names_so_far:
             raise ConfigError(
-                f"another column of the study already has the name {one.name!r} of this entry of relatives",
+                f"the name {one.name!r} of this entry of relatives is already the name of another column",
                 where=place,
                 fix="change the name of this entry of relatives to a name that no column has",
             )

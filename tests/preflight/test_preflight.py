@@ -377,7 +377,7 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
     assert "the Hugging Face folder cannot be read" in damaged.what
     llama = families.family_of(config.model).config(config.model)
     for wrong, what in (
-        ({"model_type": "mistral"}, "the folder has model_type 'mistral', which"),
+        ({"model_type": "mistral"}, "the folder has model_type 'mistral', but"),
         ({"vocab_size": 7}, "vocab_size is 7"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(llama | wrong))

@@ -115,7 +115,7 @@ def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count
         ("match: {system: pods}", "match: {system: ray}", "no arm of the study has the labels in match"),
         ("same: [system]", "same: []", "two references, the arms '1 bare' and '1 pods'"),
         ("same: [system]", "same: [job]", "the label 'job' does not exist"),
-        ("name: faster_by", "name: step_time", "another column of the study already has the name 'step_time'"),
+        ("name: faster_by", "name: step_time", "the name 'step_time' of this entry of relatives is already the name"),
         (
             "measurement: step_time\n    title: faster",
             "measurement: mfu\n    title: faster",
