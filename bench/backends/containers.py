@@ -120,10 +120,10 @@ def checks(subject: Subject) -> Iterator[Finding]:
                 "CFG-06",
                 "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path itself",
+                fix="export this variable, or write the mount without a variable",
             )
         elif why := _misformed(full):
-            yield broken("PYX-12", why, where, fix="write SRC[:DST[:ro]] with absolute paths")
+            yield broken("PYX-12", why, where, fix="write the mount as SRC[:DST[:ro]] with absolute paths")
 
 
 def _misformed(mount: str) -> str:
@@ -133,4 +133,8 @@ def _misformed(mount: str) -> str:
         return f"the path of the mount {mount!r} contains a comma or a quotation mark, which --mount cannot pass"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
         return f"the mount {mount!r} does not have the form SRC[:DST[:ro]] with absolute paths"
-    return "" if flag in ("", *FLAGS) else f"the mount has the flag {flag!r}, which is not one of {', '.join(FLAGS)}"
+    return (
+        ""
+        if flag in ("", *FLAGS)
+        else f"the mount has the flag {flag!r}, but the only possible flags are {', '.join(FLAGS)}"
+    )

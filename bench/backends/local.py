@@ -181,7 +181,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         of_vendor = f"{'AMD' if is_amd else 'NVIDIA'} GPU{'' if count == 1 else 's'}"
         what = f"this machine has {count or 'no'} {of_vendor}, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
-        fix = f"set {few}; if this is a container, start it with GPUs (docker run --gpus all)"
+        fix = f"set {few}; in a container, start the container with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 

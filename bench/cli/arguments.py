@@ -79,14 +79,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 def positive(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
     return number
 
 
 def count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return number
 
 

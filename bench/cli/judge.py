@@ -120,7 +120,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
         if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} does not apply: this is not a training log",
+                f"{' and '.join(unused)} does not apply: this log is not a training log",
                 where=str(path),
                 fix=f"remove {' and '.join(unused)} for this log",
             )
@@ -354,7 +354,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     if bool(args.signed) != (args.allowed_signers is not None) or (args.revoked and not args.signed):
         fix = "runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN"
-        what = "--signed and --allowed-signers must be given together, and --revoked needs both"
+        what = "--signed and --allowed-signers must be given together, and --revoked needs both of these options"
         raise ConfigError(what, where="command line", fix=fix)
     keys = {"allowed_signers": args.allowed_signers, "revoked": args.revoked}
     verified = [

@@ -62,7 +62,7 @@ def _study(args: argparse.Namespace) -> int:
 
     if args.out and (args.dry_run or args.list or args.name is None):
         raise ConfigError(
-            "--out needs the tables of a study, but these arguments produce no table",
+            "--out writes the tables of a study, but these arguments produce no table",
             where="--out",
             fix="give the name of a study, without --dry-run and --list",
         )
@@ -105,7 +105,8 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
         of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
         if not of_study:
-            raise ConfigError(f"the study {args.name} ran on no cluster", where=str(folder.parent), fix="run it first")
+            what = f"the study {args.name} has no results of any cluster"
+            raise ConfigError(what, where=str(folder.parent), fix="run the study first, without --all-clusters")
         return of_study
     given = [args.name, *(one for one in args.overrides if "=" not in one)]
     if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
@@ -117,7 +118,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         if not (folder / studies.STUDY).exists():
             raise ConfigError("there is no study in this folder", where=str(folder), fix="give folders of a study")
         if name is not None and studies.name_of(folder) != name:
-            what = f"this is the study {studies.name_of(folder)}, not {name}"
+            what = f"this folder has the study {studies.name_of(folder)}, but the command is for the study {name}"
             raise ConfigError(what, where=str(folder), fix=f"give folders of the study {name}")
     return folders
 
@@ -136,7 +137,9 @@ def _matching(text: str) -> list[Path]:
     matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
     folders = sorted(one for one in matches if (one / studies.STUDY).exists())
     if not folders:
-        raise ConfigError("no folder of a study matches", where=text, fix="name folders such as LOGDIR/studies/NAME-*")
+        raise ConfigError(
+            "no folder of a study matches this pattern", where=text, fix="name folders such as LOGDIR/studies/NAME-*"
+        )
     return folders
 
 

@@ -126,10 +126,12 @@ def require(folder: Path, config: Config) -> None:
         raise ConfigError(
             f"the weights are in {precision.name.upper()}, but the task needs {preferred(config).name.upper()}",
             where=str(folder),
-            fix=f"set {takes}, or set MODEL to a conversion without --{precision.name}",
+            fix=f"set {takes}, or set MODEL to weights that were converted without --{precision.name}",
         )
     trains = config.training.trains
-    what = f"precision is {config.precision.name}" if precision is Stored.fp8 else f"trains is {trains.name}"
+    what = (
+        f"precision is {config.precision.name}" if precision is Stored.fp8 else f"task.training.trains is {trains.name}"
+    )
     if precision is Stored.fp8 and trains is Trains.qlora:
         what = "4-bit weights cannot be converted from FP8"
     elif precision is Stored.fp8 and trains is Trains.all:
@@ -137,7 +139,7 @@ def require(folder: Path, config: Config) -> None:
     raise ConfigError(
         f"the weights are in {precision.name.upper()}, but {what}",
         where=str(folder),
-        fix=f"set {_TAKES[precision]}, or set MODEL to a conversion without --{precision.name}",
+        fix=f"set {_TAKES[precision]}, or set MODEL to weights that were converted without --{precision.name}",
     )
 
 

@@ -75,5 +75,5 @@ def differing(actual: Mapping[str, Content], wanted: Mapping[str, Content]) -> s
             known = wanted[name]
             if content.bytes != known.bytes:
                 return f"{name} has {content.bytes:,} bytes, but had {known.bytes:,} when it was written"
-            return f"{name} was changed: its SHA-256 differs from the recorded one"
+            return f"{name} was changed: its SHA-256 differs from the recorded SHA-256"
     return ""

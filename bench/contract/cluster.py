@@ -261,7 +261,7 @@ def require_distinct(hosts: list[str]) -> list[Host]:
         raise ConfigError(
             f"the list of hosts contains a host twice: {', '.join(names)}",
             where="cluster.hosts",
-            fix="list each host once",
+            fix="list every host only once",
         )
     return every
 

@@ -173,9 +173,9 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path) -> N
     """Raise ConfigError if rows were prepared with another tokenizer; `used` is from their manifest."""
     if atomic_files.sha256(tokenizer) != used.get("sha256"):
         raise ConfigError(
-            f"the rows were prepared with the tokenizer {used.get('file')}, which is not the tokenizer of this run",
+            f"the prepared rows are from the tokenizer {used.get('file')}, which is not the tokenizer of this run",
             where=f"{rows}, {tokenizer}",
-            fix="set data.tokenizer to the tokenizer of the rows, or delete the folder of rows to prepare them again",
+            fix="set data.tokenizer to the tokenizer of the prepared rows, or delete the folder of the prepared rows",
             rule="CFG-06",
         )
 
@@ -186,7 +186,7 @@ def check_room(root: Path, data: Data) -> None:
     needed, free = room_needed(data), shutil.disk_usage(existing).free
     if free < needed:
         raise BenchError(
-            f"preparing the rows needs about {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free",
+            f"the prepared rows need about {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free on the disk",
             where=str(existing),
             fix="free disk space, or lower data.train_rows",
             rule="CFG-08",

@@ -20,9 +20,9 @@ def check(config: dict[str, Any], model: Model, *, where: str) -> None:
     if config.get("model_type") not in FAMILIES or config.get("quantization_config"):
         kind = "quantised weights" if config.get("quantization_config") else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"{kind} is not supported for {model.name}, which is a Llama model",
+            f"the folder has {kind}, but {model.name} needs unquantised weights with model_type llama",
             where=where,
-            fix="use the unquantised weights of a Llama (model_type llama)",
+            fix="set MODEL to a folder with unquantised weights with model_type llama",
         )
     if wrong := differences(config, model):
         raise ConfigError(

@@ -329,7 +329,9 @@ class Writer:
         try:
             return b"%s %s\n" % (_TOKEN, json.dumps(record, allow_nan=False).encode())
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{key} = {value!r} with {metadata!r} cannot be logged: {error}") from error
+            raise ValueError(
+                f"the record {key} = {value!r} with metadata {metadata!r} cannot be logged: {error}"
+            ) from error
 
 
 def clocks_ms() -> tuple[int, int]:

@@ -38,7 +38,7 @@ def upgraded(raw: Any, *, to: int) -> Any:
         changed = {"config": upgraded_config(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
         return _renamed(raw) | {"version": to} | {key: value for key, value in changed.items() if key in raw}
     if raw["version"] != 2:
-        raise ValueError(f"the plan has version {raw['version']}, which version {to} cannot read")
+        raise ValueError(f"the plan has version {raw['version']}, which this version of runstop cannot read")
     new = raw | {"version": to, "base": upgraded(raw["base"], to=to)}
     new["commands"] = [
         step | {"argv": [MOVED.get(argument, argument) for argument in step["argv"]]} for step in new.pop("steps")

@@ -305,7 +305,7 @@ def text(path: Path) -> str:
     try:
         return regular_files.read_text(path, follows_links=True)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not a text file"
         raise ConfigError(
             f"the plan cannot be read: {reason}", where=str(path), fix="give the plan.json of a run folder"
         ) from error

@@ -92,8 +92,12 @@ def _folders(path: Path) -> list[Path]:
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
     if (path / STUDY).exists():
-        fix = f"give one arm as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
-        raise ConfigError("a whole study cannot be compared, because it has several arms", where=str(path), fix=fix)
+        fix = f"give one arm of the study as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
+        raise ConfigError(
+            "a whole study cannot be compared, because a study has several arms (configurations)",
+            where=str(path),
+            fix=fix,
+        )
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
@@ -169,7 +173,9 @@ def _check(first: RunSet, second: RunSet) -> None:
             )
     if shared := {trial.log_sha256 for trial in first.trials} & {trial.log_sha256 for trial in second.trials}:
         name = next(trial.folder for trial in first.trials if trial.log_sha256 in shared)
-        raise ConfigError("this run is in both sets", where=str(name), fix="give each run in one set only")
+        raise ConfigError(
+            "this run is in both sets of runs", where=str(name), fix="give every run in only one of the two sets"
+        )
 
 
 def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measurement, Measurement]:
@@ -180,7 +186,7 @@ def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measuremen
     if chosen is None:
         known = ", ".join(common) or "nothing"
         what = (
-            f"the measurement {name} is missing in one or both of the sets"
+            f"the measurement {name} is missing in one or both sets of runs"
             if name
             else "the two sets have no measurement in common"
         )

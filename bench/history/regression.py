@@ -127,7 +127,9 @@ def check_measured(histories: Sequence[TaskHistory], name: str | None) -> None:
     )
     if name not in (None, *known):
         raise ConfigError(
-            f"no run has the measurement {name}", where="--measurement", fix=f"use one of {', '.join(known)}"
+            f"no run has the measurement {name}",
+            where="--measurement",
+            fix=f"use one of the measurements {', '.join(known)}",
         )
 
 

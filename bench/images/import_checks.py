@@ -30,7 +30,10 @@ def require(image: Reference | InDaemon | Path, folder: Path) -> None:
     for name, path in _enroot_folders().items():
         if not os.access(_existing(path), os.W_OK | os.X_OK):
             raise ConfigError(
-                f"{name} is not writable", where=str(path), fix=f"export {name}=/a/local/disk", rule="ENR-03"
+                f"the folder of {name} is not writable",
+                where=str(path),
+                fix=f"export {name}=/a/local/disk",
+                rule="ENR-03",
             )
 
 
@@ -48,7 +51,7 @@ def _check_file(path: Path, folder: Path) -> None:
     needed, free = path.stat().st_size + MARGIN_BYTES, shutil.disk_usage(_existing(folder)).free
     if free < needed:
         raise ConfigError(
-            f"{free / 2**30:.2f} GiB are free, but the image needs {needed / 2**30:.2f} GiB",
+            f"only {free / 2**30:.2f} GiB are free, but the image needs {needed / 2**30:.2f} GiB",
             where=str(folder),
             fix="free disk space, or choose another --dir",
             rule="ENR-03",

@@ -83,5 +83,5 @@ def of_name(config: Config, image: str, where: str) -> Iterator[Finding]:
 
 
 def _lacking(name: str, missing: tuple[str, ...] | list[str], wanted: Needed, where: str) -> Finding:
-    fix = f"build and use {wanted.name}: containers/build.sh {wanted.build}"
-    return broken("RUN-08", f"{name} does not have {', '.join(missing)}", where, fix=fix)
+    fix = f"build and use the image {wanted.name}: containers/build.sh {wanted.build}"
+    return broken("RUN-08", f"the image {name} does not contain {', '.join(missing)}", where, fix=fix)

@@ -189,7 +189,10 @@ def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot create: {error.strerror}", where=str(folder), fix="choose another --dir", rule="CFG-08"
+            f"the folder cannot be created: {error.strerror}",
+            where=str(folder),
+            fix="choose another --dir",
+            rule="CFG-08",
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
@@ -221,7 +224,7 @@ def entries(folder: Path) -> list[Entry]:
         paths = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(
-            f"cannot read: {error.strerror}", where=str(folder), fix="set --dir to the folder of images"
+            f"the folder cannot be read: {error.strerror}", where=str(folder), fix="set --dir to the folder of images"
         ) from error
     orphans = [path for path in paths if RECORD.fullmatch(path.name) and path.with_suffix(".sqsh") not in paths]
     parts = [path for path in paths if path.match(PART)]
@@ -272,7 +275,10 @@ def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
         lock = _lock_file(folder)
     except OSError as error:
         raise ConfigError(
-            f"cannot write: {error.strerror}", where=str(folder / LOCK), fix="choose another --dir", rule="CFG-08"
+            f"the file cannot be written: {error.strerror}",
+            where=str(folder / LOCK),
+            fix="choose another --dir",
+            rule="CFG-08",
         ) from error
     with lock:
         try:

@@ -189,7 +189,7 @@ def _check_ended(run: Run) -> None:
         raise ConfigError(
             f"a run can be resumed only after its job has ended, but job {run.id} is {run.state_name}",
             where=str(run.folder),
-            fix=f"wait until the job has ended, or cancel it: runstop cancel {short(run.folder)}",
+            fix=f"wait until the job has ended, or cancel the job: runstop cancel {short(run.folder)}",
         )
     is_complete = run.status is not None and run.status.outcome in (Ending.valid, Ending.invalid)
     if _has_results(run) and is_complete and os.path.lexists(run.folder / MANIFEST):
@@ -218,7 +218,7 @@ def _check_resumable(run: Run) -> None:
         raise ConfigError(
             f"{STATUS} cannot be read",
             where=str(folder / STATUS),
-            fix=f"find out what changed the file, then delete it: runstop resume works without {STATUS}",
+            fix=f"find out what changed the file, then delete the file: runstop resume works without {STATUS}",
         )
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():

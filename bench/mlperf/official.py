@@ -64,7 +64,9 @@ def require_ruleset(ruleset: str) -> None:
     from mlperf_logging.compliance_checker import mlp_compliance
 
     if ruleset not in (known := sorted(mlp_compliance.rule_choices())):
-        raise ConfigError(f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=f"choose one of {', '.join(known)}")
+        raise ConfigError(
+            f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=f"choose one of the rulesets {', '.join(known)}"
+        )
 
 
 def num_dropped(benchmark: str | None) -> int:

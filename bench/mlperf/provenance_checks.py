@@ -25,7 +25,7 @@ def nonce_mismatch(log: Log, nonce: str) -> str | None:
         return None
     first = log.events[0]
     if first.key != mllog.RUN_ATTEMPT:
-        return f"its first record is {first.key!r:.40}, not {mllog.RUN_ATTEMPT}"
+        return f"its first record is {first.key!r:.40} instead of {mllog.RUN_ATTEMPT}"
     return None if first.value == nonce else "its first record has the nonce of another attempt"
 
 
@@ -57,7 +57,7 @@ def _check_content(log: Log) -> Iterator[Finding]:
     checksums, rest = _checksums(log.path, [_size(seal) for seal in seals])
     bad = next((seal for seal in seals if checksums.get(_size(seal)) != seal.value), None)
     if bad is not None:
-        what = f"the text before line {bad.line} was changed: its SHA-256 differs from the logged one"
+        what = f"the text before line {bad.line} was changed: its SHA-256 differs from the logged SHA-256"
         yield finding("LOG-18", "error", bad.line, what)
     elif rest.find(b"\n") != len(rest) - 1:
         last = seals[-1].line

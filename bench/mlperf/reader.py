@@ -64,7 +64,7 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
     scanner = Scanner()
     try:
         if Path(path).is_fifo():  # system() and the official checker read it again
-            raise OSError(errno.ESPIPE, "it is a pipe, which can be read only once: write the log to a file first")
+            raise OSError(errno.ESPIPE, "the log is a pipe, which can be read only once: write the log to a file first")
         for chunk in regular_files.chunks(path, _CHUNK_BYTES):
             records += scanner.feed(chunk)
     except OSError as error:

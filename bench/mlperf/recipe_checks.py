@@ -103,7 +103,9 @@ def _check_batch(log: Log) -> Iterator[Finding]:
     for event in log.evaluations:
         samples = log.samples(event)
         if samples is not None and samples % gbs:
-            message = f"an evaluation is after {samples:,.0f} samples, not a multiple of global_batch_size {gbs:,}"
+            message = (
+                f"an evaluation is after {samples:,.0f} samples, which is not a multiple of global_batch_size {gbs:,}"
+            )
             yield finding("REC-01", "error", event.line, message)
             return
 

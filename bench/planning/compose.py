@@ -104,7 +104,8 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
         raise ConfigError(
             f"{len(hosts)} hosts are listed, but {NUM_NODES} is {num_nodes}",
             where="cluster.hosts",
-            fix=f"set {NUM_NODES}={len(hosts)}; {NUM_NODES}={num_nodes} on the command line uses the first {num_nodes}",
+            fix=f"set {NUM_NODES}={len(hosts)}; {NUM_NODES}={num_nodes} on the command line uses only the first "
+            f"{num_nodes} hosts",
         )
 
 

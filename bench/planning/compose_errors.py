@@ -87,7 +87,7 @@ def _below_null(error: AssertionError) -> ConfigError:
     block = key.rpartition(".")[0]
     group, _, name = block.partition(".")
     choose = f"engine={name}" if group == "engine" else f"{group}= to a file that has the block {block}"
-    return ConfigError(f"{key} cannot be set, because its block {block} is null", where=key, fix=f"set {choose}")
+    return ConfigError(f"{key} cannot be set, because the block {block} is null", where=key, fix=f"set {choose}")
 
 
 def _explain(error: Exception) -> ConfigError | None:

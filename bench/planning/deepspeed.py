@@ -227,7 +227,7 @@ def _read(name: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        fix = f"give the path of a file, or one of {known}"
+        fix = f"give the path of a file, or one of the names {known}"
         raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where, fix=fix) from error
     except ValueError as error:
         raise ConfigError(

@@ -46,7 +46,7 @@ def _model(config: Config) -> Iterator[Refusal]:
     is_pre_training = training.trains is Trains.all and training.starts_from is StartsFrom.random
     what = "NeMo's GPT-3 recipe can only pre-train from random weights"
     yield is_gpt and not is_pre_training, what, "task.training", "choose a task that pre-trains"
-    what = "NeMo's recipes do not support QLoRA (adapters on a 4-bit base)"
+    what = "NeMo's recipes do not support QLoRA (adapters on 4-bit weights)"
     yield training.trains is Trains.qlora, what, "task.training.trains", "set task.training.trains=lora"
 
 

@@ -110,7 +110,7 @@ def _check_sequence(config: Config, world: World) -> None:
         )
     if world.sp and (world.tp == 1 or s % (world.tp * world.cp)):
         raise ConfigError(
-            f"sequence parallelism needs tp above 1, and a tp x cp that divides data.seq_length={s}, but tp is "
+            f"for sequence parallelism tp must be above 1, and tp x cp must divide data.seq_length={s}, but tp is "
             f"{world.tp} and cp is {world.cp}",
             where="parallel.sp",
             fix="set parallel.sp=false, or change parallel.tp or parallel.cp",
@@ -122,7 +122,7 @@ def _check_ranks(world: World) -> None:
     if world.num_ranks % per_replica:
         raise ConfigError(
             f"{world.num_ranks} ranks cannot be split into replicas of tp {world.tp} x pp {world.pp} x cp {world.cp} "
-            f"= {per_replica}",
+            f"= {per_replica} ranks",
             where="parallel.tp, parallel.pp, parallel.cp",
             fix=f"make tp x pp x cp one of {_listed(divisors(world.num_ranks))}, "
             f"or set cluster.ranks_per_node={per_replica}",
@@ -137,7 +137,7 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
         columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
         if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
             raise ConfigError(
-                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but on each rank {name} has the size {rows} x {columns}",
+                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but {name} has the size {rows} x {columns} on each rank",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -151,7 +151,7 @@ def _check_4_bit_blocks(config: Config, world: World) -> None:
         columns = linear.num_in if linear.is_column else linear.num_in // world.tp
         if columns % NF4_BLOCK:
             raise ConfigError(
-                f"4-bit weights need a multiple of {NF4_BLOCK} columns, but on each rank {name} has {columns} columns",
+                f"4-bit weights need a multiple of {NF4_BLOCK} columns, but {name} has {columns} columns on each rank",
                 where="task.training.trains, parallel.tp",
                 fix="set task.training.trains=lora" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -164,17 +164,19 @@ def _check_batch(config: Config, world: World) -> None:
     if r.global_batch_size % per_step:
         legal = divisors(r.global_batch_size)
         raise ConfigError(
-            f"global batch size {r.global_batch_size} cannot be split over dp {dp} x micro batch {micro_batch_size}",
+            f"a global batch of {r.global_batch_size} samples cannot be split into dp {dp} x micro-batch size "
+            f"{micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix=f"make dp x micro batch one of {_listed(legal)}, or GBS a multiple of {per_step}",
+            fix=f"make dp x micro-batch size one of {_listed(legal)}, or set recipe.global_batch_size to a multiple of "
+            f"{per_step}",
         )
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"the interleaved schedule needs a pp that divides the {accumulation} micro-batches of a step, not "
-            f"{world.pp}",
+            f"with vpp above 1, pp must divide the number of micro-batches of a step, but pp is {world.pp} and a step "
+            f"has {accumulation} micro-batches",
             where="parallel.vpp, recipe.micro_batch_size",
-            fix=f"make GBS / (dp x micro batch) a multiple of {world.pp}, or set parallel.vpp=1",
+            fix=f"make global_batch_size / (dp x micro_batch_size) a multiple of {world.pp}, or set parallel.vpp=1",
         )
 
 

@@ -101,7 +101,7 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
     if (p.groups or replicas[0], p.tp or replicas[1]) != replicas:
         raise ConfigError(
             f"cluster.hosts sets {replicas[0]} groups of {replicas[1]} GPUs, but parallel.groups and parallel.tp set "
-            f"{p.groups or replicas[0]} groups of {p.tp or replicas[1]}",
+            f"{p.groups or replicas[0]} groups of {p.tp or replicas[1]} GPUs",
             where=f"cluster.hosts, {WHERE}",
             fix="remove the groups from cluster.hosts, or remove parallel.groups and parallel.tp",
         )

@@ -23,8 +23,8 @@ MAX_REQUESTS = 20_000
 SERVER = "task.serving.server"
 COMMAND = f"{SERVER}.argv, {SERVER}.options"
 BRACES = (
-    f"use {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}; {{model}} and {{port}} are required; write {{{{ and "
-    "}} for literal braces, as in JSON"
+    f"use the placeholders {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}; {{model}} and {{port}} are "
+    "required; write {{ and }} for literal braces, as in JSON"
 )
 
 
@@ -92,12 +92,12 @@ def _check_amounts(serving: Serving) -> None:
     for key, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(
-                f"{key} is {value:g}, not a positive number", where=key, fix=f"set {key} to a positive number"
+                f"{key} is {value:g}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
             )
     if serving.requests > MAX_REQUESTS:
         fix = f"set task.serving.requests to {MAX_REQUESTS:,} or less, or raise trials"
         raise ConfigError(
-            f"task.serving.requests is {serving.requests:,} per load, but at most {MAX_REQUESTS:,} are possible",
+            f"requests is {serving.requests:,} for each load level, but at most {MAX_REQUESTS:,} requests are possible",
             where="task.serving.requests",
             fix=fix,
         )
@@ -112,12 +112,12 @@ def _check_arrivals(serving: Serving) -> None:
     arrivals, rates, is_poisson = serving.arrivals, serving.rates, Arrivals.poisson in serving.arrivals
     where = "task.serving.arrivals, task.serving.rates"
     if not arrivals or len(set(arrivals)) != len(arrivals):
-        fix = f"list one or more of {', '.join(one.name for one in Arrivals)}, each once"
+        fix = f"list one or more of {', '.join(one.name for one in Arrivals)} in arrivals, without duplicates"
         raise ConfigError("arrivals is empty or has duplicates", where=where, fix=fix)
     if is_poisson != bool(rates):
         what = "arrivals has poisson, but rates is empty" if is_poisson else "rates is set, but arrivals has no poisson"
         raise ConfigError(
-            what, where=where, fix="add poisson to arrivals and set rates such as [1,2,4], or remove both"
+            what, where=where, fix="add poisson to arrivals and set rates such as [1,2,4], or remove poisson and rates"
         )
     if any(not 0 < rate < float("inf") for rate in rates) or sorted(set(rates)) != list(rates):
         what = f"rates is {', '.join(f'{rate:g}' for rate in rates)}, but rates must be above 0 and in ascending order"
@@ -126,9 +126,9 @@ def _check_arrivals(serving: Serving) -> None:
         )
     if is_poisson and serving.limits.latency_s is None:
         raise ConfigError(
-            "arrivals has poisson, but the latency limit that a Poisson load needs is not set",
+            "arrivals has poisson, which needs a latency limit, but task.serving.limits.latency_s is not set",
             where="task.serving.limits.latency_s",
-            fix="set task.serving.limits.latency_s to the highest 99th percentile of the latency, in seconds",
+            fix="set task.serving.limits.latency_s to the highest allowed 99th percentile of the latency, in seconds",
         )
 
 
@@ -162,21 +162,21 @@ def _check_tensor_parallel(config: Config) -> None:
     if wrong := undivided(tp):
         legal = ", ".join(str(n) for n in range(1, most + 1) if not undivided(n))
         what = f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}"
-        raise ConfigError(what, where="parallel.tp", fix=f"use one of {legal}")
+        raise ConfigError(what, where="parallel.tp", fix=f"set parallel.tp to one of {legal}")
 
 
 def _check_profile(config: Config, server: Server) -> None:
     kind = config.launch.profile
     if kind is ProfileKind.kernels:
-        what = "profile kernels needs training steps, but this task does not train"
-        raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules, or none")
+        what = "launch.profile=kernels needs training steps, but this task does not train"
+        raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules or launch.profile=none")
     if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
         able = "transformers, vllm, sglang or lightllm"
         raise ConfigError(
             f"the GPU time of {server.name.name} cannot be profiled"
-            + (" at a URL: its traces are on its machine" if server.url is not None else ""),
+            + (" at a URL, because the traces are on the machine of the server" if server.url is not None else ""),
             where="launch.profile",
-            fix=f"set launch.profile=none, or start one of {able}",
+            fix=f"set launch.profile=none, or let runstop start one of the servers {able}",
         )
 
 
@@ -189,10 +189,10 @@ def check_memory(config: Config, needed: ServingMemory) -> None:
     least_gib = needed.weights_gib + needed.workspace_gib + needed.request_gib
     usable_gib = needed.fraction * gpu.memory_gib
     raise ConfigError(
-        f"a server with one request needs {least_gib:.1f} GiB per GPU, but of the {gpu.memory_gib:g} GiB of a "
-        f"{gpu.name} it uses {usable_gib:.1f}: weights {needed.weights_gib:.1f}, KV cache {needed.request_gib:.2f}, "
-        f"workspace {needed.workspace_gib:.1f}; the KV cache of all {needed.concurrent:,} requests would be "
-        f"{needed.concurrent * needed.request_gib:.1f}",
+        f"for one request a server needs {least_gib:.1f} GiB per GPU, but may use only {usable_gib:.1f} GiB of the "
+        f"{gpu.memory_gib:g} GiB of a {gpu.name}: weights {needed.weights_gib:.1f}, KV cache {needed.request_gib:.2f}, "
+        f"workspace {needed.workspace_gib:.1f}; the KV cache of all {needed.concurrent:,} requests would need "
+        f"{needed.concurrent * needed.request_gib:.1f} GiB",
         where=f"parallel.tp, precision, {SERVER}.memory_fraction",
         fix="raise parallel.tp (it splits weights and KV cache), set precision=fp8, or use GPUs with more memory",
     )
@@ -202,9 +202,9 @@ def _check_lengths(config: Config) -> None:
     total, longest = total_tokens(required(config)), config.model.max_seq_length
     if total > longest:
         raise ConfigError(
-            f"a prompt and its answer have {total:,} tokens, but {config.model.name} has a context of {longest:,}",
+            f"a prompt and its answer have {total:,} tokens, but {config.model.name} supports only {longest:,} tokens",
             where="task.serving.tokens_in, task.serving.tokens_out",
-            fix=f"set tokens_in and tokens_out to a total of at most {longest:,}",
+            fix=f"set tokens_in and tokens_out to a total of at most {longest:,} tokens",
         )
 
 
@@ -214,15 +214,17 @@ def _check_started(config: Config, server: Server) -> None:
     if not server.argv or (unknown := names - set(PLACEHOLDERS)) or not {"model", "port"} <= names:
         is_unknown = server.argv and unknown
         what = (
-            f"the placeholder {{{min(unknown)}}} does not exist" if is_unknown else "{model} or {port} is missing here"
+            f"the placeholder {{{min(unknown)}}} does not exist"
+            if is_unknown
+            else "the placeholder {model} or {port} is missing"
         )
         raise ConfigError(what, where=COMMAND, fix=BRACES)
     if "tp" not in names and (config.parallel.tp or 1) > 1:
         what = f"parallel.tp is set, but the command line of {server.name.name} has no placeholder {{tp}}"
         raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or set server= to another server")
     if not 0 < server.memory_fraction <= 1:
-        what = f"memory_fraction is {server.memory_fraction:g}; it must be above 0 and at most 1"
-        raise ConfigError(what, where=f"{SERVER}.memory_fraction", fix="set a share, such as 0.9")
+        what = f"memory_fraction is {server.memory_fraction:g}, but must be above 0 and at most 1"
+        raise ConfigError(what, where=f"{SERVER}.memory_fraction", fix="set memory_fraction to a share such as 0.9")
     if config.precision.name not in server.precisions:
         raise ConfigError(
             f"{server.name.name} has no options for precision {config.precision.name}",

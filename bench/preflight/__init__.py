@@ -37,7 +37,10 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
     required_samples = (known.schedule.first(gbs), known.schedule.interval(gbs))
     planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
     if planned != required_samples:
-        what = "the first evaluation is after {:,} samples, the others every {:,}, but the rules require {:,} and {:,}"
+        what = (
+            "the first evaluation is after {:,} samples and the interval is {:,} samples, but the rules require {:,} "
+        )
+        what += "and {:,} samples"
         what = what.format(*planned, *required_samples)
         where = "recipe.eval_every_samples, recipe.eval_skip"
         fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
@@ -113,7 +116,7 @@ def other_gpu(subject: Subject) -> Iterator[Finding]:
     """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
     gpu = subject.plan.config.cluster.gpu
     assert gpu is not None
-    what = f"not run: runstop's kernels, image and telemetry were never run on {gpu.name}"
+    what = f"runstop's kernels, image and telemetry were never tested on the GPU {gpu.name}"
     yield broken("HW-07", what, "cluster.gpu", severity="warning")
 
 

@@ -290,9 +290,14 @@ def _other_files(rows: Path) -> Iterator[Finding]:
     for file in source.get("files", []) if isinstance(source, dict) else []:
         path = Path(file["path"])
         if path.is_file() and (why := difference(path.parent, path.name, file["bytes"], file["sha256"])):
-            fix = "restore the file, or delete the folder of rows, so that runstop prepares the rows again"
+            fix = (
+                "restore this file, or delete the folder of the prepared rows, so that runstop prepares the rows again"
+            )
             yield broken(
-                "CFG-06", f"a file has changed since the rows were prepared from it: {why}", f"{rows}, {path}", fix=fix
+                "CFG-06",
+                f"a file has changed since rows were prepared from this file: {why}",
+                f"{rows}, {path}",
+                fix=fix,
             )
             return
 
@@ -308,8 +313,15 @@ def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
     except (ConfigError, OSError, ValueError):  # the files may have been deleted; older manifests list none
         return
     if new:
-        fix = "remove the new file, or delete the folder of rows, so that runstop prepares the rows again"
-        yield broken("CFG-06", f"the rows do not contain the newer file {new[0].name}", f"{rows}, {new[0]}", fix=fix)
+        fix = (
+            "remove this newer file, or delete the folder of the prepared rows, so that runstop prepares the rows again"
+        )
+        yield broken(
+            "CFG-06",
+            f"the prepared rows do not contain the records of the newer file {new[0].name}",
+            f"{rows}, {new[0]}",
+            fix=fix,
+        )
 
 
 def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:

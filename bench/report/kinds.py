@@ -145,7 +145,7 @@ class TrialsKindReport(KindReport[P, R]):
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]
         if num_gpus is not None:
             raise ConfigError(
-                "--num-gpus only applies to training logs, and this log has another kind",
+                "--num-gpus applies only to training logs, but this log is not a training log",
                 where=trials[0].judged.result.file,
                 fix="remove --num-gpus",
             )
@@ -217,7 +217,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> Report:
         raise ConfigError(
             f"runs that {report_of(first).work} and runs that {report_of(others[0][0]).work} are in the same report",
             where=", ".join(dict.fromkeys(others[0][1])),
-            fix="write one report for every kind of run",
+            fix="write a separate report for every kind of run",
         )
     return report_of(next(iter(sources), Kind.train)).load(paths, num_gpus=num_gpus)
 

@@ -181,7 +181,7 @@ def _check_pairs(comparison: Comparison) -> None:
         raise ConfigError(
             f"{first} of {comparison.names[0]} cannot be paired with {second} of {comparison.names[1]}",
             where=comparison.measurement,
-            fix="use only blocks in which both systems have a run, or compare the runs unpaired",
+            fix="give both systems the same number of runs, or compare the runs without pairs",
         )
 
 

@@ -74,14 +74,18 @@ def read(path: Path) -> list[Summary]:
 
 def _require_answers(loads: list[Summary], path: Path) -> None:
     if not loads:
-        raise LogError("the file has no results of any load", where=str(path), fix=FIX)
+        raise LogError(
+            "the file has no load level (a request rate, or a number of concurrent requests) with results",
+            where=str(path),
+            fix=FIX,
+        )
     for one in loads:
         failed = one.failed or 0
         if one.requests - failed <= 0:
             raise LogError(
-                f"{failed} of {one.requests} requests of load {one.load!r} failed, so the load has no rates and times",
+                f"{failed} of {one.requests} requests at the load level {one.load!r} failed, so this level has no results",
                 where=str(path),
-                fix="find out from the server's responses why the requests failed, then run the load again",
+                fix="find out from the server's responses why the requests failed, then run this load level again",
             )
 
 

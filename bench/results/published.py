@@ -176,10 +176,14 @@ def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     """Return the cells of a row, one for each column."""
     if len(row.printed) != len(columns):
         what = f"the row has {len(row.printed)} cells, but the table has {len(columns)} columns"
-        raise ConfigError(what, where=where, fix="list one text for every column")
+        raise ConfigError(what, where=where, fix="list one cell for every column in printed of this row")
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
-        fix = f"set column to a number from 1 to {len(columns)}"
-        raise ConfigError(f"corrected has column {wrong[0]}, which does not exist", where=where, fix=fix)
+        fix = f"set column in corrected to a number from 1 to {len(columns)}"
+        raise ConfigError(
+            f"the key corrected has column {wrong[0]}, but the table has only {len(columns)} columns",
+            where=where,
+            fix=fix,
+        )
     corrected = {one.column: one for one in row.corrected}
     return [
         _cell(row, column, printed, corrected.get(place))
@@ -205,10 +209,10 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
         raise ConfigError(
-            "the cell has no measurement", where=where, fix="set measurement in the row or in every column"
+            "no measurement is set for this cell", where=where, fix="set measurement in the row or in every column"
         )
     if cell.value is not None and not cell.reason:
-        what = f"the value {cell.value:g} replaces {cell.printed!r} without a reason"
+        what = f"the value {cell.value:g} replaces the printed number {cell.printed!r}, but no reason is given"
         raise ConfigError(what, where=where, fix="add a reason, or remove value to use the printed number")
     unit = cell.unit or file.unit
     figure = Figure(
@@ -223,8 +227,8 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
     value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        fix = f"add {cell.printed!r} to signs, or set value and reason of this cell"
-        raise ConfigError(f"{cell.printed!r} is not a number", where=where, fix=fix)
+        fix = f"add {cell.printed!r} to signs of this file, or set value and reason of this cell"
+        raise ConfigError(f"this cell has the text {cell.printed!r}, which is not a number", where=where, fix=fix)
     reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
     return _converted(msgspec.structs.replace(figure, value=value, reason=reason), cell, where=where)
 
@@ -235,8 +239,8 @@ def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
     if cell.printed_in:
         if (cell.printed_in, unit) not in FACTORS:
             known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
-            what = f"{cell.printed_in!r} cannot be converted to {unit!r}"
-            raise ConfigError(what, where=where, fix=f"use one of: {known}")
+            what = f"the printed unit {cell.printed_in!r} cannot be converted to the unit {unit!r}"
+            raise ConfigError(what, where=where, fix=f"change unit or printed_in to one of these pairs: {known}")
         value *= FACTORS[cell.printed_in, unit]
     if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
         value, unit = value / cell.gpus, f"{unit}/GPU"

@@ -109,9 +109,7 @@ def _require_our_file(path: Path, folder: Path, *, is_folder: bool) -> None:
     status = path.lstat()
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
         kind = "a folder" if is_folder else "a file"
-        raise _not_ours(
-            f"a run folder has {kind} with this name, but this is something else", path, fix="start a new run"
-        )
+        raise _not_ours(f"this path of the run folder must be {kind}", path, fix="start a new run")
     if status.st_uid not in (os.geteuid(), 0):
         raise _not_ours(f"{_name(status.st_uid)} owns this file of the run", path, fix="start a new run")
     if status.st_mode & OTHERS_WRITE:

@@ -102,7 +102,7 @@ def create(folder: Path, plan: Plan) -> None:
             _write(folder, planned)
     if [(entry.trial, entry.seed) for entry in read(folder)] != [(entry.trial, entry.seed) for entry in planned]:
         raise ConfigError(
-            "the ledger in this run folder has other trials or seeds than the plan",
+            "the ledger (the record of the trials) has other trials or seeds than the plan",
             where=str(folder / LEDGER),
             fix="start a new run with runstop launch",
             rule="CFG-05",

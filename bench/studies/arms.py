@@ -53,17 +53,17 @@ def build(study: Study, *, where: str) -> list[Arm]:
     _check_cases(study, every, where=where)
     arms = [arm for arm in (_with_cases(arm, study.cases) for arm in every) if arm is not None]
     if not arms:
-        raise ConfigError("the study has no arms", where=where, fix="add arms or axes to the study")
+        raise ConfigError("the study has no arms (configurations)", where=where, fix="add arms or axes to the study")
     for a, b in itertools.combinations(arms, 2):
         if a.slug.lower() == b.slug.lower():
             raise ConfigError(
-                f"the arms {a.name!r} and {b.name!r} have the same folder name, {a.slug}",
+                f"the arms {a.name!r} and {b.name!r} of the study have the same folder name, {a.slug}",
                 where=where,
-                fix="rename one arm",
+                fix="rename one of these arms",
             )
     if nameless := [arm.name for arm in arms if not arm.slug]:
         raise ConfigError(
-            f"the name of the arm {nameless[0]!r} has no letter or digit for a folder name",
+            f"the arm name {nameless[0]!r} has no letter or digit, so it cannot be used as a folder name",
             where=where,
             fix="rename the arm to a name with letters or digits",
         )
@@ -110,9 +110,10 @@ def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
             labels = ", ".join(f"{name}: {value}" for name, value in case.match.items())
             known = sorted({f"{name}: {value}" for arm in arms for name, value in arm.labels.items()})
             raise ConfigError(
-                f"no arm has the labels of this case: {labels}",
+                f"no arm of the study has the labels in match of this case: {labels}",
                 where=f"{where}: cases[{number}]",
-                fix=f"correct match of the case; the arms have the labels {', '.join(known) or '(none)'}",
+                fix="change the labels in match of this case to labels of an arm; the arms have the labels "
+                f"{', '.join(known) or '(none)'}",
             )
 
 

@@ -37,7 +37,7 @@ def check_runs(runs: int, *, where: str) -> None:
     """Raise ConfigError for a number of runs of each arm out of range."""
     if not 1 <= runs <= MAX_RUNS:
         raise ConfigError(
-            f"the study has {runs} runs of each arm, but must have 1 to {MAX_RUNS:,}",
+            f"the study has {runs} runs of each arm, but must have 1 to {MAX_RUNS:,} runs",
             where=where,
             fix=f"set runs to a number from 1 to {MAX_RUNS:,}",
         )
@@ -71,14 +71,15 @@ def _check_numbers(study: Study, *, where: str) -> None:
     window, batch = study.window, study.max_batch
     wrong = {
         f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
-        "window needs steps of 1 or more, and skip_steps of 0 or more": window is not None
-        and (window.steps < 1 or window.skip_steps < 0),
+        f"window has steps={window and window.steps} and skip_steps={window and window.skip_steps}, which is out of "
+        "range": window is not None and (window.steps < 1 or window.skip_steps < 0),
         f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": batch is not None
         and batch.limit < 1,
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            raise ConfigError(what, where=where, fix="set steps and limit to 1 or more, and margin between 0 and 1")
+            fix = "set margin between 0 and 1, steps and limit to 1 or more, and skip_steps to 0 or more"
+            raise ConfigError(what, where=where, fix=fix)
 
 
 def _check_columns(study: Study, *, where: str) -> None:
@@ -89,7 +90,8 @@ def _check_columns(study: Study, *, where: str) -> None:
         name, place = column.measurement, f"{where}: columns[{number}]"
         _check_measurement(name, where=place)
         if name in measurements[:number]:
-            raise ConfigError(f"two columns have the measurement {name}", where=place, fix="remove one of the columns")
+            what = f"two columns of the study have the same measurement, {name}"
+            raise ConfigError(what, where=place, fix="remove one of these two columns")
         unit = names.UNITS.get(name, column.unit)
         if column.unit not in ("", unit):
             fix = f"set unit: {unit}" if unit else "remove unit"
@@ -112,17 +114,19 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
                 raise ConfigError(
-                    f"no arm has the labels of this entry of among: {match}",
+                    f"no arm of the study has the labels of this entry of among: {match}",
                     where=place,
-                    fix="use labels that arms have",
+                    fix="change the labels of this entry of among to labels of an arm",
                 )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
                 fix = "change the entries of among, so that every arm matches only one entry"
-                raise ConfigError(f"the arm {arm.name} matches two entries of among", where=place, fix=fix)
+                raise ConfigError(f"the arm {arm.name} of the study matches two entries of among", where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
-                f"two columns have the coefficients of {one.measurement}", where=place, fix="remove one of the columns"
+                f"two entries of coefficients have the same measurement, {one.measurement}",
+                where=place,
+                fix="remove one of these two entries of coefficients",
             )
 
 
@@ -137,21 +141,27 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
             if name not in labels:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         if one.name in names_so_far:
-            raise ConfigError(f"two columns have the measurement {one.name}", where=place, fix="choose another name")
+            raise ConfigError(
+                f"the name {one.name!r} of this entry of relatives is already the name of another column",
+                where=place,
+                fix="change the name of this entry of relatives to a name that no column has",
+            )
         names_so_far.append(one.name)
         references = [arm for arm in arms if matches(arm.all_labels, one.reference)]
         if not references:
-            raise ConfigError("the reference matches no arm", where=place, fix="use labels of the arms in reference")
+            what = f"no arm of the study has the labels in reference: {one.reference}"
+            raise ConfigError(what, where=place, fix="change the labels in reference to labels of an arm")
         if not any(matches(arm.all_labels, one.match) for arm in arms):
-            raise ConfigError("match matches no arm", where=place, fix="use labels of the arms in match")
+            what = f"no arm of the study has the labels in match: {one.match}"
+            raise ConfigError(what, where=place, fix="change the labels in match to labels of an arm")
         seen: dict[tuple[str, ...], str] = {}
         for arm in references:
             key = tuple(arm.all_labels.get(name, "") for name in one.same)
             if (other := seen.setdefault(key, arm.name)) != arm.name:
                 raise ConfigError(
-                    f"the arms {other!r} and {arm.name!r} are both the reference of the same arms",
+                    f"the same arms have two references, the arms {other!r} and {arm.name!r}",
                     where=place,
-                    fix="add the label in which they differ to same or to reference",
+                    fix="add a label in which these two arms differ to same or to reference",
                 )
 
 
@@ -161,7 +171,8 @@ def _check_published_match(study: Study, arms: Sequence[Arm], *, where: str) -> 
         if name not in study.published:
             refuse_unknown(name, study.published, noun="published table of this study", where=place)
         if not any(matches(arm.all_labels, match) for arm in arms):
-            raise ConfigError(f"{name} matches no arm: {match}", where=place, fix="use labels of the arms")
+            what = f"no arm of the study has the labels that published_match gives for the table {name}: {match}"
+            raise ConfigError(what, where=place, fix="change these labels in published_match to labels of an arm")
 
 
 def _check_measurement(name: str, *, where: str) -> None:
@@ -178,7 +189,9 @@ def _check_pairs(study: Study, arms: Iterable[Arm], *, where: str) -> None:
                 refuse_unknown(name, known, noun="arm", where=place)
         if pair.first == pair.second:
             raise ConfigError(
-                f"the pair compares {pair.first} with itself", where=place, fix="write two different arms"
+                f"the pair compares the arm {pair.first} with itself",
+                where=place,
+                fix="set first and second of the pair to two different arms",
             )
         _require_column(study, pair.measurement, where=place)
 
@@ -195,9 +208,12 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         for stated in one.arms:
             if not any(arms_of.stated_pairs(msgspec.structs.replace(one, arms=(stated,)), arms)):
                 raise ConfigError(
-                    f"the statement is about no arm: {stated.first}" + (f", {stated.second}" if stated.second else ""),
+                    f"no arm of the study has the labels in first: {stated.first}"
+                    if stated.second is None
+                    else f"no two arms of the study match first and second: {stated.first}, {stated.second}",
                     where=place,
-                    fix="use labels of the arms in first and second, and in same only labels that two arms share",
+                    fix="change the labels in first and second to labels of arms, and list in same only labels that "
+                    "have the same value in both arms",
                 )
 
 
@@ -207,14 +223,16 @@ def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
     if statement.fits is not None:
         if statement.measurement or bounds or any(stated.second for stated in statement.arms):
             fix = "remove measurement, at_least, at_most and second, or remove fits"
-            raise ConfigError("a statement has fits and a measurement, a bound or second", where=where, fix=fix)
+            what = "the statement has the key fits, but also measurement, at_least, at_most or second"
+            raise ConfigError(what, where=where, fix=fix)
         return
     _require_column(study, statement.measurement, where=where)
     if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
         raise ConfigError(
-            f"a statement cannot be judged by at_least {statement.at_least} and at_most {statement.at_most}",
+            f"at_least is {statement.at_least} and at_most is {statement.at_most}, but these bounds must be "
+            "positive numbers in ascending order",
             where=where,
-            fix="set at_least, at_most or both to positive numbers, at_least to the smaller one",
+            fix="set at_least, at_most or both to positive numbers, and at_least to the smaller number",
         )
 
 
@@ -235,7 +253,9 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
     """Raise ConfigError if a table has no row label, or if two arms have the same cell."""
     if not table.rows:
         raise ConfigError(
-            f"the table {table.title!r} has no row labels", where=where, fix="add a label to rows, such as arm"
+            f"the key rows of the table {table.title!r} is empty",
+            where=where,
+            fix="list a label of the arms in rows, such as arm",
         )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:
@@ -244,13 +264,15 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
         place = tuple(arm.all_labels.get(label, "") for label in (*table.rows, *table.columns))
         if (other := first.setdefault(place, arm.name)) != arm.name:
             raise ConfigError(
-                f"the arms {other!r} and {arm.name!r} have the same cell in the table {table.title!r}",
+                f"the arms {other!r} and {arm.name!r} are in the same cell of the table {table.title!r}",
                 where=where,
                 fix="add a label in which these arms differ to rows or columns, or exclude one of the arms with match",
             )
     if not first:
         raise ConfigError(
-            f"no arm has the labels in match of the table {table.title!r}", where=where, fix="use labels that arms have"
+            f"no arm of the study has the labels in match of the table {table.title!r}",
+            where=where,
+            fix="change the labels in match to labels of an arm",
         )
 
 
@@ -267,14 +289,14 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"calculated of the arm {arm.name} has steps={short.steps}, but steps must be 1 or more and less than "
+                f"in calculated of the arm {arm.name}, steps is {short.steps}, but must be 1 or more and less than "
                 f"of_steps={short.of_steps}",
                 where=where,
                 fix="set steps to 1 or more, and of_steps to more than steps",
             )
         if study.window is not None:
             raise ConfigError(
-                f"window and calculated of the arm {arm.name} both set the number of steps",
+                f"the keys window of the study and calculated of the arm {arm.name} both set the number of steps",
                 where=where,
-                fix="remove window or calculated",
+                fix="remove the key window of the study, or the key calculated of this arm",
             )

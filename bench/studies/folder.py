@@ -91,7 +91,7 @@ def read(folder: Path) -> StoredStudy:
         ConfigError: it is not a study's folder.
     """
     if not (folder / STUDY).exists():
-        fix = "remove --table to start the study, or set the cluster= of its runs; --list lists the studies"
+        fix = "remove --table to run the study, or set cluster= to the cluster on which the study ran"
         raise ConfigError("the study has no results in this folder, so there is no table", where=str(folder), fix=fix)
     stored = library.load_yaml(folder / STUDY, StoredStudy)
     checks.check_runs(stored.study.runs, where=f"{folder / STUDY}: runs")
@@ -152,10 +152,12 @@ def _check_same(folder: Path, now: StoredStudy, arms: Sequence[PlannedArm]) -> N
         if arm.name not in old or not any(folder.glob(f"{arms_of.slug(arm.name)}.*")):
             continue
         if what := _difference(old[arm.name], new[arm.name]):
-            raise _changed(f"arm {arm.name!r} {what}", folder)
+            raise _changed(f"the arm {arm.name!r} {what}", folder)
         prints = [one.fingerprint for one in (old_plans.get(arm.name), arm) if one is not None and one.fingerprint]
         if prints[1:] and prints[0] != prints[1]:
-            raise _changed(f"arm {arm.name!r} has another plan, because conf/ or the code has changed", folder)
+            raise _changed(
+                f"the plan of the arm {arm.name!r} has changed, because conf/ or the code has changed", folder
+            )
 
 
 def _settings(stored: StoredStudy) -> dict[str, list[str]]:

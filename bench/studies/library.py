@@ -34,7 +34,7 @@ class _Texts(yaml.CBaseLoader):
             key = self.construct_object(key_node, deep=True)
             problem = f"duplicate key {key!r}"
             if is_list := isinstance(key, list | dict):
-                problem = f"a key must be a text, not {key!r:.60}"
+                problem = f"the key {key!r:.60} is not a text"
             if is_list or key in seen:
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
@@ -52,7 +52,7 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         raw = yaml.load(text, Loader=_Texts)  # noqa: S506  # a BaseLoader: texts only
         return msgspec.convert(_with_current_keys(raw), kind, strict=False)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not a text file"
         raise ConfigError(f"the file cannot be read: {reason}", where=str(path), fix="give a readable file") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(_of_yaml(error), where=str(path), fix="write YAML as in conf/study/tiny.yaml") from error

@@ -119,10 +119,10 @@ def check_overrides(request: Request) -> Config:
         if axis := _axis_of(key, request.study):
             choices = ", ".join(request.study.axes[axis])
             raise ConfigError(
-                f"{key} cannot be overridden: the axis {axis} of the study sets it in each of its choices ({choices}), "
-                "and the override would replace it in all of them",
+                f"{key} cannot be overridden: every choice ({choices}) of the axis {axis} of the study sets {key}, and "
+                "the override would replace the value of every choice",
                 where=override,
-                fix=f"leave it out, or copy the study and remove the axis {axis}",
+                fix=f"remove this override, or copy the study and remove the axis {axis} from the copy",
             )
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 

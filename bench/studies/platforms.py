@@ -82,18 +82,18 @@ def _check(results: Sequence[StudyResult]) -> None:
     for number, other in enumerate(results[1:], 1):
         where = other.folder
         if other.folder in [one.folder for one in results[:number]]:
-            raise ConfigError("the folder is given twice", where=where, fix="give each folder once")
+            raise ConfigError("this folder is given twice", where=where, fix="give every folder only once")
         if other.name != first.name:
             raise ConfigError(
-                f"this is the study {other.name}, but the one in {first.folder} is {first.name}",
+                f"this folder has the study {other.name}, but {first.folder} has the study {first.name}",
                 where=where,
                 fix="give folders of the same study on several clusters",
             )
         if [one.measurement for one in other.columns] != [one.measurement for one in first.columns]:
             raise ConfigError(
-                f"the study in this folder has other columns than the one in {first.folder}",
+                f"the study in this folder has other columns than the study in {first.folder}",
                 where=where,
-                fix="give folders that the same version of the study wrote",
+                fix="give folders with results of the same version of the study",
             )
 
 

@@ -156,7 +156,7 @@ def _submit(session: Session, queue: Queue, todo: Sequence[RunStatus]) -> None:
     elif shared and session.request.study.jobs is Jobs.shared:
         what, fix = (
             "this backend cannot run several runs in one job",
-            "set the key jobs to each in the study's YAML file",
+            "set `jobs: each` in the study's YAML file",
         )
         raise ConfigError(what, where="jobs: shared", fix=fix)
     else:
@@ -248,9 +248,9 @@ def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[RunStatu
     groups = _on_same_nodes(prepared, queue)
     if groups[1:] and session.request.study.jobs is Jobs.shared:
         raise ConfigError(
-            "the runs need different nodes, so one job cannot run all of them",
+            "the runs of the study need different nodes, so one job cannot run all of these runs",
             where="jobs: shared",
-            fix="set the key jobs to each in the study's YAML file",
+            fix="set `jobs: each` in the study's YAML file",
         )
     for group in groups:
         if len({one.name.arm.name for _, one in group}) == 1 and session.request.study.jobs is not Jobs.shared:

@@ -70,7 +70,7 @@ def _files(source: Path, published: str) -> list[Path]:
         if files := sorted([*folder.glob(f"{published}-*.parquet"), *folder.glob(f"{published}.parquet")]):
             return files
     raise ConfigError(
-        f"the folder has no {published} rows",
+        f"the folder has no file with the {published} rows of GovReport",
         where=str(source),
         fix=f"give a folder with {published}-00000-of-00001.parquet or {published}.npy",
     )

@@ -41,7 +41,7 @@ class Prompts:
         ids = (*begin, *self._tokenizer.inner.encode(one.prompt, add_special_tokens=False).ids)
         if len(ids) + one.length > model.max_seq_length:
             raise ConfigError(
-                f"prompt {one.index} has {len(ids)} tokens and its requested answer {one.length} tokens, but "
+                f"prompt {one.index} has {len(ids)} tokens and the requested answer {one.length} tokens, but "
                 f"{model.name} supports {model.max_seq_length} tokens in total",
                 where="task.generation",
                 fix="shorten the prompt, or request a shorter answer",

@@ -78,7 +78,8 @@ class Rows:
             for place, index in enumerate(indices.tolist()):
                 if index >= 0 and row_sha256(tokens[place], counts[place]) != self.sha256_rows[index].tobytes():
                     raise _changed(
-                        f"the tokens or counts of row {index} were changed: the SHA-256 differs from the recorded one",
+                        f"the tokens or counts of row {index} were changed: their SHA-256 differs from the recorded "
+                        "SHA-256",
                         self.where,
                     )
         return tokens, counts
@@ -146,7 +147,8 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"{name} has tokens {tokens.shape} and counts {counts.shape} instead of {(num_rows, data.seq_length)}",
+            f"the {name} arrays have the shapes {tokens.shape} and {counts.shape}, but the plan needs "
+            f"{(num_rows, data.seq_length)}",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
@@ -164,7 +166,9 @@ def load(plan: TrainingPlan, name: str) -> Rows:
             raise _changed(differing, folder)
         sha256 = sha256_rows(tokens, counts)
     if sha256.shape != (num_rows, hashlib.sha256().digest_size):
-        raise _changed(f"{name} has checksums of {sha256.shape[0]} rows, but the plan has {num_rows} rows", folder)
+        raise _changed(
+            f"{name}_sha256.npy has checksums of {len(sha256)} rows, but the plan has {num_rows} rows", folder
+        )
     return Rows(tokens, counts, lengths, sha256, f"{folder}, {name}")
 
 

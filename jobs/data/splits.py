@@ -69,7 +69,7 @@ def require(available: dict[str, int], data: Data, where: str) -> None:
                 else f"set data.{name}_rows to {available[name]} or less, or add files; finished blocks are kept"
             )
             raise ConfigError(
-                f"data.{name}_rows is {needed:,}, but the files only have {available[name]:,} such rows ({held})",
+                f"data.{name}_rows is {needed:,}, but the files have only {available[name]:,} of these rows ({held})",
                 where=where,
                 fix=fix,
                 rule="CFG-06",

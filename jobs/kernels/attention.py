@@ -83,5 +83,5 @@ def _require(fused: str, backend: AttentionBackend) -> str:
     raise BenchError(
         f"torch used {fused or 'math'} attention instead of the requested backend {backend.name}",
         where="task.kernels.attention.backends",
-        fix=f"remove {backend.name} from the list: this version of torch does not support it on this device",
+        fix=f"remove {backend.name} from the list: this version of torch does not support this backend on this device",
     )

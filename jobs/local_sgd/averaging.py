@@ -128,7 +128,9 @@ class GroupAllReduce:
         except RuntimeError as error:
             raise self._error("rank 0, which writes the log, has ended") from error
         if groups.number not in present:
-            raise self._error(f"the other groups waited {self._limit_s:g} s for this group, then continued alone")
+            raise self._error(
+                f"the other groups waited {self._limit_s:g} s for this group, then continued without this group"
+            )
         self._active = sorted(present)
         return present
 

@@ -72,7 +72,7 @@ def receive_state(groups: Groups, *, tensors: list[Tensor], limit_s: float) -> A
             chunk.copy_(raw.view(chunk.dtype))
     except RuntimeError as error:
         raise BenchError(
-            f"restarted group {groups.number} could not rejoin: {str(error).splitlines()[0]}",
+            f"the restarted group {groups.number} could not rejoin the other groups: {str(error).splitlines()[0]}",
             where=f"rank {groups.rank}, recipe.local_sgd.restarts",
             fix="no action is needed if the other groups have finished; otherwise resume the run",
             rule="RUN-19",

@@ -112,7 +112,9 @@ def window(kernels: Iterable[Kernel], steps: list[Span], stream: int) -> Interva
         ValueError: there are fewer than two steps.
     """
     if len(steps) < 2:
-        raise ValueError(f"the profile has {len(steps)} steps; at least 2 are needed, since the first is not counted")
+        raise ValueError(
+            f"the profile has {len(steps)} steps, but at least 2 steps are needed: the first step is not counted"
+        )
     end_us = [0.0] * len(steps)
     for kernel in kernels:
         if kernel.stream != stream or kernel.launched is None:

@@ -70,7 +70,7 @@ class Child:
                 raise SubmitError(
                     f"the server could not be started: {argv[0]}: {error.strerror}",
                     where=f"{WHERE}.argv",
-                    fix=f"install {argv[0]} on the nodes, or write its full path here",
+                    fix=f"install {argv[0]} on the nodes, or write the full path of {argv[0]} in argv",
                     rule="SRV-01",
                 ) from error
         self._end = threading.Event()

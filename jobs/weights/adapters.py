@@ -72,7 +72,9 @@ def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     differing = [key for key in ("r", "lora_alpha") if config.get(key) != expected[key]]
     if differing or sorted(config.get("target_modules") or ()) != sorted(expected["target_modules"]):
         raise _not_these(
-            adapters, f"{CONFIG} has r {config.get('r')} and target_modules {config.get('target_modules')}"
+            adapters,
+            f"{CONFIG} has other values: r {config.get('r')}, lora_alpha {config.get('lora_alpha')} and target_modules "
+            f"{config.get('target_modules')}",
         )
     return tensors
 
@@ -91,7 +93,7 @@ def check_complete(tensors: dict[str, Tensor], model: Model, lora: Lora, folder:
     }
     if differing := sorted(expected ^ set(tensors)):
         state = "is missing" if differing[0] in expected else "is not in the plan"
-        raise _not_these(folder, f"{differing[0]} {state}")
+        raise _not_these(folder, f"the tensor {differing[0]} {state}")
 
 
 def fused(tensors: dict[str, Tensor], model: Model, lora: Lora, folder: Path) -> dict[str, Tensor]:

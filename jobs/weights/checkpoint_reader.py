@@ -45,7 +45,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which could run code")
+        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, which could run code")
 
 
 def require_plain(folder: Path) -> None:
@@ -136,7 +136,7 @@ class Reader:
             stored, num_read = self.stored(key), 0
             if any(stored.whole != box.whole for box in boxes):
                 raise _unreadable(
-                    self.folder, f"{key} has shape {stored.whole}, but shape {boxes[0].whole} in the model"
+                    self.folder, f"the tensor {key} has shape {stored.whole}, but shape {boxes[0].whole} in the model"
                 )
             for offset, shape in stored.pieces:
                 needed = [(box, cut) for box in boxes if (cut := overlap(offset, shape, box.offset, box.into.shape))]
@@ -146,7 +146,7 @@ class Reader:
                     part.copy_(piece[_inside(cut, offset)])
                     num_read += part.numel()
             if num_read != sum(box.into.numel() for box in boxes):
-                raise _unreadable(self.folder, f"parts of {key} are missing")
+                raise _unreadable(self.folder, f"parts of the tensor {key} are missing")
 
     def _piece(self, key: str, offset: Shape) -> Tensor:
         place = self._metadata.storage_data[MetadataIndex(key, torch.Size(offset))]

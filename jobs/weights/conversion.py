@@ -264,7 +264,7 @@ def _require_room(conversion: Conversion) -> None:
     need = sum(_num_bytes(conversion, weight) for unit in missing for weight in unit.weights)
     if need > (free := shutil.disk_usage(conversion.part).free):
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB are free, but the checkpoint needs {need / 2**30:.1f} GiB",
+            f"only {free / 2**30:.1f} GiB are free, but the checkpoint needs {need / 2**30:.1f} GiB",
             where=str(conversion.part),
             fix="free disk space, or give another FOLDER",
         )

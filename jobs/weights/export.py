@@ -88,7 +88,7 @@ def _described(source: Path) -> tuple[Model, str]:
         ) from error
     if trains != Trains.all.name:
         raise ConfigError(
-            f"this checkpoint has only adapters (task.training.trains={trains}), not a whole model",
+            f"this checkpoint has only adapters (task.training.trains={trains}), but a whole model is needed",
             where=str(source),
             fix="export the adapters with python -m jobs.tasks.convert adapters",
         )
@@ -174,5 +174,5 @@ def _require_room(folder: Path, num_bytes: int) -> None:
         raise ConfigError(
             f"only {_size(free)} are free, but the model needs {_size(num_bytes)}",
             where=str(parent),
-            fix="free disk space, or give another folder",
+            fix="free disk space, or give a folder on another disk",
         )

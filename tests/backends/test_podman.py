@@ -84,7 +84,7 @@ def test_the_ranks_of_a_container_may_open_amds_devices(engine: str, groups: str
         (
             ("container=docker", "container.image=a", "container.mounts=['/a:/b:ro+nosuid']"),
             "PYX-12",
-            "the mount has the flag 'ro+nosuid', which is not one of ro",
+            "the mount has the flag 'ro+nosuid', but the only possible flags are ro",
         ),
         (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
         (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),

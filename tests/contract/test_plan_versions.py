@@ -128,5 +128,5 @@ def test_an_old_plan_is_written_as_this_version(name: str) -> None:
 
 def test_a_binary_file_is_not_a_plan(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(b'{"name": "\xfb"}')
-    with pytest.raises(ConfigError, match="the plan cannot be read: it is not a text file"):
+    with pytest.raises(ConfigError, match="the plan cannot be read: the file is not a text file"):
         plan_kinds.load(tmp_path / "plan.json")

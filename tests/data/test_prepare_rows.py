@@ -222,11 +222,11 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("pubmedqa", "p.json"),
         lambda path: path.write_text('[{"question": "", "context": "", "answer": "oak"}, {"question'),
     ),
-    r"data.train_rows is 40, but the files only have 2 such rows \(2 for training, 4 for evaluation\)": (
+    r"data.train_rows is 40, but the files have only 2 of these rows \(2 for training, 4 for evaluation\)": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 12)),
     ),
-    r"data.eval_rows is 4, but the files only have 1 such rows": (
+    r"data.eval_rows is 4, but the files have only 1 of these rows": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 2)),
     ),
@@ -255,7 +255,7 @@ def test_the_error_of_too_few_rows_has_the_right_number(tmp_path: Path, monkeypa
     monkeypatch.setattr(tokenization.records, "read", lambda *_: pytest.fail("tokenised again"))
     num_rows = int(right[1])
     with pytest.raises(
-        ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files only have {num_rows} such rows"
+        ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files have only {num_rows} of these rows"
     ):
         make_here(with_train_rows(planned, num_rows + 1), monkeypatch)
     assert make_here(with_train_rows(planned, num_rows), monkeypatch)["splits"]["train"]["rows"] == num_rows
@@ -307,7 +307,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "cache/c4.jsonl").rename(tmp_path / "c4.jsonl")
         planned.config.data.files = str(tmp_path / "c4.jsonl")
         planned.config.data.train_rows = 8000
-        with pytest.raises(BenchError, match=r"CFG-08: preparing the rows needs about 0.00 GB"):
+        with pytest.raises(BenchError, match=r"CFG-08: the prepared rows need about 0.00 GB"):
             prepare_rows.prepare(planned, processes=1)
         monkeypatch.setattr(data_files, "check_room", lambda root, data: None)
         with pytest.raises(BenchError, match="CFG-08: the rows cannot be read or written: No space left on device"):

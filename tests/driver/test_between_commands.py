@@ -122,7 +122,7 @@ def test_an_unfit_node_ends_the_job_unless_forced(
 ) -> None:
     started(run, f"launch.force={force}")
     assert step("check") == code
-    assert "NCC-05: 8 of 8 ranks wrote no facts about their node" in capsys.readouterr().out
+    assert "NCC-05: 8 of 8 ranks wrote no file about their node" in capsys.readouterr().out
 
 
 def test_an_unreadable_plan_is_an_error_without_a_traceback(

@@ -84,7 +84,7 @@ def test_arms_of_a_study_are_paired_by_block(clock: Clock, capsys: pytest.Captur
     parsed = as_json(capsys, f"{study}/new", f"{study}/old")
     assert (parsed["pairing"], len(parsed["first"])) == ("paired by block", 2), "the pair of block 2 is not complete"
     assert parsed["ratio"] == pytest.approx(0.9952, abs=1e-6)
-    assert "give one arm as studies/tiny-local/ARM; arms with runs: new, new_other, old" in run(
+    assert "give one arm of the study as studies/tiny-local/ARM; arms with runs: new, new_other, old" in run(
         capsys, str(study), "x", code=2
     )
     assert "an arm with runs: new, new_other, old" in run(capsys, f"{study}/New arm", f"{study}/old", code=2)
@@ -210,11 +210,11 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["a"], "compare needs exactly two arguments, not 1"),
+        (["a"], "compare needs exactly two arguments, but the command has 1"),
         (["a", "missing"], "this path contains no run"),
         (["**a*", "b"], "**a* is not allowed in a glob pattern"),
         (["a", "a"], "this run is in both sets"),
-        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both of the sets"),
+        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both sets of runs"),
         (["a", "b", "--pairing", "order"], "2 runs of a cannot be paired with 1 runs of b"),
         (["a", "empty"], "no valid trial"),
     ],

@@ -72,10 +72,10 @@ def test_a_plan_without_a_price_is_that_of_earlier_versions() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster.price_per_gpu_hour=0"], "is 0.0, not a positive number"),
-        (["cluster.price_per_gpu_hour=inf"], "is inf, not a positive number"),
+        (["cluster.price_per_gpu_hour=0"], "is 0.0, but must be a positive number"),
+        (["cluster.price_per_gpu_hour=inf"], "is inf, but must be a positive number"),
         (["cluster.currency=euros"], "'euros' is not the code of a currency"),
-        (["cluster=local", "cluster.price_per_gpu_hour=1"], "has the price 1, but this cluster has no GPUs"),
+        (["cluster=local", "cluster.price_per_gpu_hour=1"], "price_per_gpu_hour is 1, but this cluster has no GPUs"),
     ],
 )
 def test_a_wrong_price_is_refused(words: list[str], message: str) -> None:

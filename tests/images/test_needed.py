@@ -60,7 +60,7 @@ def test_no_image_has_our_engine_for_amd() -> None:
     [
         (
             f"reg.example/team/runstop-train@sha256:{'0' * 64}",
-            ["runstop-train does not have transformers, accelerate, peft"],
+            ["the image runstop-train does not contain transformers, accelerate, peft"],
         ),
         ("reg.example:5000/runstop-huggingface:25.11", []),
         ("reg.example/ours/runstop-train-of-us:1", []),
@@ -70,7 +70,9 @@ def test_an_image_for_another_engine_is_refused_by_its_name(image: str, refused:
     plan = planned("task=lora_7b", HF, *ON_PODS, f"cluster.kubernetes.image={image}")
     problems = [finding for finding in preflight.inspect(plan) if finding.rule == "RUN-08"]
     assert [finding.what for finding in problems] == refused
-    assert all(one.fix == "build and use runstop-huggingface: containers/build.sh huggingface" for one in problems)
+    assert all(
+        one.fix == "build and use the image runstop-huggingface: containers/build.sh huggingface" for one in problems
+    )
     row = "runstop-huggingface (containers/build.sh huggingface), or one with transformers, accelerate, peft"
     assert dict(plan_sheets.rows(plan))["image"] == row
 
@@ -98,4 +100,7 @@ def test_an_imported_image_is_refused_by_its_description(tmp_path: Path) -> None
     for engine in ("megatron", "huggingface"):
         problems = slurm_checks.file(Subject(planned("task=lora_7b", f"engine={engine}", *words), ""))
         texts[engine] = [one.what for one in problems if not isinstance(one, str) and one.rule == "RUN-08"]
-    assert texts == {"megatron": [], "huggingface": ["runstop-train does not have transformers, accelerate, peft"]}
+    assert texts == {
+        "megatron": [],
+        "huggingface": ["the image runstop-train does not contain transformers, accelerate, peft"],
+    }

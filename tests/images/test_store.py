@@ -378,7 +378,10 @@ def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureF
     [
         (["import", "{tmp}/none.sqsh"], "ENR-07: the file does not exist"),
         (["import", "{tmp}/text.sqsh"], "ENR-08: no squashfs superblock"),
-        (["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"], "CFG-08: cannot create: File exists"),
+        (
+            ["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"],
+            "CFG-08: the folder cannot be created: File exists",
+        ),
         (["verify", "{tmp}/none.sqsh"], "ENR-07: the file does not exist"),
         (["list", "--dir", "{tmp}/none"], "No such file or directory"),
     ],

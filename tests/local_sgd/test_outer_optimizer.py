@@ -270,6 +270,6 @@ def test_a_late_group_ends_with_an_error() -> None:
     assert first.groups == [0] and first.left == [1]
     assert (
         isinstance(late, BenchError)
-        and "the other groups waited 0.5 s for this group, then continued alone" in late.what
+        and "the other groups waited 0.5 s for this group, then continued without this group" in late.what
     )
     assert late.rule == "RUN-19"

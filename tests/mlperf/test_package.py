@@ -185,7 +185,10 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 2, "status": "aborted"}, {}, "PCK-02: .*result_0.txt: LOG-05: .*(?s:.*)PCK-02: .*result_1.txt"),
         ({"logs": 1, "submission_platform": "x (tiny: not a submission)"}, {}, "PCK-03: the task of these logs is not"),
         ({"logs": 2, "last": {"submission_platform": "2xother"}}, {}, "PCK-04: .*'1xexample', '2xother'"),
-        ({"logs": 2, "last": {"global_batch_size": 16}}, {}, "PCK-04: .*runs differ in global_batch_size: 16, 8"),
+        (
+            {"logs": 2, "last": {"global_batch_size": 16}}, {},
+            "PCK-04: .*the runs have different values of global_batch_size: 16, 8",
+        ),
         (
             {"logs": 2, "last": {"opt_base_learning_rate": 5e-4}}, {},
             "PCK-04: .*opt_base_learning_rate: 0.0004, 0.0005",
@@ -196,7 +199,7 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ),
         (
             {"logs": 1, "submission_benchmark": "../x"}, {"force": True},
-            r"submission_benchmark is '\.\./x', which ruleset 6.1.0 does not have",
+            r"submission_benchmark is '\.\./x', which is not a benchmark of ruleset 6.1.0",
         ),
         ({"logs": 1, "submission_benchmark": None}, {"force": True}, "submission_benchmark is None"),
         ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is not a valid"),

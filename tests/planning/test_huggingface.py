@@ -58,13 +58,13 @@ REFUSED = {
     "a stage of DDP": (
         [f"{BLOCK}.zero_stage=2"],
         f"{BLOCK}.zero_stage",
-        "zero_stage is 2, but strategy is ddp, not deepspeed",
+        "zero_stage is 2, which needs strategy=deepspeed, but strategy is ddp",
     ),
     "stage 4": (deepspeed(4), f"{BLOCK}.zero_stage", "zero_stage is 4, but ZeRO has only the stages 0 to 3"),
     "a file for FSDP": (
         [f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.deepspeed_json=llama31_8b"],
         f"{BLOCK}.deepspeed_json",
-        "deepspeed_json is set, but strategy is fsdp2, not deepspeed",
+        "deepspeed_json is set, which needs strategy=deepspeed, but strategy is fsdp2",
     ),
     "states of FSDP": (
         [f"{BLOCK}.strategy=fsdp2", f"{BLOCK}.offload_optimizer=true"],

@@ -131,13 +131,13 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
-            "the size 1,028 must be a multiple of ",
+            "a size is 1,028 bytes, but must be a multiple of ",
             "sizes_bytes",
         ),
         ([TINY, "task.kernels.collectives.operations=[]"], "the list of collective operations is empty", "operations"),
         (
             [TINY, "task.kernels.memcpy.sizes_bytes=[0]"],
-            "the size 0 must be a multiple of 1 from 1 to",
+            "a size is 0 bytes, but must be a multiple of 1 from 1 to",
             "memcpy.sizes_bytes",
         ),
         ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "the list of message sizes is empty", "memcpy.sizes_bytes"),
@@ -160,10 +160,10 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.attention.seq_lengths=[60]"],
-            "256 tokens cannot be divided into rows of 60",
+            "tokens is 256, which cannot be divided into sequences of 60 tokens",
             "seq_lengths",
         ),
-        ([TINY, "task.kernels.attention.batches=[[2, 0]]"], r"\[2, 0\] is not a valid batch \[rows", "batches"),
+        ([TINY, "task.kernels.attention.batches=[[2, 0]]"], r"\[2, 0\] is not a valid batch \[sequences", "batches"),
         ([TINY, "task.kernels.attention.batches=[[2]]"], r"\[2\] is not a valid batch", "attention.batches"),
         (
             [TINY, "task.kernels.attention.backends=[cudnn]"],

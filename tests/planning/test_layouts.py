@@ -140,7 +140,7 @@ def _small() -> Config:
 
 
 def test_if_no_layout_is_legal_the_error_is_that_of_the_simplest() -> None:
-    with pytest.raises(ConfigError, match="global batch size 9 cannot be split over dp 8 x micro batch 1"):
+    with pytest.raises(ConfigError, match="a global batch of 9 samples cannot be split into dp 8 x micro-batch size 1"):
         compose.compose(
             [
                 "task=lora70b",
@@ -237,5 +237,5 @@ def test_the_interleaved_schedule_needs_a_multiple_of_the_pipeline_stages() -> N
     words = ["task=lora_tiny", "cluster=local", "cluster.ranks_per_node=4", "recipe.micro_batch_size=1"]
     words += ["parallel={tp: 1, pp: 2, vpp: 2, cp: 1, sp: false}"]
     assert compose.compose([*words, "recipe.global_batch_size=8"]).world.dp == 2
-    with pytest.raises(ConfigError, match="needs a pp that divides the 3 micro-batches of a step, not 2"):
+    with pytest.raises(ConfigError, match="but pp is 2 and a step has 3 micro-batches"):
         compose.compose([*words, "recipe.global_batch_size=6"])

@@ -18,16 +18,16 @@ REFUSED = {
     "task.serving.rates=[2,1]": "rates is 2, 1, but rates must be above 0 and in ascending order",
     "task.serving.arrivals=[]": "arrivals is empty or has duplicates",
     "task.serving.arrivals=[burst]": "rates is set, but arrivals has no poisson",
-    "task.serving.limits.latency_s=null": "arrivals has poisson, but the latency limit",
-    "task.serving.requests=0": "task.serving.requests is 0, not a positive number",
-    "task.serving.requests=30000": "task.serving.requests is 30,000 per load",
-    "task.serving.tokens_in=2000": "a prompt and its answer have 2,008 tokens, but tiny has a context of 1,024",
+    "task.serving.limits.latency_s=null": "arrivals has poisson, which needs a latency limit",
+    "task.serving.requests=0": "task.serving.requests is 0, but must be a positive number",
+    "task.serving.requests=30000": "requests is 30,000 for each load level",
+    "task.serving.tokens_in=2000": "a prompt and its answer have 2,008 tokens, but tiny supports only 1,024 tokens",
     "task.serving.max_client_delay=2": "max_client_delay is 2",
     "precision=fp8": "transformers has no options for precision fp8",
     "parallel.tp=2": "parallel.tp is 2, but a server on a CPU supports only 1",
     "task.serving.server.argv=[serve,'{model}','{prot}']": "the placeholder {prot} does not exist",
     "task.serving.server.options=['{']": "the command line has a single brace: Single '{' encountered",
-    "launch.profile=kernels": "profile kernels needs training steps",
+    "launch.profile=kernels": "launch.profile=kernels needs training steps",
     "task.serving.server.memory_fraction=1.5": "memory_fraction is 1.5",
     "task.serving.server.port=70000": "70000 is not a valid port",
     "task.serving.server.url=node7:8000": "node7:8000 is not a URL such as",
@@ -96,7 +96,7 @@ def test_tensor_parallelism_divides_the_heads() -> None:
         assert compose.compose(["task=serve_13b", *wide, f"parallel.tp={tp}"]).world.tp == tp
     with pytest.raises(ConfigError, match="tp 3 does not divide the 40 attention heads") as refused:
         compose.compose(["task=serve_13b", *wide, "parallel.tp=3"])
-    assert refused.value.fix == "use one of 1, 2, 4, 8"
+    assert refused.value.fix == "set parallel.tp to one of 1, 2, 4, 8"
     assert compose.compose(["task=serve_70b", *wide, "parallel.tp=16", "cluster.ranks_per_node=16"]).world.tp == 16
     with pytest.raises(ConfigError, match="tp 4 does not divide the 10 KV heads"):
         compose.compose(["task=serve_13b", *wide, "parallel.tp=4", "model.num_query_groups=10"])

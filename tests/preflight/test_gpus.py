@@ -45,7 +45,7 @@ def test_amd_gpus_are_counted_in_the_drivers_topology(tmp_path: Path, monkeypatc
     problems = {f.rule: f.what for f in preflight.inspect(plan) if f.rule.startswith("HW")}
     assert problems == {
         "HW-03": "this machine has 1 AMD GPU, but 2 ranks need 2 GPUs",
-        "HW-07": "not run: runstop's kernels, image and telemetry were never run on AMD Instinct MI300X",
+        "HW-07": "runstop's kernels, image and telemetry were never tested on the GPU AMD Instinct MI300X",
     }
 
 

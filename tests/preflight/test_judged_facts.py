@@ -92,9 +92,9 @@ def path(what: str, name: str | None, *, required: bool, on: tuple[bool, bool]) 
 
 warned = partial(broken, severity="warning")
 SHARED = "put this path on a shared file system that all nodes mount at the same path"
-LOGS = "read the output of these ranks in the job's log; without output, put LOGDIR on a file system of all nodes"
+LOGS = "read the output of these ranks in the job's log; without output, put LOGDIR on a shared file system"
 SAME = "use the same Python environment on all nodes: a shared folder, or a container"
-PER_NODE = "set cluster.slurm.gpu_request to a request of GPUs per node, not per task"
+PER_NODE = "set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task"
 OTHER_NODES = "set cluster= to the config of these nodes, or run on other nodes"
 UNLIMITED = "ask the admins to set `ulimit -l` to unlimited for slurmd or containerd, which starts the ranks"
 BROKEN_GPU = "dgx-1, GPU 1"
@@ -102,11 +102,11 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "all is well": (lambda everyone: everyone, []),
     "ranks are missing": (
         lambda everyone: everyone[:1] + everyone[3:],
-        tiered(broken("NCC-05", "2 of 4 ranks wrote no facts about their node: ranks 1-2", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks wrote no file about their node: ranks 1-2", "/runs/7/facts", fix=LOGS)),
     ),
     "ranks are missing here and there": (
         lambda everyone: everyone[1:3],
-        tiered(broken("NCC-05", "2 of 4 ranks wrote no facts about their node: ranks 0, 3", "/runs/7/facts", fix=LOGS)),
+        tiered(broken("NCC-05", "2 of 4 ranks wrote no file about their node: ranks 0, 3", "/runs/7/facts", fix=LOGS)),
     ),
     "two ranks are of a smaller world": (
         ranks(2, 3, world_size=2),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
                 "ranks were started with a world size of 1, but the plan has 4 ranks: every process is rank 0",
                 "dgx-0, dgx-1",
             ),
-            broken("NCC-05", "3 of 4 ranks wrote no facts about their node: ranks 1-3", "/runs/7/facts", fix=LOGS),
+            broken("NCC-05", "3 of 4 ranks wrote no file about their node: ranks 1-3", "/runs/7/facts", fix=LOGS),
         ),
     ),
     "other software": (
@@ -303,7 +303,7 @@ def test_exactly_the_existing_problems_are_reported(case: str) -> None:
 
 def test_without_any_facts_this_is_the_only_problem() -> None:
     (only,) = judged(())
-    assert only.what == "4 of 4 ranks wrote no facts about their node: ranks 0-3"
+    assert only.what == "4 of 4 ranks wrote no file about their node: ranks 0-3"
 
 
 def test_a_run_on_cpus_is_not_judged_by_gpus_and_infiniband() -> None:
@@ -414,7 +414,9 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
         "an image without a description on dgx-1",
     )
     assert different.fix == broken("PYX-03", "", "").fix
-    assert [variables] == tiered(warned("PYX-09", "the container has other values than the plan for A, B", "dgx-0"))
+    assert [variables] == tiered(
+        warned("PYX-09", "these variables have other values in the container than in the plan: A, B", "dgx-0")
+    )
     nameless = software(*ALL, in_enroot=True, image="an older one")
     assert [one.what for one in judged(nameless(SOUND), plan)] == [
         "ranks run in an older one, but the image of the plan is lora70b (commit abc)"

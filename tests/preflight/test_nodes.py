@@ -74,7 +74,7 @@ def test_ranks_that_are_all_rank_0_are_reported(tmp_path: Path):
     messages = [f.what for f in nodes.judge(planned, nodes.load(tmp_path)) if f.rule == "NCC-05"]
     assert messages == [
         "ranks were started with a world size of 1, but the plan has 4 ranks: every process is rank 0",
-        "3 of 4 ranks wrote no facts about their node: ranks 1-3",
+        "3 of 4 ranks wrote no file about their node: ranks 1-3",
     ]
 
 

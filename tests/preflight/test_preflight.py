@@ -100,8 +100,12 @@ BROKEN = {
         "PYX-04",
         "container.mounts is set but has no effect",
     ),
-    "two commands to drop caches": (("cluster.drop_caches='sync; drop'",), "CFG-09", "runs without a shell"),
-    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "runs without a shell"),
+    "two commands to drop caches": (
+        ("cluster.drop_caches='sync; drop'",),
+        "CFG-09",
+        "must be a single program with arguments",
+    ),
+    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "must be a single program with arguments"),
     "no image": (("container.image=null",), "PYX-04", "the container image is not set"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
     "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "but the rules require 1,536 and 384"),
@@ -357,7 +361,7 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "nf4"}))
     assert list(data.checkpoint(tmp_path, four_bits)) == []
     (in_four,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in NF4, but trains is lora" in in_four.what and "trains=qlora" in in_four.fix
+    assert "the weights are in NF4, but task.training.trains is lora" in in_four.what and "trains=qlora" in in_four.fix
 
 
 def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Path) -> None:
@@ -373,7 +377,7 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
     assert "the Hugging Face folder cannot be read" in damaged.what
     llama = families.family_of(config.model).config(config.model)
     for wrong, what in (
-        ({"model_type": "mistral"}, "model_type 'mistral' is not supported"),
+        ({"model_type": "mistral"}, "the folder has model_type 'mistral', but"),
         ({"vocab_size": 7}, "vocab_size is 7"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(llama | wrong))

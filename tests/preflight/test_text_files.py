@@ -129,7 +129,7 @@ def test_a_new_file_is_found_if_the_rows_would_have_been_prepared_from_it(
     assert findings(plan_) == []
     (tmp_path / "cache/a.jsonl").write_bytes(lines([TEXT]))
     (problem,) = findings(plan_)
-    assert problem.what == "the rows do not contain the newer file a.jsonl"
+    assert problem.what == "the prepared rows do not contain the records of the newer file a.jsonl"
 
 
 def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,8 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     for changed, why in (({"text": "elm"}, "has a different SHA-256"), ({"text": "oak oak"}, "bytes instead of")):
         (tmp_path / "cache/c4.jsonl").write_bytes(lines([changed] * 9))
         (problem,) = findings(plan_)
-        assert (
-            "a file has changed since the rows were prepared from it: c4.jsonl" in problem.what and why in problem.what
-        )
+        assert "a file has changed since rows were prepared from this file: c4.jsonl" in problem.what
+        assert why in problem.what
     (tmp_path / "cache/c4.jsonl").unlink()
     assert findings(plan_) == []
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])

@@ -261,5 +261,5 @@ def test_study_verb_writes_its_tables(
         assert stop.value.code == code
     printed = capsys.readouterr()
     assert printed.out.endswith(f"{out / 'index.html'}\n") and (out / "table.md").exists()
-    assert "--out needs the tables of a study" in printed.err
+    assert "--out writes the tables of a study" in printed.err
     assert "cluster=dgx2 does not apply to the folder of a study" in printed.err

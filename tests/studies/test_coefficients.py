@@ -120,11 +120,15 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
         (
             "{measurement: throughput, same",
             "{measurement: step_time, same",
-            "two columns have the coefficients of step_time",
+            "two entries of coefficients have the same measurement, step_time",
         ),
         ("same: [work]", "same: [job]", "the label 'job' does not exist"),
-        ("[{system: [old, new]}]", "[{system: older}]", "no arm has the labels of this entry of among"),
-        ("[{system: [old, new]}]", "[{system: [old, new]}, {work: A}]", "A old matches two entries of among"),
+        ("[{system: [old, new]}]", "[{system: older}]", "no arm of the study has the labels of this entry of among"),
+        (
+            "[{system: [old, new]}]",
+            "[{system: [old, new]}, {work: A}]",
+            "A old of the study matches two entries of among",
+        ),
         ("measurement: step_time_coefficient", "measurement: step_time_coeff", "the column with the measurement"),
     ],
 )

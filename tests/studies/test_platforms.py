@@ -163,14 +163,14 @@ def test_folders_that_do_not_belong_together_are_refused(tmp_path: Path, capsys:
     (tmp_path / "site").mkdir()
     changed = study_folder(tmp_path / "site", "dgx", "Big 80", text=columns)
     for folder, message in (
-        (dgx, "the folder is given twice"),
-        (other, "this is the study other, but the one in .*mine-dgx is mine"),
-        (changed, "has other columns than the one in"),
+        (dgx, "this folder is given twice"),
+        (other, "this folder has the study other, but .*mine-dgx has the study mine"),
+        (changed, "has other columns than the study in"),
     ):
         with pytest.raises(ConfigError, match=message):
             studies.platforms.merged([studies.read(dgx), studies.read(folder)])
     for argv, message in (
-        (["mine", str(other)], "this is the study other, not mine"),
+        (["mine", str(other)], "this folder has the study other, but the command is for the study mine"),
         ([str(dgx), str(tmp_path)], "there is no study in this folder"),
         ([str(tmp_path / "none-*")], "no folder of a study matches"),
         ([str(dgx), str(other), "trials=2"], "trials=2 does not apply"),

@@ -197,24 +197,24 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
     ("old", "new", "message"),
     [
         ('["1.5"]', '["1.5", "2"]', "the row has 2 cells, but the table has 1 columns"),
-        ('["1.5"]', '["fast"]', "'fast' is not a number"),
-        ('["1.5"]', '["0,0079"]', "'0,0079' is not a number"),
-        ('["1.5"]', '["1210*"]', r"'1210\*' is not a number"),
+        ('["1.5"]', '["fast"]', "the text 'fast', which is not a number"),
+        ('["1.5"]', '["0,0079"]', "the text '0,0079', which is not a number"),
+        ('["1.5"]', '["1210*"]', r"the text '1210\*', which is not a number"),
         (
             '["1.5"]',
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
-            "corrected has column 2, which does not exist",
+            "corrected has column 2, but the table has only 1 columns",
         ),
-        ("measurement: peak_memory, ", "", "the cell has no measurement"),
+        ("measurement: peak_memory, ", "", "no measurement is set for this cell"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),
         (
             "rows: [",
             'figures: [{measurement: a, printed: "1", value: 2}]\nrows: [',
-            "the value 2 replaces '1' without a reason",
+            "the value 2 replaces the printed number '1', but no reason is given",
         ),
-        ("rows: [", "figures: [{measurement: a, printed: fast}]\nrows: [", "'fast' is not a number"),
+        ("rows: [", "figures: [{measurement: a, printed: fast}]\nrows: [", "the text 'fast', which is not a number"),
     ],
 )
 def test_a_wrong_file_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -111,17 +111,17 @@ def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("reference: {gpus: 1}", "reference: {gpus: 2}", "the reference matches no arm"),
-        ("match: {system: pods}", "match: {system: ray}", "match matches no arm"),
-        ("same: [system]", "same: []", "'1 bare' and '1 pods' are both the reference"),
+        ("reference: {gpus: 1}", "reference: {gpus: 2}", "no arm of the study has the labels in reference"),
+        ("match: {system: pods}", "match: {system: ray}", "no arm of the study has the labels in match"),
+        ("same: [system]", "same: []", "two references, the arms '1 bare' and '1 pods'"),
         ("same: [system]", "same: [job]", "the label 'job' does not exist"),
-        ("name: faster_by", "name: step_time", "two columns have the measurement step_time"),
+        ("name: faster_by", "name: step_time", "the name 'step_time' of this entry of relatives is already the name"),
         (
             "measurement: step_time\n    title: faster",
             "measurement: mfu\n    title: faster",
             "the column with the meas",
         ),
-        ("{elsewhere: {system", "{elsewhere: {job", "elsewhere matches no arm"),
+        ("{elsewhere: {system", "{elsewhere: {job", "published_match gives for the table elsewhere"),
         (
             "published_match: {elsewhere",
             "published_match: {nowhere",

@@ -176,8 +176,8 @@ def test_a_run_that_cannot_start_has_a_reason(call: Call, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("there", "now", "message"),
     [
-        ("precision=bf16", "recipe.lr=1", r"arm 'b' no longer has precision=bf16 and now has recipe.lr=1"),
-        ("runs: 2", "window: {skip_steps: 30, steps: 1}\nruns: 2", r"arm 'a' now has window="),
+        ("precision=bf16", "recipe.lr=1", r"the arm 'b' no longer has precision=bf16 and now has recipe.lr=1"),
+        ("runs: 2", "window: {skip_steps: 30, steps: 1}\nruns: 2", r"the arm 'a' now has window="),
     ],
 )
 def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now: str, message: str) -> None:
@@ -187,7 +187,7 @@ def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now:
         match=rf"the study has changed since its runs started, so .*: {message}[\s\S]*rename ",
     ):
         call(STUDY.replace(there, now))
-    with pytest.raises(ConfigError, match=r"arm 'a' now has recipe.lr=1"):
+    with pytest.raises(ConfigError, match=r"the arm 'a' now has recipe.lr=1"):
         call(STUDY, "recipe.lr=1")
     call(STUDY.replace("runs: 2", "runs: 2\nmargin: 0.1"), "launch.attempts=2")  # neither affects the measurements
 

@@ -59,18 +59,18 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ("runs: 0", r"0 runs of each arm"),
         ("margin: 2", r"margin is 2[\s\S]*between 0 and 1"),
         ("window: {skip_steps: 3}", r"steps is missing[\s\S]*window"),
-        ("window: {skip_steps: 3, steps: 0}", r"window needs steps of 1 or more"),
+        ("window: {skip_steps: 3, steps: 0}", r"window has steps=0 and skip_steps=3, which is out of range"),
         ("max_batch: {limit: 0}", r"max_batch.limit is 0"),
-        ("? [a, b]\n: c", r"a key must be a text, not \['a', 'b'\], line 13"),
-        ("? {a: b}\n: c", r"a key must be a text, not \{'a': 'b'\}, line 13"),
+        ("? [a, b]\n: c", r"the key \['a', 'b'\] is not a text, line 13"),
+        ("? {a: b}\n: c", r"the key \{'a': 'b'\} is not a text, line 13"),
         ("title: again", r"duplicate key 'title', line 13"),
-        ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' have the same folder name"),
-        ("arms: {'!': {}}", r"the name of the arm '!' has no letter or digit"),
+        ("arms: {7B_Naive: {}}", r"'7B Naive' and '7B_Naive' of the study have the same folder name"),
+        ("arms: {'!': {}}", r"the arm name '!' has no letter or digit"),
         (
             "pairs: [{first: 7B Z3, second: 7B z3, measurement: step_time}]",
             r"the arm '7B z3' does not exist[\s\S]*mean 7B Z3\?",
         ),
-        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compares 7B Z3 with itself"),
+        ("pairs: [{first: 7B Z3, second: 7B Z3, measurement: step_time}]", r"compares the arm 7B Z3 with itself"),
         (
             "pairs: [{first: 7B Z3, second: 7B 8, measurement: mfu}]",
             r"the column with the measurement 'mfu' does not exist",
@@ -81,9 +81,9 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
         ),
         (
             "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
-            r"'7B Naive' and '7B Z3' have the same cell in the table 't'[\s\S]*tables\[0\]",
+            r"'7B Naive' and '7B Z3' are in the same cell of the table 't'[\s\S]*tables\[0\]",
         ),
-        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"the table 't' has no row labels"),
+        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"rows of the table 't' is empty"),
         ("published: [nowhere]", r"the published file 'nowhere' does not exist"),
     ],
 )
@@ -103,11 +103,11 @@ def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, messag
         (
             "model: 13B, method: [",
             "model: 13b, method: [",
-            r"no arm has the labels of this case: model: 13b[\s\S]*cases\[0\]",
+            r"no arm of the study has the labels in match of this case: model: 13b[\s\S]*cases\[0\]",
         ),
         ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms[\s\S]*set unit: ms"),
         (COLUMNS, "columns: []", r"the study has no columns"),
-        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"has steps=9, but"),
+        ("not_advisable: too slow", "calculated: {steps: 9, of_steps: 9}", r"steps is 9, but must be"),
         ("question: which?", "", r"question is missing"),
     ],
 )
@@ -119,7 +119,9 @@ def test_a_contradiction_is_reported(tmp_path: Path, there: str, wrong: str, mes
 
 def test_a_calculated_arm_has_no_window(tmp_path: Path) -> None:
     calculated = STUDY.replace("leave_out: true", "calculated: {steps: 1, of_steps: 9}")
-    with pytest.raises(ConfigError, match=r"window and calculated of the arm 13B Naive both set the number of steps"):
+    with pytest.raises(
+        ConfigError, match=r"window of the study and calculated of the arm 13B Naive both set the number of steps"
+    ):
         library.load("mine", config_dir=written(tmp_path, f"{calculated}window: {{skip_steps: 1, steps: 1}}\n"))
 
 

@@ -194,19 +194,27 @@ def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: p
     ("there", "wrong", "message"),
     [
         ("at_least: 0.5", "runs: 3", r"unknown key 'runs'"),
-        ("    at_least: 0.5\n", "", r"cannot be judged by at_least None and at_most None[\s\S]*statements\[0\]"),
-        ("at_least: 0.5", "at_least: 2\n    at_most: 1", r"at_least 2.0 and at_most 1.0"),
-        ("at_least: 0.5", "fits: true", r"a statement has fits and a measurement, a bound or second"),
-        ("at_least: 0.5", "at_least: 0", r"at_least 0.0 and at_most None"),
+        ("    at_least: 0.5\n", "", r"at_least is None and at_most is None, but[\s\S]*statements\[0\]"),
+        ("at_least: 0.5", "at_least: 2\n    at_most: 1", r"at_least is 2.0 and at_most is 1.0"),
+        ("at_least: 0.5", "fits: true", r"the statement has the key fits, but also measurement"),
+        ("at_least: 0.5", "at_least: 0", r"at_least is 0.0 and at_most is None"),
         (
             "measurement: throughput_per_gpu\n    at_least: 0.5",
             "measurement: mfu\n    at_least: 1",
             r"the column with the measurement 'mfu' does not exist",
         ),
-        ("{method: Z3}, second", "{method: Z4}, second", r"about no arm: \{'method': 'Z4'\}"),
+        (
+            "{method: Z3}, second",
+            "{method: Z4}, second",
+            r"no two arms of the study match first and second: .*, \{'method': 'Z4'\}",
+        ),
         ("{method: Z3}, second", "{size: Z3}, second", r"the label 'size' does not exist"),
         ("same: [model]", "same: [mode]", r"the label 'mode' does not exist[\s\S]*mean model\?"),
-        ("second: {method: Naive}", "second: {method: Z3, model: 13B}", r"about no arm"),
+        (
+            "second: {method: Naive}",
+            "second: {method: Z3, model: 13B}",
+            r"no two arms of the study match first and second",
+        ),
     ],
 )
 def test_a_mistake_in_a_statement_is_reported(tmp_path: Path, there: str, wrong: str, message: str) -> None:

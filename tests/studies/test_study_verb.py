@@ -113,9 +113,9 @@ def test_missing_runs_are_run_and_the_tables_are_shown(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "o"], "--out needs the tables of a study, but these arguments produce no table\n  where: --out"),
-        (["mine", "--out", "o", "--list"], "--out needs the tables of a study"),
-        (["mine", "--out", "o", "--dry-run"], "--out needs the tables of a study"),
+        (["--out", "o"], "--out writes the tables of a study, but these arguments produce no table\n  where: --out"),
+        (["mine", "--out", "o", "--list"], "--out writes the tables of a study"),
+        (["mine", "--out", "o", "--dry-run"], "--out writes the tables of a study"),
         (
             ["FOLDER", "--dry-run"],
             "--dry-run does not apply to the folder of a study: runstop only shows the results in this "

@@ -125,6 +125,6 @@ def test_a_prompt_that_is_too_long_ends_the_trial_before_it_starts(folder: Path,
     ended = ranks.ended(plan, run, "jobs.tasks.generate", "plan.json", "--trial", "0")
     assert [code for code, _ in ended] == [2, 2]
     assert (
-        "prompt 0 has 1021 tokens and its requested answer 9 tokens, but tiny supports 1024 tokens in total"
+        "prompt 0 has 1021 tokens and the requested answer 9 tokens, but tiny supports 1024 tokens in total"
         in ended[0][1]
     )

@@ -73,9 +73,9 @@ def longer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (sealed_again, "eval_sha256.npy was changed: its SHA-256 differs from the recorded one"),
+        (sealed_again, "eval_sha256.npy was changed: its SHA-256 differs from the recorded SHA-256"),
         (lambda folder: (folder / "eval_sha256.npy").unlink(), "eval_sha256.npy is missing"),
-        (of_an_earlier_version, "eval_counts.npy was changed: its SHA-256 differs from the recorded one"),
+        (of_an_earlier_version, "eval_counts.npy was changed: its SHA-256 differs from the recorded SHA-256"),
         (longer, "eval_lengths.npy was changed"),
     ],
 )

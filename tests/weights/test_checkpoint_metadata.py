@@ -67,8 +67,8 @@ def hidden_in_a_module(proof: Path) -> bytes:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "a function": (lambda proof: pickle.dumps(Attack(proof)), r"it refers to posix\.mkdir"),
-    "a dotted name": (hidden_in_a_module, r"it refers to torch\.distributed\.checkpoint\.metadata\.os\.mkdir"),
+    "a function": (lambda proof: pickle.dumps(Attack(proof)), r"the pickle refers to posix\.mkdir"),
+    "a dotted name": (hidden_in_a_module, r"the pickle refers to torch\.distributed\.checkpoint\.metadata\.os\.mkdir"),
     "half a pickle": (lambda proof: pickle.dumps(TENSORS)[:40], ""),
     "nothing": (lambda proof: b"", "Ran out of input"),
 }

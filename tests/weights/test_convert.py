@@ -140,7 +140,10 @@ def test_converted_weights_are_those_that_loading_quantises(measured: Path, stor
         assert plain.keys() == own.keys() and sum(name.endswith(scales) for name in own) >= 4 * 2
         for name, expected in plain.items():
             assert torch.equal(own[name], expected), name
-    what = {Stored.fp8: "the weights are in FP8, but precision is bf16", Stored.nf4: "in NF4, but trains is lora"}
+    what = {
+        Stored.fp8: "the weights are in FP8, but precision is bf16",
+        Stored.nf4: "in NF4, but task.training.trains is lora",
+    }
     assert what[stored] in (folder / f"{stored.name}_own_{layout}.refused").read_text()
     assert not (folder / f"{stored.name}_plain_{layout}.refused").exists()
 

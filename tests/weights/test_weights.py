@@ -252,8 +252,8 @@ CONFIGS = {
     "tie_word_embeddings is True, but tied_embeddings is False": {"tie_word_embeddings": True},
     "attention_bias is True, but bias is False": {"attention_bias": True},
     "head_dim is 8, but hidden_size / heads is 4": {"head_dim": 8},
-    "model_type 'mistral' is not supported": {"model_type": "mistral"},
-    "quantised weights is not supported": {"quantization_config": {"bits": 4}},
+    "the folder has model_type 'mistral', but": {"model_type": "mistral"},
+    "the folder has quantised weights, but": {"quantization_config": {"bits": 4}},
 }
 TENSORS = {
     "1 of 21 tensors are missing: model.norm.weight": {"model.norm.weight": None},

@@ -148,7 +148,7 @@ def _submitted(plan: Plan, folder: Path, held: Mapping[str, Any], *, limits: Tim
         if not _is_there(job):
             what = f"{error.what}; the job may exist anyway"
             retry = f"runstop resume {shlex.quote(str(folder))}"
-            fix = f"run `runstop runs` to see whether the job exists; if it does not: {retry}"
+            fix = f"run `runstop runs` to see whether the job exists; if the job does not exist: {retry}"
             raise SubmitError(what, where=error.where, fix=fix, rule=error.rule) from error
     except BenchError:
         (folder / SUBMISSION).unlink(missing_ok=True)

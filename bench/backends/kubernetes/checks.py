@@ -130,8 +130,8 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
             yield broken("KUB-15", f"{volume.host_path!r:.80} is not an absolute path", f"{WHERE}.{name}.host_path")
         if volume is not None and volume.sub_path is not None and not _is_below(volume.sub_path):
             what, fix = (
-                f"{volume.sub_path!r:.80} is not a folder below the volume",
-                "write a relative path: without / at the start and without ..",
+                f"sub_path is {volume.sub_path!r:.80}, which is not a folder inside the volume",
+                "set sub_path to a relative path: without / at the start and without ..",
             )
             yield broken("KUB-15", what, f"{WHERE}.{name}.sub_path", fix=fix)
 
@@ -165,14 +165,18 @@ def shape(subject: Subject) -> Iterator[Finding]:
     gpu, is_cuda = plan.config.cluster.gpu, plan.config.cluster.device is Device.cuda
     vendor = VENDORS.get((k.gpu_resource or "").partition("/")[0])
     if is_cuda and gpu is not None and vendor not in (None, gpu.vendor):
-        fix = f"set it to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
+        fix = (
+            f"set {WHERE}.gpu_resource to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
+        )
         yield broken("KUB-15", f"{k.gpu_resource} is not the resource of {gpu.name}", f"{WHERE}.gpu_resource", fix=fix)
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
         what = f"resources contains {k.gpu_resource}, but cluster.ranks_per_node already sets the number of GPUs"
-        yield broken("KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix=f"remove {k.gpu_resource}")
+        yield broken(
+            "KUB-15", what, f"{WHERE}.resources.{k.gpu_resource}", fix=f"remove {k.gpu_resource} from resources"
+        )
     memory = k.resources.get("memory", "")
     if QUANTITY.fullmatch(memory) and 0 < amount(memory) <= k.shm_gib * 2**30:
-        what = f"the memory of a pod is {memory}, but its /dev/shm may use {k.shm_gib}Gi of this memory"
+        what = f"the memory of a pod is {memory}, but /dev/shm of the pod may use {k.shm_gib}Gi of this memory"
         fix = f"request more than {k.shm_gib}Gi of memory, or lower shm_gib"
         yield broken("KUB-15", what, f"{WHERE}.resources.memory, shm_gib", fix=fix)
     for name, quantity in k.resources.items():
@@ -181,24 +185,31 @@ def shape(subject: Subject) -> Iterator[Finding]:
             yield broken("KUB-15", what, f"{WHERE}.resources.{name}", fix=fix)
     if k.workload_priority_class and not k.queue:
         what = "workload_priority_class is set, but only Kueue reads this setting, and no queue of Kueue is set"
-        yield broken("KUB-15", what, f"{WHERE}.workload_priority_class", fix=f"set {WHERE}.queue, or remove this key")
+        yield broken(
+            "KUB-15",
+            what,
+            f"{WHERE}.workload_priority_class",
+            fix=f"set {WHERE}.queue, or remove workload_priority_class",
+        )
     if k.run_as_user is not None and k.run_as_user < 1:
         fix = "set run_as_user to the id of another user who may write the results"
         yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
-        fix = "choose a port from 1024 to 65535"
-        yield broken("KUB-15", f"{k.port} is not a valid unprivileged port", f"{WHERE}.port", fix=fix)
-    if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
-        fix = "set shm_gib and grace_s to 1 or more, keep_h to 0 or more"
+        fix = f"set {WHERE}.port to a number from 1024 to 65535"
         yield broken(
-            "KUB-15", "shm_gib, grace_s or keep_h is out of range", f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix
+            "KUB-15", f"port is {k.port}, but must be from 1024 to 65535 (unprivileged)", f"{WHERE}.port", fix=fix
         )
+    if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
+        what = f"shm_gib is {k.shm_gib}, grace_s is {k.grace_s} and keep_h is {k.keep_h}, which is out of range"
+        fix = "set shm_gib and grace_s to 1 or more, and keep_h to 0 or more"
+        yield broken("KUB-15", what, f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
         what = "queue is set, but before Kubernetes 1.24 every node of a run is a Job, and Kueue starts each Job alone"
         yield broken("KUB-16", what, f"{WHERE}.queue", fix=f"set {WHERE}.queue=null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
-        fix = "set it to the server version that `kubectl version` shows, or choose object=job"
-        yield broken("KUB-16", f"object={k.object.name} needs Kubernetes 1.27 or later", f"{WHERE}.version", fix=fix)
+        fix = f"set {WHERE}.version to the server version that `kubectl version` shows, or set {WHERE}.object=job"
+        what = f"object={k.object.name} needs Kubernetes 1.27 or later, but version is {k.version}"
+        yield broken("KUB-16", what, f"{WHERE}.version", fix=fix)
 
 
 _ANY_PLACE = pod_template.Place(name="run", folder="/run", node="0", lead="run-0")
@@ -459,11 +470,13 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
         hard, used = one["status"].get("hard") or {}, one["status"].get("used") or {}
         for name, number in requested.items():
             if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
-                what = f"the run requests {number:g} of {name}, but the quota has only {left:g} of {hard[name]} left"
+                what = f"the run requests {number:g} of {name}, but the quota of {hard[name]} has only {left:g} left"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
         for name in sorted(_LIMITED & hard.keys() - requested.keys()):
             key = name.rpartition(".")[2]
-            what = f"the pods do not set {key}, but the quota of {name} requires it, unless a LimitRange sets a default"
+            what = (
+                f"the pods do not set {key}, but the quota of {name} requires {key}, unless a LimitRange sets a default"
+            )
             fix = f"set {WHERE}.resources.{key}"
             yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
 
@@ -502,10 +515,10 @@ def claims_exist(subject: Subject) -> Iterator[Finding | str]:
         phase, modes = item["status"].get("phase"), item["spec"].get("accessModes") or []
         yield f"{claim} {phase} {','.join(modes)} ({item['spec'].get('storageClassName') or 'no storage class'})"
         if phase != "Bound":
-            what = f"claim {claim} is {phase}, not Bound; some storage classes bind a claim only when a pod uses it"
+            what = f"the claim {claim} is not bound ({phase}); some storage classes bind a claim only when a pod starts"
             yield broken("KUB-08", what, f"storage class {item['spec'].get('storageClassName')}", severity="warning")
         if subject.plan.world.num_nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"claim {claim} can be mounted on one node only ({', '.join(modes)})"
+            what = f"the claim {claim} can be mounted on one node only ({', '.join(modes)})"
             yield broken("KUB-08", what, f"{WHERE}: results, data, model")
 
 
@@ -517,7 +530,7 @@ def security_level(subject: Subject) -> Iterator[Finding | str]:
     pod = pod_template.template(subject.plan, _ANY_PLACE)["spec"]
     if refused := pod_security.violations(pod, level):
         what = f"the namespace's Pod Security level {level} refuses {'; '.join(refused)}"
-        fix = "remove these settings, or use a namespace of another level"
+        fix = "remove these settings, or use a namespace with another Pod Security level"
         yield broken("KUB-11", what, f"namespace {names.settings(subject.plan).namespace}", fix=fix)
 
 

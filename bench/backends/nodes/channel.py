@@ -88,7 +88,10 @@ class Channel:
         while (left_s := until_s - time.monotonic()) > 0:
             if messages := self.received(min(left_s, 0.2)):
                 if messages[0]["kind"] not in kinds:
-                    raise LostError(f"the other node sent {messages[0]['kind']!r:.40} instead of {' or '.join(kinds)}")
+                    raise LostError(
+                        f"the other node sent the message {messages[0]['kind']!r:.40} instead of the message "
+                        f"{' or '.join(kinds)}"
+                    )
                 self._messages.extendleft(reversed(messages[1:]))
                 return messages[0]
         raise LostError(f"the other node has not answered within {within_s:.0f} s")

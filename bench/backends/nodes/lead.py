@@ -53,7 +53,7 @@ def require_shared(nodes: "Nodes") -> None:
     if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, but {names} cannot access it",
+            f"all nodes write checkpoints into the run folder, but {names} cannot access this folder",
             where="task.training.checkpoint_every_steps",
             fix="put LOGDIR on a file system that all nodes share, or set task.training.checkpoint_every_steps=null",
             rule="HST-09",
@@ -68,7 +68,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
             raise ConfigError(
                 f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
                 where="DATADIR, MODEL",
-                fix="copy this folder to the same path on every host, or put it on a shared file system",
+                fix="copy this folder to the same path on every host, or put this folder on a shared file system",
                 rule="HST-10",
             )
 
@@ -208,7 +208,7 @@ class Nodes:
             try:
                 while not self._has_stopped(member):
                     if time.monotonic() > until_s:
-                        raise member.lost("its ranks do not end")
+                        raise member.lost("the ranks of this node do not end")
             except NodeLostError as error:
                 lost = lost or error
         return lost

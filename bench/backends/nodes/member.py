@@ -67,7 +67,7 @@ def join(lead: tuple[str, int], number: int, *, token: str, within_s: float, che
     raise BenchError(
         f"node {number} could not join the lead node within {within_s:.0f} s: {last}",
         where="{}:{}".format(*lead),
-        fix="check that node 0 runs and that this machine can connect to its port",
+        fix="check that the lead node (node 0) runs, and that this machine can connect to the port of the lead node",
         rule="HST-02",
     )
 
@@ -79,12 +79,12 @@ def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
     channel.send("join", node=number, proof=answer, challenge=mine, name=node_name())
     welcome = channel.next(60.0, "welcome", "refused")
     if welcome["kind"] == "refused":
-        fix = f"set the same {channels.TOKEN} and --lead on all nodes of the run, and a different --node on each"
+        fix = f"set the same {channels.TOKEN} and --lead on all nodes of the run, and a different --node on every node"
         what = f"the lead node refuses node {number}: {welcome['what']}"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     if not channels.is_valid_proof(welcome.get("proof"), token, mine, "lead"):
-        what = "the process at the lead's address does not know the token of this run"
-        fix = "find out which program listens at this address, end it, then start the run again"
+        what = "the process at the address of the lead node does not know the token of this run"
+        fix = "find out which program listens at this address, end this program, then start the run again"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     return channel
 

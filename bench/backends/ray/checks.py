@@ -59,9 +59,9 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
     for name in block(subject.plan).environment:
         value = os.environ.get(name)
         if value is None:
-            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove it from the list")
+            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove {name} from this list")
         elif secret := known_secrets.named(name, value) or known_secrets.first(value):
-            fix = f"remove {name} here; set it in the environment of `ray start` on the nodes, or for pods in a Secret"
+            fix = f"remove {name} from this list; set {name} for `ray start` on the nodes, or for pods in a Secret"
             yield broken(
                 "CFG-07", f"{name} contains a secret that Ray's dashboard would show: {secret}", where, fix=fix
             )
@@ -78,7 +78,7 @@ def no_array(subject: Subject) -> Iterator[Finding]:
 
 def needs_kubectl(subject: Subject) -> Iterator[Finding | str]:
     """Yield that the user must start a KubeRay run with kubectl."""
-    fix = "write the manifest with `runstop render …` and the same arguments, then start it: kubectl apply -f FILE"
+    fix = "write the manifest with `runstop render …` and the same arguments, then start the run: kubectl apply -f FILE"
     yield broken("RAY-10", "runstop launch cannot submit a run to KubeRay", "cluster.ray.kuberay", fix=fix)
 
 
@@ -102,7 +102,9 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
     large, size = placement_group.num_large(alive, required), placement_group.shown(required)
     yield f"{len(alive)} nodes, {large} of them with {size}"
     if large < plan.world.num_nodes:
-        what = f"{large} of {len(alive)} Ray nodes have {size}, but the run needs {plan.world.num_nodes} such nodes"
+        what = (
+            f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {plan.world.num_nodes} such nodes"
+        )
         fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds "
         yield broken("RAY-03", what, request.address(plan), fix=f"{fix}nodes on demand, set launch.force=true")
 

@@ -108,7 +108,7 @@ def address(plan: Plan) -> str:
             rule="RAY-01",
         )
     if not is_address(ray.address):
-        what, fix = f"{ray.address!r:.80} is not a valid dashboard address", "write it as http://HEAD:8265"
+        what, fix = f"{ray.address!r:.80} is not a valid dashboard address", "set cluster.ray.address=http://HEAD:8265"
         raise ConfigError(what, where="cluster.ray.address", fix=fix, rule="RAY-01")
     return ray.address.rstrip("/")
 
@@ -118,7 +118,7 @@ def _runtime_env(ray: Ray) -> dict[str, Any]:
     if missing := [name for name in ray.environment if name not in os.environ]:
         what, fix = (
             f"the environment variable {', '.join(missing)} is not set",
-            f"export {missing[0]}=VALUE, or remove it from this list",
+            f"export {missing[0]}=VALUE, or remove {missing[0]} from this list",
         )
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS

@@ -76,7 +76,10 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
         elif re.search(r"\s", name):
             fix = f"write {'='.join(argument.split(maxsplit=1))}, or write two list entries"
             yield broken(
-                "CFG-09", f"{argument!r} contains a blank, and sbatch would read it as one option", WHERE, fix=fix
+                "CFG-09",
+                f"{argument!r} contains a blank, and sbatch would read this text as one option",
+                WHERE,
+                fix=fix,
             )
         elif "container" in name and name != "container":
             yield from _container_flag(name, has_value)
@@ -86,7 +89,7 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
             what = f"with --export={value} the job does not get this shell's variables (PATH, DATADIR, LOGDIR, …)"
             yield broken("CFG-09", what, WHERE, fix="remove the option, or write --export=ALL,NAME=value")
         elif name == "open-mode" and value.startswith("t"):
-            what = "--open-mode=truncate deletes the output of a job when it is requeued"
+            what = "--open-mode=truncate deletes the output of a job when the job is requeued"
             yield broken("CFG-09", what, WHERE, fix="remove the option: the script appends to the output")
         previous = "" if has_value or not name else name
 
@@ -171,14 +174,14 @@ def drop_caches(subject: Subject) -> Iterator[Finding]:
         is_plain = False
     if not is_plain:
         what, fix = (
-            f"{command!r} is not a single program with arguments, but runs without a shell",
+            f"drop_caches is {command!r}, but must be a single program with arguments, because no shell is used",
             "put the command into a script",
         )
         yield broken(
             "CFG-09",
             what,
             "cluster.drop_caches",
-            fix=f"{fix} on the nodes and set its path here, or set cluster.drop_caches=null",
+            fix=f"{fix} on the nodes and set cluster.drop_caches to the path of this script, or to null",
         )
 
 
@@ -215,7 +218,7 @@ def mounts(subject: Subject) -> Iterator[Finding]:
                 "CFG-06",
                 "the mount contains an environment variable that is not set",
                 where,
-                fix="export the variable, or write the path itself",
+                fix="export this variable, or write the mount without a variable",
             )
         elif why := misformed(full):
             yield broken("PYX-12", why, where)

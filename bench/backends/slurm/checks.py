@@ -169,7 +169,9 @@ def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[F
         what = f"the job requests {requested} nodes, but partition {name} has {total}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
     elif requested > up:
-        what = f"the job requests {requested} nodes and would wait: only {up} of {total} in partition {name} are up"
+        what = (
+            f"the job requests {requested} nodes and would wait: only {up} of {total} nodes in partition {name} are up"
+        )
         fix = "wait, or lower cluster.num_nodes; `sinfo -R` shows why nodes are down"
         yield broken("SLU-09", what, "cluster.num_nodes", fix=fix, severity="warning")
     if requested < (least := min(group.min_nodes for group in available)):
@@ -210,7 +212,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         what = f"the job requests {need} GPUs per node, but the nodes have {has}"
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
     elif len(kinds) > 1 and config.gpu_request is not GpuRequest.gres_typed:
-        what = f"the nodes have different types of GPUs ({has}), but the job requests no type"
+        what = f"the nodes have different types of GPUs ({has}), but the job requests no GPU type"
         fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
 
@@ -241,7 +243,7 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
     for key, names in known.items():
         value = getattr(config, key)
         if value is not None and value not in names and names:
-            what = f"this user has no access to {key} {value}"
+            what = f"this user has no access to the {key} {value}"
             fix = f"set cluster.slurm.{key} to one of {', '.join(sorted(names))}"
             yield broken("SLU-02", what, f"cluster.slurm.{key}", fix=fix, severity="error" if refused else "warning")
 

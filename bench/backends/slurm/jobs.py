@@ -251,7 +251,8 @@ def _accepted(submission: executors.Script, known: Sequence[str]) -> str:
         return queued[-1]
     if is_lost:
         what = f"{refusal.what}; the job may exist anyway"
-        fix = f"run `runstop runs` to see whether the job exists; if not: runstop resume {shlex.quote(str(folder))}"
+        fix = "run `runstop runs` to see whether the job exists; if the job does not exist: runstop resume "
+        fix += shlex.quote(str(folder))
         raise _LostError(what, where=refusal.where, fix=fix) from refusal
     raise refusal
 

@@ -179,7 +179,9 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     names = {entry.system for entry in entries}
     if strange := by_hand.keys() - names:
         what = f"the file {', '.join(sorted(strange))}.json describes none of the systems {', '.join(sorted(names))}"
-        raise ConfigError(what, where="--describe", fix="rename the file to <system>.json")
+        raise ConfigError(
+            what, where="--describe", fix="rename the file to <system>.json, where <system> is one of these systems"
+        )
     descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
@@ -196,7 +198,7 @@ def _require_no_secret(run: Run) -> None:
         for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
             what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"
-            fix = "if this is a secret, revoke the secret and run again without it, because packages are published"
+            fix = "if this is a secret, revoke it and run again without the secret, because packages are published"
             raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 

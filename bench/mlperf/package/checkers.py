@@ -60,9 +60,9 @@ def runs_required(benchmark: str | None, ruleset: str) -> int:
     allowed = benchmark_meta.get_allowed_benchmarks("training", ruleset)
     if benchmark not in allowed:
         raise ConfigError(
-            f"submission_benchmark is {benchmark!r:.80}, which ruleset {ruleset} does not have",
+            f"submission_benchmark is {benchmark!r:.80}, which is not a benchmark of ruleset {ruleset}",
             where="the logs",
-            fix=f"pack runs of {', '.join(sorted(allowed))}, or choose another --ruleset",
+            fix=f"pack runs of the benchmarks {', '.join(sorted(allowed))}, or choose another --ruleset",
         )
     return int(benchmark_meta.get_result_file_counts("training")[benchmark])
 

@@ -62,7 +62,7 @@ def read_run(folder: Path) -> Run:
     plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
-        fix = "pack runs with a target: model.weights=checkpoint"
+        fix = "pack runs that have a target, as runs with model.weights=checkpoint do"
         raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))
@@ -110,8 +110,8 @@ def run_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for run in runs:
         marked = any(NOT_A_SUBMISSION in (r.org or "") + (r.platform or "") for r in run.results)
         if marked or (run.plan is not None and not run.plan.config.task.submittable):
-            name = run.plan.config.task.name if run.plan else "the task of these logs"
-            yield broken("PCK-03", f"{name} is {NOT_A_SUBMISSION}: {run.folder}", str(run.folder))
+            name = f"the task {run.plan.config.task.name}" if run.plan else "the task of these logs"
+            yield broken("PCK-03", f"{name} is not for submission: {run.folder}", str(run.folder))
 
 
 def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
     for key, values in _logged(results):
         if len(values) > 1:
             listed = ", ".join(sorted(repr(value)[:80] for value in values))
-            yield broken("PCK-04", f"{where}: runs differ in {key}: {listed}", where)
+            yield broken("PCK-04", f"{where}: the runs have different values of {key}: {listed}", where)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
         yield broken("PCK-05", f"submission_org in a log is {name!r:.80} instead of {org}", where, severity="warning")
 
@@ -151,9 +151,9 @@ def division_of(entries: Sequence[Entry], *, requested: str | None) -> str:
     if len(named) > 1 or not named <= set(DIVISIONS):
         listed = ", ".join(sorted(repr(name)[:80] for name in named))
         raise ConfigError(
-            f"the logs do not have one valid submission_division: {listed}",
+            f"the logs do not all have the same valid submission_division: {listed}",
             where="the logs",
-            fix="pack only runs of the same division together",
+            fix="pack only runs with the same submission_division together",
         )
     (logged,) = named
     if requested == "closed" and logged == "open":

@@ -56,10 +56,11 @@ def _check_heads(config: Config) -> None:
     m = config.model
     if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
         raise ConfigError(
-            f"the {m.num_attention_heads} attention heads do not divide the hidden size {m.hidden_size}, or the "
-            f"{m.num_query_groups} query groups do not divide the heads",
+            f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
+            f"{m.num_query_groups}, but each of these numbers must be a multiple of the next number",
             where="model",
-            fix="set num_attention_heads to a divisor of hidden_size, and num_query_groups to a divisor of the heads",
+            fix="set num_attention_heads to a divisor of hidden_size, and num_query_groups to a divisor of "
+            "num_attention_heads",
         )
 
 
@@ -67,7 +68,7 @@ def _check_positions(config: Config) -> None:
     s, m = config.data.seq_length if config.data else 0, config.model
     if s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
-            f"a row has {s} tokens, but {m.name} has position embeddings for only {m.max_seq_length} tokens",
+            f"data.seq_length is {s} tokens, but {m.name} has position embeddings for only {m.max_seq_length} tokens",
             where="data.seq_length, model.max_seq_length",
             fix=f"set data.seq_length to {m.max_seq_length} or less",
         )
@@ -88,7 +89,7 @@ def _check_cluster(config: Config) -> None:
         )
     if c.price_per_gpu_hour is not None and c.device is Device.cpu:
         raise ConfigError(
-            f"a GPU hour has the price {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
+            f"price_per_gpu_hour is {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
             where="cluster.price_per_gpu_hour",
             fix="set cluster.price_per_gpu_hour=null, or cluster.device=cuda",
         )

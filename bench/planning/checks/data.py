@@ -37,7 +37,7 @@ def _check_files(data: Data) -> None:
         raise ConfigError(what, where="data.test_split", fix="set data.test_split to a share such as 0.2, or to null")
     if data.seq_length < 2:
         raise ConfigError(
-            f"seq_length is {data.seq_length}: a row needs at least 2 tokens",
+            f"seq_length is {data.seq_length} tokens, but must be 2 tokens or more",
             where="data.seq_length",
             fix="set data.seq_length to 2 or more",
         )

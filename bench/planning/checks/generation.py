@@ -53,7 +53,7 @@ def check_requests(config: Config, requests: list[GenerationRequest], num_replic
             f"a prompt of at least {prompt} tokens and an answer of {longest.length} tokens do not fit into the "
             f"context of {config.model.name}, which is {most} tokens",
             where=f"{BLOCK}.lengths, model.max_seq_length",
-            fix=f"set lengths of at most {most - prompt}",
+            fix=f"set all lengths to at most {most - prompt} tokens",
         )
     if len(requests) < num_replicas:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
     is_balanced = hf.strategy is Strategy.balanced
     what = f"num_gpus is {hf.num_gpus}, but strategy is {hf.strategy.name}"
     wrong = hf.num_gpus < 1 or hf.num_gpus > 1 and not is_balanced
-    yield wrong, what, f"{HF}.num_gpus", f"set {HF}.num_gpus=1, or strategy=balanced with 1 or more"
+    yield wrong, what, f"{HF}.num_gpus", f"set {HF}.num_gpus=1, or set strategy=balanced and num_gpus to 1 or more"
     is_cpu = config.cluster.device is Device.cpu
     what = f"num_gpus is {hf.num_gpus}, but cluster.device is cpu"
     fix = f"set {HF}.num_gpus=1, or cluster.device=cuda"

@@ -122,7 +122,7 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
         hf.num_gpus != 1 and (not is_balanced or hf.num_gpus < 1),
         f"num_gpus is {hf.num_gpus}, but with strategy={hf.strategy.name} each rank uses one GPU",
         f"{BLOCK}.num_gpus",
-        f"set {BLOCK}.num_gpus=1, or strategy=balanced with 1 or more",
+        f"set {BLOCK}.num_gpus=1, or set strategy=balanced and num_gpus to 1 or more",
     )
     yield Unsupported(
         hf.num_gpus > 1 and config.cluster.device is Device.cpu,
@@ -172,13 +172,13 @@ def _states(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     )
     yield Unsupported(
         stage > 0 and not is_deepspeed,
-        f"zero_stage is {stage}, but strategy is {strategy.name}, not deepspeed",
+        f"zero_stage is {stage}, which needs strategy=deepspeed, but strategy is {strategy.name}",
         f"{BLOCK}.zero_stage, {BLOCK}.strategy",
         f"set {BLOCK}.strategy=deepspeed, or zero_stage=0",
     )
     yield Unsupported(
         hf.deepspeed_json is not None and not is_deepspeed,
-        f"deepspeed_json is set, but strategy is {strategy.name}, not deepspeed",
+        f"deepspeed_json is set, which needs strategy=deepspeed, but strategy is {strategy.name}",
         f"{BLOCK}.deepspeed_json, {BLOCK}.strategy",
         f"set {BLOCK}.strategy=deepspeed, or deepspeed_json=null",
     )
@@ -191,7 +191,7 @@ def _states(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     yield Unsupported(
         hf.offload_parameters and not hf.is_sharded,
         f"offload_parameters needs sharded weights, but strategy={strategy.name}"
-        f"{f' with stage {stage}' if is_deepspeed else ''} does not shard them",
+        f"{f' with stage {stage}' if is_deepspeed else ''} does not shard the weights",
         f"{BLOCK}.offload_parameters, {BLOCK}.strategy",
         f"set {BLOCK}.strategy=fsdp2, or deepspeed with zero_stage=3",
     )

@@ -121,7 +121,9 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
     if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
         device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
         raise ConfigError(
-            f"a {device} does not support GEMMs in {', '.join(one.name for one in chosen) or 'no precision'}",
+            f"a {device} does not support GEMMs in {', '.join(one.name for one in chosen)}"
+            if chosen
+            else "the list of precisions is empty",
             where="task.kernels.gemm.precisions",
             fix=f"set precisions to some of {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or to null",
         )
@@ -156,9 +158,10 @@ def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str 
     for size in sizes:
         if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
             raise ConfigError(
-                f"the size {size:,} must be a multiple of {multiple} from {multiple} to {2 * MAX_ELEMENTS:,} bytes",
+                f"a size is {size:,} bytes, but must be a multiple of {multiple} from {multiple} to "
+                f"{2 * MAX_ELEMENTS:,} bytes",
                 where=where,
-                fix=f"set a multiple of {multiple}{otherwise}",
+                fix=f"set the size to a multiple of {multiple} in this range{otherwise}",
             )
 
 
@@ -202,16 +205,16 @@ def _check_attention(attention: Attentions, config: Config) -> None:
     for length in attention.seq_lengths or ([] if attention.batches else [0]):
         if length < 1 or attention.tokens % length:
             raise ConfigError(
-                f"{attention.tokens:,} tokens cannot be divided into rows of {length} tokens",
+                f"tokens is {attention.tokens:,}, which cannot be divided into sequences of {length} tokens",
                 where=where,
-                fix="list divisors of task.kernels.attention.tokens, or use task.kernels.attention.batches",
+                fix="list divisors of tokens in seq_lengths, or use task.kernels.attention.batches",
             )
     for batch in attention.batches:
         if len(batch) != 2 or min(batch) < 1:
             raise ConfigError(
-                f"{batch} is not a valid batch [rows, tokens of a row]",
+                f"{batch} is not a valid batch [sequences, tokens of a sequence]",
                 where="task.kernels.attention.batches",
-                fix="give two numbers above 0",
+                fix="write a batch as two integers above 0",
             )
     is_gpu = config.cluster.device is Device.cuda
     for backend in attention.backends or []:

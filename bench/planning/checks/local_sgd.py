@@ -47,7 +47,7 @@ def _together(config: Config) -> Iterator[Refusal]:
 def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     here, every = "recipe.local_sgd", local_sgd.interval
     yield every < 1, f"every_steps={every} is less than 1", f"{here}.every_steps", "set every_steps to 1 or more"
-    what = f"overlap_steps={local_sgd.overlap_steps} must be less than every_steps={every}, and not negative"
+    what = f"overlap_steps={local_sgd.overlap_steps} must be 0 or more, and less than every_steps={every}"
     yield (
         not 0 <= local_sgd.overlap_steps < every,
         what,

@@ -24,16 +24,18 @@ def _check_signs(config: Config) -> None:
     for key, value in _positive(config).items():
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(
-                f"{key} is {value}, not a positive number", where=key, fix=f"set {key} to a positive number"
+                f"{key} is {value}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
             )
     for key, amount in _not_negative(config).items():
         if amount is not None and not 0 <= amount < math.inf:
             raise ConfigError(
-                f"{key} is {amount}, not a finite number of 0 or more", where=key, fix=f"set {key} to 0 or more"
+                f"{key} is {amount}, but must be a finite number of 0 or more", where=key, fix=f"set {key} to 0 or more"
             )
     for key, number in _floats(config, ""):
         if not math.isfinite(number):  # JSON, the format of a plan, has no such number
-            raise ConfigError(f"{key} is {number}, not a finite number", where=key, fix=f"set {key} to a finite number")
+            raise ConfigError(
+                f"{key} is {number}, but must be a finite number", where=key, fix=f"set {key} to a finite number"
+            )
 
 
 def _check_upper_limits(config: Config) -> None:
@@ -49,7 +51,9 @@ def _check_upper_limits(config: Config) -> None:
     }
     for key, (count, limit) in largest.items():
         if count is not None and count > limit:
-            raise ConfigError(f"{key} is {count}, more than {limit}", where=key, fix=f"set {key} to {limit} or less")
+            raise ConfigError(
+                f"{key} is {count}, but must be {limit} or less", where=key, fix=f"set {key} to {limit} or less"
+            )
     stall = config.launch.stall
     if stall is not None and stall.factor <= 1:
         what = f"launch.stall.factor is {stall.factor:g}, but at 1 or less the watchdog ends trials without a stall"

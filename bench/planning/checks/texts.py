@@ -53,7 +53,7 @@ def _check(place: str, text: str) -> None:
     """Refuse a text that is not valid for its key."""
     if letter := texts.control_character(text):
         what = f"contains the control or format character U+{ord(letter):04X}"
-        raise _refused(place, text, what, "write it as plain text on one line")
+        raise _refused(place, text, what, "write a text of printable characters on one line")
     if len(text) > MAX_TEXT:
         raise _refused(place, text, f"has more than {MAX_TEXT:,} characters", "write a shorter text")
     for places, pattern, fix in _PATTERNS:

@@ -25,8 +25,8 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
     r, rows = config.training_recipe, config.training_data.train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
-            f"the evaluation interval of {every_steps} steps is {every_steps * r.global_batch_size} samples, but there "
-            f"are only {rows} training rows",
+            f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
+            f"training data has only {rows} samples",
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less",
         )
@@ -52,13 +52,13 @@ def check_steps(config: Config, max_steps: int) -> None:
     warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.train_rows
     if max_steps < 1:
         raise ConfigError(
-            f"an epoch of {rows} rows is smaller than one batch of {config.training_recipe.global_batch_size} rows",
+            f"an epoch has only {rows} samples, but one batch has {config.training_recipe.global_batch_size} samples",
             where="task.training.epochs, recipe.global_batch_size, data.train_rows",
             fix=f"set recipe.global_batch_size to {rows} or less",
         )
     if max_steps > ranges.MAX_STEPS:
         raise ConfigError(
-            f"{config.training.epochs} epochs are {max_steps} steps, more than {ranges.MAX_STEPS}",
+            f"{config.training.epochs} epochs are {max_steps} steps, but at most {ranges.MAX_STEPS} steps are possible",
             where="task.training.epochs",
             fix="lower task.training.epochs",
         )
@@ -82,13 +82,14 @@ def _check_precision(config: Config) -> None:
             where="precision, task.training.trains",
             fix="set precision=bf16, or task.training.trains=lora",
         )
-    what = "a 4-bit base" if trains is Trains.qlora else "LoRA in FP8"
+    what = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
     unmet = differs_from_llama(config.model)
     if unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
             f"{what} needs a Llama model, but " + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
-            fix="set precision=bf16 and task.training.trains=lora, or use RMSNorm, swiglu, rope and no bias",
+            fix="set precision=bf16 and task.training.trains=lora, or choose a model with RMSNorm, swiglu, rope and no "
+            "bias",
         )
 
 
@@ -100,13 +101,13 @@ def _check_training(config: Config) -> None:
             f"exactly one of max_steps and epochs must be set, but max_steps is {training.max_steps or 'null'} and "
             f"epochs is {training.epochs or 'null'}",
             where="task.training.max_steps, task.training.epochs",
-            fix="set max_steps or epochs to a number, and the other one to null",
+            fix="set max_steps to a number and epochs to null, or max_steps to null and epochs to a number",
         )
     if (training.starts_from is StartsFrom.task) != (training.base is not None):
         raise ConfigError(
-            f"starts_from is {training.starts_from.name}, but base is {training.base or 'null'}",
+            f"starts_from is {training.starts_from.name}, but task.training.base is {training.base or 'null'}",
             where="task.training.starts_from, task.training.base",
-            fix="set task.training.base to a task for starts_from=task, otherwise to null",
+            fix="for starts_from=task set task.training.base to a task name, otherwise set task.training.base=null",
         )
     if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(

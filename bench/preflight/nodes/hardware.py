@@ -35,7 +35,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
             what = f"rank {rank.rank} uses GPU {rank.local_rank}, but its CUDA_VISIBLE_DEVICES has only {count} GPUs"
-            fix = "set cluster.slurm.gpu_request to a request of GPUs per node, not per task"
+            fix = "set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task"
             yield broken("HW-03", what, rank.node, fix=fix)
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))

@@ -79,7 +79,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return node_facts.loads(path.read_text(), kind)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LogError(
-            f"the facts of a node cannot be read: {error}",
+            f"the file with the facts of a node (hardware and software) cannot be read: {error}",
             where=str(path),
-            fix="start the job again: its nodes write the file",
+            fix="start the job again: the nodes of the job write this file",
         ) from error

@@ -25,10 +25,8 @@ def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
             what += ": every process is rank 0" if size == 1 else ""
             yield broken("NCC-05", what, listed(nodes))
     if missing := sorted(set(range(planned)) - present):
-        what = f"{len(missing)} of {planned} ranks wrote no facts about their node: ranks {_ranges(missing)}"
-        fix = (
-            "read the output of these ranks in the job's log; without output, put LOGDIR on a file system of all nodes"
-        )
+        what = f"{len(missing)} of {planned} ranks wrote no file about their node: ranks {_ranges(missing)}"
+        fix = "read the output of these ranks in the job's log; without output, put LOGDIR on a shared file system"
         yield broken("NCC-05", what, facts.folder, fix=fix)
 
 
@@ -83,7 +81,7 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     for names, nodes in grouped((rank.not_as_planned, rank.node) for rank in facts.ranks).items():
         if names:
-            what = f"the container has other values than the plan for {', '.join(names)}"
+            what = f"these variables have other values in the container than in the plan: {', '.join(names)}"
             yield broken("PYX-09", what, listed(nodes), severity="warning")
 
 

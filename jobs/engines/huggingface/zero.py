@@ -155,7 +155,9 @@ def require(plan: TrainingPlan) -> None:
         raise ConfigError(
             f"DeepSpeed rejects the plan's settings: {_reason(error)}",
             where=name or "engine.huggingface",
-            fix="correct this file" if name else "choose another engine.huggingface.zero_stage or offload",
+            fix="correct this file"
+            if name
+            else "choose another engine.huggingface.zero_stage or another setting of offload",
         ) from error
 
 

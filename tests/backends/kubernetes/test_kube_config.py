@@ -38,8 +38,8 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
         {"run_as_user": 0},
         (checks.shape, "KUB-15", "run_as_user is root, but pods may not run as root", "run_as_user"),
     ),
-    "low port": ({"port": 1023}, (checks.shape, "KUB-15", "1023 is not a valid unprivileged port", "port")),
-    "high port": ({"port": 65536}, (checks.shape, "KUB-15", "65536 is not a valid unprivileged port", "port")),
+    "low port": ({"port": 1023}, (checks.shape, "KUB-15", "port is 1023, but must be from 1024 to 65535", "port")),
+    "high port": ({"port": 65536}, (checks.shape, "KUB-15", "port is 65536, but must be from 1024 to 65535", "port")),
     "queue": (
         {"queue": "a", "version": "1.23"},
         (checks.shape, "KUB-16", "queue is set, but before Kubernetes 1.24 every node of a run is a Job", "queue"),
@@ -87,7 +87,9 @@ def test_pods_request_the_gpus_of_the_plan(gpu: str, resource: str, what: list[s
     plan = compose.compose([*words, f"cluster.kubernetes.gpu_resource={resource}"])
     problems = findings(checks.shape, Subject(plan, ""))
     assert [one.what for one in problems] == what
-    assert all(one.fix == f"set it to {'amd' if gpu == 'mi300x' else 'nvidia'}.com/gpu" for one in problems)
+    assert all(
+        one.fix == f"set {K}.gpu_resource to {'amd' if gpu == 'mi300x' else 'nvidia'}.com/gpu" for one in problems
+    )
 
 
 @pytest.mark.parametrize("changes", [{"port": 1024}, {"port": 65535}, {"shm_gib": 1, "grace_s": 1, "keep_h": 0}])
@@ -98,7 +100,9 @@ def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize("changes", [{"shm_gib": 0}, {"grace_s": 0}, {"keep_h": -1}])
 def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
     (one,) = findings(checks.shape, settled(changes))
-    assert (one.what, one.where) == ("shm_gib, grace_s or keep_h is out of range", f"{K}: shm_gib, grace_s, keep_h")
+    (key, value), *_ = changes.items()
+    assert f"{key} is {value}" in one.what and one.what.endswith(", which is out of range")
+    assert one.where == f"{K}: shm_gib, grace_s, keep_h"
 
 
 def test_each_folder_of_a_run_needs_a_volume() -> None:

@@ -151,7 +151,7 @@ def test_after_a_lost_answer_the_note_is_kept_until_the_job_is_seen(api: ApiServ
     with pytest.raises(SubmitError, match="timed out; the job may exist anyway") as lost:
         BACKEND.submit(planned(), folder)
     assert (lost.value.rule, lost.value.where) == ("KUB-12", "https://here")
-    assert lost.value.fix.endswith(f"if it does not: runstop resume '{folder}'")
+    assert lost.value.fix.endswith(f"if the job does not exist: runstop resume '{folder}'")
     assert held(folder, SUBMISSION)["job"] == f"job/default/{name}" and held(folder)["jobs"] == []
     assert not any(one.startswith("DELETE") for one in api.requests), "the job may run"
     assert list(BACKEND.submitted(folder)) == []

@@ -122,7 +122,9 @@ def test_a_node_refuses_a_lead_without_its_token(pair: Pair) -> None:
 
     answering = threading.Thread(target=lead)
     answering.start()
-    with pytest.raises(ConfigError, match="HST-03: the process at the lead's address does not know the token"):
+    with pytest.raises(
+        ConfigError, match="HST-03: the process at the address of the lead node does not know the token"
+    ):
         member.authenticate(channel, 1, token="ours")
     answering.join()
 

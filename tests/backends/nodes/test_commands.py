@@ -281,7 +281,7 @@ def test_nodes_must_share_files_that_several_of_them_write() -> None:
     two = [shares, alone, Other(2, "rig2", True), Other(3, "rig3", False)]
     for fine in (Others(plan, two), Others(saving, [shares]), Others(saving, [])):
         lead.require_shared(cast(Nodes, fine))
-    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 cannot access it\n  where: task\.tr"
+    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 cannot access this folder\n  where: task\.tr"
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
     message = (

@@ -266,7 +266,7 @@ def test_a_silent_node_or_one_that_does_not_stop_is_lost(cluster: Cluster, monke
     (rig1,) = cluster.nodes.members
     with theirs:
         lost = cluster.nodes.stop()
-        assert lost is not None and lost.what == "node 1 (rig1) was lost: its ranks do not end"
+        assert lost is not None and lost.what == "node 1 (rig1) was lost: the ranks of this node do not end"
         theirs.sendall(b'{"kind": "ended", "codes": {"2": 5}}\n{"kind": "stopped"}\n')
         assert cluster.nodes.stop() is None and rig1.codes == {2: 5}
     with pytest.raises(NodeLostError, match=r"node 1 \(rig1\) was lost: "):

@@ -116,7 +116,9 @@ def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
     what = "the cluster has Ray 2.9.0, but this machine has Ray 2.60.1"
     assert findings(results) == {
         "version": [broken("RAY-02", what, ADDRESS, fix=ray, severity="warning")],
-        "nodes": [broken("RAY-03", "1 of 2 Ray nodes have CPU: 2, but the run needs 2 such nodes", ADDRESS, fix=fix)],
+        "nodes": [
+            broken("RAY-03", "only 1 of 2 Ray nodes have CPU: 2, but the run needs 2 such nodes", ADDRESS, fix=fix)
+        ],
     }
     dashboard.is_down = True
     results = looked(planned(), "login")
@@ -136,7 +138,10 @@ def test_without_an_address_no_cluster_is_queried(dashboard: Dashboard, monkeypa
     )
     assert results.fix.startswith("set cluster.ray.address=http://HEAD:8265, or export")
     (odd,) = findings(looked(planned("cluster.ray.address=head:8265"), "laptop"))["cluster address"]
-    assert (odd.what, odd.fix) == ("'head:8265' is not a valid dashboard address", "write it as http://HEAD:8265")
+    assert (odd.what, odd.fix) == (
+        "'head:8265' is not a valid dashboard address",
+        "set cluster.ray.address=http://HEAD:8265",
+    )
     assert dashboard.requests == []
 
 
@@ -159,7 +164,7 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
         and "MY_PASSWORD" in secret.what
         and "horse" not in str(secret)
     )
-    assert unset == broken("CFG-06", "A is not set", secret.where, fix="export A=…, or remove it from the list")
+    assert unset == broken("CFG-06", "A is not set", secret.where, fix="export A=…, or remove A from this list")
     assert results["no job array"] == [
         broken(
             *("CFG-09", "the Ray backend does not support job arrays", "launch.array"),

@@ -41,7 +41,7 @@ NODES = "cluster.num_nodes"
                 (
                     "SLU-09",
                     "warning",
-                    "the job requests 2 nodes and would wait: only 0 of 2 in partition batch are up",
+                    "the job requests 2 nodes and would wait: only 0 of 2 nodes in partition batch are up",
                     NODES,
                 )
             ],

@@ -284,7 +284,9 @@ def test_settings_that_deepspeed_rejects_are_refused_with_its_message(
     with pytest.raises(ConfigError) as caught:
         zero.build(plan)
     pytest.raises(ConfigError, zero.require, plan).match(f"(?m)rejects the plan's {what}")
-    assert "where: engine.huggingface\n" in str(caught.value) and "zero_stage or offload" in str(caught.value)
+    assert "where: engine.huggingface\n" in str(caught.value) and "zero_stage or another setting of offload" in str(
+        caught.value
+    )
     block: Any = plan.config.engine.huggingface
     block.deepspeed_json = "mine.json"
     pytest.raises(ConfigError, zero.require, plan).match("where: mine.json\n  fix:   correct this file")

@@ -141,12 +141,12 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
     for what, size in split.items():
         if size % tp:
             fix = f"set parallel.tp to a divisor of {size}"
-            raise ConfigError(f"parallel.tp={tp} does not divide {size} {what}", where="parallel.tp", fix=fix)
+            raise ConfigError(f"parallel.tp={tp} does not divide the {size} {what}", where="parallel.tp", fix=fix)
     odd = {name: num_in for name, (_, num_in) in shapes(model, tp).items() if num_in % nf4.BLOCK}
     if precision is WeightPrecision.nf4 and odd:
         name, num_in = next(iter(odd.items()))
         raise ConfigError(
-            f"a row of {name} has {num_in} weights on each rank, but NF4 needs a multiple of {nf4.BLOCK}",
+            f"a row of {name} has {num_in} weights on each rank, but NF4 needs a multiple of {nf4.BLOCK} weights",
             where="parallel.tp, task.generation.nf4",
             fix="lower parallel.tp, or set task.generation.nf4=null",
         )
