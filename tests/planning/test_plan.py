@@ -234,7 +234,7 @@ REFUSED = {
     "precision=fp8 model.norm=LayerNorm": "is LayerNorm\n  where: precision, model.norm\n  fix:   set precision=bf16",
     "precision=fp8 model.activation=gelu model.bias=true": "model.activation is gelu, model.bias is True",
     "precision=fp8 model.position=learned": "model.position is learned",
-    "precision=fp8 model.ffn_hidden_size=200": "128 x 200\n.*\n  fix:   set precision=bf16$",
+    "precision=fp8 model.ffn_hidden_size=200": "128 x 200 on each rank\n.*\n  fix:   set precision=bf16$",
     "precision=bf16 task.training.trains=qlora cluster.ranks_per_node=2 parallel.tp=2": "linear_fc2 has 96",
     "task=lora70b cluster=dgx1 parallel.tp=8 model.ffn_hidden_size=28608": "linear_fc2 has the size 8192 x 3576",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.layer_tflop=[1,1,2]": "ascending sizes: \\[1.0, 1.0, 2.0\\] with",
