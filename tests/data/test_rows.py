@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "parquet",
         {"train": [(t, np.roll(t, -1)) for t, _ in rows(NUM_TRAIN)]},
     ),
-    "the folder has no train rows": ("parquet", {}),
+    "the folder has no file with the train rows": ("parquet", {}),
 }
 
 

@@ -50,6 +50,7 @@ def test_a_study_that_is_killed_twice_gives_a_table_with_all_runs(tmp_path: Path
     folder = tmp_path / "studies/tiny-local"
     killed = spawn(ARGV, {"LOGDIR": str(tmp_path)})
     until(lambda: len(valid_runs(folder)) == 1 and len(list(folder.glob("*/result_0.txt"))) == 2, killed)
+    os.killpg(killed.pid, signal.SIGSTOP)  # so that the second run does not end meanwhile
     second = typed(tmp_path)
     assert second.returncode == 2 and "another process is already working on this study" in second.stderr
     os.killpg(killed.pid, signal.SIGKILL)

@@ -271,7 +271,7 @@ def test_an_excessive_number_of_runs_is_refused_at_once(tmp_path: Path, capsys: 
         assert ended.value.code == 2 and "100000000000 runs of each arm, but must have" in printed
     with pytest.raises(
         ConfigError,
-        match=r"1001 runs of each arm, but must have 1 to 1,000\n.*mine.yaml: runs\n.*set runs to a number from 1",
+        match=r"1001 runs of each arm, but must have 1 to 1,000 runs\n.*mine.yaml: runs\n.*set runs to a number from 1",
     ):
         study_folder(tmp_path, f"{STUDY}runs: 1001\n")
     stored = tmp_path / "mine-here" / folders.STUDY

@@ -334,7 +334,7 @@ def test_an_unexpected_message_is_not_accepted_as_an_answer(monkeypatch: pytest.
     for kind in ("a", "b", "c"):
         theirs.send(kind)
     assert ours.next(5.0, "z", "a") == {"kind": "a"}
-    with pytest.raises(channels.LostError, match="^the other node sent 'b' instead of c or d$"):
+    with pytest.raises(channels.LostError, match="^the other node sent the message 'b' instead of the message c or d$"):
         ours.next(5.0, "c", "d")
     with pytest.raises(channels.LostError, match="^the other node has not answered within 0 s$"):
         ours.next(0.01, "c")

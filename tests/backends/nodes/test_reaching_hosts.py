@@ -176,7 +176,12 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     [
         ("echo 'ssh: Could not resolve hostname rig1: no' >&2; echo later >&2", "HST-06", "ssh: Could not", None),
         ("echo of a shell; echo 'the last line' >&2; echo >&2", None, "the last line", "read "),
-        ('echo \'{"kind": "ready"}\'; cat >/dev/null', None, "the other node sent 'ready' instead of join", "read "),
+        (
+            'echo \'{"kind": "ready"}\'; cat >/dev/null',
+            None,
+            "the other node sent the message 'ready' instead of the message join",
+            "read ",
+        ),
         ("exit 3", None, "the other node has closed the connection", "read "),
     ],
 )

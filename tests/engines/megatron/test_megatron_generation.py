@@ -397,8 +397,8 @@ class Half:
             WeightPrecision.bf16,
             "Llama models only, but in this model model.activation is gelu",
         ),
-        ({"num_query_groups": 1}, WeightPrecision.bf16, "parallel.tp=2 does not divide 1 query groups"),
-        ({"vocab_size": 511}, WeightPrecision.bf16, "parallel.tp=2 does not divide 511 rows of the vocabulary"),
+        ({"num_query_groups": 1}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 1 query groups"),
+        ({"vocab_size": 511}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 511 rows of the vocabulary"),
         ({}, WeightPrecision.nf4, "a row of fc2 has 96 weights on each rank, but NF4 needs a multiple of 64"),
     ],
 )
