@@ -239,7 +239,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
             ),
             broken(
                 "KUB-08",
-                "claim runstop-data can be mounted on one node only (ReadWriteOnce)",
+                "the claim runstop-data can be mounted on one node only (ReadWriteOnce)",
                 f"{WHERE}: results, data, model",
             ),
             broken("KUB-08", "PersistentVolumeClaim runstop-model does not exist", "namespace team"),
