@@ -44,7 +44,8 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "ENR-05": (rb"Read-only file system",),
     "CFG-02": (
         rb"val_check_interval.{0,40} must be less than or equal to the number of the training batches",
-        rb"evaluation interval of \d+ steps is \d+ samples, more than the",
+        rb"evaluation interval has \d+ samples \(\d+ steps\), but the",
+        rb"evaluation interval of \d+ steps is \d+ samples, more than the",  # earlier versions
         rb"evaluation every \d+ steps is \d+ samples, longer than the data's",  # earlier versions
     ),
     "CFG-10": (

@@ -203,7 +203,7 @@ def test_missing_credentials_are_reported_and_no_secret_is_printed(
     file.write_text("".join(f"machine {name} login $oauthtoken password {SECRET}\n" for name in machines))
     code, out = finished(bench("import", source, "--dir", str(folder), how="no access"))
     assert code == 1 and SECRET not in out and "oauthtoken password nv" not in out
-    assert re.findall(r"no credentials for (.+), so", out) == ([missing] if missing else [])
+    assert re.findall(r"no credentials for (.+), so only", out) == ([missing] if missing else [])
 
 
 def test_credentials_that_others_may_read_are_reported(bench, tmp_path: Path, folder: Path) -> None:
