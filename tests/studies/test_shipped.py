@@ -29,7 +29,7 @@ ONE_H200 = ["cluster=local", "cluster.device=cuda", "cluster.ranks_per_node=1", 
 EXPECTED = {
     "dissect_finetuning": ("cluster=dgxh200", {"": 51}),
     "dissect_few_gpus": ("cluster=dgxh200", {"": 7, "estimated memory is 140.6 GiB per GPU": 1}),
-    "dissect_frameworks": ("cluster=dgxh200", {"": 8}),
+    "dissect_frameworks": ("cluster=dgxh200", {"": 7}),
     "dissect_links": ("cluster=dgxh200", {"": 15}),
     "dissect_max_batch": ("cluster=dgxh200", {"": 44}),
     "dissect_kernels": ("cluster=dgxh200", {"": 5}),
@@ -201,8 +201,9 @@ FITS_HERE_ONLY = {"PEFT 70B L+F+R+Z3"}
 
 
 def of_table(name: str, *, only: str = "") -> tuple[tuple[Figure, ...], list[PlannedArm]]:
-    """Return the figures of a table, and the arms of its study, planned for eight of its GPUs."""
-    study_name = next(study for study in STUDIES if name in loaded(study)[0].published)
+    """Return the figures of a table, and the arms of its largest study, planned for eight of its GPUs."""
+    of_studies = [study for study in STUDIES if name in loaded(study)[0].published]
+    study_name = max(of_studies, key=lambda study: len(loaded(study)[1]))
     study, arms = loaded(study_name)
     words = [*ONE_H200[:2], "cluster.ranks_per_node=8", f"gpu@cluster.gpu={GPUS[name]}"]
     some = tuple(arm for arm in arms if arm.name.startswith(only))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from fault_injection import Scene, batch_script, fill, of_job, ranks, srun_of_trial
@@ -217,6 +218,12 @@ time.time_ns = lambda real=time.time_ns: real() + int(float(offset.read_text()) 
 """The wall clock is shifted by the seconds in a file; the monotonic clock is not."""
 
 
+def _with_mount(override: str, folder: Path) -> str:
+    """Return the override of the containers' mounts with one more folder; others as they are."""
+    key, _, mounts = override.partition("=")
+    return f"{key}={json.dumps([*json.loads(mounts), f'{folder}:{folder}'])}" if key == "container.mounts" else override
+
+
 def with_python_that(text: str, *, clock_s: float = 0) -> Callable[[User, Sequence[str]], Run]:
     """Return a function that launches a run with `text` as sitecustomize.py; its clock is ahead by `clock_s`."""
 
@@ -229,7 +236,8 @@ def with_python_that(text: str, *, clock_s: float = 0) -> Callable[[User, Sequen
             (override for override in user.overrides if "PYTHONPATH" in override),
             f"+cluster.environment.PYTHONPATH={ROOT}",
         )
-        own = replace(user, overrides=tuple(override for override in user.overrides if "PYTHONPATH" not in override))
+        overridden = (override for override in user.overrides if "PYTHONPATH" not in override)
+        own = replace(user, overrides=tuple(_with_mount(override, folder) for override in overridden))
         path = path.replace("PYTHONPATH=", f"PYTHONPATH={folder}:").replace('"', "")
         return own.launch(*overrides, path, f"+cluster.environment.RUNSTOP_TEST_CLOCK={folder}/clock")
 
