@@ -139,7 +139,7 @@ ROWS = (
         name="evaluation rows changed between trials",
         start=fault_actions.with_own_cache,
         inject=fault_actions.change_rows_after_a_trial,
-        answer=fails("CFG-12", "row 0 has other tokens or counts", trials=FINISHED_AND_ABORTED),
+        answer=fails("CFG-12", "the tokens or counts of row 0 were changed", trials=FINISHED_AND_ABORTED),
         overrides=(*ONE_NODE, "trials=2"),
     ),
     Fault(
