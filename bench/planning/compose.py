@@ -86,8 +86,13 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     config = as_planned(config)
     if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
-    shared = [override for override in overrides if override.lstrip("+~").split("=")[0].split(".")[0] in FOR_BASE_TOO]
+    shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
     return make_plan.make(config, _with_first_hosts(_composed([f"task={config.training.base}", *shared])))
+
+
+def override_key(override: str) -> str:
+    """Return the key, or the group, that an override sets, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 NUM_NODES = "cluster.num_nodes"
@@ -100,7 +105,7 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     the default of the cluster's file.
     """
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
-    if len(hosts) > num_nodes and not any(override.lstrip("+").startswith(f"{NUM_NODES}=") for override in overrides):
+    if len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
             f"{len(hosts)} hosts are listed, but {NUM_NODES} is {num_nodes}",
             where="cluster.hosts",

@@ -22,6 +22,7 @@ from bench import masked_json
 from bench.backends import run_lock
 from bench.contract import atomic_files
 from bench.errors import ConfigError
+from bench.planning import compose
 from bench.results.published import PublishedTable
 from bench.results.study import PlannedArm
 from bench.runs.folder import NOT_OTHERS, require_ours, short
@@ -166,7 +167,7 @@ def _settings(stored: StoredStudy) -> dict[str, list[str]]:
     length = [f"{name}={value}" for name, value in (("window", study.window), ("max_batch", study.max_batch)) if value]
     return {
         arm.name: [
-            *(one for one in (*arm.overrides, *stored.overrides) if one.lstrip("+~").partition("=")[0] not in NEUTRAL),
+            *(one for one in (*arm.overrides, *stored.overrides) if compose.override_key(one) not in NEUTRAL),
             *length,
             *([f"calculated={arm.calculated}"] if arm.calculated else []),
         ]

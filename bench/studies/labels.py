@@ -5,12 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from bench.contract.model import Model
-from bench.errors import ConfigError
-from bench.planning import compose
 from bench.results.statement import StatementResult
 from bench.results.study import Difference, PlannedArm, Row, StudyResult, Table
-from bench.studies.arms import Arm
-from bench.studies.plans import Request
 
 MODEL = "model"
 """The label that names the model of an arm."""
@@ -18,30 +14,11 @@ _NOT_SIZES = ("name", "source", "weights")
 """Fields of a model that are not its sizes."""
 
 
-def with_models(request: Request, planned: Sequence[PlannedArm]) -> list[PlannedArm]:
-    """Return planned arms with the model that the command line gives them instead of their own one."""
-    if not any(_sets_model(one) for one in request.cli_overrides):
-        return list(planned)
-    return [replace(one, model=_replaced(request, arm)) for arm, one in zip(request.arms, planned, strict=True)]
-
-
-def _replaced(request: Request, arm: Arm) -> str:
-    """Return the model that the command line gives an arm instead of its own one; empty if the sizes are the same."""
-    others = replace(request, cli_overrides=[one for one in request.cli_overrides if not _sets_model(one)])
-    try:
-        replaced, own = (
-            compose.unplanned(one.overrides(arm), config_dir=request.config_dir).model for one in (request, others)
-        )
-    except ConfigError:  # such an arm has no plan
+def of_replacement(new: Model, old: Model) -> str:
+    """Return the name of a model that replaces the model of an arm; empty if the sizes are the same."""
+    if _sizes(new) == _sizes(old):
         return ""
-    if _sizes(own) == _sizes(replaced):
-        return ""
-    return replaced.name if replaced.name != own.name else f"{replaced.name} of other sizes"
-
-
-def _sets_model(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0]
-    return key in ("model", "task") or key.startswith("model.")
+    return new.name if new.name != old.name else f"{new.name} of other sizes"
 
 
 def _sizes(model: Model) -> dict[str, object]:
@@ -49,7 +26,7 @@ def _sizes(model: Model) -> dict[str, object]:
 
 
 def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResult:
-    """Return a result whose arms name the models that they ran, without published figures of other models."""
+    """Return a result whose arms name the models that they ran."""
     models = {name: arm.model for name, arm in planned.items() if arm.model}
     if not models:
         return result
@@ -84,7 +61,7 @@ def _row(row: Row, names: Mapping[str, str], models: Mapping[str, str]) -> Row:
     if row.arm not in names:
         return row
     labels = {name: _label(value, models[row.arm]) if name == MODEL else value for name, value in row.labels.items()}
-    return replace(row, arm=names[row.arm], labels=labels, published={})
+    return replace(row, arm=names[row.arm], labels=labels)
 
 
 def _table(table: Table, result: StudyResult, names: Mapping[str, str], models: Mapping[str, str]) -> Table:
@@ -120,7 +97,6 @@ def _statement(one: StatementResult, names: Mapping[str, str], models: str) -> S
         text=f"{one.text} (judged with model {models})",
         reason=_with_names(one.reason, names),
         intervals=tuple(replace(each, name=_with_names(each.name, names)) for each in one.intervals),
-        published=(),
     )
 
 

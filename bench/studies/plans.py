@@ -23,7 +23,7 @@ from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
 from bench.planning.estimates.parameters import parameters
 from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
-from bench.studies import checks
+from bench.studies import checks, labels
 from bench.studies.arms import Arm
 from bench.studies.spec import Study
 
@@ -109,7 +109,7 @@ def check_overrides(request: Request) -> Config:
         ConfigError: an override is wrong, a study sets it itself, or one of its axes varies it.
     """
     for override in request.cli_overrides:
-        key = _key(override)
+        key = compose.override_key(override)
         if key in OF_THE_STUDY:
             raise ConfigError(
                 f"{key} cannot be overridden, because the study sets this key itself",
@@ -127,10 +127,6 @@ def check_overrides(request: Request) -> Config:
     return compose.unplanned([*request.study.overrides, *request.cli_overrides], config_dir=request.config_dir)
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
 def _axis_of(key: str, study: Study) -> str | None:
     """Return the axis whose choices all set a key, to different values; None if there is none.
 
@@ -139,7 +135,7 @@ def _axis_of(key: str, study: Study) -> str | None:
     if key == CLUSTER.removesuffix("="):
         return None
     for axis, choices in study.axes.items():
-        values = [[one for one in overrides if _key(one) == key] for overrides in choices.values()]
+        values = [[one for one in overrides if compose.override_key(one) == key] for overrides in choices.values()]
         if all(values) and len({value[-1] for value in values}) > 1:
             return axis
     return None
@@ -155,7 +151,7 @@ def plan_arms(request: Request, *, inspects: bool = False) -> list[PlannedArm]:
     """
     planned = [_planned(request, arm, inspects=inspects) for arm in request.arms]
     return [
-        replace(one, note="; ".join(filter(None, (arm.note, one.note))), changed=_changed(request, arm))
+        replace(one, note="; ".join(filter(None, (arm.note, one.note))), **_replaced(request, arm))
         for arm, one in zip(request.arms, planned, strict=True)
     ]
 
@@ -165,18 +161,23 @@ SAME_WORK_KEYS = ("model.weights", "data.files", "data.tokenizer")
 """Groups and keys of overrides that keep the work of an arm; a key that the arm sets itself does not."""
 
 
-def _changed(request: Request, arm: Arm) -> tuple[str, ...]:
-    """Return the overrides of the command line that change the work of an arm; those without an effect do not count."""
-    of_arm = {_key(override) for override in arm.overrides} - set(SAME_WORK_KEYS)
-    others = [one for one in request.cli_overrides if _changes_work(_key(one), of_arm)]
+def _replaced(request: Request, arm: Arm) -> dict[str, Any]:
+    """Return the overrides of the command line that change the work of an arm, and the model that they give it.
+
+    Overrides without an effect do not count.
+    """
+    of_arm = {compose.override_key(override) for override in arm.overrides} - set(SAME_WORK_KEYS)
+    others = [one for one in request.cli_overrides if _changes_work(compose.override_key(one), of_arm)]
     if not others:
-        return ()
+        return {}
     own = replace(request, cli_overrides=[one for one in request.cli_overrides if one not in others])
     try:
-        configs = [compose.unplanned(one.overrides(arm), config_dir=request.config_dir) for one in (request, own)]
+        new, old = (compose.unplanned(one.overrides(arm), config_dir=request.config_dir) for one in (request, own))
     except ConfigError:
-        return tuple(others)
-    return () if _work(configs[0]) == _work(configs[1]) else tuple(others)
+        return {"changed": tuple(others)}
+    if _work(new) == _work(old):
+        return {}
+    return {"changed": tuple(others), "model": labels.of_replacement(new.model, old.model)}
 
 
 def _changes_work(key: str, of_arm: set[str]) -> bool:

@@ -17,7 +17,7 @@ from bench.runs.ledger import Outcome
 from bench.runs.run import Run
 from bench.runs.status import Ending
 from bench.studies import arms as arms_of
-from bench.studies import fits, labels, library, plans
+from bench.studies import fits, library, plans
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import RunName, StoredStudy
@@ -227,7 +227,7 @@ def begin(
         request=request,
         stored=stored,
         folder=folders.path(_logs(config), name=name, cluster=config.cluster.name),
-        planned=fits.with_fits(request, labels.with_models(request, plans.plan_arms(request, inspects=inspects))),
+        planned=fits.with_fits(request, plans.plan_arms(request, inspects=inspects)),
         max_walltime_min=config.cluster.slurm.max_walltime_min if config.cluster.slurm else None,
         waits=waits,
     )

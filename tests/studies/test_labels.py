@@ -10,7 +10,7 @@ from bench.console import study as study_sheets
 from bench.results.study import PlannedArm
 from bench.studies import arms as arms_of
 from bench.studies import folder as folders
-from bench.studies import labels, library, plans
+from bench.studies import library, plans
 from bench.studies.folder import StoredStudy
 from bench.studies.plans import Request
 from helpers.study_runs import valid_run
@@ -43,7 +43,7 @@ rows: [{labels: {model: 7B}, printed: ["100"]}, {labels: {model: 13B}, printed: 
 def planned(tmp_path: Path, *words: str) -> dict[str, PlannedArm]:
     study = library.load("mine", config_dir=site(tmp_path))
     request = Request(study=study, arms=arms_of.build(study, where="mine"), cli_overrides=["cluster=dgx1", *words])
-    return {arm.name: arm for arm in labels.with_models(request, plans.plan_arms(request))}
+    return {arm.name: arm for arm in plans.plan_arms(request)}
 
 
 def site(tmp_path: Path) -> Path:
