@@ -17,7 +17,7 @@ from bench.errors import ConfigError
 from bench.planning.checks import generation as generation_checks
 from bench.planning.commands import fields_of_all
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
-from bench.planning.estimates.parameters import kv_size, linear_weights, rank_parameters
+from bench.planning.estimates.parameters import kv_size, weight_bytes
 from bench.planning.replicas import per_gpu, shards, split
 
 KEYS = ("prompt", "length")
@@ -194,11 +194,8 @@ def kv_bytes(config: Config, world: World) -> float:
 
 def _weight_bytes(config: Config, world: World) -> float:
     """Return the bytes of the weights on one GPU: linears in their own precision, the rest in that of activations."""
-    model = config.model
-    num_shards = shards(config, world)
-    held = rank_parameters(model, None, tp=num_shards, pp=1, pp_rank=0)[0]
-    linear = model.num_layers * linear_weights(model) / num_shards
-    return linear * LINEAR_BYTES[weights(config)] + (held - linear) * BYTES[config.precision]
+    sizes = {"linear_bytes": LINEAR_BYTES[weights(config)], "other_bytes": BYTES[config.precision]}
+    return weight_bytes(config.model, shards=shards(config, world), **sizes)
 
 
 def _temporary_bytes(config: Config, world: World, batch: int, prompt: int) -> float:

@@ -66,6 +66,13 @@ def linear_weights(model: Model) -> int:
     return sum(linear.weights for linear in linears(model).values())
 
 
+def weight_bytes(model: Model, *, shards: int, linear_bytes: float, other_bytes: float) -> float:
+    """Return the bytes of the weights on one of the GPUs that share a model: linears, and all others, by their size."""
+    held = rank_parameters(model, None, tp=shards, pp=1, pp_rank=0)[0]
+    linear = model.num_layers * linear_weights(model) / shards
+    return linear * linear_bytes + (held - linear) * other_bytes
+
+
 def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int) -> tuple[int, int]:
     """Return how many parameters a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
 

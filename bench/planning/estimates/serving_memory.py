@@ -10,7 +10,7 @@ from bench.contract.model import Activation, Model
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.serving import Arrivals, Load, Serving, ServingMemory, total_tokens
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, gpu
-from bench.planning.estimates.parameters import linear_weights, rank_parameters
+from bench.planning.estimates.parameters import weight_bytes
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}
 """Bytes of an element of the KV cache, of activations, embedding and head."""
@@ -22,7 +22,8 @@ LOGIT_BYTES = 4
 def estimate(config: Config, serving: Serving, loads: list[Load]) -> ServingMemory:
     """Return the memory of one of the tp GPUs of the server."""
     tp, size, device = config.parallel.tp or 1, BYTES[config.precision], gpu(config)
-    weights_gib = _weight_bytes(config, tp) / GIB
+    sizes = {"linear_bytes": LINEAR_BYTES[config.precision], "other_bytes": size}
+    weights_gib = weight_bytes(config.model, shards=tp, **sizes) / GIB
     workspace_gib = _workspace_bytes(config, serving, tp) / GIB
     request_gib = total_tokens(serving) * token_bytes(config.model, tp=tp, element_bytes=size) / GIB
     most, fitting = max(concurrent(load, serving) for load in loads), None
@@ -63,13 +64,6 @@ def concurrent(load: Load, serving: Serving) -> int:
     if load.rate is None or serving.limits.latency_s is None:
         return load.requests
     return min(load.requests, max(1, math.ceil(load.rate * serving.limits.latency_s)))
-
-
-def _weight_bytes(config: Config, tp: int) -> float:
-    """Return the bytes of the weights on one GPU."""
-    model, size = config.model, BYTES[config.precision]
-    held, linear = rank_parameters(model, None, tp=tp, pp=1, pp_rank=0)[0], model.num_layers * linear_weights(model)
-    return linear / tp * LINEAR_BYTES[config.precision] + (held - linear / tp) * size
 
 
 def _workspace_bytes(config: Config, serving: Serving, tp: int) -> float:
