@@ -96,8 +96,8 @@ class ProfileKind(Enum):
     """The profile of warm-up steps on rank 0; timed steps are not profiled.
 
     kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
-    modules: the time breakdown of two more steps, in rank_logs/trial_K.modules.json, and their trace. For a server: of
-    decode steps before the timed loads.
+    modules: the time breakdown of two of three more steps, in rank_logs/trial_K.modules.json, and their trace.
+    For a server: of decode steps before the timed loads.
     """
 
     none = "none"

@@ -30,6 +30,16 @@ INVALID = Answer(
     evidence="",
 )
 
+WITHOUT_LEDGER = Answer(
+    slurm="FAILED",
+    outcome="failed",
+    exit_code=ANY_FAILURE,
+    trials=(),
+    attempts=(),
+    rule="RUN-10",
+    evidence="the ledger cannot be read",
+)
+
 FINISHED_AND_ABORTED = ("valid", "aborted")
 
 ROWS = (
@@ -167,15 +177,7 @@ ROWS = (
         inject=fault_actions.remove("ledger.json"),
         overrides=TWO_TRIALS,
         trial=1,
-        answer=Answer(
-            slurm="FAILED",
-            outcome="failed",
-            exit_code=ANY_FAILURE,
-            trials=(),
-            attempts=(),
-            rule="RUN-10",
-            evidence="the ledger cannot be read",
-        ),
+        answer=WITHOUT_LEDGER,
     ),
     Fault(
         name="log removed",
@@ -205,15 +207,7 @@ ROWS = (
         inject=fault_actions.halve("ledger.json"),
         overrides=TWO_TRIALS,
         trial=1,
-        answer=Answer(
-            slurm="FAILED",
-            outcome="failed",
-            exit_code=ANY_FAILURE,
-            trials=(),
-            attempts=(),
-            rule="RUN-10",
-            evidence="the ledger cannot be read",
-        ),
+        answer=WITHOUT_LEDGER,
     ),
     Fault(
         name="status removed",
