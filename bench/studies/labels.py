@@ -37,7 +37,7 @@ def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResu
         title=f"{result.title}, with model {shown}",
         rows=tuple(_row(row, names, models) for row in result.rows),
         tables=tuple(_table(table, result, names, models) for table in result.tables),
-        differences=tuple(_difference(one, names) for one in result.differences),
+        differences=tuple(renamed_difference(one, names) for one in result.differences),
         order=tuple(tuple(names.get(name, name) for name in block) for block in result.order),
         notes=(*result.notes, f"the arms ran the model {shown}, which the command line sets"),
         statements=tuple(_statement(one, names, shown) for one in result.statements),
@@ -85,7 +85,8 @@ def _key(
     return tuple(_label(value, model) if name == MODEL else value for name, value in zip(labels, key, strict=True))
 
 
-def _difference(one: Difference, names: Mapping[str, str]) -> Difference:
+def renamed_difference(one: Difference, names: Mapping[str, str]) -> Difference:
+    """Return a difference whose arms have other names."""
     first, second = (names.get(name, name) for name in (one.first, one.second))
     compared = replace(one.comparison, names=(first, second)) if one.comparison else None
     return replace(one, first=first, second=second, comparison=compared)

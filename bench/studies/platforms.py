@@ -23,6 +23,7 @@ from bench.results.study import (
     StudyResult,
     Table,
 )
+from bench.studies.labels import renamed_difference
 
 PLATFORM = "platform"
 """The label of the columns."""
@@ -235,9 +236,7 @@ def _table(
 
 def _differences(side: _Side) -> Iterator[Difference]:
     for one in side.result.differences if side.result else ():
-        names = side.arm(one.first), side.arm(one.second)
-        compared = replace(one.comparison, names=names) if one.comparison else None
-        yield replace(one, first=names[0], second=names[1], comparison=compared)
+        yield renamed_difference(one, {name: side.arm(name) for name in (one.first, one.second)})
 
 
 def _statements(side: _Side, first: StudyResult, groups: Mapping[str, str]) -> Iterator[StatementResult]:
