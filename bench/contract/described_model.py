@@ -3,10 +3,19 @@
 `python -m jobs.weights.describe` writes it: counts are from the model on the meta device, activations from a probe.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from bench.errors import ConfigError
 
 FAMILY = "transformers"
 """The name of the family in `Model.family`."""
+
+
+NOT_COMPARED = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache", "architectures")
+"""Keys of config.json that do not change what the model computes in a plan."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +89,7 @@ class Described:
     """A causal language model of transformers."""
 
     config_json: str
-    """config.json, from which the ranks build the model."""
+    """config.json on one line, from which the ranks build the model."""
     transformers: str
     """Version of the library that described it."""
     architecture: str
@@ -89,6 +98,7 @@ class Described:
     parameters: int
     active_parameters: int
     """Those that a token uses: of experts, only the chosen ones."""
+    largest_parameter: int
     layer_weights: int
     """Elements of all matrices in the decoder layers: projections and experts."""
     active_layer_weights: int
@@ -111,3 +121,21 @@ class Described:
     def adapter_parameters(self, rank: int, modules: tuple[str, ...]) -> int:
         """Return the elements of adapters of this rank on all linear layers with these names."""
         return sum(rank * one.sides for one in self.projections if one.name in modules)
+
+
+def require_same(config: Mapping[str, Any], described: Described, *, where: str) -> None:
+    """Refuse a config.json that is not the one of the plan.
+
+    Raises:
+        ConfigError: a key differs.
+    """
+    planned = json.loads(described.config_json)
+    keys = sorted({*planned, *config} - {*NOT_COMPARED})
+    if wrong := [f"{key} is {config.get(key)}, but {planned.get(key)} in the plan" for key in keys
+                 if config.get(key) != planned.get(key)]:
+        raise ConfigError(
+            f"config.json is not that of the plan: {'; '.join(wrong[:3])}",
+            where=where,
+            fix="set MODEL to the folder that was planned, or start a new run",
+            rule="CFG-06",
+        )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.codec import OMIT_DEFAULT
+from bench.contract.described_model import Described
 
 
 class Weights(Enum):
@@ -81,6 +82,8 @@ class Model:
     """Whether each head of q and of k is normalised (RMSNorm) before RoPE, as in Qwen3."""
     experts: Experts | None = field(default=None, metadata=OMIT_DEFAULT)
     """None: every layer has one MLP of ffn_hidden_size."""
+    described: Described | None = field(default=None, metadata=OMIT_DEFAULT)
+    """What transformers says about a model of the family transformers; engine=huggingface builds it from this."""
     weights: Weights = Weights.checkpoint
 
     @property

@@ -21,7 +21,7 @@ from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
 from bench.planning.estimates import transports
-from bench.report import costs, figures, sets
+from bench.report import costs, described_models, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
 from bench.report.sets import TrialSet
@@ -276,6 +276,7 @@ STEP_PARTS = {
 def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
+        *described_models.rows(plan.config.model),
         ("data", _data(plan)),
         *_engine(plan),
         ("ranks", _ranks(plan)),

@@ -1,6 +1,6 @@
 """Describe a model of transformers for the planner: `python -m jobs.weights.describe FOLDER [SETTINGS]`.
 
-It prints a `Described` as JSON. Parameters are counted on the meta device; no weight is read. With SETTINGS (a JSON
+FOLDER is - for a config.json on stdin. The output is a `Model` with a `Described` as JSON. Parameters are counted on the meta device; no weight is read. With SETTINGS (a JSON
 object, see `ProbeSettings`) one copy of each kind of layer runs on the CPU, and its stored activations are measured.
 A refusal is printed as {"refused": {"what": …, "where": …, "fix": …}}, with exit code 2.
 """
@@ -10,16 +10,24 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.contract import codec
-from bench.contract.described_model import AttentionLayers, Described, ProbeSettings, Projections
+from bench.contract.described_model import FAMILY, AttentionLayers, Described, ProbeSettings, Projections
+from bench.contract.model import Activation, Model, Norm, Position
 from bench.errors import ConfigError
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
 """Keys of config.json for the number of experts, and for how many of them a token is sent to."""
+FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+FFN_OF_EXPERT = ("moe_intermediate_size", "intermediate_size", "expert_dim")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
+EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
+UNLIMITED = 2**20
+"""The context of a model without a limit in config.json, in tokens. Assumed."""
 COUNTED = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 """Values of layer_types whose operations are counted; the others are linear attention, Mamba and the like."""
 
@@ -28,19 +36,22 @@ def main(words: list[str]) -> int:
     """Print the description of the folder's model, or its refusal; return the exit code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore")
-    path = Path(words[0]) / "config.json"
+    where = "config.json" if words[0] == "-" else str(Path(words[0]) / "config.json")
+    text = sys.stdin.read() if words[0] == "-" else Path(where).read_text()
     settings = codec.typed(ProbeSettings, json.loads(words[1])) if words[1:] else None
     try:
-        described = describe(path.read_text(), settings, where=str(path))
+        model = describe(text, settings, where=where)
     except ConfigError as error:
         print(json.dumps({"refused": {"what": error.what, "where": error.where, "fix": error.fix}}))
         return error.exit_code
-    print(json.dumps(codec.plain(described)))
+    print(json.dumps(codec.plain(model)))
     return 0
 
 
-def describe(config_json: str, settings: ProbeSettings | None, *, where: str) -> Described:
-    """Return what transformers says about a config.json; with settings, also the probe of its layers.
+def describe(config_json: str, settings: ProbeSettings | None, *, where: str) -> Model:
+    """Return the model of a config.json as transformers describes it; with settings, also the probe of its layers.
+
+    Fields that only layers of runstop read have what comes closest: a gated MLP is swiglu.
 
     Raises:
         ConfigError: the model is not supported; the message names what is missing.
@@ -61,12 +72,13 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
     }
     parameters = sum(p.numel() for p in model.parameters())
     attention, num_untold = attention_layers(config)
-    return Described(
-        config_json=config_json,
+    described = Described(
+        config_json=json.dumps(json.loads(config_json)),
         transformers=transformers.__version__,
         architecture=type(model).__name__,
         layer=", ".join(dict.fromkeys(type(layer).__name__ for layer in layers)),
         parameters=parameters,
+        largest_parameter=max(p.numel() for p in model.parameters()),
         active_parameters=parameters - round(idle * sum(experts.values())),
         layer_weights=sum(matrices.values()),
         active_layer_weights=sum(matrices.values())
@@ -77,9 +89,44 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
         projections=_projections(model),
         attention_implementations=_implementations(model),
         can_recompute=bool(model.supports_gradient_checkpointing),
-        is_mxfp4="quantization_config" in json.loads(config_json),
+        is_mxfp4=bool(json.loads(config_json).get("quantization_config")),
         probe=layer_probe.measure(config, settings, where=where) if settings else None,
     )
+    return _model(config, model, described, chosen=(_first(config, CHOSEN) or 1) if experts else 1)
+
+
+def _model(config: Any, model: Any, described: Described, *, chosen: int) -> Model:
+    classes = {type(module).__name__ for module in model.modules()}
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    ffn = _first(config, FFN) or config.hidden_size
+    if chosen > 1:
+        ffn = chosen * (_first(config, FFN_OF_EXPERT) or ffn)
+    has_gate = {"gate_proj", "gate_up_proj"}.intersection(name.rpartition(".")[2] for name, _ in _members(model))
+    return Model(
+        name="model",
+        source="config.json",
+        family=FAMILY,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        vocab_size=config.vocab_size,
+        max_seq_length=_first(config, CONTEXT) or UNLIMITED,
+        norm=Norm.RMSNorm if any("RMSNorm" in name for name in classes) else Norm.LayerNorm,
+        norm_epsilon=float(next((value for key in EPSILON if (value := getattr(config, key, None))), 1e-5)),
+        activation=Activation.swiglu if has_gate else Activation.gelu,
+        position=Position.rope if any("Rotary" in name for name in classes) else Position.learned,
+        bias=any(name.endswith(".bias") for name, _ in model.named_parameters()),
+        tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        described=described,
+    )
+
+
+def _members(model: Any) -> Iterator[tuple[str, Any]]:
+    yield from model.named_modules()
+    yield from model.named_parameters()
 
 
 def expert_parameters(model: Any) -> dict[str, int]:

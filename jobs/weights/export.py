@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bench.contract import checkpoint, codec, families
 from bench.contract.atomic_files import atomic_folder
+from bench.contract.described_model import Described
 from bench.contract.families import Weight
 from bench.contract.model import Model
 from bench.contract.training import Trains
@@ -19,9 +21,8 @@ from bench.errors import ConfigError
 from jobs.ranks.progress import tracked
 from jobs.weights import tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
-from jobs.weights.source import DTYPES, INDEX, SINGLE
+from jobs.weights.source import DTYPES, INDEX, SHARD_BYTES, SINGLE
 
-SHARD_BYTES = 5 * 10**9
 TOKENIZER = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
@@ -47,11 +48,13 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
         ConfigError: not such a checkpoint, no such model in transformers, an existing folder or too little disk space.
     """
     model, precision = _described(source)
-    family = families.of_model(model)
     dtype = torch.float32 if keep_fp32 or precision == "fp32" else torch.bfloat16
     if folder.exists():
         raise ConfigError("this folder already exists", where=str(folder), fix="give a folder that does not exist")
     copied = [] if tokenizer is None else _tokenizer(tokenizer)
+    if model.described is not None:
+        return _export_described(source, folder, model.described, dtype, copied)
+    family = families.of_model(model)
     shards = _shards(family.weights(model), dtype)
     num_bytes = sum(_num_bytes(weight, dtype) for shard in shards for weight in shard.weights)
     _require_room(folder, num_bytes)
@@ -68,6 +71,31 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
         for path in copied:
             shutil.copy(path, part / path.name)
     return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {_size(num_bytes)}"
+
+
+def _export_described(
+    source: Path, folder: Path, described: Described, dtype: torch.dtype, copied: list[Path]
+) -> str:
+    """Write a model that transformers describes; its checkpoint has transformers' names."""
+    from jobs.weights import transformers_folder
+
+    reader, name = Reader(source), str(dtype).removeprefix("torch.")
+    model = transformers_folder.meta_model(described)
+    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    num_bytes = described.parameters * dtype.itemsize
+    _require_room(folder, num_bytes)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for key, shape in parameters.items():
+            data = torch.empty(shape, dtype=dtype)
+            reader.read([Wanted(key, shape, (0,) * len(shape), data)])
+            yield key, data
+
+    with atomic_folder(folder) as part:
+        transformers_folder.write(part, described, tensors(), dtype=name)
+        for path in copied:
+            shutil.copy(path, part / path.name)
+    return f"{folder}: {described.architecture} in {name}, {_size(num_bytes)}"
 
 
 def _print_line(line: str, to: TextIO = sys.stderr) -> None:

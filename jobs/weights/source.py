@@ -15,6 +15,8 @@ from bench.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+"""Largest size of a file that is written, unless a single tensor is larger."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 

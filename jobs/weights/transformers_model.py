@@ -9,7 +9,7 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 from torch.nn import Linear, Module, ModuleList
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.pytorch_utils import Conv1D
@@ -23,6 +23,7 @@ ATTENTION = ("attn", "attention", "self_attention")
 """Ends of the names that transformers gives to an attention module."""
 
 Around = Callable[[], AbstractContextManager[Any]]
+"""Returns a context in which modules are built and which allocates their parameters (ZeRO stage 3)."""
 
 
 def parsed(config_json: str, *, where: str) -> Any:
@@ -42,7 +43,8 @@ def parsed(config_json: str, *, where: str) -> Any:
             fix="set MODEL to a folder with unquantised weights; of quantised ones only gpt-oss's MXFP4 is supported",
         )
     try:
-        config = AutoConfig.for_model(model_type, **raw)
+        config_class: Any = CONFIG_MAPPING[model_type]
+        config = config_class.from_dict(config_class._decode_special_floats(raw | {"model_type": model_type}))
     except Exception as error:  # transformers validates with many classes of errors
         raise ConfigError(
             f"transformers {transformers.__version__} rejects config.json: {_first_line(error)}",

@@ -9,6 +9,7 @@ from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind
 from bench.contract.task import Kind
 from bench.errors import ConfigError
+from bench.planning.checks.huggingface import attention_of
 from bench.planning.parallelism import NF4_BLOCK
 
 Refusal = tuple[bool, str, str, str]
@@ -179,7 +180,10 @@ def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
 
 def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Iterator[Refusal]:
     """Yield what engine=huggingface does not support."""
-    unmet = differs_from_llama(config.model)
+    described = config.model.described
+    if described is not None:
+        yield attention_of(hf.attention, described)
+    unmet = {} if described is not None else differs_from_llama(config.model)
     what = (
         f"engine=huggingface generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     )

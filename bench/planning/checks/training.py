@@ -84,7 +84,8 @@ def _check_precision(config: Config) -> None:
         )
     what = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
     unmet = differs_from_llama(config.model)
-    if unmet and (trains is Trains.qlora or precision is Precision.fp8):
+    is_ours = config.model.described is None
+    if is_ours and unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
             f"{what} needs a Llama model, but " + _listed(f"{k} is {v}" for k, v in unmet.items()),
             where=f"precision, {_listed(unmet)}",
@@ -137,7 +138,8 @@ def _check_lora(config: Config) -> None:
             fix="set engine=huggingface, or task.training.lora.shared_a=true",
         )
     possible = LORA_TARGETS if lora.shared_a else (*PEFT_MODULES, *peft)
-    if unknown := sorted(set(lora.target_modules) - set(possible)):
+    is_described = config.model.described is not None  # its names are checked with the engine
+    if not is_described and (unknown := sorted(set(lora.target_modules) - set(possible))):
         only_separate = lora.shared_a and set(unknown) <= {*PEFT_MODULES, *peft}
         raise ConfigError(
             f"target_modules contains {_listed(unknown)}, which cannot have adapters"

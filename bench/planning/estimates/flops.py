@@ -15,6 +15,9 @@ frozen weight has no gradient of its own, so it takes 2 backward. Attention take
 backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
 optimizer.
 
+For a model that transformers describes, the weights are those of its layers on the meta device (of experts the chosen
+ones), and each layer has the width and the window of its attention; attention of other kinds is not counted.
+
 NVIDIA's MLPerf configs give 421.59 TFLOP per sample for Llama 3.1 8B pre-training; this formula gives the same with a
 vocabulary of 128,000. For llama2_70b_lora they give 2598 without saying how it is counted; this formula gives 2517.7.
 """
@@ -27,12 +30,34 @@ from bench.planning.estimates.parameters import linear_weights, lora_parameters
 
 def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
     """Return the TFLOP (1e12 operations) of training on one sample, forward and backward."""
-    weights = model.num_layers * linear_weights(model) + model.hidden_size * model.vocab_size
+    weights = _layer_weights(model) + model.hidden_size * model.vocab_size
     per_token = (4 if lora else 6) * weights
     if lora:
         per_token += 6 * lora_parameters(model, lora)
-    per_token += 6 * seq_length * model.hidden_size * model.num_layers
+    per_token += _attention(model, seq_length)
     return per_token * seq_length / 1e12
+
+
+def _layer_weights(model: Model) -> int:
+    """Return the weights in the layers that a token is multiplied with."""
+    if model.described is not None:
+        return model.described.active_layer_weights
+    return model.num_layers * linear_weights(model)
+
+
+def _attention(model: Model, seq_length: int) -> float:
+    """Return the operations of attention per token, forward and backward.
+
+    Each query has 12 operations per key and element of its width. A query of a layer with a window of w keys sees
+    w - w^2 / (2 S) keys on average.
+    """
+    if model.described is None:
+        return 6 * seq_length * model.hidden_size * model.num_layers
+    total = 0.0
+    for layers in model.described.attention:
+        window = min(layers.window or seq_length, seq_length)
+        total += 12 * layers.num_layers * layers.width * (window - window**2 / (2 * seq_length))
+    return total
 
 
 def peak_tflops(config: Config) -> float | None:

@@ -7,6 +7,7 @@ all gradients. The parts of the estimate are those of the higher peak, so that t
 import math
 from dataclasses import dataclass
 
+from bench.contract.described_model import Described
 from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
 from bench.contract.model import Norm
 from bench.contract.plan import Memory, Recomputed, World
@@ -59,10 +60,19 @@ def residual_bytes(config: Config, hf: HuggingFace) -> int:
 
 def layer_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes that one layer stores per token of one micro-batch."""
+    if config.model.described is not None:
+        return _probed_bytes(config, config.model.described)
     is_llama = config.model.norm is Norm.RMSNorm
     if config.training.trains is not Trains.all:
         return _frozen_llama_bytes(config, hf)
     return _llama_bytes(config, hf) if is_llama else _gpt2_bytes(config, hf)
+
+
+def _probed_bytes(config: Config, described: Described) -> float:
+    """Return the bytes per token that a layer stored when it was probed, at the row length of the plan."""
+    probe = described.probe
+    assert probe is not None, "a plan of training probes the layers"
+    return probe.bytes_per_token + probe.bytes_per_key * config.training_data.seq_length
 
 
 def _llama_bytes(config: Config, hf: HuggingFace) -> float:
@@ -281,6 +291,8 @@ def _base_bytes(config: Config, size: int) -> float:
 def _weights_in_4_bits(config: Config) -> int:
     """Return how many weights of the base are stored in 4 bits."""
     is_qlora = config.training.trains is Trains.qlora
+    if config.model.described is not None:
+        return sum(one.weights for one in config.model.described.projections) if is_qlora else 0
     return config.model.num_layers * linear_weights(config.model) if is_qlora else 0
 
 
@@ -444,11 +456,19 @@ def _activation_bytes(config: Config, hf: HuggingFace, world: World, recomputed:
     count, num_layers = tokens(config, world), config.model.num_layers
     over = hf.num_gpus if hf.strategy is Strategy.balanced else 1
     layer, hidden = layer_bytes(config, hf), residual_bytes(config, hf) * config.model.hidden_size
-    whole = num_layers / over
+    whole, logits = num_layers / over, _logit_bytes(config)
     if recomputed.full:
         stored = hidden * (min(whole, 1) if hf.offload_activations else whole)
-        return count * (stored + layer)
-    return count * layer * (min(whole, HOST_LAYERS) if hf.offload_activations else whole)
+        return count * (stored + layer + logits)
+    return count * (layer * (min(whole, HOST_LAYERS) if hf.offload_activations else whole) + logits)
+
+
+def _logit_bytes(config: Config) -> float:
+    """Return the bytes per token that are stored between the last layer and the loss, such as capped logits."""
+    described = config.model.described
+    if described is None or described.probe is None:
+        return 0.0
+    return described.probe.bytes_per_logit * config.model.vocab_size
 
 
 def _dequantized_bytes(config: Config) -> float:

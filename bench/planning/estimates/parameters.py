@@ -57,7 +57,9 @@ def peft_linears(model: Model) -> Mapping[str, tuple[int, int]]:
 
 
 def linear_weights(model: Model) -> int:
-    """Return the weights of one layer's projections."""
+    """Return the weights of one layer's projections; of a model that transformers describes, the mean of its layers."""
+    if model.described is not None:
+        return model.described.layer_weights // model.num_layers
     return sum(linear.weights for linear in linears(model).values())
 
 
@@ -75,6 +77,8 @@ def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_ran
     the last stage.
     """
     num_layers, vocab = model.num_layers // pp, model.vocab_size // tp * model.hidden_size
+    if model.described is not None:  # only engine=huggingface has it, which does not split layers
+        return model.described.parameters, lora_parameters(model, lora) if lora else 0
     base = num_layers * _layer_parameters(model, tp)
     if pp_rank == 0:
         base += vocab
@@ -94,6 +98,8 @@ def parameters(model: Model) -> int:
 
 def lora_parameters(model: Model, lora: Lora) -> int:
     """Return how many parameters all adapters have together."""
+    if model.described is not None:
+        return model.described.adapter_parameters(lora.rank, lora.peft_modules)
     return model.num_layers * _adapter_parameters(model, lora, 1)
 
 
@@ -134,6 +140,9 @@ def _adapted_linears(model: Model, lora: Lora) -> Iterable[Linear]:
 
 def largest_trained(model: Model, lora: Lora | None) -> int:
     """Return the elements of the largest trained weight."""
+    if model.described is not None:
+        sides = (one.largest_side for one in model.described.projections)
+        return lora.rank * max(sides, default=0) if lora else model.described.largest_parameter
     if lora is None:
         return model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
     return lora.rank * max(max(one.num_in, one.num_out) for one in linears(model).values())

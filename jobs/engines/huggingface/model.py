@@ -21,12 +21,10 @@ from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters, quantized
 from jobs.engines.huggingface.packages import settings
 from jobs.profiles.ranges import forward_range
+from jobs.weights import transformers_model
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-Around = Callable[[], AbstractContextManager[Any]]
-"""Returns a context in which modules are built and which allocates their parameters (ZeRO stage 3)."""
+Around = transformers_model.Around
 
 
 def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedModel:
@@ -52,6 +50,9 @@ def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedMode
 
 def build_base(plan: Plan, *, around: Around | None = None) -> PreTrainedModel:
     """Return the model in FP32 without adapters; parameters are on the meta device, or where `around` puts them."""
+    if (model_of := plan.config.model.described) is not None:
+        own = transformers_model.parsed(model_of.config_json, where="model.described.config_json")
+        return transformers_model.build(own, attention=settings(plan).attention.name, around=around)
     described = families.of_model(plan.config.model).config_of(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
@@ -114,9 +115,8 @@ def tie(model: PreTrainedModel, plan: TrainingPlan) -> None:
 
 
 def layers(model: PreTrainedModel) -> list[Module]:
-    """Return the decoder layers of a Llama or a GPT-2."""
-    stack = model.get_decoder()
-    return list(stack.layers if hasattr(stack, "layers") else stack.h)
+    """Return the decoder layers."""
+    return list(transformers_model.layer_list(model)[1])
 
 
 def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:

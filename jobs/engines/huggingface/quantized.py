@@ -35,7 +35,9 @@ def replace_linears(model: PreTrainedModel) -> None:
         bnb_4bit_use_double_quant=IS_DOUBLE,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
+    head = model.get_output_embeddings()
+    heads = [name for name, module in model.named_modules() if module is head]
+    replace_with_bnb_linear(model, modules_to_not_convert=heads or ["lm_head"], quantization_config=config)
     model.is_loaded_in_4bit = True  # PEFT then uses its adapters for 4-bit linears
 
 
@@ -64,21 +66,22 @@ def make_trainable(model: Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if is_quantized(child._parameters.get("weight")):
-                setattr(module, name, PackedLinear(child.in_features, child.out_features))
+                setattr(module, name, PackedLinear(child.in_features, child.out_features, child.bias))
 
 
 class PackedLinear(Module):
-    """A frozen linear without bias in 4 bits, with the kernels of bitsandbytes' Linear4bit.
+    """A frozen linear in 4 bits, with the kernels of bitsandbytes' Linear4bit.
 
     `weight` has one dimension, so that it can be sharded at any element. The scales are not a parameter: each rank has
     all of them.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: Parameter | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         num_elements = in_features * out_features // PACKED
         self.weight = Parameter(torch.empty(num_elements, dtype=STORAGE), requires_grad=False)
+        self.bias = bias
         self.scales: Any = None
 
     def pack(self, weight: Tensor, device: torch.device) -> Tensor:
@@ -94,7 +97,7 @@ class PackedLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _PackedProduct.apply(x.to(torch.bfloat16), self.weight, self.scales)  # type: ignore[no-untyped-call]
-        return y.to(x.dtype)
+        return y.to(x.dtype) if self.bias is None else y.to(x.dtype) + self.bias
 
 
 class _PackedProduct(torch.autograd.Function):

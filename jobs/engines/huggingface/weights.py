@@ -10,13 +10,14 @@ from torch import Tensor
 
 from bench.contract import checkpoint, families
 from bench.contract.checkpoint import Stored
+from bench.contract.described_model import Described
 from bench.contract.families import Weight
 from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.weights import adapters as peft
-from jobs.weights import source, tensor_map
+from jobs.weights import source, tensor_map, transformers_folder
 from jobs.weights.checkpoint_reader import Reader, Wanted
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
@@ -40,19 +41,36 @@ class RandomWeights:
 
     def __init__(self, plan: Plan, seed: int, device: torch.device) -> None:
         self._plan, self._seed, self._device = plan, seed, device
+        self._own = None
+        if (described := plan.config.model.described) is not None:
+            self._own = transformers_folder.InitialWeights(described, self._seed_of, device)
         self._std = math.sqrt(2 / (5 * plan.config.model.hidden_size))  # SmallInit (Nguyen and Salazar, 2019)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         if adapters.is_adapter(name):
             return adapters.initial_weight(name, shape, self._plan, self._seed)
+        if self._own is not None:
+            return self._own.read(canonical(name), shape)
         if len(shape) == 1:
             return torch.full(shape, float(name.endswith("weight")))
         std = self._std
         if name.endswith(RESIDUAL_PROJECTIONS):
             std /= math.sqrt(2 * self._plan.config.model.num_layers)
-        digest = hashlib.sha256(f"{self._seed} {canonical(name)}".encode()).hexdigest()
-        generator = torch.Generator(self._device).manual_seed(int(digest[:12], 16))
+        generator = torch.Generator(self._device).manual_seed(self._seed_of(canonical(name)))
         return torch.empty(shape, device=self._device).normal_(std=std, generator=generator)
+
+    def _seed_of(self, name: str) -> int:
+        return int(hashlib.sha256(f"{self._seed} {name}".encode()).hexdigest()[:12], 16)
+
+
+class DescribedFolder:
+    """The folder of a model that transformers describes."""
+
+    def __init__(self, folder: Path, described: Described) -> None:
+        self._folder = transformers_folder.Folder(folder, described)
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        return self._folder.read(canonical(name), shape)
 
 
 class HuggingFaceFolder:
@@ -135,7 +153,9 @@ class Adapters:
         model, lora = plan.config.model, plan.config.training.lora
         assert lora is not None, "the plan trains adapters"
         self._tensors = peft.load(folder, model, lora)
-        if lora.shared_a:
+        if model.described is not None:
+            adapters.check_complete(self._tensors, plan, folder)
+        elif lora.shared_a:
             peft.fused(self._tensors, model, lora, folder)  # raises if an adapter is missing or different
         else:
             peft.check_complete(self._tensors, model, lora, folder)
@@ -163,6 +183,8 @@ def open_folder(folder: Path, plan: Plan) -> Source:
         ConfigError: the folder is neither, or it holds another model.
     """
     model = plan.config.model
+    if model.described is not None:
+        return DescribedFolder(folder, model.described)
     if checkpoint.is_source(folder):
         return HuggingFaceFolder(folder, model)
     checkpoint.require(folder, plan.config)
