@@ -22,8 +22,8 @@ from bench.contract.training import Lora
 from bench.errors import ConfigError
 from bench.planning.estimates import huggingface_memory
 
-VERSION = 1
-"""Raised when the program's answer changes."""
+PROGRAM = ("describe", "layer_probe", "transformers_model")
+"""The files in jobs/weights whose change makes earlier answers invalid."""
 LIMIT_S = 600
 NEEDED = ("torch", "transformers", "accelerate", "peft")
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,8 @@ def _adapters(lora: Lora) -> dict[str, object]:
 def _described(config_json: str, settings: ProbeSettings | None, *, where: str) -> Model:
     _require_installed()
     words = [] if settings is None else [json.dumps(codec.plain(settings), sort_keys=True)]
-    parts = [str(VERSION), *(metadata.version(name) for name in NEEDED), config_json, *words]
+    program = (ROOT / "jobs" / "weights" / f"{name}.py" for name in PROGRAM)
+    parts = [*(path.read_text() for path in program), *(metadata.version(name) for name in NEEDED), config_json, *words]
     cached = _cache() / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
     try:
         return codec.typed(Model, json.loads(cached.read_text()))
