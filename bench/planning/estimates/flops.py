@@ -1,17 +1,17 @@
 """Model FLOPs of one training sample: what the model needs, without what an implementation adds.
 
-A multiply-add counts as two operations. S tokens per sample, h hidden width, k width of K or V, f width of the MLP,
-L layers, V vocabulary size:
+A multiply-add counts as two operations. S tokens per sample, h hidden width, q width of Q (all heads), k width of K or
+V, f width of the MLP, L layers, V vocabulary size:
 
 | part                                       | weights                           | operations per token       |
 | ------------------------------------------ | --------------------------------- | -------------------------- |
-| qkv, proj, fc1 (2 f if gated), fc2         | L (h (h + 2 k) + h h + h f + f h) | 4 per weight, 6 if trained |
+| qkv, proj, fc1 (2 f if gated), fc2         | L (h (q + 2 k) + q h + h f + f h) | 4 per weight, 6 if trained |
 | output head                                | h V                               | 4 per weight, 6 if trained |
 | adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
-| causal attention, S / 2 keys for each query | none                             | 6 S h L                    |
+| causal attention, S / 2 keys for each query | none                             | 6 S q L                    |
 
 A trained weight takes 2 operations forward and 4 backward (gradients of its input and of the weight). Under LoRA a
-frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S h L forward and twice that
+frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S q L forward and twice that
 backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
 optimizer.
 
@@ -52,7 +52,7 @@ def _attention(model: Model, seq_length: int) -> float:
     w - w^2 / (2 S) keys on average.
     """
     if model.described is None:
-        return 6 * seq_length * model.hidden_size * model.num_layers
+        return 6 * seq_length * model.q_size * model.num_layers
     total = 0.0
     for layers in model.described.attention:
         window = min(layers.window or seq_length, seq_length)

@@ -81,7 +81,7 @@ class PackedLinear(Module):
         self.in_features, self.out_features = in_features, out_features
         num_elements = in_features * out_features // PACKED
         self.weight = Parameter(torch.empty(num_elements, dtype=STORAGE), requires_grad=False)
-        self.bias = bias
+        self.bias = None if bias is None else Parameter(bias.data.to(STORAGE), requires_grad=False)
         self.scales: Any = None
 
     def pack(self, weight: Tensor, device: torch.device) -> Tensor:
