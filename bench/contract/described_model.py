@@ -113,6 +113,8 @@ class Described:
     """The values of engine.huggingface.attention with which the model computes what it should."""
     can_recompute: bool
     """Whether transformers can recompute its layers."""
+    ignores_tensors: bool = False
+    """Whether folders of the model may have tensors that transformers does not load."""
     is_mxfp4: bool = False
     """Whether its experts are stored in MXFP4; they are dequantised on load."""
     probe: Probe | None = None

@@ -11,7 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from bench.contract import families
+from bench.contract import described_model, families
+from bench.contract.described_model import Described
 from bench.contract.families import Unit
 from bench.contract.model import Model
 from bench.errors import ConfigError
@@ -24,6 +25,8 @@ LONGEST_HEADER = 100_000_000
 """Bytes. Source: huggingface/safetensors, README, Format."""
 DERIVED = ".rotary_emb.inv_freq"
 """A table in older checkpoints that every model computes itself."""
+MOST_TABLES = 1024
+"""Numbers of such tables in a layer, at most. Assumed."""
 HEAD = "lm_head.weight"
 """Some folders of models with tied embeddings have a copy of them under this name, which transformers ignores."""
 
@@ -101,9 +104,31 @@ def check(folder: Path, model: Model) -> None:
     Raises:
         ConfigError: they differ, or something is missing or damaged.
     """
+    if model.described is not None:
+        described_model.require_same(config(folder), model.described, where=str(folder / CONFIG))
+        _check_number(tensors(folder), model, model.described, where=str(folder))
+        return
     families.check(config(folder), model, where=str(folder / CONFIG))
     stored = tensors(folder)
     check_tensors(stored, families.of_model(model).units(model, fused=is_fused(stored)), where=str(folder))
+
+
+def _check_number(stored: dict[str, Stored], model: Model, described: Described, *, where: str) -> None:
+    """Refuse tensors with fewer or more numbers than the model has; a rank compares their names and shapes."""
+    per_element = {"_blocks": 2, "_scales": 0} if described.is_mxfp4 else {}
+    total = 0
+    for name, one in stored.items():
+        total += one.num_elements * next((n for end, n in per_element.items() if name.endswith(end)), 1)
+    copies = model.vocab_size * model.hidden_size if model.tied_embeddings else 0
+    is_more = total > described.parameters + copies + MOST_TABLES * model.num_layers and not described.ignores_tensors
+    if total < described.parameters or is_more:
+        raise ConfigError(
+            f"the weights of the folder have {total:,} numbers, but by config.json the model has "
+            f"{described.parameters:,}",
+            where=where,
+            fix="download the weights again, or correct config.json",
+            rule="CFG-06",
+        )
 
 
 def is_fused(stored: dict[str, Stored]) -> bool:

@@ -12,13 +12,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import cluster, old_plans
+from bench.contract import cluster, codec, old_plans
 from bench.contract.model import Model, Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, make_plan, model_folder
+from bench.planning import deepspeed, described_models, make_plan, model_folder
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 
@@ -190,7 +190,7 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
     """Return the config with the sizes of model=hf from the folder's config.json.
 
-    Fields that an override or a file sets are kept.
+    A model that transformers describes is also probed here, so that config.yaml is complete. Fields that an override or a file sets are kept.
 
     Raises:
         ConfigError: as `model_folder.read`.
@@ -201,13 +201,19 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
         return config
     serving = OmegaConf.select(config, "task.serving.server.model")
     where = "cluster.paths.model" if serving is None else "task.serving.server.model"
-    read = model_folder.read(serving or config.cluster.paths.model, where=where)
+    read = model_folder.read(serving or config.cluster.paths.model, where=where, engine=config.engine.name)
     overridden = {override_key(override) for override in overrides}
     defaults = {field.name: field.default for field in dataclasses.fields(Model)}
     for name, value in model_folder.values(read).items():
         is_set = not OmegaConf.is_missing(config.model, name) and config.model[name] != defaults[name]
         if not is_set and f"model.{name}" not in overridden:
             OmegaConf.update(config, f"model.{name}", value, force_add=True)
+    if read.described is not None:
+        config.model.described = read.described
+        completed = described_models.completed(typed(config))
+        config.model.described = completed.model.described
+        if completed.task.training is not None and completed.task.training.lora is not None:
+            OmegaConf.update(config, "task.training.lora", codec.plain(completed.task.training.lora))
     return config
 
 

@@ -52,10 +52,20 @@ def completed(config: Config) -> Config:
     if described is None or config.task.training is None or config.huggingface is None:
         return config
     config = _with_adapters(config, described)
+    if not _can_run(config, described):
+        return config  # refused by the checks of a plan
     probed = _described(described.config_json, _settings(config), where="MODEL/config.json").described
     assert probed is not None
     model = dataclasses.replace(config.model, described=dataclasses.replace(described, probe=probed.probe))
     return dataclasses.replace(config, model=model)
+
+
+def _can_run(config: Config, described: Described) -> bool:
+    """Return whether the layers have this plan's attention and its adapters."""
+    assert config.huggingface is not None
+    known, lora = {one.name for one in described.projections}, config.training.lora
+    has_adapters = lora is None or known.issuperset(lora.peft_modules)
+    return has_adapters and config.huggingface.attention.name in described.attention_implementations
 
 
 def _with_adapters(config: Config, described: Described) -> Config:

@@ -13,16 +13,19 @@ from bench.contract.atomic_files import read_object
 from bench.contract.model import Model, Weights
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Config
+from bench.contract.schema import Config, EngineName
 from bench.errors import ConfigError
+from bench.planning import described_models
 
 READ_FROM = "config.json with SHA-256 "
 """Prefix of model.source of a model that was read from a folder. The path is not part of the model: the same folder may
 have another place."""
 
 
-def read(folder: str | None, *, where: str) -> Model:
+def read(folder: str | None, *, where: str, engine: EngineName) -> Model:
     """Return the model of a Hugging Face folder; `where` is the key that names the folder.
+
+    engine=huggingface also has models of other families: transformers describes them.
 
     Raises:
         ConfigError: the folder is not set or missing, has no config.json, or our layers do not have this model.
@@ -47,7 +50,10 @@ def read(folder: str | None, *, where: str) -> Model:
         )
     values = hugging_face.config(place)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    return families.model_of(values, name=name_of(place), source=f"{READ_FROM}{digest}", where=str(file))
+    named = {"name": name_of(place), "source": f"{READ_FROM}{digest}", "where": str(file)}
+    if engine is EngineName.huggingface and not families.supports(values, engine):
+        return described_models.read(file.read_text(encoding="utf-8"), **named)
+    return families.model_of(values, **named)
 
 
 def name_of(folder: Path) -> str:
@@ -109,6 +115,6 @@ def check_tokenizer(folder: Path, config: Config) -> None:
 
 
 def values(model: Model) -> dict[str, object]:
-    """Return a model's fields, without the choice of its weights, as a config has them."""
+    """Return a model's fields as a config has them, without the choice of its weights and what transformers says."""
     fields = (field.name for field in dataclasses.fields(model))
-    return {name: codec.plain(getattr(model, name)) for name in fields if name != "weights"}
+    return {name: codec.plain(getattr(model, name)) for name in fields if name not in ("weights", "described")}

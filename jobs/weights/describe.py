@@ -89,6 +89,7 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
         projections=_projections(model),
         attention_implementations=_implementations(model),
         can_recompute=bool(model.supports_gradient_checkpointing),
+        ignores_tensors=bool(model._keys_to_ignore_on_load_unexpected),
         is_mxfp4=bool(json.loads(config_json).get("quantization_config")),
         probe=layer_probe.measure(config, settings, where=where) if settings else None,
     )

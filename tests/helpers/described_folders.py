@@ -35,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """By model_type: capped scores and windows; fused q, k and v; norms after the layers; sinks; experts in single files."""
 
 
-def write(folder: Path, model_type: str, *, max_shard_size: str = "40KB", **changed: Any) -> Path:
+def write(folder: Path, model_type: str, *, max_shard_size: str = "40KB", spread: float = 0.2, **changed: Any) -> Path:
     """Write a folder with random weights, as `save_pretrained` does; return it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -44,7 +44,7 @@ def write(folder: Path, model_type: str, *, max_shard_size: str = "40KB", **chan
     config = AutoConfig.for_model(model_type, **SIZES | MODELS.get(model_type, {}) | changed)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)  # also biases and norms, which begin as zeros and ones
+        parameter.data += spread * torch.randn_like(parameter)  # also biases and norms, which begin as zeros and ones
     model.save_pretrained(folder / model_type, max_shard_size=max_shard_size)
     return folder / model_type
 

@@ -9,6 +9,7 @@ from typing import Any
 from bench.contract.families import gpt2, llama, mistral, qwen2, qwen3
 from bench.contract.families.family import ConfigJson, Family, Unit, Weight
 from bench.contract.model import Model, Position
+from bench.contract.schema import EngineName
 from bench.errors import ConfigError
 
 __all__ = ["ConfigJson", "Family", "Unit", "Weight"]
@@ -30,7 +31,8 @@ def of_config(config: ConfigJson) -> Family:
         raise ConfigError(
             f"config.json has model_type {kind!r}, but runstop knows only {', '.join(known)}",
             where=config.where,
-            fix="set MODEL to a folder with one of these model types",
+            fix="set engine=huggingface, which has the other models of transformers, or set MODEL to a folder with one of "
+            "these model types",
             rule="CFG-06",
         )
     if quantization := config.values.get("quantization_config"):
@@ -42,6 +44,13 @@ def of_config(config: ConfigJson) -> Family:
             rule="CFG-06",
         )
     return family
+
+
+def supports(values: Mapping[str, Any], engine: EngineName) -> bool:
+    """Return whether a config.json is of a family that this engine has, with settings of its layers only."""
+    config, kind = ConfigJson(values, ""), values.get("model_type")
+    family = next((one for one in FAMILIES.values() if kind in one.model_types), None)
+    return family is not None and engine in family.engines and not family.unsupported(config)
 
 
 def model_of(values: Mapping[str, Any], *, name: str, source: str, where: str) -> Model:

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from bench.contract import families
 from bench.contract.cluster import require_even
+from bench.contract.described_model import FAMILY
 from bench.contract.model import Position
-from bench.contract.schema import BackendName, Config, Device, Precision
+from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning import replicas
@@ -70,12 +71,32 @@ def _check_family(config: Config) -> None:
     """Refuse a model without the layers of its family, and an engine that does not have them."""
     if config.model.family is None:
         return
+    if config.model.family == FAMILY:
+        _check_described(config)
+        return
     family, engine = families.of_model(config.model), config.engine.name
     if engine not in family.engines:
         raise ConfigError(
             f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}",
             where="engine, model.family",
             fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
+        )
+
+
+def _check_described(config: Config) -> None:
+    """Refuse a model that transformers describes with another engine, and one that was not read from a folder."""
+    described = config.model.described
+    if described is None:
+        raise ConfigError(
+            f"model.family is {FAMILY}, which only model=hf sets",
+            where="model.family",
+            fix="set model=hf, engine=huggingface and MODEL to a Hugging Face folder",
+        )
+    if config.engine.name is not EngineName.huggingface:
+        raise ConfigError(
+            f"engine={config.engine.name.name} does not have the layers of {described.architecture}",
+            where="engine, model",
+            fix="set engine=huggingface",
         )
 
 

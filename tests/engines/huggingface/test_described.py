@@ -87,6 +87,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_train_as_those_of_peft(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Names of megatron-core mean the model's own linear layers; the saved adapters are loaded by PEFT."""
@@ -115,7 +116,7 @@ def test_adapters_on_a_base_in_4_bits_keep_the_biases(tmp_path: Path) -> None:
     """Phi has a bias in each linear layer. The loss is that of a base whose linears bitsandbytes has rounded."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    folder = described_folders.write(tmp_path, "phi", hidden_size=64, intermediate_size=128, num_key_value_heads=4)
+    folder = described_folders.write(tmp_path, "phi", spread=0.6, hidden_size=64, intermediate_size=128, num_key_value_heads=4)
     plan = plan_of(folder, tmp_path, "lora", "task.training.trains=qlora", "precision=bf16")
     engine, rows, rounded = loaded(plan, folder), random_rows(plan), theirs(folder)
     for name, module in rounded.named_modules():
@@ -123,12 +124,13 @@ def test_adapters_on_a_base_in_4_bits_keep_the_biases(tmp_path: Path) -> None:
             packed = quantize_4bit(module.weight.data.bfloat16(), quant_type="nf4", compress_statistics=True)
             module.weight.data = dequantize_4bit(*packed).float()
     expected = np.mean([row_loss(rounded, rows, index).item() for index in range(plan.config.data.eval_rows)])
-    assert engine.evaluate(rows) == pytest.approx(expected, abs=0.02)
+    evaluated = engine.evaluate(rows)
+    assert evaluated == pytest.approx(expected, rel=0.01)
     for layer in rounded.model.layers:  # type: ignore[union-attr]
         layer.self_attn.q_proj.bias.data.zero_()
         layer.mlp.fc1.bias.data.zero_()
     without = np.mean([row_loss(rounded, rows, index).item() for index in range(plan.config.data.eval_rows)])
-    assert abs(without - expected) > 0.1
+    assert abs(evaluated - expected) < 0.5 * abs(evaluated - without)
     assert engine.mean_loss(engine.train_step(rows, BATCHES[0], 1)) > engine.mean_loss(
         engine.train_step(rows, BATCHES[0], 2)
     )
