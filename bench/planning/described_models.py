@@ -54,7 +54,7 @@ def completed(config: Config) -> Config:
     config = _with_adapters(config, described)
     if not _can_run(config, described):
         return config  # refused by the checks of a plan
-    probed = _described(described.config_json, _settings(config), where="MODEL/config.json").described
+    probed = _described(described.config_json, _settings(config), where=f"{config.cluster.paths.model}/config.json").described
     assert probed is not None
     model = dataclasses.replace(config.model, described=dataclasses.replace(described, probe=probed.probe))
     return dataclasses.replace(config, model=model)

@@ -96,8 +96,8 @@ class PackedLinear(Module):
         return packed.flatten()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _PackedProduct.apply(x.to(torch.bfloat16), self.weight, self.scales)  # type: ignore[no-untyped-call]
-        return y.to(x.dtype) if self.bias is None else y.to(x.dtype) + self.bias
+        y: Tensor = _PackedProduct.apply(x.to(torch.bfloat16), self.weight, self.scales, self.bias)  # type: ignore[no-untyped-call]
+        return y.to(x.dtype)
 
 
 class _PackedProduct(torch.autograd.Function):
@@ -108,19 +108,19 @@ class _PackedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Any, bias: Tensor | None) -> Tensor:
         from bitsandbytes import matmul_4bit
 
         ctx.save_for_backward(packed)
         ctx.scales = scales
-        y: Tensor = matmul_4bit(x, packed, quant_state=scales)
+        y: Tensor = matmul_4bit(x, packed, quant_state=scales, bias=bias)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor, None, None, None]:
         from bitsandbytes.functional import dequantize_4bit
 
         (packed,) = ctx.saved_tensors
         weight: Tensor = dequantize_4bit(packed.view(-1, 1), ctx.scales)
-        return y_grad @ weight.to(y_grad.dtype), None, None
+        return y_grad @ weight.to(y_grad.dtype), None, None, None
