@@ -1,6 +1,7 @@
 """What transformers says about a model that no file of runstop describes. Standard library only: ranks import it.
 
-`python -m jobs.weights.describe` writes it: counts are from the model on the meta device, activations from a probe.
+`python -m jobs.engines.huggingface.described.describe` writes it: counts are from the model on the meta device,
+activations from a probe.
 """
 
 import json
@@ -34,7 +35,7 @@ class Projections:
     """The linear layers of the decoder that have the same name."""
 
     name: str
-    """The last word of their names, such as q_proj; PEFT's target_modules."""
+    """The last part of their names, such as q_proj; PEFT's target_modules."""
     num_modules: int
     weights: int
     """Elements of all their matrices."""
@@ -133,8 +134,11 @@ def require_same(config: Mapping[str, Any], described: Described, *, where: str)
     """
     planned = json.loads(described.config_json)
     keys = sorted({*planned, *config} - {*NOT_COMPARED})
-    if wrong := [f"{key} is {config.get(key)}, but {planned.get(key)} in the plan" for key in keys
-                 if config.get(key) != planned.get(key)]:
+    if wrong := [
+        f"{key} is {config.get(key)}, but {planned.get(key)} in the plan"
+        for key in keys
+        if config.get(key) != planned.get(key)
+    ]:
         raise ConfigError(
             f"config.json is not that of the plan: {'; '.join(wrong[:3])}",
             where=where,

@@ -190,7 +190,8 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
     """Return the config with the sizes of model=hf from the folder's config.json.
 
-    A model that transformers describes is also probed here, so that config.yaml is complete. Fields that an override or a file sets are kept.
+    Fields that an override or a file sets are kept. A model that transformers describes is also probed here, so that
+    config.yaml is complete.
 
     Raises:
         ConfigError: as `model_folder.read`.

@@ -1,7 +1,7 @@
 """The family `transformers`: models that only engine=huggingface has, described by a program that imports transformers.
 
-The planner never imports torch. It runs `python -m jobs.weights.describe` and keeps the answer in the user's cache, by
-config.json, settings and version of transformers.
+The planner never imports torch. It runs `python -m jobs.engines.huggingface.described.describe` and keeps the answer in
+the user's cache, by config.json, settings, versions and program.
 """
 
 import dataclasses
@@ -18,12 +18,11 @@ from bench.contract.atomic_files import write_text
 from bench.contract.described_model import Described, ProbeSettings
 from bench.contract.model import Model
 from bench.contract.schema import Config, Precision
-from bench.contract.training import Lora
 from bench.errors import ConfigError
 from bench.planning.estimates import huggingface_memory
 
-PROGRAM = ("describe", "layer_probe", "transformers_model")
-"""The files in jobs/weights whose change makes earlier answers invalid."""
+PROGRAM = Path("jobs/engines/huggingface/described")
+"""The files whose change makes earlier answers invalid."""
 LIMIT_S = 600
 NEEDED = ("torch", "transformers", "accelerate", "peft")
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,9 @@ def completed(config: Config) -> Config:
     config = _with_adapters(config, described)
     if not _can_run(config, described):
         return config  # refused by the checks of a plan
-    probed = _described(described.config_json, _settings(config), where=f"{config.cluster.paths.model}/config.json").described
+    probed = _described(
+        described.config_json, _settings(config), where=f"{config.cluster.paths.model}/config.json"
+    ).described
     assert probed is not None
     model = dataclasses.replace(config.model, described=dataclasses.replace(described, probe=probed.probe))
     return dataclasses.replace(config, model=model)
@@ -109,18 +110,16 @@ def _settings(config: Config) -> ProbeSettings:
         trained="float32" if is_autocast else low,
         frozen=low,
         is_autocast=is_autocast,
-        **({} if lora is None else _adapters(lora)),
+        lora_rank=lora.rank if lora else 0,
+        lora_dropout=lora.dropout if lora else 0.0,
+        lora_modules=list(lora.peft_modules) if lora else [],
     )
-
-
-def _adapters(lora: Lora) -> dict[str, object]:
-    return {"lora_rank": lora.rank, "lora_dropout": lora.dropout, "lora_modules": list(lora.peft_modules)}
 
 
 def _described(config_json: str, settings: ProbeSettings | None, *, where: str) -> Model:
     _require_installed()
     words = [] if settings is None else [json.dumps(codec.plain(settings), sort_keys=True)]
-    program = (ROOT / "jobs" / "weights" / f"{name}.py" for name in PROGRAM)
+    program = sorted((ROOT / PROGRAM).glob("*.py"))
     parts = [*(path.read_text() for path in program), *(metadata.version(name) for name in NEEDED), config_json, *words]
     cached = _cache() / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
     try:
@@ -162,7 +161,7 @@ def _run(config_json: str, words: list[str], *, where: str) -> Model:
     Raises:
         ConfigError: it refuses the model, or it failed.
     """
-    argv = [sys.executable, "-m", "jobs.weights.describe", "-", *words]
+    argv = [sys.executable, "-m", "jobs.engines.huggingface.described.describe", "-", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()]), "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(
@@ -180,7 +179,7 @@ def _run(config_json: str, words: list[str], *, where: str) -> Model:
         raise ConfigError(
             f"transformers cannot describe the model: {last or error}",
             where=where,
-            fix="run `python -m jobs.weights.describe FOLDER` to see the whole message",
+            fix="run `python -m jobs.engines.huggingface.described.describe FOLDER` to see the whole message",
             rule="CFG-06",
         ) from error
 

@@ -211,8 +211,8 @@ def _temporary_bytes(config: Config, world: World, batch: int, prompt: int) -> f
 def cost(config: Config, world: World, requests: list[GenerationRequest]) -> TokenCost | None:
     """Return the time of one token of one request by memory bandwidth alone; None if the bandwidth was not measured.
 
-    Each token reads all weights that it uses except the embedding (one row), and the KV cache of the tokens before it: on average
-    the prompt and half of the answer.
+    Each token reads all weights that it uses except the embedding (one row), and the KV cache of the tokens before it:
+    on average the prompt and half of the answer.
     """
     device = gpu(config)
     if device is None or device.rates is None:

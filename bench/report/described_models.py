@@ -32,4 +32,3 @@ def _probed(probe: Probe) -> str:
     layers = f"{probe.num_kinds} layers, one of each kind" if probe.num_kinds > 1 else "1 layer"
     scaled = f" ({probe.scaled})" if probe.scaled else ""
     return f"probed: a forward pass of {probe.tokens} tokens through {layers}, on a CPU{scaled}"
-

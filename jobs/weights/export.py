@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,12 +74,9 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
     return f"{folder}: {config['architectures'][0]} in {config['torch_dtype']}, {_size(num_bytes)}"
 
 
-def _export_described(
-    source: Path, folder: Path, described: Described, dtype: torch.dtype, copied: list[Path]
-) -> str:
+def _export_described(source: Path, folder: Path, described: Described, dtype: torch.dtype, copied: list[Path]) -> str:
     """Write a model that transformers describes; its checkpoint has transformers' names."""
-    from jobs.weights import transformers_folder
-
+    transformers_folder: Any = import_module("jobs.engines.huggingface.described.transformers_folder")
     reader, name = Reader(source), str(dtype).removeprefix("torch.")
     model = transformers_folder.meta_model(described)
     parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -18,9 +18,16 @@ from bench.planning import compose, described_models, make_plan
 from helpers.huggingface_runs import SHORT_RUN
 
 SIZES = {
-    **{"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
-    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
 }
 WINDOW = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
@@ -32,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **EXPERTS, **WINDOW},
     "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 24, **EXPERTS},
 }
-"""By model_type: capped scores and windows; fused q, k and v; norms after the layers; sinks; experts in single files."""
+"""By model_type: capped scores and windows; fused q, k and v; norms after layers; sinks; experts in single files."""
 
 
 def write(folder: Path, model_type: str, *, max_shard_size: str = "40KB", spread: float = 0.2, **changed: Any) -> Path:
@@ -52,7 +59,7 @@ def write(folder: Path, model_type: str, *, max_shard_size: str = "40KB", spread
 @contextmanager
 def described_here() -> Iterator[None]:
     """Describe models in this process, which has imported transformers already."""
-    from jobs.weights.describe import describe
+    from jobs.engines.huggingface.described.describe import describe
 
     def run(config_json: str, words: list[str], *, where: str) -> Model:
         settings = codec.typed(ProbeSettings, json.loads(words[0])) if words else None

@@ -87,9 +87,7 @@ def row_loss(model: torch.nn.Module, rows: Rows, index: int) -> Tensor:
     return losses[torch.from_numpy(rows.counts[index, 1:])].mean()
 
 
-def by_hand(
-    plan: Plan, model: torch.nn.Module, rows: Rows, batches: np.ndarray
-) -> tuple[list[float], list[float]]:
+def by_hand(plan: Plan, model: torch.nn.Module, rows: Rows, batches: np.ndarray) -> tuple[list[float], list[float]]:
     """Train one step with each batch of row indices, one row at a time in plain torch.
 
     Return losses, and gradient norms before clipping.

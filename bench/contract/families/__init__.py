@@ -31,8 +31,8 @@ def of_config(config: ConfigJson) -> Family:
         raise ConfigError(
             f"config.json has model_type {kind!r}, but runstop knows only {', '.join(known)}",
             where=config.where,
-            fix="set engine=huggingface, which has the other models of transformers, or set MODEL to a folder with one of "
-            "these model types",
+            fix="set engine=huggingface, which has the other models of transformers, or set MODEL to a folder with one "
+            "of these model types",
             rule="CFG-06",
         )
     if quantization := config.values.get("quantization_config"):

@@ -31,7 +31,7 @@ from bench.planning.estimates.parameters import linear_weights, lora_parameters
 def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
     """Return the TFLOP (1e12 operations) of training on one sample, forward and backward."""
     weights = _layer_weights(model) + model.hidden_size * model.vocab_size
-    per_token = (4 if lora else 6) * weights
+    per_token: float = (4 if lora else 6) * weights
     if lora:
         per_token += 6 * lora_parameters(model, lora)
     per_token += _attention(model, seq_length)

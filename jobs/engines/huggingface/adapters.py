@@ -19,7 +19,7 @@ from bench.contract import families
 from bench.contract.plan import Plan
 from bench.contract.training import Lora
 from bench.errors import ConfigError
-from jobs.weights import transformers_folder, transformers_model
+from jobs.engines.huggingface.described import transformers_folder, transformers_model
 from jobs.weights.adapter_init import init_adapter
 from jobs.weights.adapters import MODULES
 

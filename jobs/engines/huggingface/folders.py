@@ -16,9 +16,10 @@ from torch.nn import Module, Parameter
 from bench.contract import checksums, families
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface.described import transformers_folder
 from jobs.engines.huggingface.weights import canonical
 from jobs.weights import adapters as peft
-from jobs.weights import conversion, transformers_folder
+from jobs.weights import conversion
 from jobs.weights.source import SHARD_BYTES
 
 
@@ -33,34 +34,36 @@ def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
 
 
 def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
-    """Write the weights as transformers does, and inside the folder their conversion for engine=megatron."""
+    """Write the weights as transformers does, and inside the folder their conversion for engine=megatron.
+
+    A model that transformers describes has no conversion.
+    """
     part, is_writer = folder.with_name(folder.name + ".part"), torch.distributed.get_rank() == 0
     if is_writer:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-    if (described := plan.config.model.described) is not None:
-        tensors = _whole(model, is_writer)
-        if is_writer:
-            transformers_folder.write(part, described, tensors, dtype="float32")
-            checksums.write(part, checksums.weight_files(part))
-            part.rename(folder)
-        else:
-            deque(tensors, maxlen=0)
-        torch.distributed.barrier()
-        return
-    files: dict[str, list[str]] = {}
-    for number, tensors in enumerate(_files(model, is_writer), 1):
-        if is_writer:
-            files[f"part-{number}"] = list(tensors)
-            save_file(tensors, part / f"part-{number}", metadata={"format": "pt"})
+    described, tensors = plan.config.model.described, _whole(model, is_writer)
+    if is_writer and described is not None:
+        transformers_folder.write(part, described, tensors, dtype="float32")
+    elif is_writer:
+        _write(plan, tensors, part)
+    else:
+        deque(tensors, maxlen=0)  # takes part in the gathers
     if is_writer:
-        transformers_folder.rename_shards(part, files)
-        described = families.of_model(plan.config.model).config_of(plan.config.model)
-        (part / "config.json").write_text(json.dumps(described | {"dtype": "float32"}, indent=2) + "\n")
-        conversion.convert(conversion.prepare(part, plan.config.model))
         checksums.write(part, checksums.weight_files(part))
         part.rename(folder)
     torch.distributed.barrier()
+
+
+def _write(plan: TrainingPlan, tensors: Iterator[tuple[str, Tensor]], part: Path) -> None:
+    files: dict[str, list[str]] = {}
+    for number, shard in enumerate(_files(tensors), 1):
+        files[f"part-{number}"] = list(shard)
+        save_file(shard, part / f"part-{number}", metadata={"format": "pt"})
+    transformers_folder.rename_shards(part, files)
+    config = families.of_model(plan.config.model).config_of(plan.config.model)
+    (part / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+    conversion.convert(conversion.prepare(part, plan.config.model))
 
 
 def full_tensor(parameter: Parameter) -> Tensor:
@@ -76,10 +79,10 @@ def full_tensor(parameter: Parameter) -> Tensor:
         return parameter.detach().clone()
 
 
-def _files(model: Module, is_writer: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file on the writing rank; the other ranks take part in the gathers."""
+def _files(whole: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of each file."""
     tensors, size = dict[str, Tensor](), 0
-    for name, weight in _whole(model, is_writer):
+    for name, weight in whole:
         size += weight.nbytes
         if tensors and size > SHARD_BYTES:
             yield tensors

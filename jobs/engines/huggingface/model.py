@@ -1,7 +1,7 @@
 """Build a plan's model with transformers on the meta device; its strategy allocates the weights."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters, quantized
+from jobs.engines.huggingface.described import transformers_model
 from jobs.engines.huggingface.packages import settings
 from jobs.profiles.ranges import forward_range
-from jobs.weights import transformers_model
 
 BF16, FP32 = torch.bfloat16, torch.float32
 Around = transformers_model.Around

@@ -16,8 +16,9 @@ from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface.described import transformers_folder
 from jobs.weights import adapters as peft
-from jobs.weights import source, tensor_map, transformers_folder
+from jobs.weights import source, tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")

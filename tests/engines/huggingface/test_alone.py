@@ -11,7 +11,6 @@ import torch
 from torch.testing import assert_close
 
 from bench.contract import mllog
-from bench.contract.plan import Plan
 from bench.contract.schema import ProfileKind
 from helpers import ranks
 from helpers.huggingface_alone import by_hand, group, random_rows, row_loss, theirs, tiny, weights
@@ -19,7 +18,6 @@ from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 
-from jobs.data.rows import Rows  # noqa: E402
 from jobs.engines import WarmUpTimes, rank_state  # noqa: E402
 from jobs.engines.huggingface import build, loop, offload  # noqa: E402
 from jobs.engines.huggingface import engine as huggingface_engine  # noqa: E402

@@ -1,4 +1,4 @@
-"""engine=huggingface with models that only transformers has: equal to transformers' own loading, training, generating."""
+"""engine=huggingface with models that only transformers has, compared with transformers and PEFT alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +59,8 @@ def theirs(model: Path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), [*((name, ()) for name in described_folders.MODELS), ("gemma2", (FSDP2,)), ("gpt_oss", (FSDP2,))]
+    ("name", "strategy"),
+    [*((name, ()) for name in described_folders.MODELS), ("gemma2", (FSDP2,)), ("gpt_oss", (FSDP2,))],
 )
 def test_training_equals_a_plain_loop_on_from_pretrained(
     name: str, strategy: tuple[str, ...], folders: dict[str, Path], tmp_path: Path
@@ -106,17 +107,19 @@ def test_adapters_train_as_those_of_peft(name: str, folders: dict[str, Path], tm
     trained = {name.removeprefix("base_model.model."): p for name, p in own.named_parameters()}
     assert_close(weights(engine.placement.model), trained, rtol=0, atol=5e-6)
     engine.save(tmp_path / "trained", adapters=True)
-    again = HuggingFaceEngine(plan, 8)
-    again.load(folders[name], adapters=False)
-    again.load(tmp_path / "trained", adapters=True)
-    assert again.evaluate(rows) == pytest.approx(engine.evaluate(rows), abs=1e-6)
+    other = HuggingFaceEngine(plan, 8)
+    other.load(folders[name], adapters=False)
+    other.load(tmp_path / "trained", adapters=True)
+    assert other.evaluate(rows) == pytest.approx(engine.evaluate(rows), abs=1e-6)
 
 
 def test_adapters_on_a_base_in_4_bits_keep_the_biases(tmp_path: Path) -> None:
     """Phi has a bias in each linear layer. The loss is that of a base whose linears bitsandbytes has rounded."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    folder = described_folders.write(tmp_path, "phi", spread=0.6, hidden_size=64, intermediate_size=128, num_key_value_heads=4)
+    folder = described_folders.write(
+        tmp_path, "phi", spread=0.6, hidden_size=64, intermediate_size=128, num_key_value_heads=4
+    )
     plan = plan_of(folder, tmp_path, "lora", "task.training.trains=qlora", "precision=bf16")
     engine, rows, rounded = loaded(plan, folder), random_rows(plan), theirs(folder)
     for name, module in rounded.named_modules():

@@ -107,7 +107,7 @@ def layer_list(model: PreTrainedModel) -> tuple[str, ModuleList]:
             where="config.json, num_hidden_layers",
             fix="choose a decoder-only model",
         )
-    return min(lists, key=lambda found: found[0].count("."))
+    return min(lists, key=lambda pair: pair[0].count("."))
 
 
 def projections(model: PreTrainedModel) -> Iterator[tuple[str, Module, int, int]]:

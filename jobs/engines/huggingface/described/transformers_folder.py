@@ -27,7 +27,8 @@ from transformers.core_model_loading import (
 from bench.contract import described_model
 from bench.contract.described_model import Described
 from bench.errors import ConfigError
-from jobs.weights import source, transformers_model
+from jobs.engines.huggingface.described import transformers_model
+from jobs.weights import source
 from jobs.weights.source import INDEX, SHARD_BYTES, SINGLE
 
 DERIVED = r"rotary_emb\.inv_freq$"
@@ -76,8 +77,8 @@ class Folder:
         assert group is not None, f"{name} is missing"  # `_require_complete` has refused such a folder
         if self._last[0] != group.first:
             self._last = (group.first, self._converted(group))
-        found = next(self._last[1][other] for other in self._names[name] if other in self._last[1])
-        tensor: Tensor = found[0] if isinstance(found, list) else found
+        read = next(self._last[1][other] for other in self._names[name] if other in self._last[1])
+        tensor: Tensor = read[0] if isinstance(read, list) else read
         if tuple(tensor.shape) != shape:
             raise _refused(
                 self._source.folder, f"{name} has the shape {tuple(tensor.shape)}, but config.json means {shape}"
@@ -172,7 +173,12 @@ def _refused(folder: Path, what: str) -> ConfigError:
 
 
 def write(
-    folder: Path, described: Described, tensors: Iterable[tuple[str, Tensor]], *, dtype: str, max_bytes: int = SHARD_BYTES
+    folder: Path,
+    described: Described,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: str,
+    max_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a folder as `save_pretrained` does: the names of the files of this model type, safetensors and config.json.
 
@@ -208,8 +214,8 @@ def _by_layer(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tenso
     of_layer: dict[str, Tensor] = {}
     last: str | None = None
     for name, tensor in tensors:
-        found = _LAYER.search(name)
-        layer = name[: found.end()] if found else name
+        match = _LAYER.search(name)
+        layer = name[: match.end()] if match else name
         if of_layer and layer != last:
             yield of_layer
             of_layer = {}

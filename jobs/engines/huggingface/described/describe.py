@@ -1,8 +1,11 @@
-"""Describe a model of transformers for the planner: `python -m jobs.weights.describe FOLDER [SETTINGS]`.
+"""Describe a model of transformers for the planner.
 
-FOLDER is - for a config.json on stdin. The output is a `Model` with a `Described` as JSON. Parameters are counted on the meta device; no weight is read. With SETTINGS (a JSON
-object, see `ProbeSettings`) one copy of each kind of layer runs on the CPU, and its stored activations are measured.
-A refusal is printed as {"refused": {"what": …, "where": …, "fix": …}}, with exit code 2.
+    python -m jobs.engines.huggingface.described.describe FOLDER [SETTINGS]
+
+FOLDER is - for a config.json on stdin. The output is a `Model` with a `Described` as JSON. Parameters are counted on
+the meta device; no weight is read. With SETTINGS (a JSON object, see `ProbeSettings`) one copy of each kind of layer
+runs on the CPU, and its stored activations are measured. A refusal is printed as {"refused": {"what": …, "where": …,
+"fix": …}}, with exit code 2.
 """
 
 import json
@@ -58,8 +61,8 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
     """
     import transformers
 
-    from jobs.weights import layer_probe
-    from jobs.weights import transformers_model as models
+    from jobs.engines.huggingface.described import layer_probe
+    from jobs.engines.huggingface.described import transformers_model as models
 
     config = models.parsed(config_json, where=where)
     model = models.build(config, attention="eager")
@@ -135,7 +138,7 @@ def expert_parameters(model: Any) -> dict[str, int]:
     return {
         name: p.numel()
         for name, p in model.named_parameters()
-        if "experts" in (words := name.split(".")) and not any("shared" in word for word in words)
+        if "experts" in (parts := name.split(".")) and not any("shared" in part for part in parts)
     }
 
 
@@ -207,12 +210,12 @@ def _implementations(model: Any) -> list[str]:
 
 
 def _projections(model: Any) -> list[Projections]:
-    from jobs.weights import transformers_model as models
+    from jobs.engines.huggingface.described import transformers_model as models
 
-    found: dict[str, Projections] = {}
+    by_name: dict[str, Projections] = {}
     for name, _, num_in, num_out in models.projections(model):
         last = name.rpartition(".")[2]
-        one = found.setdefault(
+        one = by_name.setdefault(
             last,
             Projections(
                 name=last,
@@ -228,7 +231,7 @@ def _projections(model: Any) -> list[Projections]:
         one.weights += num_in * num_out
         one.sides += num_in + num_out
         one.largest_side = max(one.largest_side, num_in, num_out)
-    return list(found.values())
+    return list(by_name.values())
 
 
 if __name__ == "__main__":

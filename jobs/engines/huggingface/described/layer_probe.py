@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from bench.contract.described_model import Probe, ProbeSettings
 from bench.errors import ConfigError
-from jobs.weights import transformers_model as models
+from jobs.engines.huggingface.described import transformers_model as models
 
 TOKENS, VOCABULARY = 37, 251
 """Length of the probed row and size of its vocabulary: primes, so that a dimension of a stored tensor tells which it
@@ -85,13 +85,13 @@ class _Stored:
         self._seen: set[int] = set()
         self._kept: list[Tensor] = []
 
-    def give(self, *tensors: Any) -> None:
+    def exclude(self, *tensors: Any) -> None:
         """Do not count tensors that all layers share, such as the mask and RoPE's tables."""
         for one in tensors:
             if isinstance(one, Tensor):
                 self._given.add(_storage(one))
             elif isinstance(one, tuple | list):
-                self.give(*one)
+                self.exclude(*one)
 
     @contextmanager
     def counted(self, *, is_layer: bool) -> Iterator[None]:
@@ -126,7 +126,8 @@ def _views(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _of_layer(config: Any, settings: ProbeSettings, index: int, *, where: str) -> tuple[_Stored, list[str]]:
@@ -156,7 +157,7 @@ def _of_layer(config: Any, settings: ProbeSettings, index: int, *, where: str) -
 
 
 def _fewer_experts(config: Any) -> tuple[Any, list[str]]:
-    from jobs.weights.describe import CHOSEN, EXPERTS, _first
+    from jobs.engines.huggingface.described.describe import CHOSEN, EXPERTS, _first
 
     num, chosen = _first(config, EXPERTS), _first(config, CHOSEN)
     kept = max(MOST_EXPERTS, 2 * (chosen or 0))
@@ -182,15 +183,15 @@ def _keep_one_layer(model: PreTrainedModel, index: int) -> None:
 
 def _materialise(model: PreTrainedModel, device: str) -> None:
     """Allocate random parameters, large enough that every token changes the outputs; tied ones stay tied."""
-    made: dict[int, torch.nn.Parameter] = {}
+    allocated: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                if id(parameter) not in made:
+                if id(parameter) not in allocated:
                     std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
                     memory = torch.empty_like(parameter, device=device).normal_(std=std)
-                    made[id(parameter)] = torch.nn.Parameter(memory)
-                module._parameters[key] = made[id(parameter)]
+                    allocated[id(parameter)] = torch.nn.Parameter(memory)
+                module._parameters[key] = allocated[id(parameter)]
         for key, buffer in module._buffers.items():
             module._buffers[key] = None if buffer is None else buffer.to(device)
 
@@ -247,7 +248,7 @@ def _count_layer(layer: Module, stored: _Stored) -> None:
     running: list[Any] = []
 
     def begin(_: Module, args: Any, kwargs: dict[str, Any]) -> None:
-        stored.give(*args[1:], *(value for name, value in kwargs.items() if name != "hidden_states"))
+        stored.exclude(*args[1:], *(value for name, value in kwargs.items() if name != "hidden_states"))
         running.append(stored.counted(is_layer=True))
         running[-1].__enter__()
 
