@@ -77,7 +77,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
         *("lr", "clip_grad", "adam_eps"),
     )
-    gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops")
+    gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops", "memory_gbs", "link_gbs", "pcie_gbs")
     ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
     return {
         **_values("model", config.model, model),
