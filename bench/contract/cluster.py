@@ -303,7 +303,7 @@ class Rates:
     """Device memory, bytes read plus bytes written."""
     busbw_mib: list[float]
     busbw_gbs: list[float]
-    """All-reduce bus bandwidth in one node, by size of the message."""
+    """All-reduce bus bandwidth in one node, by size of the message; empty: not measured, as on one GPU."""
     launch_us: float
     """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
     host_gbs: float | None = None
@@ -315,6 +315,9 @@ class Rates:
     """Rows of 4096 tokens; shorter rows are extrapolated. None: not measured; the rates at 8192 are used."""
     elementwise_gbs: float | None = None
     """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
+    narrow_heads_forward: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    narrow_heads_backward: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Attention with heads of 64 instead of 128 numbers: its rate as a share of the rate above. None: the same."""
 
 
 class GpuVendor(Enum):

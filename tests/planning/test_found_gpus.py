@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,50 +10,9 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.planning import found_gpus
 from bench.planning.compose import compose, for_run, read
+from helpers.nvml import H200, L40S, nvml
 
-GIB = 2**30
-H200 = ("NVIDIA H200", 140.4, (9, 0))
-L40S = ("NVIDIA L40S", 45.0, (8, 9))
 UNKNOWN = ("NVIDIA Some New GPU", 100.0, (12, 1))
-
-
-class _Refused(Exception):
-    """NVML's error."""
-
-
-def _nvml(*gpus: tuple[str, float, tuple[int, int]], fails: str | None = None) -> ModuleType:
-    """Return NVML's bindings of a machine with these GPUs: name, memory in GiB, compute capability."""
-    nvml = ModuleType("pynvml")
-
-    def init() -> None:
-        if fails:
-            raise _Refused(fails)
-
-    def refuse(*_: Any) -> None:
-        raise _Refused("Not Supported")
-
-    functions: dict[str, Any] = {
-        "NVMLError": _Refused,
-        "NVML_FEATURE_ENABLED": 1,
-        "NVML_DEVICE_MIG_ENABLE": 1,
-        "nvmlMemory_v2": 2,
-        "nvmlInit": init,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "570.86.15",
-        "nvmlDeviceGetCount": lambda: len(gpus),
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetMigMode": refuse,
-        "nvmlDeviceGetName": lambda index: gpus[index][0],
-        "nvmlDeviceGetUUID": lambda index: f"GPU-{index}{index}{index}-abc",
-        "nvmlDeviceGetMemoryInfo": lambda index, version: SimpleNamespace(
-            total=gpus[index][1] * GIB, reserved=0.6 * GIB
-        ),
-        "nvmlDeviceGetCudaComputeCapability": lambda index: gpus[index][2],
-        "nvmlDeviceGetNvLinkState": lambda index, link: 1,
-    }
-    for name, function in functions.items():
-        setattr(nvml, name, function)
-    return nvml
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +22,7 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, *gpus: tuple[str, float, tuple[int, int]]) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _nvml(*gpus))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(*gpus))
 
 
 def test_a_machine_with_gpus_needs_no_other_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +32,7 @@ def test_a_machine_with_gpus_needs_no_other_word(monkeypatch: pytest.MonkeyPatch
     assert (cluster.device, cluster.ranks_per_node) == (Device.cuda, 8)
     assert cluster.gpu is not None and cluster.gpu.name == "NVIDIA H200 SXM 141GB"
     assert cluster.found == "8 x NVIDIA H200, 139.8 GiB, NVLink (NVML, driver 570.86.15)"
-    monkeypatch.setitem(sys.modules, "pynvml", _nvml())  # read on a machine without GPUs
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())  # read on a machine without GPUs
     assert read(config_yaml).cluster == cluster
 
 
@@ -134,7 +92,7 @@ def test_different_gpus_are_refused_until_one_kind_is_chosen(monkeypatch: pytest
 
 
 def test_gpus_that_cannot_be_queried_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = _nvml(H200, fails="Driver/library version mismatch")
+    broken = nvml(H200, fails="Driver/library version mismatch")
     monkeypatch.setitem(sys.modules, "pynvml", broken)
     assert found_gpus.find({}) is None  # no driver is loaded: a laptop
     driver = tmp_path / "nvidiactl"
