@@ -186,7 +186,7 @@ class Cluster:
     """One rank per GPU, unless parallel.share_gpu; without GPUs, the number of CPU processes."""
     paths: Paths
     gpu: Gpu | None = None
-    found: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    detected_gpus: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """The GPUs that device=auto found on the planning machine, for people; set by the plan."""
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,14 +13,15 @@ from typing import Any
 
 import yaml
 
+from bench.backends.nodes import processes
 from bench.contract import atomic_files, codec, plan_kinds
 from bench.contract.cluster import Gpu
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError, SubmitError
-from bench.planning import calibration, compose, found_gpus
+from bench.planning import calibration, compose, gpu_detection
 from bench.planning.conf_folder import user_folder
 
-MODULE = "jobs.tasks.calibrate"
+MODULE = "jobs.engines.megatron.calibrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Calibrated:
     """What was measured and where it is kept."""
 
     gpu: Gpu
-    found: str
+    gpus: str
     file: Path
     skipped: list[str]
     """Points of the sweep that do not fit in the GPU's memory."""
@@ -43,28 +43,28 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
         ConfigError: this machine has no GPU, or GPUs of different kinds.
         SubmitError: the measurement failed.
     """
-    found = found_gpus.find(os.environ)
-    if found is None:
+    gpus = gpu_detection.detect(os.environ)
+    if gpus is None:
         raise ConfigError(
             "this machine has no GPU to calibrate",
             where="NVML and amdsmi",
             fix="run this command on the machine with the GPU (nvidia-smi must list it)",
             rule="HW-03",
         )
-    name = found_gpus.file_name(found.gpus[0].name)
+    name = gpu_detection.file_name(gpus.gpus[0].name)
     target = file or user_folder() / "gpu" / f"{name}.yaml"
-    say(f"found {found}")
+    say(f"found {gpus}")
     plans, skipped = _plans()
     say(f"training {len(plans)} small models, each for a few seconds")
     measured = _measured(plans)
     gpu = dataclasses.replace(
         next(iter(plans.values())).config.cluster.gpu or _no_gpu(),
-        name=found.gpus[0].name,
-        rates=calibration.rates(plans, measured, source=_source(str(found), measured)),
+        name=gpus.gpus[0].name,
+        rates=calibration.rates(plans, measured, source=_source(str(gpus), measured)),
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write_text(target, _yaml(gpu))
-    return Calibrated(gpu=gpu, found=str(found), file=target, skipped=skipped, measured=measured)
+    return Calibrated(gpu=gpu, gpus=str(gpus), file=target, skipped=skipped, measured=measured)
 
 
 def _plans() -> tuple[dict[str, TrainingPlan], list[str]]:
@@ -88,11 +88,11 @@ def _measured(plans: dict[str, TrainingPlan]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="runstop-calibrate-") as folder:
         points, result = Path(folder, "plans.json"), Path(folder, "result.json")
         points.write_text(json.dumps({name: json.loads(plan_kinds.dumps(plan)) for name, plan in plans.items()}))
-        environment = os.environ | next(iter(plans.values())).environment
-        ended = subprocess.run([sys.executable, "-m", MODULE, points, result], env=environment, check=False)
-        if ended.returncode != 0:
+        argv = [sys.executable, "-m", MODULE, str(points), str(result)]
+        code = processes.run_here(argv, next(iter(plans.values())).environment)
+        if code != 0:
             raise SubmitError(
-                f"the measurement ended with exit code {ended.returncode}; its output is above",
+                f"the measurement ended with exit code {code}; its output is above",
                 where=f"python -m {MODULE}",
                 fix="end other programs on this GPU, and run `runstop calibrate` again",
             )
@@ -100,9 +100,9 @@ def _measured(plans: dict[str, TrainingPlan]) -> dict[str, Any]:
         return read
 
 
-def _source(found: str, measured: dict[str, Any]) -> str:
+def _source(gpus: str, measured: dict[str, Any]) -> str:
     day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return f"runstop calibrate, {day}: {found}; torch {measured['torch']}, CUDA {measured['cuda']}"
+    return f"runstop calibrate, {day}: {gpus}; torch {measured['torch']}, CUDA {measured['cuda']}"
 
 
 def _yaml(gpu: Gpu) -> str:

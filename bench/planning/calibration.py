@@ -137,7 +137,7 @@ def _gpu(config: Config) -> Any:
 
 
 def rates(plans: Mapping[str, TrainingPlan], measured: Mapping[str, Any], *, source: str) -> Rates:
-    """Return the rates of a GPU from the times of the sweep; `measured` is the result of jobs.tasks.calibrate.
+    """Return the rates of a GPU from the sweep's times; `measured` is what jobs.engines.megatron.calibrate writes.
 
     Points that did not fit in the GPU's memory are missing in both.
     """
@@ -212,11 +212,11 @@ def _elementwise(
 ) -> float:
     """Return the bandwidth of element-wise kernels: the mean over the layers with adapters in BF16 and in FP8."""
     names = [name for name in ("elementwise bf16", "fp8 4608") if name in points]
-    found = [
+    bandwidths = [
         work[name]["elementwise_gb"] / (points[name]["elementwise_s"] - work[name]["update_gb"] / copy_gbs)
         for name in names
     ]
-    return sum(found) / len(found)
+    return sum(bandwidths) / len(bandwidths)
 
 
 def _gradient_rate(

@@ -18,7 +18,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, found_gpus, make_plan
+from bench.planning import deepspeed, gpu_detection, make_plan
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
@@ -189,7 +189,7 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     config = _composed_by_hydra(words)
     if config.cluster.device != Device.auto:
         return config
-    return _composed_by_hydra([*found_gpus.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
+    return _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
 
 
 def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":

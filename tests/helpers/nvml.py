@@ -1,4 +1,4 @@
-"""A stand-in for NVML's Python bindings, of a machine with chosen GPUs."""
+"""A substitute for NVML's Python bindings, of a machine with chosen GPUs."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any

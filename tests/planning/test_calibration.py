@@ -72,11 +72,11 @@ def test_the_rates_come_back_from_the_times_that_they_give() -> None:
     points = {name: _times(plan) for name, plan in plans.items()}
     kernels = step_time.layer_kernels(plans["launch"].config, plans["launch"].world) * calibration.LAUNCH_LAYERS
     points["launch"]["step_s"] = kernels * TRUE.launch_us / 1e6
-    found = calibration.rates(plans, {"points": points, "copy_gbs": 4000.0, "host_gbs": 50.0}, source="made up")
+    detected = calibration.rates(plans, {"points": points, "copy_gbs": 4000.0, "host_gbs": 50.0}, source="made up")
     for name, expected in dataclasses.asdict(TRUE).items():
         if name in ("source", "layer_tflop", "busbw_mib", "busbw_gbs"):
             continue
-        actual = getattr(found, name)
+        actual = getattr(detected, name)
         for one in actual if isinstance(actual, list) else [actual]:
             value = expected[0] if isinstance(expected, list) else expected
             assert one == pytest.approx(value, rel=0.02), name
@@ -113,7 +113,7 @@ def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kernels_are_sorted_by_their_names() -> None:
-    from jobs.tasks.calibrate import seconds_by_kind
+    from jobs.engines.megatron.calibrate import seconds_by_kind
 
     seconds = seconds_by_kind(
         [

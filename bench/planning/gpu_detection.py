@@ -47,7 +47,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class FoundGpu:
+class DetectedGpu:
     """One GPU of this machine."""
 
     name: str
@@ -60,10 +60,10 @@ class FoundGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedGpus:
     """The GPUs that ranks on this machine can use: all of one kind."""
 
-    gpus: tuple[FoundGpu, ...]
+    gpus: tuple[DetectedGpu, ...]
     library: str
     """NVML or amdsmi, with the version of the driver."""
 
@@ -81,19 +81,19 @@ def overrides(*, has_gpu_file: bool) -> list[str]:
     Raises:
         ConfigError: GPUs exist, but cannot be queried, or are of different kinds.
     """
-    found = find(os.environ)
-    if found is None:
+    detected = detect(os.environ)
+    if detected is None:
         return ["cluster.device=cpu"]
-    gpu = [] if has_gpu_file else _gpu_override(found.gpus[0])
+    gpu = [] if has_gpu_file else _gpu_override(detected.gpus[0])
     return [
         "cluster.device=cuda",
-        f"cluster.ranks_per_node={len(found.gpus)}",
-        f"cluster.found={_quoted(str(found))}",
+        f"cluster.ranks_per_node={len(detected.gpus)}",
+        f"cluster.detected_gpus={_quoted(str(detected))}",
         *gpu,
     ]
 
 
-def _gpu_override(gpu: FoundGpu) -> list[str]:
+def _gpu_override(gpu: DetectedGpu) -> list[str]:
     """Return the override that sets cluster.gpu: a file of the user, one of conf/gpu, or what the driver reports."""
     own = file_name(gpu.name)
     if (user_folder() / "gpu" / f"{own}.yaml").is_file():
@@ -114,7 +114,7 @@ def file_name(gpu_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", gpu_name.lower()).strip("_")
 
 
-def find(environment: Mapping[str, str]) -> Found | None:
+def detect(environment: Mapping[str, str]) -> DetectedGpus | None:
     """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES does not hide; None if there are none.
 
     Raises:
@@ -130,7 +130,7 @@ def find(environment: Mapping[str, str]) -> Found | None:
             refused.append(f"{library}: {error}")
         else:
             visible = _visible(gpus, environment.get(VISIBLE))
-            return Found(_of_one_kind(visible), f"{library}, driver {driver}") if visible else None
+            return DetectedGpus(_of_one_kind(visible), f"{library}, driver {driver}") if visible else None
     if any(Path(file).exists() for file in DRIVER_FILES):
         raise ConfigError(
             f"this machine has a GPU driver, but its GPUs cannot be queried ({'; '.join(refused)})",
@@ -142,7 +142,7 @@ def find(environment: Mapping[str, str]) -> Found | None:
     return None
 
 
-def _of_one_kind(gpus: Sequence[FoundGpu]) -> tuple[FoundGpu, ...]:
+def _of_one_kind(gpus: Sequence[DetectedGpu]) -> tuple[DetectedGpu, ...]:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
         raise ConfigError(
@@ -154,14 +154,14 @@ def _of_one_kind(gpus: Sequence[FoundGpu]) -> tuple[FoundGpu, ...]:
     return tuple(gpus)
 
 
-def _visible(gpus: Sequence[FoundGpu], value: str | None) -> list[FoundGpu]:
+def _visible(gpus: Sequence[DetectedGpu], value: str | None) -> list[DetectedGpu]:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names by number or UUID; all of them for None.
 
     Source: CUDA's programming guide, "CUDA environment variables": what comes after an invalid entry is not visible.
     """
     if value is None:
         return list(gpus)
-    chosen: list[FoundGpu] = []
+    chosen: list[DetectedGpu] = []
     for text in map(str.strip, value.split(",")):
         if text.isdecimal():
             named = [gpus[int(text)]] if int(text) < len(gpus) else []
@@ -177,7 +177,7 @@ class _UnreadableError(Exception):
     """The library of a vendor is installed, but cannot query the GPUs."""
 
 
-def _nvidia() -> tuple[list[FoundGpu], str]:
+def _nvidia() -> tuple[list[DetectedGpu], str]:
     import pynvml
 
     try:
@@ -204,10 +204,10 @@ def _parts(nvml: ModuleType, handle: Any) -> list[Any]:
         return [handle]
 
 
-def _nvidia_gpu(nvml: ModuleType, handle: Any) -> FoundGpu:
+def _nvidia_gpu(nvml: ModuleType, handle: Any) -> DetectedGpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     major, minor = _or_none(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or (None, None)
-    return FoundGpu(
+    return DetectedGpu(
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         memory_gib=(memory.total - memory.reserved) / GIB,
@@ -225,7 +225,7 @@ def _or_none(nvml: ModuleType, query: Callable[..., Any], *arguments: Any) -> An
         return None
 
 
-def _amd() -> tuple[list[FoundGpu], str]:
+def _amd() -> tuple[list[DetectedGpu], str]:
     import amdsmi
 
     try:
@@ -242,9 +242,9 @@ def _amd() -> tuple[list[FoundGpu], str]:
         amdsmi.amdsmi_shut_down()
 
 
-def _amd_gpu(smi: ModuleType, handle: Any) -> FoundGpu:
+def _amd_gpu(smi: ModuleType, handle: Any) -> DetectedGpu:
     total = smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM)
-    return FoundGpu(
+    return DetectedGpu(
         name=str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
         uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
         memory_gib=total / GIB,
@@ -254,7 +254,7 @@ def _amd_gpu(smi: ModuleType, handle: Any) -> FoundGpu:
     )
 
 
-_LIBRARIES: dict[str, Callable[[], tuple[list[FoundGpu], str]]] = {"NVML": _nvidia, "amdsmi": _amd}
+_LIBRARIES: dict[str, Callable[[], tuple[list[DetectedGpu], str]]] = {"NVML": _nvidia, "amdsmi": _amd}
 
 
 def _text(value: str | bytes) -> str:

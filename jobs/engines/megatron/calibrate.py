@@ -1,4 +1,6 @@
-"""Measure the rates of this machine's GPU for `runstop calibrate`: `python -m jobs.tasks.calibrate PLANS RESULT`.
+"""Measure the rates of this machine's GPU, for `runstop calibrate`.
+
+    python -m jobs.engines.megatron.calibrate PLANS RESULT
 
 PLANS is a list of training plans of small synthetic models, one point of the sweep each. All run in this process, one
 after the other: each trains until the GPU is hot, then a profile of some steps gives the time of its kernels by kind.
@@ -34,7 +36,7 @@ _ATTENTION = re.compile(r"flash|fmha|sdpa|attention|mha_", re.IGNORECASE)
 _ADAPTER = re.compile(r"^_(down|down_backward|add_down_gradient)$")
 """Kernels of adapters: they read activations once, so they are as fast as the memory."""
 _OVERLAPPED = re.compile(r"^_transpose$")
-"""Transposes of FP8 weights, which run beside GEMMs on another stream; the rate of the GEMMs includes them."""
+"""Transposes of FP8 weights run on another stream at the same time as GEMMs, whose measured rate includes them."""
 _COPY = re.compile(r"HtoD|DtoH|PtoP")
 
 
@@ -191,14 +193,14 @@ def busbw_gbs(count: int) -> list[float]:
 
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
-        found = manager.list()
-        multiprocessing.spawn(_reduce, args=(count, free_port(), found), nprocs=count)  # type: ignore[no-untyped-call]
-        measured = list(found)
+        rates = manager.list()
+        multiprocessing.spawn(_reduce, args=(count, free_port(), rates), nprocs=count)  # type: ignore[attr-defined, no-untyped-call]
+        measured = list(rates)
     torch.cuda.synchronize()
     return measured
 
 
-def _reduce(rank: int, count: int, port: int, found: Any) -> None:
+def _reduce(rank: int, count: int, port: int, rates: Any) -> None:
     import torch
     from torch import distributed
 
@@ -209,7 +211,7 @@ def _reduce(rank: int, count: int, port: int, found: Any) -> None:
         seconds = torch.tensor(_median_s(lambda data=data: distributed.all_reduce(data), REDUCTIONS), device="cuda")
         distributed.all_reduce(seconds, op=distributed.ReduceOp.MAX)
         if rank == 0:
-            found.append(2 * (count - 1) / count * mib * 2**20 / seconds.item() / 1e9)
+            rates.append(2 * (count - 1) / count * mib * 2**20 / seconds.item() / 1e9)
     distributed.destroy_process_group()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.contract.schema import Device
 from bench.errors import ConfigError
-from bench.planning import found_gpus
+from bench.planning import gpu_detection
 from bench.planning.compose import compose, for_run, read
 from helpers.nvml import H200, L40S, nvml
 
@@ -31,7 +31,7 @@ def test_a_machine_with_gpus_needs_no_other_word(monkeypatch: pytest.MonkeyPatch
     cluster = plan.config.cluster
     assert (cluster.device, cluster.ranks_per_node) == (Device.cuda, 8)
     assert cluster.gpu is not None and cluster.gpu.name == "NVIDIA H200 SXM 141GB"
-    assert cluster.found == "8 x NVIDIA H200, 139.8 GiB, NVLink (NVML, driver 570.86.15)"
+    assert cluster.detected_gpus == "8 x NVIDIA H200, 139.8 GiB, NVLink (NVML, driver 570.86.15)"
     monkeypatch.setitem(sys.modules, "pynvml", nvml())  # read on a machine without GPUs
     assert read(config_yaml).cluster == cluster
 
@@ -47,7 +47,7 @@ def test_the_users_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
     few = compose(["task=lora_tiny", "cluster.ranks_per_node=2", "gpu@cluster.gpu=h100"]).config.cluster
     assert few.ranks_per_node == 2 and few.gpu is not None and "H100" in few.gpu.name
     on_cpu = compose(["task=lora_tiny", "cluster.device=cpu"]).config.cluster
-    assert (on_cpu.device, on_cpu.ranks_per_node, on_cpu.gpu, on_cpu.found) == (Device.cpu, 2, None, None)
+    assert (on_cpu.device, on_cpu.ranks_per_node, on_cpu.gpu, on_cpu.detected_gpus) == (Device.cpu, 2, None, None)
 
 
 def test_a_gpu_without_a_file_has_its_memory_and_no_step_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,25 +79,25 @@ def test_the_users_file_of_a_gpu_comes_first(tmp_path: Path, monkeypatch: pytest
 )
 def test_visible_devices_are_honoured(value: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, *[H200] * 4)
-    found = found_gpus.find({"CUDA_VISIBLE_DEVICES": value})
-    assert (len(found.gpus) if found else 0) == count
+    detected = gpu_detection.detect({"CUDA_VISIBLE_DEVICES": value})
+    assert (len(detected.gpus) if detected else 0) == count
 
 
 def test_different_gpus_are_refused_until_one_kind_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, H200, L40S)
     with pytest.raises(ConfigError, match="different GPUs: NVIDIA H200, NVIDIA L40S"):
-        found_gpus.find({})
-    found = found_gpus.find({"CUDA_VISIBLE_DEVICES": "1"})
-    assert found is not None and found.gpus[0].name == "NVIDIA L40S"
+        gpu_detection.detect({})
+    detected = gpu_detection.detect({"CUDA_VISIBLE_DEVICES": "1"})
+    assert detected is not None and detected.gpus[0].name == "NVIDIA L40S"
 
 
 def test_gpus_that_cannot_be_queried_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = nvml(H200, fails="Driver/library version mismatch")
     monkeypatch.setitem(sys.modules, "pynvml", broken)
-    assert found_gpus.find({}) is None  # no driver is loaded: a laptop
+    assert gpu_detection.detect({}) is None  # no driver is loaded: a laptop
     driver = tmp_path / "nvidiactl"
     driver.touch()
-    monkeypatch.setattr(found_gpus, "DRIVER_FILES", (str(driver),))
+    monkeypatch.setattr(gpu_detection, "DRIVER_FILES", (str(driver),))
     with pytest.raises(ConfigError, match="Driver/library version mismatch") as refused:
         compose(["task=lora_tiny"])
     assert "cluster.device=cpu" in str(refused.value.fix)
@@ -106,7 +106,7 @@ def test_gpus_that_cannot_be_queried_are_not_ignored(tmp_path: Path, monkeypatch
 def test_every_shipped_file_of_a_name_exists_and_describes_that_gpu() -> None:
     from bench.planning.conf_folder import CONF
 
-    for name, file in found_gpus.NAMES.items():
+    for name, file in gpu_detection.NAMES.items():
         text = (CONF / f"gpu/{file}.yaml").read_text()
         series = name.split()[1 if "GeForce" not in name else 3]
         assert series.split("-")[0] in text, (name, file)
