@@ -17,9 +17,8 @@ from jobs.engines.megatron.rope_kernels import empty_rows, head_offsets, load_he
 from jobs.engines.megatron.row_kernels import quantized_like
 from jobs.engines.megatron.triton_target import num_multiprocessors
 
-_NUM_WARPS = 4
 _PROGRAMS = 8
-"""Programs per multiprocessor, if they add the gradients of weights."""
+"""Programs per multiprocessor, if they add the gradients of weights: they also need twice the warps for the sums."""
 
 
 def normed_rope_backward(
@@ -67,7 +66,7 @@ def _launch(
     options |= {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
     args = (*grads, freqs, qkv, *norms, out, *quantized, parts, num_rows, groups, repeats)
     grid = (triton.cdiv(num_rows, options["ROWS"]),)
-    _backward[grid](*args, **options, HALF=dim // 2, num_warps=_NUM_WARPS)
+    _backward[grid](*args, **options, HALF=dim // 2, num_warps=4 if parts is None else 8)
 
 
 @triton.jit
