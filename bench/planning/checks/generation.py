@@ -148,7 +148,7 @@ def _precision(config: Config, generation: Generation) -> Iterator[Refusal]:
     what = f"nf4 needs precision bf16, but precision is {config.precision.name}"
     yield is_4_bit, what, f"precision, {BLOCK}.nf4", f"set precision=bf16, or {BLOCK}.nf4=null"
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
-    has_none = config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None
+    has_none = config.precision is Precision.fp8 and gpu is not None and not gpu.has_fp8
     what = f"precision is fp8, but {gpu.name if gpu else ''} does not support FP8"
     yield has_none, what, "precision, cluster.gpu.peak_fp8_tflops", "set precision=bf16"
 
@@ -169,8 +169,9 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
 def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     """Yield what engine=megatron does not support."""
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
-    what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
-    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
+    differing = ", ".join(f"{key} is {value}" for key, value in unmet.items())
+    what = f"engine=megatron generates only with the layers of Llama, Mistral or Qwen, but {differing}"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama, Mistral or Qwen model"
     for key in ("hidden_size", "q_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
         what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but {key} / tp is {width}"

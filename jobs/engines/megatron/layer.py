@@ -38,21 +38,33 @@ class Norm(torch.nn.Module):
 
     def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        parameters: Iterator[Any] = norm.parameters()
-        for parameter in parameters:
-            parameter.sequence_parallel = config.sequence_parallel
-        return norm
+        return _marked(kind, config, hidden_size, eps)
 
 
-def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
+class HeadNorm(torch.nn.Module):
+    """torch's RMSNorm of the heads of q or of k; the gradients of its weight are summed over the TP ranks."""
+
+    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
+        return _marked(torch.nn.RMSNorm, config, hidden_size, eps)
+
+
+def _marked(kind: type[torch.nn.Module], config: LayerConfig, size: int, eps: float) -> torch.nn.Module:
+    """Return a norm whose parameters megatron-core knows to be the same on all TP ranks."""
+    norm = kind(size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+    parameters: Iterator[Any] = norm.parameters()
+    for parameter in parameters:
+        parameter.sequence_parallel = config.sequence_parallel
+    return norm
+
+
+def trained_spec(ops: TrainedOps, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
     """Return the spec of the layer that trains all weights; recomputed: arguments of TrainedLayer."""
     column, row = ColumnParallelLinear, RowParallelLinear
-    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
+    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row, qk_norm=qk_norm)
     return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
 
 
-def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
+def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
     """Return the spec of a frozen layer, with adapters on the linears that LoRA targets.
 
     fp8_ops: the operations of the hand-written layer; None: use megatron-core's layer.
@@ -64,15 +76,20 @@ def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleS
         proj=adapted_row if "linear_proj" in lora.target_modules else row,
         fc1=column,
         fc2=row,
+        qk_norm=qk_norm,
     )
     if fp8_ops is None:
         return ModuleSpec(TransformerLayer, submodules=submodules)
     return ModuleSpec(Fp8Layer, params={"ops": fp8_ops, **recomputed}, submodules=submodules)
 
 
-def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
-    """Return the submodules of a layer with these linears."""
-    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
+def _submodules(
+    *, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear, qk_norm: bool = False
+) -> TransformerLayerSubmodules:
+    """Return the submodules of a layer with these linears; qk_norm: with norms of the heads of q and k."""
+    norm = HeadNorm if qk_norm else None
+    norms = {"q_layernorm": norm, "k_layernorm": norm}
+    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj, **norms)
     causal = {"attn_mask_type": AttnMaskType.causal}
     return TransformerLayerSubmodules(
         input_layernorm=Norm,
