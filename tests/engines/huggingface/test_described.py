@@ -1,5 +1,6 @@
 """engine=huggingface with models that only transformers has, compared with transformers and PEFT alone."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from bench.contract.plan import Plan
+from bench.errors import ConfigError
 from helpers import described_folders, ranks
 from helpers.huggingface_alone import by_hand, group, random_rows, row_loss, weights
 from helpers.huggingface_runs import FSDP2, TRAINS, needed
@@ -182,3 +184,72 @@ def test_experts_in_mxfp4_are_dequantised_on_load(tmp_path: Path) -> None:
     engine = loaded(plan, folder)
     assert_close(weights(engine.placement.model), dict(model.named_parameters()), rtol=0, atol=0)
     assert weights(model)["model.layers.0.mlp.experts.down_proj"].std() > 0.01
+
+
+@pytest.mark.parametrize("name", ["olmo2", "phi3", "qwen3_moe"])
+def test_operations_of_a_sample_are_those_that_torch_counts(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """torch counts all keys of each query, and the plan the half that is causal; a backward pass has twice as many."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    plan, model = plan_of(folders[name], tmp_path, "all"), theirs(folders[name])
+    if name == "qwen3_moe":
+        model.set_experts_implementation("eager")  # type: ignore[operator]  # torch does not count grouped GEMMs
+    length, m = plan.config.data.seq_length, plan.config.model
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(1, length, dtype=torch.long))
+    attention = 4 * length**2 * m.q_size * m.num_layers
+    assert plan.tflop_per_sample == pytest.approx(3e-12 * (counter.get_total_flops() - attention / 2), rel=1e-9)
+
+
+REFUSED = {
+    "auto_map": ({"auto_map": {"AutoModelForCausalLM": "own.Model"}}, "brings code of its own"),
+    "type": ({"model_type": "made_up"}, "no causal language model with model_type 'made_up'"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\)"),
+    "invalid": ({"hidden_size": "wide"}, "rejects config.json"),
+    "images": ({"model_type": "gemma3"}, "also reads images or sound"),
+    "not causal": ({"model_type": "bert"}, "is not causal"),
+    "buffers": ({"model_type": "deepseek_v3", "first_k_dense_replace": 0}, "weights that are not parameters"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_models_are_refused_by_name(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    changed, message = REFUSED[name]
+    config = json.loads((folders["olmo2"] / "config.json").read_text()) | changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        plan_of(tmp_path, tmp_path, "all")
+
+
+def test_a_plan_refuses_what_a_model_does_not_compute(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Gemma2ForCausalLM needs what sdpa attention does not compute"):
+        plan_of(folders["gemma2"], tmp_path, "all", "engine.huggingface.attention=sdpa")
+    with pytest.raises(ConfigError, match="Phi3ForCausalLM has no linear layers named q_proj"):
+        plan_of(folders["phi3"], tmp_path, "lora", "task.training.lora.target_modules=[q_proj]")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "gpt_oss"])
+@pytest.mark.parametrize("trains", ["all", "lora"])
+def test_probed_activations_are_those_that_autograd_stores(
+    name: str, trains: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of a whole micro-batch through the whole model, counted here by address."""
+    plan = plan_of(folders[name], tmp_path, trains, "recipe.micro_batch_size=1", "data.seq_length=32")
+    described, length = plan.config.model.described, plan.config.data.seq_length
+    assert described is not None and described.probe is not None
+    probe = described.probe
+    engine = loaded(plan, folders[name])
+    model, stored = engine.placement.model, dict[int, torch.Tensor]()
+    weights_at = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights_at:
+            stored.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.randint(3, 100, (1, length)), use_cache=False)
+    actual = sum(tensor.untyped_storage().nbytes() for tensor in stored.values())
+    layers = plan.config.model.num_layers * length * (probe.bytes_per_token + probe.bytes_per_key * length)
+    expected = layers + length * plan.config.model.vocab_size * probe.bytes_per_logit
+    assert expected == pytest.approx(actual, rel=0.15)
