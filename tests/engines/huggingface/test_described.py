@@ -187,7 +187,7 @@ def test_experts_in_mxfp4_are_dequantised_on_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["olmo2", "phi3", "qwen3_moe"])
-def test_operations_of_a_sample_are_those_that_torch_counts(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_operations_are_those_that_torch_counts(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """torch counts all keys of each query, and the plan the half that is causal; a backward pass has twice as many."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -208,7 +208,7 @@ REFUSED = {
     "invalid": ({"hidden_size": "wide"}, "rejects config.json"),
     "images": ({"model_type": "gemma3"}, "also reads images or sound"),
     "not causal": ({"model_type": "bert"}, "is not causal"),
-    "buffers": ({"model_type": "deepseek_v3", "first_k_dense_replace": 0}, "weights that are not parameters"),
+    "buffers": ({"model_type": "deepseek_v3", "first_k_dense_replace": 0}, "are not parameters"),
 }
 
 
