@@ -175,7 +175,11 @@ def _check_profile(config: Config, server: Server) -> None:
         able = "transformers, vllm, sglang or lightllm"
         raise ConfigError(
             f"runstop cannot profile the GPU time of {server.name.name}"
-            + (", because runstop does not start this server: server.url is set" if server.url is not None else ""),
+            + (
+                ", because task.serving.server.url is set: runstop does not start this server"
+                if server.url is not None
+                else ""
+            ),
             where="launch.profile",
             fix=f"set launch.profile=none, or let runstop start one of the servers {able}",
         )

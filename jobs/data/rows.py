@@ -147,8 +147,8 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"{name}_tokens.npy has the shape {tokens.shape} and {name}_counts.npy has the shape {counts.shape}, but the "
-            f"plan needs the shape {(num_rows, data.seq_length)} for both files",
+            f"{name}_tokens.npy has the shape {tokens.shape} and {name}_counts.npy has the shape {counts.shape}, but "
+            f"the plan needs the shape {(num_rows, data.seq_length)} for both files",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
