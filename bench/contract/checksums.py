@@ -15,6 +15,8 @@ from bench.contract.atomic_files import Content
 from bench.errors import ConfigError
 
 MANIFEST = "manifest.json"
+FETCH_RECORD = "runstop_fetch.json"
+"""What `runstop fetch` writes into a folder that it downloads."""
 WEIGHTS = (".safetensors", ".distcp", ".pt", ".json", ".model", ".jinja")
 """The suffixes of the files in a folder of weights that a run reads; `WEIGHT_FILES` are further names."""
 WEIGHT_FILES = (".metadata", "merges.txt", "vocab.txt")
@@ -25,7 +27,7 @@ CHANGED = "CFG-12"
 def weight_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder of weights that a run may read, without those of its subfolders."""
     files = [path.name for path in folder.iterdir() if path.is_file()]
-    return sorted(x for x in files if x != MANIFEST and (x.endswith(WEIGHTS) or x in WEIGHT_FILES))
+    return sorted(x for x in files if x not in (MANIFEST, FETCH_RECORD) and (x.endswith(WEIGHTS) or x in WEIGHT_FILES))
 
 
 def of_files(folder: Path, names: Iterable[str], *, threads: int = 1) -> dict[str, Content]:
