@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from bench.errors import BenchError, ConfigError
@@ -24,8 +24,13 @@ INSTALL = "pip install 'runstop[fetch]'"
 LONGEST_WAIT_S = 30.0
 """For one answer about a repository."""
 CONTINUES = "run the same command again: it continues the download"
+SILENCE_S = 10.0
+"""After so long without a byte, a connection is lost."""
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Before a file is asked for again, after the hub has answered that it has an error (5xx)."""
+"""Before a file is asked for again; then the download fails, if no byte came meanwhile."""
+CHUNK_BYTES = 1 << 20
+PARTIAL, BEYOND_THE_END = 206, 416
+"""Statuses: the answer begins where it was asked to; the file ends before."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -105,45 +110,74 @@ def token_source() -> str:
 def download(repo: Repository, file: RemoteFile, part: Path, *, received: Callable[[int], None]) -> None:
     """Append the bytes of a file that `part` does not have yet.
 
-    A lost connection is opened again, up to five times without a new byte. `received` is told the number of new bytes,
-    and may raise StoppedError.
+    After a lost connection or an error of the hub (5xx), the file is asked for again, from its last byte. `received` is
+    told the number of new bytes, and may raise StoppedError.
 
     Raises:
-        BenchError: as `repository`; or a file of more than 50 GB, which the hub does not send over HTTP.
+        ConfigError: as `repository`; or a file of more than 50 GB, which the hub does not send over HTTP.
+        BenchError: as `repository`; or the hub sends more or fewer bytes than it states.
     """
-    library = _library()
-    from huggingface_hub.file_download import http_get
+    import httpx2
 
+    library = _library()
     if file.bytes > library.constants.MAX_HTTP_DOWNLOAD_SIZE:
         fix = f"download it with `hf download {repo.name} {file.path}`, which has a protocol for such files"
         raise ConfigError("the hub does not send files of more than 50 GB over HTTP", where=file.path, fix=fix)
+    failed, lost = 0, None
+    with _explained(repo.kind, repo.name, repo.revision, file=file.path), part.open("ab") as target:
+        while (before := target.tell()) != file.bytes:
+            try:
+                _append(library, repo, file, target, received)
+            except (httpx2.TransportError, library.errors.HfHubHTTPError) as error:
+                status = error.response.status_code if isinstance(error, library.errors.HfHubHTTPError) else None
+                if status == BEYOND_THE_END:
+                    target.truncate(0)
+                    raise _wrong_length(repo, file, before) from error
+                if status is not None and status < 500:
+                    raise
+                lost = error
+            if target.tell() == file.bytes:
+                break
+            failed = 0 if target.tell() > before else failed + 1
+            if failed > len(RETRY_WAITS_S):
+                raise lost or _wrong_length(repo, file, target.tell())
+            received(0)
+            time.sleep(RETRY_WAITS_S[max(failed - 1, 0)])
+        target.flush()
+        os.fsync(target.fileno())
+
+
+def _append(
+    library: Any, repo: Repository, file: RemoteFile, target: BinaryIO, received: Callable[[int], None]
+) -> None:
+    """Ask for the missing bytes of a file once; BenchError if the answer has another length than the file."""
+    at = target.tell()
     headers = {**library.utils.build_hf_headers(library_name="runstop"), "Accept-Encoding": "identity"}
+    if at:
+        headers["Range"] = f"bytes={at}-"
     url = library.hf_hub_url(
         repo.name, file.path, repo_type=KINDS[repo.kind], revision=repo.revision, endpoint=_endpoint()
     )
-    with _explained(repo.kind, repo.name, repo.revision, file=file.path), part.open("ab") as target:
-        if target.tell() > file.bytes:
+    with library.utils.get_session().stream("GET", url, headers=headers, timeout=SILENCE_S) as response:
+        if response.is_error:
+            response.read()
+        library.utils.hf_raise_for_status(response)
+        if at and response.status_code != PARTIAL:
             target.truncate(0)
             target.seek(0)
-        for wait_s in (*RETRY_WAITS_S, None):
-            try:
-                http_get(
-                    url,
-                    target,
-                    resume_size=target.tell(),
-                    headers=headers,
-                    expected_size=file.bytes,
-                    displayed_filename=file.path,
-                    tqdm_class=_reporter(received),
-                )
-                break
-            except library.errors.HfHubHTTPError as error:
-                if wait_s is None or error.response.status_code < 500:
-                    raise
-            received(0)
-            time.sleep(wait_s)
-        target.flush()
-        os.fsync(target.fileno())
+            received(-at)
+        for chunk in response.iter_raw(CHUNK_BYTES):
+            target.write(chunk)
+            received(len(chunk))
+    if (size := target.tell()) > file.bytes:
+        target.truncate(0)
+        raise _wrong_length(repo, file, size)
+
+
+def _wrong_length(repo: Repository, file: RemoteFile, size: int) -> BenchError:
+    what = f"the hub sent {size:,} bytes of this file, but it states {file.bytes:,}"
+    fix = "run the same command again; if it fails again, a proxy or mirror (HF_ENDPOINT) alters the file"
+    return BenchError(what, where=f"{repo.page}, {file.path}", fix=fix)
 
 
 def _library() -> Any:
@@ -179,25 +213,6 @@ def _file(entry: Any) -> RemoteFile:
     return RemoteFile(path=entry.path, bytes=size, checksum=checksum)
 
 
-def _reporter(received: Callable[[int], None]) -> Any:
-    """Return a class that huggingface_hub takes for a progress bar, and whose bar draws nothing."""
-
-    class Reporter:
-        def __init__(self, **ignored: object) -> None:
-            pass
-
-        def __enter__(self) -> "Reporter":
-            return self
-
-        def __exit__(self, *ignored: object) -> None:
-            pass
-
-        def update(self, num_bytes: int) -> None:
-            received(num_bytes)
-
-    return Reporter
-
-
 @contextmanager
 def _explained(kind: str, name: str, revision: str | None, *, file: str | None = None) -> Iterator[None]:
     """Replace the errors of huggingface_hub, its HTTP client and the disk by our own."""
@@ -228,8 +243,6 @@ def _explained(kind: str, name: str, revision: str | None, *, file: str | None =
 
 
 def _of_the_disk(error: OSError, where: str) -> BenchError:
-    if error.errno is None:  # raised by huggingface_hub: the hub sent fewer or more bytes than it stated
-        return BenchError("the hub sent another number of bytes than it stated", where=where, fix=CONTINUES)
     what = f"cannot write: {error.strerror or error}"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = f"free disk space; then {CONTINUES}" if full else "give this user write permission for the folder"

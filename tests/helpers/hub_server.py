@@ -28,7 +28,9 @@ class Fault:
     cut_at: int | None = None
     """Close the connection after so many bytes of the file."""
     content: bytes | None = None
-    """Send this in place of the file, with the length of the file if `keeps_length`."""
+    """Send this in place of the file."""
+    ignores_range: bool = False
+    """Send the whole file, whatever part was asked for."""
     body: bytes | None = None
     """Answer the API with this text."""
     holds_at: int | None = None
@@ -95,8 +97,7 @@ def serving() -> Iterator[Hub]:
         pass
 
     Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -107,6 +108,13 @@ def serving() -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *ignored: object) -> None:
+        """Print nothing: a client that stops reading is part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -157,7 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
         start = int(query.get("cursor", ["0"])[0])
         links = {}
         if start + PAGE < len(entries):
-            links["Link"] = f'<{self.hub.endpoint}{urlsplit(self.path).path}?recursive=True&cursor={start + PAGE}>; rel="next"'
+            links["Link"] = (
+                f'<{self.hub.endpoint}{urlsplit(self.path).path}?recursive=True&cursor={start + PAGE}>; rel="next"'
+            )
         return self._json(entries[start : start + PAGE], links)
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
@@ -165,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or revision not in (repo.sha, *repo.branches):
             return self._fail(404, "RevisionNotFound" if repo else "RepoNotFound")
         if repo.gated and self.headers.get("Authorization") != "Bearer granted":
-            return self._fail(401 if self.headers.get("Authorization") is None else 403, "GatedRepo", "Access restricted")
+            return self._fail(
+                401 if self.headers.get("Authorization") is None else 403, "GatedRepo", "Access restricted"
+            )
         if path not in repo.files:
             return self._fail(404, "EntryNotFound")
         entry = _entry(path, repo.files[path], repo)
@@ -189,6 +201,11 @@ class _Handler(BaseHTTPRequestHandler):
         begin, status = 0, 200
         if wanted := self.headers.get("Range"):
             begin, status = int(wanted.removeprefix("bytes=").rstrip("-")), 206
+            if begin >= len(data):
+                return self._fail(416)
+            if fault is not None and fault.ignores_range:
+                begin, status = 0, 200
+        if status == 206:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(data) - begin)}.items():
