@@ -16,7 +16,7 @@ from bench.errors import ConfigError
 
 MANIFEST = "manifest.json"
 FETCH_RECORD = "runstop_fetch.json"
-"""What `runstop fetch` writes into a folder that it downloads."""
+"""What `runstop fetch` writes into a folder that it downloads; its list of files is that of a manifest."""
 WEIGHTS = (".safetensors", ".distcp", ".pt", ".json", ".model", ".jinja")
 """The suffixes of the files in a folder of weights that a run reads; `WEIGHT_FILES` are further names."""
 WEIGHT_FILES = (".metadata", "merges.txt", "vocab.txt")
@@ -48,10 +48,13 @@ def write(folder: Path, names: Iterable[str]) -> None:
 
 
 def listed(folder: Path) -> dict[str, Content]:
-    """Return the contents in a folder's manifest, by name; empty without a manifest. Files without a sha256 are left
-    out."""
+    """Return the contents in a folder's manifest or, without one, in the record of its download, by name.
+
+    Empty without both. Files without a sha256 are left out.
+    """
     contents = {}
-    entries = atomic_files.read_object(folder / MANIFEST).get("files")
+    manifest = folder / MANIFEST
+    entries = atomic_files.read_object(manifest if manifest.exists() else folder / FETCH_RECORD).get("files")
     for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {"path": str(path), "bytes": int(size), "sha256": str(digest)}:

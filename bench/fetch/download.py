@@ -38,7 +38,7 @@ class Request:
     @property
     def options(self) -> tuple[str, ...]:
         """What selects files, as on the command line."""
-        return ("--all",) if self.everything else tuple(word for glob in self.include for word in ("--include", glob))
+        return ("--all",) if self.everything else tuple(text for glob in self.include for text in ("--include", glob))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +79,14 @@ class Progress:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def received(self, num_bytes: int) -> None:
-        """Count bytes from the network; StoppedError if the download is told to stop."""
+        """Count bytes from the network; StoppedError if the download must stop."""
         if self.stops:
             raise hub.StoppedError
         with self._lock:
             self.done_bytes += num_bytes
             self.received_bytes += num_bytes
 
-    def found(self, num_bytes: int) -> None:
+    def skip(self, num_bytes: int) -> None:
         """Count bytes that the folder has."""
         with self._lock:
             self.done_bytes += num_bytes
@@ -216,7 +216,7 @@ def _all_files(planned: Planned, content: Record, parts: Path, progress: Progres
 def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, progress: Progress) -> Fetched:
     place, known = planned.request.folder / file.path, content.files.get(file.path)
     if place.exists():
-        progress.found(file.bytes)
+        progress.skip(file.bytes)
         if known is not None and known.bytes == place.stat().st_size and known.hub_checksum == file.checksum:
             return known
         fetched, is_equal = record.checked(place, file.checksum)
@@ -225,7 +225,7 @@ def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, 
             raise ConfigError(what, where=str(place), fix="move or delete this file, or give another FOLDER")
         return fetched
     part = _part(parts, file)
-    progress.found(part.stat().st_size if part.exists() else 0)
+    progress.skip(part.stat().st_size if part.exists() else 0)
     hub.download(planned.repo, file, part, received=progress.received)
     fetched, is_equal = record.checked(part, file.checksum)
     if not is_equal:

@@ -27,10 +27,10 @@ CONTINUES = "run the same command again: it continues the download"
 SILENCE_S = 10.0
 """After so long without a byte, a connection is lost."""
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Before a file is asked for again; then the download fails, if no byte came meanwhile."""
+"""Before a file is requested again; then the download fails, if no byte came meanwhile."""
 CHUNK_BYTES = 1 << 20
 PARTIAL, BEYOND_THE_END = 206, 416
-"""Statuses: the answer begins where it was asked to; the file ends before."""
+"""Statuses: the answer begins where the request says; the file ends before."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -53,7 +53,7 @@ class Repository:
     endpoint: str
     """Without a user name or password."""
     revision: str
-    """The commit; a branch or tag that was asked for is resolved."""
+    """The commit; a requested branch or tag is resolved."""
     is_gated: bool
     files: tuple[RemoteFile, ...]
 
@@ -63,7 +63,7 @@ class Repository:
 
 
 class StoppedError(Exception):
-    """The download was told to stop."""
+    """The download must stop."""
 
 
 def page(kind: str, name: str, endpoint: str) -> str:
@@ -110,8 +110,8 @@ def token_source() -> str:
 def download(repo: Repository, file: RemoteFile, part: Path, *, received: Callable[[int], None]) -> None:
     """Append the bytes of a file that `part` does not have yet.
 
-    After a lost connection or an error of the hub (5xx), the file is asked for again, from its last byte. `received` is
-    told the number of new bytes, and may raise StoppedError.
+    After a lost connection or an error of the hub (5xx), the file is requested again, from its last byte. `received` is
+    called with the number of new bytes, and may raise StoppedError.
 
     Raises:
         ConfigError: as `repository`; or a file of more than 50 GB, which the hub does not send over HTTP.

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from huggingface_hub import constants, snapshot_download
 from bench.cli import main
 from bench.contract import checksums
 from bench.fetch import download, hub, record
+from bench.planning import compose
+from bench.preflight import data
 from helpers import hub_server
 from helpers.hub_server import Fault, Hub, Repo
 from helpers.paths import ROOT
@@ -87,7 +90,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items() if name.partition("/")[0] not in record.OURS}
 
 
-def files_asked(served: Hub) -> list[str]:
+def files_requested(served: Hub) -> list[str]:
     return [path.rpartition("/")[2] for _, path, _ in served.requests if "/resolve/" in path]
 
 
@@ -131,7 +134,7 @@ def test_a_dry_run_downloads_nothing(served: Hub, run: Run) -> None:
         5 * MIB + 24 + 3 + 14 + 5,
         READ_BY_RUNS,
     )
-    assert (list(Path.cwd().iterdir()), files_asked(served)) == ([], [])
+    assert (list(Path.cwd().iterdir()), files_requested(served)) == ([], [])
 
 
 def test_a_download_that_does_not_fit_is_refused(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +144,7 @@ def test_a_download_that_does_not_fit_is_refused(served: Hub, run: Run, monkeypa
         code, _, err = run("model", "org/tiny", *more)
         assert code == 2
         assert "CFG-08: the download needs 5.24 MB, but 5.24 MB are free on the disk" in err
-    assert (list(Path.cwd().iterdir()), files_asked(served)) == ([], [])
+    assert (list(Path.cwd().iterdir()), files_requested(served)) == ([], [])
 
 
 def test_a_lost_connection_is_continued_within_the_file(served: Hub, run: Run) -> None:
@@ -159,7 +162,7 @@ def test_a_server_without_ranges_sends_the_file_again(served: Hub, run: Run) -> 
     assert contents(Path("tiny"))["model.safetensors"] == WEIGHTS
 
 
-def test_a_busy_hub_is_asked_again(served: Hub, run: Run) -> None:
+def test_a_busy_hub_is_requested_again(served: Hub, run: Run) -> None:
     served.faults["config.json"] = Fault(status=503, times=2)
     assert run("model", "org/tiny")[0] == 0
 
@@ -189,7 +192,7 @@ def test_the_same_command_continues_an_interrupted_download(served: Hub, run: Ru
     assert contents(Path("tiny")) == {name: MODEL.files[name] for name in READ_BY_RUNS}
     ranges = [headers.get("range") for _, path, headers in served.requests if path.startswith("/store/")]
     assert ranges == [f"bytes={begun}-"]
-    assert files_asked(served) == ["model.safetensors"]
+    assert files_requested(served) == ["model.safetensors"]
 
 
 def size_of_parts(folder: Path) -> int:
@@ -226,7 +229,7 @@ def test_files_of_the_user_are_kept(served: Hub, run: Run) -> None:
     assert Path("tiny/config.json").read_text() == "mine"
     Path("tiny/config.json").unlink()
     assert run("model", "org/tiny")[0] == 0
-    assert "model.safetensors" not in files_asked(served)
+    assert "model.safetensors" not in files_requested(served)
 
 
 def test_check_reports_each_changed_file(served: Hub, run: Run) -> None:
@@ -345,12 +348,14 @@ def test_a_record_that_names_files_elsewhere_is_refused(served: Hub, run: Run) -
     assert code == 2 and "leads out of the folder" in err
 
 
-def test_no_network_and_offline_mode_are_told_apart(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_and_offline_mode_are_different_errors(
+    served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     code, _, err = run("model", "org/tiny")
     assert code == 2 and "HF_HUB_OFFLINE forbids connections" in err
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://user:hunter22@127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:hunter22@127.0.0.1:9")  # the discard port: nothing listens there
     code, _, err = run("model", "org/tiny")
     assert code == 1 and "no connection to 127.0.0.1:9" in err and "HTTPS_PROXY" in err and "hunter22" not in err
 
@@ -391,3 +396,31 @@ def test_two_contents_have_two_unfinished_files() -> None:
     one = hub.RemoteFile(path="a", bytes=1, checksum="sha256:" + "0" * 64)
     other = hub.RemoteFile(path="a", bytes=1, checksum="sha256:" + "1" * 64)
     assert download._part(Path("x"), one) != download._part(Path("x"), other)
+
+
+def test_errors_of_a_run_name_the_command_that_completes_a_folder(served: Hub, run: Run) -> None:
+    model = compose.unplanned(["task=lora_7b", "cluster=dgx1"]).model
+    folder = Path("tiny").absolute()
+    of_the_config = "runstop fetch model meta-llama/Llama-2-7b-hf"
+    assert data.model_command(folder, model) == f"{of_the_config} {folder}"
+    run("model", "org/tiny", str(folder), "--include", "*.json", "--include", "*.safetensors")
+    assert data.model_command(folder, model) == ""
+    (folder / "model.safetensors").unlink()
+    command = data.model_command(folder, model)
+    assert command.endswith(f" {folder} --revision {MODEL.sha} --include '*.json' --include '*.safetensors'")
+    assert run(*shlex.split(command.removeprefix("runstop fetch ")))[0] == 0
+    assert contents(folder)["model.safetensors"] == WEIGHTS
+    Path("other").mkdir()
+    Path("other/mine").touch()
+    assert data.model_command(Path("other").absolute(), model) == f"{of_the_config} FOLDER"
+
+
+def test_a_run_compares_the_weights_with_the_record(served: Hub, run: Run) -> None:
+    run("model", "org/tiny")
+    folder = Path("tiny")
+    names = checksums.weight_files(folder)
+    listed = checksums.listed(folder)
+    assert {"config.json", "model.safetensors"} <= set(names) <= set(listed)
+    assert checksums.differing(checksums.of_files(folder, names), listed) == ""
+    (folder / "config.json").write_text('{"model_type": "lamas"}\n')
+    assert checksums.differing(checksums.of_files(folder, names), listed).startswith("config.json was changed")

@@ -30,7 +30,7 @@ class Fault:
     content: bytes | None = None
     """Send this in place of the file."""
     ignores_range: bool = False
-    """Send the whole file, whatever part was asked for."""
+    """Send the whole file, whatever part was requested."""
     body: bytes | None = None
     """Answer the API with this text."""
     holds_at: int | None = None
@@ -57,7 +57,7 @@ class Repo:
 
 @dataclass
 class Hub:
-    """The hub's repositories by (models|datasets)/ORG/NAME, its faults, and what it was asked."""
+    """The hub's repositories by (models|datasets)/ORG/NAME, its faults, and its requests."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
