@@ -211,13 +211,17 @@ def waited_for(condition: Callable[[], bool]) -> None:
 def test_a_folder_keeps_its_revision(served: Hub, run: Run) -> None:
     run("model", "org/tiny", "tiny", "--revision", "main")
     old = MODEL.sha
-    served.repos["models/org/tiny"] = Repo({**MODEL.files, "config.json": b"{}"}, branches=("main", old))
+    served.repos["models/org/tiny"] = Repo({**MODEL.files, "config.json": b"{}"}, older=(MODEL,))
     new = served.repos["models/org/tiny"].sha
     code, _, err = run("model", "org/tiny", "tiny", "--revision", "main")
     assert code == 2 and f"the folder has revision {old}, not {new}" in err
     code, _, err = run("data", "org/rows", "tiny")
     assert code == 2 and "the folder has the model org/tiny, not the data org/rows" in err
-    assert contents(Path("tiny"))["config.json"] == MODEL.files["config.json"]
+    code, _, err = run("model", "org/tiny", "tiny", "--all")
+    assert code == 0 and f"revision: {old}  the revision of the folder" in err
+    assert contents(Path("tiny")) == dict(MODEL.files)
+    assert run("model", "org/tiny", "newer")[0] == 0
+    assert contents(Path("newer"))["config.json"] == b"{}"
 
 
 def test_files_of_the_user_are_kept(served: Hub, run: Run) -> None:

@@ -41,18 +41,22 @@ class Fault:
 
 @dataclass
 class Repo:
-    """A repository with one commit."""
+    """A repository: its newest commit, and older ones."""
 
     files: Mapping[str, bytes]
     gated: bool = False
     lfs_from: int = 1 << 20
     """Size in bytes from which files are in LFS."""
-    branches: tuple[str, ...] = ("main",)
+    older: "tuple[Repo, ...]" = ()
 
     @property
     def sha(self) -> str:
         content = b"".join(name.encode() + data for name, data in sorted(self.files.items()))
         return hashlib.sha1(content).hexdigest()
+
+    def at(self, revision: str) -> "Repo | None":
+        """Return the commit of a revision; None if there is none."""
+        return {"main": self, self.sha: self, **{repo.sha: repo for repo in self.older}}.get(revision)
 
 
 @dataclass
@@ -155,7 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self.hub.repos.get(name)
         if repo is None:
             return self._fail(401, "RepoNotFound", "Invalid username or password.")
-        if rest and rest[1] not in (repo.sha, *repo.branches):
+        repo = repo.at(rest[1] if rest else "main")
+        if repo is None:
             return self._fail(404, "RevisionNotFound", f"Invalid rev id: {rest[1]}")
         if kind == "info":
             siblings = [{"rfilename": path} for path in repo.files]
@@ -172,8 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
         repo = self.hub.repos.get(name)
-        if repo is None or revision not in (repo.sha, *repo.branches):
-            return self._fail(404, "RevisionNotFound" if repo else "RepoNotFound")
+        repo = repo and repo.at(revision)
+        if repo is None:
+            return self._fail(404, "RevisionNotFound" if name in self.hub.repos else "RepoNotFound")
         if repo.gated and self.headers.get("Authorization") != "Bearer granted":
             return self._fail(
                 401 if self.headers.get("Authorization") is None else 403, "GatedRepo", "Access restricted"
