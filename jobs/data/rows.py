@@ -102,9 +102,9 @@ class Rows:
             for place, index in enumerate(indices.tolist()):
                 row = tokens[place], counts[place], None if starts is None else starts[place]
                 if index >= 0 and row_sha256(*row) != self.sha256_rows[index].tobytes():
+                    parts = "tokens or counts" if starts is None else "tokens, counts or document boundaries"
                     raise _changed(
-                        f"the tokens or counts of row {index} were changed: their SHA-256 differs from the recorded "
-                        "SHA-256",
+                        f"the {parts} of row {index} were changed: their SHA-256 differs from the recorded SHA-256",
                         self.where,
                     )
         return tokens, counts, starts
@@ -226,20 +226,17 @@ def _starts(folder: Path, name: str, data: Data) -> np.ndarray | None:
         num_rows = data.train_rows if name == "train" else data.eval_rows
         if version == STARTS_VERSION and starts.dtype == bool and starts.shape == (num_rows, data.seq_length):
             return starts
+        fix = "delete this folder, and prepare the rows again"
         what = (
             f"the document boundaries have the version {version}, the type {starts.dtype} and the shape "
             f"{starts.shape}, but the plan needs version {STARTS_VERSION}, bool and {(num_rows, data.seq_length)}"
         )
     elif data.document_mask:
+        fix = "prepare the rows with data.document_mask=true, or set data.document_mask=false"
         what = "data.document_mask is true, but these rows have no document boundaries"
     else:
         return None
-    raise ConfigError(
-        what,
-        where=str(path),
-        fix="prepare the rows again, or set data.document_mask=false",
-        rule="CFG-06",
-    )
+    raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
 
 
 def _whole(path: Path, files: Mapping[str, Content]) -> np.ndarray | None:
