@@ -101,4 +101,5 @@ def packed(parts: Iterable[Documents], *, seq_length: int, answer_only: bool) ->
 
 def with_row_starts(starts: np.ndarray) -> np.ndarray:
     """Return the starts of documents [R, S], plus the first token of each row: a document does not cross rows."""
-    return starts | (np.arange(starts.shape[1]) == 0)
+    with_rows: np.ndarray = starts | (np.arange(starts.shape[1]) == 0)
+    return with_rows

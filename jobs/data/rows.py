@@ -30,7 +30,6 @@ from bench.contract.schema import DataSource
 from bench.errors import ConfigError
 from jobs.data.packing import with_row_starts
 
-
 STARTS_VERSION = 1
 """The version of NAME_starts.npy, `starts_version` in manifest.json; another version has another meaning."""
 _DOCUMENTS_AT_ONCE = 2**16
@@ -126,9 +125,7 @@ def sha256_rows(tokens: np.ndarray, counts: np.ndarray, starts: np.ndarray | Non
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, hashlib.sha256().digest_size)
 
 
-def save(
-    folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray, *, starts: np.ndarray | None = None
-) -> None:
+def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray, *, starts: np.ndarray | None = None) -> None:
     """Write one split, with document boundaries if `starts` is given. The last real token of each row must count."""
     np.save(folder / f"{name}_tokens.npy", tokens)
     np.save(folder / f"{name}_counts.npy", counts)
@@ -208,9 +205,9 @@ def load(plan: TrainingPlan, name: str) -> Rows:
 def _random(num_rows: int, data: Data, *, vocab_size: int) -> Rows:
     """Return random rows; with a document mask they are full of documents of the configured lengths."""
     shape, mask = (num_rows, data.seq_length), data.document_mask
-    made = rows(*shape, vocab_size=vocab_size, seed=data.seed, lengths=None if mask else data.lengths)
+    generated = rows(*shape, vocab_size=vocab_size, seed=data.seed, lengths=None if mask else data.lengths)
     starts = random_starts(*shape, seed=data.seed, lengths=data.lengths) if mask and data.lengths else None
-    return Rows(*made, starts=starts, document_mask=mask)
+    return Rows(*generated, starts=starts, document_mask=mask)
 
 
 def _starts(folder: Path, name: str, data: Data) -> np.ndarray | None:

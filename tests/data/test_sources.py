@@ -103,7 +103,9 @@ def test_packed_rows_have_the_boundaries_of_their_documents(tmp_path: Path, monk
     assert without.starts is None and not without.document_mask and train.sha256 != without.sha256
     assert targets(train, np.array([1]))[3].tolist() == [[0, *range(11)]]
     share = of_files(tmp_path, "dolly", "d.jsonl", *MASK, **sizes).attention_share
-    assert share == pytest.approx(documents.share([13.0], seq_length=12)), "all documents that the manifest counts have 13 tokens"
+    assert share == pytest.approx(documents.share([13.0], seq_length=12)), (
+        "all documents that the manifest counts have 13 tokens"
+    )
 
     folder = Path(str(planned.data_dir))
     assert manifest["starts_version"] == 1 and "train_starts.npy" in (folder / "manifest.json").read_text()

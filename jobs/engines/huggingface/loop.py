@@ -56,9 +56,10 @@ def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray, device: t
     parts = cut(plan, indices, replica=torch.distributed.get_rank() if plan.world.dp > 1 else 0)
     batches = []
     for part in parts:
-        *tensors, positions = targets(rows, part)
+        tokens, labels, weights, positions = targets(rows, part)
         documents = document_arguments(plan, positions, device) if rows.document_mask else {}
-        batches.append(MicroBatch(*(x.to(device, non_blocking=True) for x in tensors), documents))
+        tokens, labels, weights = (x.to(device, non_blocking=True) for x in (tokens, labels, weights))
+        batches.append(MicroBatch(tokens, labels, weights, documents))
     return batches
 
 

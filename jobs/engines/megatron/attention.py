@@ -286,9 +286,7 @@ def _backward_varlen(
     tensors = (_batch_first(x) for x in (dout, q, k, v, out))
     no_seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # for dropout, which is 0
     unused = torch.empty(0, device=q.device)
-    grads = _aten._flash_attention_backward(
-        *tensors, lse, *_varlen(documents), 0.0, True, no_seed, unused, scale=scale
-    )
+    grads = _aten._flash_attention_backward(*tensors, lse, *_varlen(documents), 0.0, True, no_seed, unused, scale=scale)
     dq, dk, dv = (_sequence_first(x, q.shape[1]) for x in grads)
     return dq, dk, dv
 
@@ -299,14 +297,15 @@ def _varlen(documents: PackedSeqParams) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _batch_first(x_SBHD: Tensor) -> Tensor:
-    """Return the tokens batch by batch [B * S, H, D]; a view if B is 1. The kernel needs a contiguous last dimension."""
+    """Return the tokens batch by batch [B * S, H, D], a view if B is 1; the kernel needs adjacent elements of D."""
     flat = x_SBHD.transpose(0, 1).flatten(0, 1)
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _sequence_first(x_MHD: Tensor, batch: int) -> Tensor:
     """Return tokens [B * S, H, D] as [S, B, H, D]."""
-    return x_MHD.unflatten(0, (batch, -1)).transpose(0, 1)
+    by_batch: Tensor = x_MHD.unflatten(0, (batch, -1))
+    return by_batch.transpose(0, 1)
 
 
 def _forward_by_document(
@@ -317,8 +316,8 @@ def _forward_by_document(
     out_SBHD = torch.empty_like(q_SBHD, memory_format=torch.contiguous_format)
     lse_BHS = torch.empty(batch, heads, length, dtype=torch.float32, device=q_SBHD.device)
     for row, tokens in _places(documents, length):
-        parts = (x[tokens, row : row + 1] for x in (q_SBHD, k_SBGD, v_SBGD))
-        out, lse = _forward(*parts, scale, causal=True)
+        q, k, v = (x[tokens, row : row + 1] for x in (q_SBHD, k_SBGD, v_SBGD))
+        out, lse = _forward(q, k, v, scale, causal=True)
         out_SBHD[tokens, row : row + 1] = out
         lse_BHS[row : row + 1, :, tokens] = lse[:, :, : len(out)]
     return out_SBHD, lse_BHS
@@ -330,12 +329,14 @@ def _backward_by_document(
     """Return the gradients of q, k and v from the output and the lse of `_forward_by_document`."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for row, tokens in _places(documents, len(q)):
-        parts = [x[tokens, row : row + 1].contiguous() for x in (dout, q, k, v, out)]
+        whole = (dout, q, k, v, out)
+        dout_1, q_1, k_1, v_1, out_1 = (x[tokens, row : row + 1].contiguous() for x in whole)
         lse_BHS = lse[row : row + 1, :, tokens].contiguous()
         if q.is_cuda:  # the kernel's lse is padded to 32, and the weights of the padding are exp(-inf)
             lse_BHS = torch.nn.functional.pad(lse_BHS, (0, -lse_BHS.shape[2] % 32), value=torch.inf)
-        for whole, part in zip((dq, dk, dv), _backward(*parts, lse_BHS, scale, causal=True), strict=True):
-            whole[tokens, row : row + 1] = part
+        grads = _backward(dout_1, q_1, k_1, v_1, out_1, lse_BHS, scale, causal=True)
+        for grad, part in zip((dq, dk, dv), grads, strict=True):
+            grad[tokens, row : row + 1] = part
     return dq, dk, dv
 
 

@@ -82,9 +82,7 @@ def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Trainin
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
-    losses_BS = chunk(
-        batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents
-    )
+    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents)
     with profile_range(Part.loss):
         return batch.summed(losses_BS)
 

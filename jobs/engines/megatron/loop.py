@@ -37,7 +37,8 @@ def micro_batch(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> MicroBat
     device = torch.cuda.current_device()
     documents = packed_seq_params(document_lengths(whole[-1]), device) if rows.document_mask else None
     mine = positions(whole[0].shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
-    return MicroBatch(*(x[:, mine].to(device, non_blocking=True) for x in whole), documents=documents)
+    tokens, labels, weights, position_ids = (x[:, mine].to(device, non_blocking=True) for x in whole)
+    return MicroBatch(tokens, labels, weights, position_ids, documents)
 
 
 PARTS = {
@@ -206,9 +207,7 @@ def _forward_step(
     """Return the chunk's output and the loss function of the last stage, as megatron-core's schedules expect."""
     batch = next(iterator)
     with profile_range(Phase.forward):
-        output = model(
-            batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents
-        )
+        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents)
 
     def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
         with profile_range(Phase.forward), profile_range(Part.loss):

@@ -34,7 +34,19 @@ pytestmark = [
 
 S, ROWS = 12, 11
 MASK = ("data.source=prepared", "data.packing=true", "data.document_mask=true")
-STARTS = [[0], [0, 1], [0, 11], [0, 4, 5, 6, 9], [0, 6], [0, 2, 4, 6, 8, 10], [0, 3], [0, 7, 8], [0, 10], [0, 5], [0, 1, 2]]
+STARTS = [
+    [0],
+    [0, 1],
+    [0, 11],
+    [0, 4, 5, 6, 9],
+    [0, 6],
+    [0, 2, 4, 6, 8, 10],
+    [0, 3],
+    [0, 7, 8],
+    [0, 10],
+    [0, 5],
+    [0, 1, 2],
+]
 """Of ROWS rows: one document, documents of one token at both ends and inside, and several equal ones."""
 
 
@@ -46,9 +58,7 @@ def packed(starts: list[list[int]], seed: int = 5) -> rows_of.Rows:
         is_start[row, places] = True
     counts = rng.random(shape) < 0.7
     counts[:, 1:] |= ~is_start[:, 1:] & is_start[:, :-1]  # the second token of a document
-    return rows_of.Rows(
-        rng.integers(128, size=shape, dtype=np.int32), counts, starts=is_start, document_mask=True
-    )
+    return rows_of.Rows(rng.integers(128, size=shape, dtype=np.int32), counts, starts=is_start, document_mask=True)
 
 
 def unpacked(rows: rows_of.Rows) -> rows_of.Rows:
@@ -110,7 +120,9 @@ def assert_same(engine: model.ModelAndOptimizer, rows: rows_of.Rows) -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
     assert len(gradients) > 4
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            gradients[name], gradient, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -117,9 +117,7 @@ class _LayerFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor | None, ...]:
-        layer_pass = _LayerPass(
-            ctx.layer, ctx.freqs, ctx.documents, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors
-        )
+        layer_pass = _LayerPass(ctx.layer, ctx.freqs, ctx.documents, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
         saved = ctx.layer.load_activations(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         is_needed = ctx.needs_input_grad[5]
