@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from bench.contract.plan import World
 from bench.contract.schema import Config, Rates
 from bench.planning.estimates import transports
-from bench.planning.estimates.parameters import kv_size
 from bench.planning.estimates.transports import Link
 from bench.planning.parallelism import tokens
 
@@ -63,7 +62,7 @@ class Collectives:
 
     def keys_and_values_s(self) -> float:
         """Return the seconds in which the ranks of cp all-gather keys and values, or reduce-scatter their gradients."""
-        size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
+        size = 2 * 2 * self.config.model.kv_size / self.world.tp * tokens(self.config, self.world) * self.world.cp
         return self.exchange_s(size, ranks=self.world.cp, stride=self.world.tp)
 
     def exchange_s(self, size: float, *, ranks: int, stride: int) -> float:

@@ -21,7 +21,6 @@ from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, f
 from bench.planning.estimates.network import Collectives, hidden_bytes, rate_at
 from bench.planning.estimates.parameters import (
     Linear,
-    kv_size,
     linear_weights,
     linears,
     lora_parameters,
@@ -344,7 +343,7 @@ class _Step:
             return 0.0
         share = 1 - 1 / (2 * cp)  # of the queries that also attend to keys of earlier chunks
         hidden, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
-        return self.bytes_s((hidden * model.hidden_size + kv * 2 * kv_size(model)) / self.world.tp)
+        return self.bytes_s((hidden * model.hidden_size + kv * 2 * model.kv_size) / self.world.tp)
 
     def transpose_s(self, weights: int) -> float:
         """Return the seconds in which FP8 transposes a layer's weights, without those that the GEMM rate includes.
