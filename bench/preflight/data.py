@@ -56,7 +56,8 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
         )
         return
     for name, count in (("train", planned.train_rows), ("eval", planned.eval_rows)):
-        for part, (dtype, kind) in DTYPES.items():
+        parts = DTYPES | ({"starts": DTYPES["counts"]} if planned.document_mask else {})
+        for part, (dtype, kind) in parts.items():
             path, shape = folder / f"{name}_{part}.npy", (count, planned.seq_length)
             fix = f"prepare {planned.name} again, or correct data.{name}_rows and data.seq_length"
             try:
