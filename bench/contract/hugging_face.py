@@ -31,6 +31,10 @@ HEAD = "lm_head.weight"
 """Some folders of models with tied embeddings have a copy of them under this name, which transformers ignores."""
 
 
+class MissingWeightsError(ConfigError):
+    """A folder has no safetensors, or not all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """File, shape and dtype of one tensor."""
@@ -71,7 +75,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
             raise _damaged(folder / INDEX, "its weight_map does not give a file of this folder for each tensor")
     elif not (folder / SINGLE).exists():
-        raise ConfigError(
+        raise MissingWeightsError(
             "the folder contains no *.safetensors",
             where=str(folder / INDEX),
             fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported. "
@@ -80,7 +84,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
         )
     files = sorted(set(index.values())) if index is not None else [SINGLE]
     if missing := [file for file in files if not (folder / file).is_file()]:
-        raise ConfigError(
+        raise MissingWeightsError(
             f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
             where=str(folder),
             fix="download the model's *.safetensors again; pickled *.bin weights are not supported",
