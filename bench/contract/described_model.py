@@ -47,7 +47,7 @@ class Projections:
     """Whether it is the last projection of an attention or of an MLP, which returns to the residual stream."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
     """How the layers compute in the plan for which they are probed."""
 
