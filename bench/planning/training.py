@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from bench.contract import data_files
 from bench.contract.plan import (
     NOT_A_SUBMISSION,
     Batch,
@@ -104,7 +105,7 @@ def max_steps(config: Config) -> int:
     if training.max_steps is not None:
         return training.max_steps
     assert training.epochs is not None
-    return training.epochs * (config.training_data.train_rows // config.training_recipe.global_batch_size)
+    return training.epochs * (config.training_data.num_train_rows // config.training_recipe.global_batch_size)
 
 
 def batches(config: Config, world: World) -> Batch:
@@ -170,7 +171,7 @@ def data_dir(config: Config) -> str | None:
         return None
     if root is None or source is DataSource.prepared:
         return root
-    return f"{root}/{config.training_data.name}-{fingerprint(config.training_data, config.model.vocab_size)}"
+    return data_files.rows_dir(root, config.training_data, config.model.vocab_size)
 
 
 def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
