@@ -215,7 +215,7 @@ def template_sha256(data: Data, tokenizer: Path) -> str | None:
 
 
 def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path, data: Data) -> None:
-    """Raise ConfigError if rows were prepared with another tokenizer or chat template; `used` is from their manifest."""
+    """Raise ConfigError if rows were prepared with another tokenizer or chat template; `used` is in their manifest."""
     if atomic_files.sha256(tokenizer) != used.get("sha256"):
         raise ConfigError(
             f"the prepared rows are from the tokenizer {used.get('file')}, which is not the tokenizer of this run",

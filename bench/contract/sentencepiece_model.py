@@ -71,8 +71,8 @@ def read(path: Path) -> SentencePieceModel:
         raise ConfigError(
             f"the SentencePiece model {unlike}, which is not supported",
             where=str(path),
-            fix="write a tokenizer.json next to this file: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) "
-            "of transformers",
+            fix="write a tokenizer.json next to this file with transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
             rule="CFG-06",
         )
     return model

@@ -31,6 +31,8 @@ BEGIN, END = "\ufdd0", "\ufdd1"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SPACE = re.compile(r"\s*")
 THOUGHT = "</think>"
+_OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
+"""Some prompts for the next answer begin a thought, as DeepSeek-R1's, which stored answers do not have."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with an assistant's reasoning; transformers gives its value to templates by the first two."""
 WITH_GENERATION = (
@@ -173,6 +175,8 @@ class ChatTemplate:
         spans: list[tuple[int, int]] = []
         for i in (i for i, turn in enumerate(turns) if turn["role"] == "assistant"):
             before = self._text(name, turns[:i], tools, add_generation_prompt=True)
+            if not text.startswith(before):
+                before = _OPEN_THOUGHT.sub("", before)
             if not text.startswith(before) or (spans and len(before) < spans[-1][1]):
                 raise ValueError(
                     f"the chat template renders the turns before turn {i + 1} in another way if turns follow: "

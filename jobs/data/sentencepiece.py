@@ -1,7 +1,8 @@
 """Convert a SentencePiece tokenizer.model (BPE, as in Llama 2 and Mistral) to a tokenizer of Hugging Face's tokenizers.
 
-The token ids are those of transformers' LlamaTokenizer (5.23.0). SentencePiece merges the pair whose merged piece has
-the lowest id; a list of merges in this order does the same.
+The token ids are those of transformers' LlamaTokenizer (5.23.0): as SentencePiece's own, except that no space is put
+before a text that begins with a space. SentencePiece merges the pair whose merged piece has the lowest id; a list of
+merges in this order does the same.
 """
 
 import json

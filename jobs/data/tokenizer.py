@@ -1,7 +1,7 @@
 """Load a model's tokenizer.json or tokenizer.model with Hugging Face's tokenizers, and encode documents.
 
-A document of text is BOS (if the tokenizer adds one), its tokens, EOS. Whether there is a BOS is set by add_bos_token in
-tokenizer_config.json or, without it, by the post-processor of tokenizer.json. EOS is eos_token of
+A document of text is BOS (if the tokenizer adds one), its tokens, EOS. Whether there is a BOS is set by add_bos_token
+in tokenizer_config.json or, without it, by the post-processor of tokenizer.json. EOS is eos_token of
 tokenizer_config.json. A special token that is spelled out in a text, such as </s>, is text and never ends a document.
 A conversation has the special tokens that its chat template writes, and no others.
 """
