@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, data_files, llama_config, npy_header, sentencepiece_model
+from bench.contract import atomic_files, chat, data_files, llama_config, npy_header, sentencepiece_model
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
+from bench.contract.data import DataSource
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
 from bench.contract.plan import Plan
@@ -233,8 +234,30 @@ def _tokenizer(plan: Plan) -> Path | None:
     if not has_eos and not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
         raise data_files.unnamed_token(path, "eos_token")
     if (data := plan.config.data) is not None:
-        data_files.template_sha256(data, path)
+        _check_chat_template(path, data)
     return path
+
+
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+
+
+def _check_chat_template(tokenizer: Path, data: Data) -> None:
+    """Raise ConfigError if the source needs a chat template that is missing or that Jinja cannot parse."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    if data.source is not DataSource.chat:
+        return
+    for text in chat.templates(tokenizer, data.chat_template).values():
+        known = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text)
+        try:
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)  # noqa: S701 - renders nothing
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template is not valid in line {error.lineno}: {error.message}",
+                where=data.chat_template or str(tokenizer.parent),
+                fix="copy the template of the model again, or set data.chat_template to a Jinja file",
+                rule="CFG-06",
+            ) from error
 
 
 def _other_tokenizer(rows: Path, tokenizer: Path | None, data: Data) -> Iterator[Finding]:
