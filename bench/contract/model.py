@@ -1,7 +1,9 @@
 """The architecture of a decoder-only transformer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from bench.contract.codec import OMIT_DEFAULT
 
 
 class Weights(Enum):
@@ -33,6 +35,21 @@ class Position(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the MLP of every layer."""
+
+    num_experts: int
+    experts_per_token: int
+    """How many experts a token is sent to (top-k)."""
+    ffn_hidden_size: int
+    """Width of one expert's MLP."""
+    normalize_top_k: bool = True
+    """Whether the weights of a token's experts add up to 1."""
+    aux_loss_coef: float = 0.0
+    """Coefficient of the load-balancing loss in training."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Model:
     """Architecture of a decoder-only transformer."""
 
@@ -54,4 +71,29 @@ class Model:
     """Llama 3.1's frequency scaling; 1 leaves RoPE as it is."""
     bias: bool = False
     tied_embeddings: bool = False
+    family: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The file of bench/contract/families/ that describes the model; None: the one with its layers."""
+    head_dim: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Size of an attention head; None: hidden_size / num_attention_heads."""
+    qkv_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Whether only q, k and v have biases, as in Qwen2; `bias` gives one to every linear."""
+    qk_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Whether each head of q and of k is normalised (RMSNorm) before RoPE, as in Qwen3."""
+    experts: Experts | None = field(default=None, metadata=OMIT_DEFAULT)
+    """None: every layer has one MLP of ffn_hidden_size."""
     weights: Weights = Weights.checkpoint
+
+    @property
+    def head_size(self) -> int:
+        """Return the size of an attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def q_size(self) -> int:
+        """Return the width of a token's queries: that of the input of the output projection."""
+        return self.head_size * self.num_attention_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Return the width of a token's keys; its values have the same width."""
+        return self.head_size * self.num_query_groups

@@ -17,7 +17,7 @@ from bench.errors import ConfigError
 from bench.planning.checks import generation as generation_checks
 from bench.planning.commands import fields_of_all
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
-from bench.planning.estimates.parameters import kv_size, weight_bytes
+from bench.planning.estimates.parameters import weight_bytes
 from bench.planning.replicas import per_gpu, shards, split
 
 KEYS = ("prompt", "length")
@@ -188,7 +188,7 @@ def memory(config: Config, world: World, requests: list[GenerationRequest]) -> G
 
 def kv_bytes(config: Config, world: World) -> float:
     """Return the KV cache bytes of one token on one GPU, for all of its layers."""
-    of_layer = 2 * kv_size(config.model) * BYTES[config.precision]
+    of_layer = 2 * config.model.kv_size * BYTES[config.precision]
     return config.model.num_layers * of_layer / shards(config, world)
 
 

@@ -228,7 +228,7 @@ def _bus_limit(operation: Collective, count: int, config: Config) -> float | Non
 
 def _attention(attention: Attentions, config: Config) -> Iterator[Point]:
     tp, model, known = config.parallel.tp or 1, config.model, limits(config)
-    head = model.hidden_size // model.num_attention_heads
+    head = model.head_size
     heads, groups = model.num_attention_heads // tp, model.num_query_groups // tp
     best = {"forward": known.attention_forward_tflops, "backward": known.attention_backward_tflops} if known else {}
     every = kernels.backends(is_gpu=_gpu_is_there(config))

@@ -51,7 +51,7 @@ def _llama_weights(model: Model) -> list[Weight]:
 
 
 def _llama_parts(weight: Weight, data: Tensor, model: Model) -> list[Tensor]:
-    if weight.key.endswith("linear_qkv.weight"):
+    if ".linear_qkv." in weight.key:
         return separate(data, heads=model.num_attention_heads, groups=model.num_query_groups)
     return list(data.split([shape[0] for shape in weight.sources.values()]))
 

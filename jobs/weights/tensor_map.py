@@ -34,8 +34,8 @@ class Weight:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is stored in FP8 with precision=fp8: it belongs to a layer, and TP splits it."""
-        return self.layer is not None and self.axis is not None
+        """Whether it is stored in FP8 with precision=fp8: the matrix of a layer that TP splits, not its bias."""
+        return self.layer is not None and self.axis is not None and self.key.endswith(".weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,21 @@ def units(model: Model, *, fused: bool) -> list[Unit]:
 
 
 def _layer(m: Model, i: int, *, fused: bool) -> Iterator[Weight]:
-    h, f, kv = m.hidden_size, m.ffn_hidden_size, m.hidden_size // m.num_attention_heads * m.num_query_groups
+    h, f, q, kv = m.hidden_size, m.ffn_hidden_size, m.q_size, m.kv_size
     near, far = f"model.layers.{i}.", "decoder.layers."
-    attention = {"q_proj": (h, h), "k_proj": (kv, h), "v_proj": (kv, h)} if not fused else {"qkv_proj": (h + 2 * kv, h)}
-    qkv = {f"{near}self_attn.{name}.weight": shape for name, shape in attention.items()}
+    widths = {"q_proj": q, "k_proj": kv, "v_proj": kv} if not fused else {"qkv_proj": q + 2 * kv}
+    qkv = {f"{near}self_attn.{name}.weight": (width, h) for name, width in widths.items()}
     gates = {f"{near}mlp.{name}.weight": (f, h) for name in ("gate_proj", "up_proj")}
     yield Weight(f"{far}input_layernorm.weight", i, {f"{near}input_layernorm.weight": (h,)})
     yield Weight(f"{far}self_attention.linear_qkv.weight", i, qkv, 0, gcd(PIECES, m.num_query_groups))
-    out = {f"{near}self_attn.o_proj.weight": (h, h)}
+    if m.qkv_bias:
+        biases = {f"{near}self_attn.{name}.bias": (width,) for name, width in widths.items()}
+        yield Weight(f"{far}self_attention.linear_qkv.bias", i, biases, 0, gcd(PIECES, m.num_query_groups))
+    if m.qk_norm:
+        for name in ("q", "k"):
+            norm = {f"{near}self_attn.{name}_norm.weight": (m.head_size,)}
+            yield Weight(f"{far}self_attention.{name}_layernorm.weight", i, norm)
+    out = {f"{near}self_attn.o_proj.weight": (h, q)}
     yield Weight(f"{far}self_attention.linear_proj.weight", i, out, 1, gcd(PIECES, m.num_attention_heads))
     yield Weight(f"{far}pre_mlp_layernorm.weight", i, {f"{near}post_attention_layernorm.weight": (h,)})
     yield Weight(f"{far}mlp.linear_fc1.weight", i, gates, 0, 2 * gcd(PIECES, f))  # gates first, then ups: each is split
@@ -115,21 +122,20 @@ def check(source: Source, units: list[Unit]) -> list[str]:
 
 def fuse(weight: Weight, parts: list[Tensor], model: Model) -> Tensor:
     """Fuse Hugging Face's tensors into megatron-core's."""
-    if not weight.key.endswith("linear_qkv.weight"):
+    if ".linear_qkv." not in weight.key:
         return torch.cat(parts) if parts[1:] else parts[0]
     if len(parts) == 1:  # they are already fused in the source, but in another order
-        kv = model.hidden_size // model.num_attention_heads * model.num_query_groups
-        parts = list(parts[0].split([model.hidden_size, kv, kv]))
+        parts = list(parts[0].split([model.q_size, model.kv_size, model.kv_size]))
     return interleave(*parts, groups=model.num_query_groups)
 
 
 def interleave(q: Tensor, k: Tensor, v: Tensor, *, groups: int) -> Tensor:
-    """Return q, k and v [O, I] as the rows of linear_qkv: group by group its queries, its key, its value."""
+    """Return q, k and v [O, I] or [O] as the rows of linear_qkv: group by group its queries, its key, its value."""
     return torch.cat([x.unflatten(0, (groups, -1)) for x in (q, k, v)], dim=1).flatten(0, 1)
 
 
 def separate(qkv: Tensor, *, heads: int, groups: int) -> list[Tensor]:
-    """Return q, k and v [O, I] from the rows of linear_qkv."""
+    """Return q, k and v [O, I] or [O] from the rows of linear_qkv."""
     qkv_GOI = qkv.unflatten(0, (groups, -1))
     head_dim = qkv_GOI.shape[1] // (heads // groups + 2)
     return [x.flatten(0, 1) for x in qkv_GOI.split([heads // groups * head_dim, head_dim, head_dim], dim=1)]

@@ -5,7 +5,7 @@ from bench.contract.model import Activation, Norm, Position
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Lora
-from bench.planning.estimates.parameters import kv_size, linears
+from bench.planning.estimates.parameters import linears
 from bench.planning.parallelism import tokens
 
 SCALE_BYTES = 4
@@ -147,7 +147,7 @@ def _megatron_qkv_bytes(config: Config, world: World) -> float:
     model, size = config.model, BYTES[config.precision]
     qkv, angles = linears(model)["linear_qkv"].num_out, 0
     if model.position is Position.rope:
-        qkv += model.hidden_size + kv_size(model)
+        qkv += model.hidden_size + model.kv_size
         angles = 4 * model.hidden_size // model.num_attention_heads
     elif model.num_query_groups < model.num_attention_heads:
         qkv += model.hidden_size

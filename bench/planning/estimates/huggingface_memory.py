@@ -24,7 +24,6 @@ from bench.planning.estimates.memory import (
     gpu,
 )
 from bench.planning.estimates.parameters import (
-    kv_size,
     largest_trained,
     linear_weights,
     linears,
@@ -145,7 +144,7 @@ def _attention_bytes(config: Config, hf: HuggingFace) -> float:
     if hf.attention is not Attention.eager:
         return stored + 4 * a
     is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, hf))
-    repeated = 2 * p * (model.hidden_size - kv_size(model))
+    repeated = 2 * p * (model.hidden_size - model.kv_size)
     return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.training_data.seq_length
 
 

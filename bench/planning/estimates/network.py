@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from bench.contract.plan import World
 from bench.contract.schema import Config, Rates
 from bench.planning.estimates import transports
-from bench.planning.estimates.parameters import kv_size
 from bench.planning.estimates.transports import Link
 from bench.planning.parallelism import tokens
 
@@ -35,6 +34,8 @@ def hidden_bytes(config: Config, world: World, size: int) -> float:
 def collectives(config: Config, world: World, rates: Rates) -> "Collectives | None":
     """Return the collectives of a layout; None if the bandwidth of a link that they need is not known."""
     within, between = transports.within_node(config, rates), transports.between_nodes(config)
+    if world.num_ranks > 1 and not rates.busbw_gbs:
+        return None
     if (within is None and world.ranks_per_node > 1) or (between is None and world.num_nodes > 1):
         return None
     return Collectives(config, world, rates, within or Link(transport=None), between or Link(transport=None))
@@ -63,7 +64,7 @@ class Collectives:
 
     def keys_and_values_s(self) -> float:
         """Return the seconds in which the ranks of cp all-gather keys and values, or reduce-scatter their gradients."""
-        size = 2 * 2 * kv_size(self.config.model) / self.world.tp * tokens(self.config, self.world) * self.world.cp
+        size = 2 * 2 * self.config.model.kv_size / self.world.tp * tokens(self.config, self.world) * self.world.cp
         return self.exchange_s(size, ranks=self.world.cp, stride=self.world.tp)
 
     def exchange_s(self, size: float, *, ranks: int, stride: int) -> float:

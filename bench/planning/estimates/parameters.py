@@ -25,23 +25,18 @@ class Linear:
         return self.num_in * self.num_out
 
 
-def kv_size(model: Model) -> int:
-    """Return the width of a token's keys; its values have the same width."""
-    return model.hidden_size // model.num_attention_heads * model.num_query_groups
-
-
 def linears(model: Model) -> Mapping[str, Linear]:
     """Return a layer's projections by megatron-core's names."""
     gates = 2 if model.activation is Activation.swiglu else 1
-    return _linears(model.hidden_size, model.ffn_hidden_size, kv_size(model), gates)
+    return _linears(model.hidden_size, model.ffn_hidden_size, model.q_size, model.kv_size, gates)
 
 
 @lru_cache(maxsize=64)
-def _linears(hidden: int, ffn: int, kv: int, gates: int) -> Mapping[str, Linear]:
+def _linears(hidden: int, ffn: int, q: int, kv: int, gates: int) -> Mapping[str, Linear]:
     """Return the projections of these widths; cached, because the search for a layout calls this ten thousand times."""
     return {
-        "linear_qkv": Linear(hidden, hidden + 2 * kv, True),
-        "linear_proj": Linear(hidden, hidden, False),
+        "linear_qkv": Linear(hidden, q + 2 * kv, True),
+        "linear_proj": Linear(q, hidden, False),
         "linear_fc1": Linear(hidden, gates * ffn, True),
         "linear_fc2": Linear(ffn, hidden, False),
     }
@@ -49,12 +44,12 @@ def _linears(hidden: int, ffn: int, kv: int, gates: int) -> Mapping[str, Linear]
 
 def peft_linears(model: Model) -> Mapping[str, tuple[int, int]]:
     """Return the inputs and outputs of the linear layers of transformers' Llama, by PEFT's names."""
-    hidden, ffn, kv = model.hidden_size, model.ffn_hidden_size, kv_size(model)
+    hidden, ffn, q, kv = model.hidden_size, model.ffn_hidden_size, model.q_size, model.kv_size
     return {
-        "q_proj": (hidden, hidden),
+        "q_proj": (hidden, q),
         "k_proj": (hidden, kv),
         "v_proj": (hidden, kv),
-        "o_proj": (hidden, hidden),
+        "o_proj": (q, hidden),
         "gate_proj": (hidden, ffn),
         "up_proj": (hidden, ffn),
         "down_proj": (ffn, hidden),

@@ -50,7 +50,7 @@ def token_bytes(model: Model, *, tp: int, element_bytes: int) -> int:
 
     If there are more GPUs than KV heads, each GPU has a copy of one head.
     """
-    head_dim = model.hidden_size // model.num_attention_heads
+    head_dim = model.head_size
     return model.num_layers * 2 * math.ceil(model.num_query_groups / tp) * head_dim * element_bytes
 
 

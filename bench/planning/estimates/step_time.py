@@ -21,7 +21,6 @@ from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, f
 from bench.planning.estimates.network import Collectives, hidden_bytes, rate_at
 from bench.planning.estimates.parameters import (
     Linear,
-    kv_size,
     linear_weights,
     linears,
     lora_parameters,
@@ -110,6 +109,9 @@ TRAINED_HEAD_BYTES = 24
 FP32 one, of which the embedding's is first set to zero."""
 
 
+NARROW_HEAD = 64
+"""Heads of at most this size have a lower rate of attention, if it was measured."""
+
 _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 """Per element that tensor-parallel ranks all-gather under sp; reductions are always in BF16."""
 
@@ -162,7 +164,8 @@ class _Step:
         return self.with_waiting(
             Work(
                 gemm_s=self.gemm_s(linear_weights(self.config.model)) + self.adapters_s(),
-                attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops),
+                attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops)
+                / self.narrow_heads(rates.narrow_heads_forward),
                 elementwise_s=self.traffic_s(forward_traffic(self.config))
                 + self.merge_s(backward=False)
                 + self.dequantize_s(),
@@ -178,7 +181,8 @@ class _Step:
             Work(
                 gemm_s=self.gemm_s(weights) + self.weight_gradient_s(weights) + 2 * self.adapters_s(),
                 attention_s=2.5
-                * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops),
+                * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops)
+                / self.narrow_heads(rates.narrow_heads_backward),
                 elementwise_s=self.traffic_s(backward_traffic(config))
                 + self.merge_s(backward=True)
                 + self.transpose_s(weights)
@@ -327,6 +331,10 @@ class _Step:
         tflop = 2 * length * hidden_bytes(self.config, self.world, 1) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
+    def narrow_heads(self, share: float | None) -> float:
+        """Return the rate of attention with this model's heads as a share of the rate with heads of 128 numbers."""
+        return share if share is not None and self.config.model.head_size <= NARROW_HEAD else 1.0
+
     def merge_s(self, *, backward: bool) -> float:
         """Return the seconds in which context-parallel ranks split, concatenate and merge the chunks of attention.
 
@@ -337,7 +345,7 @@ class _Step:
             return 0.0
         share = 1 - 1 / (2 * cp)  # of the queries that also attend to keys of earlier chunks
         hidden, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
-        return self.bytes_s((hidden * model.hidden_size + kv * 2 * kv_size(model)) / self.world.tp)
+        return self.bytes_s((hidden * model.hidden_size + kv * 2 * model.kv_size) / self.world.tp)
 
     def transpose_s(self, weights: int) -> float:
         """Return the seconds in which FP8 transposes a layer's weights, without those that the GEMM rate includes.

@@ -5,7 +5,7 @@ from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Trains
 from bench.planning.estimates.activations import BYTES, hidden_bytes, quantized_bytes, stores_inputs
-from bench.planning.estimates.parameters import kv_size, linears
+from bench.planning.estimates.parameters import linears
 from bench.planning.parallelism import tokens
 
 HIDDEN_BYTES = 8
@@ -77,7 +77,7 @@ def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
         mlp += quantized * model.ffn_hidden_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
     attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
     if world.cp > 1:
-        attention += 4 * size * kv_size(model) * world.cp
+        attention += 4 * size * model.kv_size * world.cp
     count = tokens(config, world)
     backward = max(mlp, attention) * count / world.tp + HIDDEN_BYTES * model.hidden_size * count
     return max(forward_bytes(config, world), backward)

@@ -139,7 +139,7 @@ def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
 def angles(model: Model, num_positions: int, device: torch.device) -> Tensor:
     """Return RoPE's angles [T, D] in FP32; both halves of a row are the same."""
     rope = RotaryEmbedding(
-        kv_channels=model.hidden_size // model.num_attention_heads,
+        kv_channels=model.head_size,
         rotary_percent=1.0,
         rotary_base=model.rope_base,
         rope_scaling=model.rope_scaling_factor != 1,
