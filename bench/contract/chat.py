@@ -148,9 +148,9 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
     try:
         if file is not None:
             return {DEFAULT: Path(file).read_text(encoding="utf-8")}
-        found = {path.stem: path.read_text(encoding="utf-8") for path in (folder / MORE_TEMPLATES).glob("*.jinja")}
+        by_name = {path.stem: path.read_text(encoding="utf-8") for path in (folder / MORE_TEMPLATES).glob("*.jinja")}
         if (folder / TEMPLATE_FILE).exists():
-            return found | {DEFAULT: (folder / TEMPLATE_FILE).read_text(encoding="utf-8")}
+            return by_name | {DEFAULT: (folder / TEMPLATE_FILE).read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the chat template cannot be read: {getattr(error, 'strerror', None) or error}",
@@ -160,11 +160,11 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
         ) from error
     listed = read_object(folder / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(listed, str) and listed.strip():
-        return found | {DEFAULT: listed}
+        return by_name | {DEFAULT: listed}
     if isinstance(listed, list):
-        found |= {str(one["name"]): str(one["template"]) for one in listed if _is_named(one)}
-    if DEFAULT not in found:
-        others = f"; it has only {', '.join(sorted(found))}" if found else ""
+        by_name |= {str(one["name"]): str(one["template"]) for one in listed if _is_named(one)}
+    if DEFAULT not in by_name:
+        others = f"; it has only {', '.join(sorted(by_name))}" if by_name else ""
         raise ConfigError(
             f"the tokenizer has no chat template{others}",
             where=str(folder / TOKENIZER_CONFIG),
@@ -172,7 +172,7 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
             "tokenizer to this folder, or set data.chat_template to a Jinja file",
             rule="CFG-06",
         )
-    return found
+    return by_name
 
 
 def _is_named(one: Any) -> bool:

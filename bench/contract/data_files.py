@@ -65,15 +65,15 @@ def config_of_count(data: Data, vocab_size: int) -> str:
 
 def counted_rows(root: Path, data: Data, vocab_size: int) -> tuple[Path, int] | None:
     """Return the newest folder of rows that were counted for this config, and its number of training rows."""
-    wanted, found = config_of_count(data, vocab_size), list[tuple[float, Path, int]]()
+    wanted, counted = config_of_count(data, vocab_size), list[tuple[float, Path, int]]()
     for path in root.glob(f"{glob.escape(data.name)}-*/{MANIFEST}"):
         manifest = atomic_files.read_object(path)
         try:
             if manifest.get(COUNTED) == wanted:
-                found.append((path.stat().st_mtime, path.parent, int(manifest["splits"]["train"]["rows"])))
+                counted.append((path.stat().st_mtime, path.parent, int(manifest["splits"]["train"]["rows"])))
         except (OSError, ValueError, TypeError, KeyError):  # removed by another process, or damaged
             continue
-    return max(found)[1:] if found else None
+    return max(counted)[1:] if counted else None
 
 
 def sample_dir(data_dir: str) -> str:
