@@ -15,6 +15,7 @@ from bench.contract import atomic_files, chat, sentencepiece_model
 from bench.contract.checkpoint import MANIFEST
 from bench.contract.data import Data, DataSource
 from bench.contract.plan import fingerprint
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError
 
@@ -158,6 +159,25 @@ def find_tokenizer(place: Path) -> Path:
         "data.tokenizer to such a file",
         rule="CFG-06",
     )
+
+
+def checked_tokenizer(config: Config, data_dir: str | None) -> Path | None:
+    """Return the path of a run's tokenizer; None if MODEL is not set.
+
+    Raises:
+        ConfigError: it does not exist, does not match the model, or has no end-of-document token or chat template.
+    """
+    place = expanded(tokenizer_place(config, data_dir))
+    if place is None:
+        return None
+    path = find_tokenizer(Path(place))
+    check_vocabulary(path, num_ids(path), config.model.vocab_size)
+    has_eos = path.suffix == ".model" and sentencepiece_model.read(path).eos_id >= 0
+    if not has_eos and not atomic_files.read_object(path.with_name(TOKENIZER_CONFIG)).get("eos_token"):
+        raise unnamed_token(path, "eos_token")
+    if config.data is not None:
+        template_sha256(config.data, path)
+    return path
 
 
 def num_ids(tokenizer: Path) -> int:

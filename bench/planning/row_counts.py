@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.contract import data_files, npy_header
+from bench.contract import data_files
 from bench.contract.data import Data, DataSource
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError
+from bench.planning import npy_header
 
 TRAIN_TOKENS = "train_tokens.npy"
 """The file of prepared rows whose first dimension is their number."""
@@ -22,7 +23,7 @@ def with_train_rows(config: Config, overrides: Sequence[str]) -> Config:
     The overrides are shown in the error's command.
 
     Raises:
-        ConfigError: it is null, and there are no prepared rows.
+        ConfigError: it is null, and there are no prepared rows; or rows cannot be prepared with this tokenizer.
     """
     data = config.data
     if data is None or data.train_rows is not None or not _is_countable(data):
@@ -56,6 +57,7 @@ def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> Co
     if data.source is DataSource.prepared:
         fix = f"set {number}, or set DATADIR to a folder with prepared rows"
     elif root is not None and (unreadable := _unreadable(Path(root), data)) is None:
+        data_files.checked_tokenizer(config, None)
         command = shlex.join(["runstop", "prepare", *(one for one in overrides if not one.startswith("hydra."))])
         fix = f"run this command first: {command}; or set {number}"
     else:

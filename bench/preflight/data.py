@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, chat, data_files, llama_config, npy_header, sentencepiece_model
+from bench.contract import atomic_files, chat, data_files, llama_config
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
 from bench.contract.plan import Plan
-from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
+from bench.planning import npy_header
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
@@ -225,15 +225,8 @@ def _tokenizer(plan: Plan) -> Path | None:
     Raises:
         ConfigError: it does not exist, does not match the model, or has no end-of-document token or chat template.
     """
-    place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
-    if place is None:
-        return None
-    path = data_files.find_tokenizer(Path(place))
-    data_files.check_vocabulary(path, data_files.num_ids(path), plan.config.model.vocab_size)
-    has_eos = path.suffix == ".model" and sentencepiece_model.read(path).eos_id >= 0
-    if not has_eos and not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
-        raise data_files.unnamed_token(path, "eos_token")
-    if (data := plan.config.data) is not None:
+    path = data_files.checked_tokenizer(plan.config, plan.inputs.rows)
+    if path is not None and (data := plan.config.data) is not None:
         _check_chat_template(path, data)
     return path
 

@@ -179,6 +179,9 @@ def test_plan_and_doctor_refuse_wrong_tokenizers(text: str, tmp_path: Path, caps
     (problem,) = [one for one in preflight.inspect(planned) if one.severity == "error"]
     assert problem.what.startswith(text) and str(tmp_path / "cache") in problem.where and problem.fix
     words = overrides(tmp_path, "data=chat", "data.files=c.jsonl", "data.train_rows=2")
+    if "tokenizer" in text:
+        with pytest.raises(ConfigError, match=text):  # also before the rows are counted
+            compose.compose([*words, "data.train_rows=null"])
     for verb, code in (("plan", 0), ("doctor", 1)):
         with pytest.raises(SystemExit) as ended:
             cli.main([verb, *words])

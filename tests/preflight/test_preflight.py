@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy_format
 
 from bench import preflight
-from bench.contract import checkpoint, npy_header
+from bench.contract import checkpoint
 from bench.contract.schema import Data, DataSource
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, npy_header
 from bench.preflight import data, host
 from bench.rules.check import Subject
 from jobs.weights import families

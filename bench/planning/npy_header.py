@@ -1,4 +1,4 @@
-"""Read the header of an .npy file. Standard library only: ranks import it."""
+"""Read the header of an .npy file, without numpy."""
 
 import ast
 import struct
