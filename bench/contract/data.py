@@ -93,6 +93,9 @@ class Data:
     """For the sources text and chat."""
     chat_template: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """For the source chat: a file with a Jinja template. None: the template of the tokenizer."""
+    document_mask: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """With packing. True: a token attends only to its own document, positions start at 0 in each document, and no token
+    predicts the next document. False: attention covers the whole row."""
     prompt_type: PromptType | None = None
     """For sources whose records are questions with answers."""
     test_split: float | None = None
@@ -101,7 +104,8 @@ class Data:
     """For tests: generate so many records in the source's format from the built-in grammar, and a tokenizer for them.
     None: the user provides the files."""
     lengths: list[int] | None = None
-    """For random rows: the number of real tokens per row, sampled uniformly from this list; None: all rows are full."""
+    """For random rows: the number of real tokens per row, sampled uniformly from this list; None: all rows are full.
+    With document_mask: the lengths of the documents, which fill every row."""
 
     @property
     def needs_model_folder(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from bench.contract.data import DataSource
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
 from bench.contract.plan import Plan
+from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
+from bench.fetch import record, sources
 from bench.planning import npy_header
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
@@ -34,12 +37,14 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
     """Yield differences between the prepared rows in a folder and those that the plan needs."""
     if not (folder / "train_tokens.npy").exists():
         fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
+        fix += or_download(sources.data_command(planned))
         yield broken(
             "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
         )
         return
     for name, count in (("train", planned.num_train_rows), ("eval", planned.eval_rows)):
-        for part, (dtype, kind) in DTYPES.items():
+        parts = DTYPES | ({"starts": DTYPES["counts"]} if planned.document_mask else {})
+        for part, (dtype, kind) in parts.items():
             path, shape = folder / f"{name}_{part}.npy", (count, planned.seq_length)
             fix = f"prepare {planned.name} again, or correct data.{name}_rows and data.seq_length"
             try:
@@ -79,6 +84,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         return
     if not path.exists():
         fix = "set MODEL to the checkpoint folder that contains metadata.json"
+        fix += or_download(model_command(folder, model))
         yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
@@ -94,6 +100,29 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
+def model_command(folder: Path, model: Model) -> str:
+    """Return the command that downloads a model into a folder, or what the folder lacks of it; empty if there is none.
+
+    A folder of another repository stays as it is: only a new folder is named then.
+    """
+    with suppress(ConfigError):
+        if (known := record.read(folder)) is not None:
+            return "" if known.complete and not _is_incomplete(folder, known) else known.command(folder)
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    return sources.model_command(model, str(folder) if is_new else "FOLDER")
+
+
+def _is_incomplete(folder: Path, known: record.Record) -> bool:
+    return any(not (folder / name).is_file() for name in known.files)
+
+
+def or_download(command: str) -> str:
+    """Return the second half of a fix: the command of `runstop fetch`, if there is one."""
+    if not command:
+        return ""
+    return f"; where to get it: {command}" if " mlperf " in command else f"; to download it: {command}"
+
+
 def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
     """Yield an error if config.json does not match a Llama plan, or safetensors files are missing.
 
@@ -107,6 +136,7 @@ def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fix = "download the model's config.json, *.safetensors and their index again"
+        fix += or_download(model_command(folder, model))
         yield broken("CFG-06", f"the Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
         return
     except ConfigError as error:
@@ -114,6 +144,7 @@ def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
         return
     if missing := sorted(name for name in files if not (folder / name).is_file()):
         fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
+        fix += or_download(model_command(folder, model))
         yield broken(
             "CFG-06",
             f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
@@ -187,7 +218,11 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
         yield f"already prepared: {rows}"
         return
     try:
-        files = data_files.find(root, plan.config.training_data)
+        try:
+            files = data_files.find(root, plan.config.training_data)
+        except ConfigError as error:
+            fix = error.fix + or_download(sources.data_command(plan.config.training_data))
+            raise ConfigError(error.what, where=error.where, fix=fix) from error
         _check_head(files[0], plan.config.training_data)
         yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"
     except ConfigError as error:
@@ -225,6 +260,14 @@ def _tokenizer(plan: Plan) -> Path | None:
     Raises:
         ConfigError: it does not exist, does not match the model, or has no end-of-document token or chat template.
     """
+    place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
+    if place is None:
+        return None
+    try:
+        data_files.find_tokenizer(Path(place))
+    except ConfigError as error:
+        fix = error.fix + or_download(model_command(Path(place), plan.config.model))
+        raise ConfigError(error.what, where=error.where, fix=fix, rule=error.rule) from error
     path = data_files.checked_tokenizer(plan.config, plan.inputs.rows)
     if path is not None and (data := plan.config.data) is not None:
         _check_chat_template(path, data)

@@ -66,9 +66,10 @@ def _counted(config: Config, root: Path, processes: int | None) -> tuple[Path, d
         if (existing := data_files.counted_rows(root, data, vocab_size)) is not None:
             return existing[0], _existing(config, existing[0], with_files=True)
         uncounted = Path(data_files.rows_dir(str(root), data, vocab_size))
-        if not uncounted.exists():  # else it is complete, and this process was stopped before it was renamed
-            _prepare(config, uncounted, processes)
-        manifest: dict[str, Any] = json.loads((uncounted / MANIFEST).read_text())
+        if uncounted.exists():  # it is complete, but its process was stopped before it was renamed
+            manifest = _existing(config, uncounted, with_files=True)
+        else:
+            manifest = _prepare(config, uncounted, processes)
         counted = replace(data, train_rows=manifest["splits"]["train"]["rows"])
         folder = Path(data_files.rows_dir(str(root), counted, vocab_size))
         if folder.exists():
