@@ -18,7 +18,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, gpu_detection, make_plan
+from bench.planning import deepspeed, gpu_detection, make_plan, row_counts
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
@@ -84,7 +84,7 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well."""
     _check_num_hosts(config, overrides)
-    config = as_planned(config)
+    config = row_counts.with_train_rows(as_planned(config), overrides)
     if config.task.training is None or config.task.training.base is None:
         return make_plan.make(config)
     shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
@@ -267,6 +267,7 @@ def typed(config: "DictConfig") -> Config:
         setattr(paths, name, _absolute(getattr(paths, name)))
     if typed_config.data is not None:
         typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
+        typed_config.data.chat_template = _absolute(typed_config.data.chat_template)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)

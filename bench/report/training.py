@@ -305,7 +305,9 @@ def _model(plan: TrainingPlan) -> str:
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
-    rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    rows = (
+        f"{data.num_train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    )
     return f"{name}: {rows}"
 
 
