@@ -7,26 +7,24 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, chat, data_files, llama_config
+from bench.contract import atomic_files, chat, data_files, hugging_face
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
-from bench.contract.layers import differs_from_llama
-from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
-from bench.fetch import record, sources
+from bench.fetch import sources
+from bench.fetch.commands import model_command as model_command
+from bench.fetch.commands import or_download as or_download
 from bench.planning import npy_header
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HASHED_BYTES = 2**20
 """Larger files are compared by size only: reading a terabyte on a login node takes too long."""
 DTYPES = {"tokens": (re.compile(r"[<>|=][iu][1248]"), "whole numbers"), "counts": (re.compile(r"\|[biu]1"), "bool")}
@@ -70,11 +68,19 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """
     model = config.model
     located = checkpoints.located(folder, config)
-    if checkpoints.is_source(located):
-        yield from _hugging_face(located, model)
-        return
     path = located / "metadata.json"
-    if located != folder and not path.exists():
+    if checkpoints.is_source(folder) and not path.exists():
+        try:
+            hugging_face.check(folder, model)
+        except hugging_face.MissingWeightsError as error:
+            fix = error.fix + or_download(model_command(folder, model))
+            yield broken("CFG-06", error.what, error.where, fix=fix)
+            return
+        except ConfigError as error:
+            yield broken("CFG-06", error.what, error.where, fix=error.fix)
+            return
+        if located == folder:  # this engine reads the folder itself
+            return
         stored = checkpoints.preferred(config)
         flag = "" if stored is checkpoints.Stored.plain else f" --{stored.name}"
         command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
@@ -83,7 +89,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", what, str(folder), fix=fix)
         return
     if not path.exists():
-        fix = "set MODEL to the checkpoint folder that contains metadata.json"
+        fix = "set MODEL to a folder with config.json and *.safetensors, or to a checkpoint folder with metadata.json"
         fix += or_download(model_command(folder, model))
         yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
@@ -98,59 +104,6 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         checkpoints.require(located, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
-
-
-def model_command(folder: Path, model: Model) -> str:
-    """Return the command that downloads a model into a folder, or what the folder lacks of it; empty if there is none.
-
-    A folder of another repository stays as it is: only a new folder is named then.
-    """
-    with suppress(ConfigError):
-        if (known := record.read(folder)) is not None:
-            return "" if known.complete and not _is_incomplete(folder, known) else known.command(folder)
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    return sources.model_command(model, str(folder) if is_new else "FOLDER")
-
-
-def _is_incomplete(folder: Path, known: record.Record) -> bool:
-    return any(not (folder / name).is_file() for name in known.files)
-
-
-def or_download(command: str) -> str:
-    """Return the second half of a fix: the command of `runstop fetch`, if there is one."""
-    if not command:
-        return ""
-    return f"; where to get it: {command}" if " mlperf " in command else f"; to download it: {command}"
-
-
-def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield an error if config.json does not match a Llama plan, or safetensors files are missing.
-
-    The ranks compare the shapes of weights, and the config.json of a GPT-2.
-    """
-    index = folder / SAFETENSORS_INDEX
-    try:
-        config = json.loads((folder / checkpoints.SOURCE).read_text())
-        if not differs_from_llama(model):
-            llama_config.check(config, model, where=str(folder / checkpoints.SOURCE))
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        fix = "download the model's config.json, *.safetensors and their index again"
-        fix += or_download(model_command(folder, model))
-        yield broken("CFG-06", f"the Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
-        return
-    except ConfigError as error:
-        yield broken("CFG-06", error.what, error.where, fix=error.fix)
-        return
-    if missing := sorted(name for name in files if not (folder / name).is_file()):
-        fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
-        fix += or_download(model_command(folder, model))
-        yield broken(
-            "CFG-06",
-            f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
-            str(folder),
-            fix=fix,
-        )
 
 
 def manifest(folder: Path) -> Iterator[Finding]:

@@ -1,17 +1,17 @@
 """Model FLOPs of one training sample: what the model needs, without what an implementation adds.
 
-A multiply-add counts as two operations. S tokens per sample, h hidden width, k width of K or V, f width of the MLP,
-L layers, V vocabulary size:
+A multiply-add counts as two operations. S tokens per sample, h hidden width, q width of Q (all heads), k width of K or
+V, f width of the MLP, L layers, V vocabulary size:
 
 | part                                       | weights                           | operations per token       |
 | ------------------------------------------ | --------------------------------- | -------------------------- |
-| qkv, proj, fc1 (2 f if gated), fc2         | L (h (h + 2 k) + h h + h f + f h) | 4 per weight, 6 if trained |
+| qkv, proj, fc1 (2 f if gated), fc2         | L (h (q + 2 k) + q h + h f + f h) | 4 per weight, 6 if trained |
 | output head                                | h V                               | 4 per weight, 6 if trained |
 | adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
-| causal attention, S / 2 keys for each query | none                             | 6 S h L                    |
+| causal attention, S / 2 keys for each query | none                             | 6 S q L                    |
 
 A trained weight takes 2 operations forward and 4 backward (gradients of its input and of the weight). Under LoRA a
-frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S h L forward and twice that
+frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S q L forward and twice that
 backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
 optimizer.
 
@@ -34,7 +34,7 @@ def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int, attent
     per_token: float = (4 if lora else 6) * weights
     if lora:
         per_token += 6 * lora_parameters(model, lora)
-    per_token += 6 * attention_share * seq_length * model.hidden_size * model.num_layers
+    per_token += 6 * attention_share * seq_length * model.q_size * model.num_layers
     return per_token * seq_length / 1e12
 
 

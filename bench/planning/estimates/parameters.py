@@ -108,7 +108,9 @@ def _layer_parameters(model: Model, tp: int) -> int:
         count += linear.weights // tp
         if model.bias:
             count += linear.num_out // tp if linear.is_column else linear.num_out
-    return count
+    if model.qkv_bias:
+        count += linears(model)["linear_qkv"].num_out // tp
+    return count + (2 * model.head_size if model.qk_norm else 0)
 
 
 def _adapter_parameters(model: Model, lora: Lora, tp: int) -> int:
