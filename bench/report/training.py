@@ -21,6 +21,7 @@ from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
 from bench.planning.estimates import transports
+from bench.planning.estimates.parameters import active_parameters
 from bench.report import costs, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
@@ -278,6 +279,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("model", _model(plan)),
         ("data", _data(plan)),
         *_engine(plan),
+        *_experts(plan),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
         ("learning rate", f"{plan.config.training_recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
@@ -298,7 +300,25 @@ def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
     lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
-    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trainable{lora}{weights}"
+    active = f" ({active_parameters(c.model):,} per token)" if c.model.experts else ""
+    return f"{c.model.name}: {m.parameters:,} parameters{active}, {m.trainable_parameters:,} trainable{lora}{weights}"
+
+
+def _experts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the experts of a layer, the layer that computes them, and the load-balancing loss."""
+    experts, config = plan.config.model.experts, plan.config
+    if experts is None:
+        return
+    count = f"{experts.num_experts} per layer, {experts.experts_per_token} per token"
+    if config.huggingface is not None:
+        yield "experts", count
+        return
+    dispatcher = "all-to-all" if config.cluster.device is Device.cuda else "all-gather"
+    held = f", {experts.num_experts // plan.world.ep} on each rank" if plan.world.ep > 1 else ""
+    frozen = "; experts and router are frozen" if config.training.lora else ""
+    loss = f"coefficient {experts.aux_loss_coef:g}" if experts.aux_loss_coef else "none"
+    how = f"megatron-core's MoE layer, {dispatcher} dispatcher{frozen}; load-balancing loss: {loss}"
+    yield "experts", f"{count}{held}; {how}"
 
 
 def _data(plan: TrainingPlan) -> str:
@@ -328,6 +348,7 @@ def _ranks(plan: TrainingPlan) -> str:
     device = cluster.gpu.name if cluster.gpu else cluster.device.name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     groups = "" if w.groups is None else f"{w.groups} groups of "
+    vpp += f", ep {w.ep}" if w.ep > 1 else ""
     return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
@@ -388,6 +409,8 @@ def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 def _step_time(plan: TrainingPlan) -> str:
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
+    if plan.cost is None and plan.config.model.experts is not None:
+        return "not estimated: no rates were measured for a mixture of experts"
     if plan.cost is None:
         return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}

@@ -9,7 +9,7 @@ from bench.contract.schema import BackendName, Config, Device, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning import replicas
-from bench.planning.checks import generation, local_sgd, ranges, texts
+from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
 _CURRENCY = re.compile("[A-Z]{3}")
@@ -26,6 +26,7 @@ def check(config: Config) -> None:
     _check_walltime(config)
     generation.check_sharing(config)
     local_sgd.check(config)
+    experts.check(config)
 
 
 def _check_kind(config: Config) -> None:

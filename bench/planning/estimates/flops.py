@@ -8,10 +8,12 @@ L layers, V vocabulary size:
 | qkv, proj, fc1 (2 f if gated), fc2         | L (h (h + 2 k) + h h + h f + f h) | 4 per weight, 6 if trained |
 | output head                                | h V                               | 4 per weight, 6 if trained |
 | adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
-| causal attention, S / 2 keys for each query | none                             | 6 S h L                    |
+| causal attention, S / 2 keys for each query | none                             | 6 S q L, q width of Q      |
+
+With experts, fc1 and fc2 count once for each expert that a token is sent to, and the router counts, too.
 
 A trained weight takes 2 operations forward and 4 backward (gradients of its input and of the weight). Under LoRA a
-frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S h L forward and twice that
+frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S q L forward and twice that
 backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
 optimizer.
 
@@ -22,16 +24,16 @@ vocabulary of 128,000. For llama2_70b_lora they give 2598 without saying how it 
 from bench.contract.model import Model
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.training import Lora
-from bench.planning.estimates.parameters import linear_weights, lora_parameters
+from bench.planning.estimates.parameters import active_linear_weights, lora_parameters
 
 
 def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
     """Return the TFLOP (1e12 operations) of training on one sample, forward and backward."""
-    weights = model.num_layers * linear_weights(model) + model.hidden_size * model.vocab_size
+    weights = model.num_layers * active_linear_weights(model) + model.hidden_size * model.vocab_size
     per_token = (4 if lora else 6) * weights
     if lora:
         per_token += 6 * lora_parameters(model, lora)
-    per_token += 6 * seq_length * model.hidden_size * model.num_layers
+    per_token += 6 * seq_length * model.q_size * model.num_layers
     return per_token * seq_length / 1e12
 
 
