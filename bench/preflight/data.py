@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, data_files, llama_config
+from bench.contract import atomic_files, data_files, families
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
-from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
@@ -134,15 +133,11 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
 
 
 def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield an error if config.json does not match a Llama plan, or safetensors files are missing.
-
-    The ranks compare the shapes of weights, and the config.json of a GPT-2.
-    """
+    """Yield an error if config.json does not match the plan's model, or safetensors files are missing."""
     index = folder / SAFETENSORS_INDEX
     try:
         config = json.loads((folder / checkpoints.SOURCE).read_text())
-        if not differs_from_llama(model):
-            llama_config.check(config, model, where=str(folder / checkpoints.SOURCE))
+        families.check(config, model, where=str(folder / checkpoints.SOURCE))
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fix = "download the model's config.json, *.safetensors and their index again"

@@ -10,16 +10,16 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, codec
+from bench.contract import checkpoint, codec, families
 from bench.contract.atomic_files import atomic_folder
+from bench.contract.families import Weight
 from bench.contract.model import Model
 from bench.contract.training import Trains
 from bench.errors import ConfigError
 from jobs.ranks.progress import tracked
-from jobs.weights import families
+from jobs.weights import tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
 from jobs.weights.source import DTYPES, INDEX, SINGLE
-from jobs.weights.tensor_map import Weight
 
 SHARD_BYTES = 5 * 10**9
 TOKENIZER = (
@@ -47,7 +47,7 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
         ConfigError: not such a checkpoint, no such model in transformers, an existing folder or too little disk space.
     """
     model, precision = _described(source)
-    family = families.family_of(model)
+    family = families.of_model(model)
     dtype = torch.float32 if keep_fp32 or precision == "fp32" else torch.bfloat16
     if folder.exists():
         raise ConfigError("this folder already exists", where=str(folder), fix="give a folder that does not exist")
@@ -58,12 +58,12 @@ def export(source: Path, folder: Path, *, tokenizer: Path | None = None, keep_fp
     reader = Reader(source)
     with atomic_folder(folder) as part:
         for shard in tracked(shards, what="written", total=len(shards), unit="files", write=_print_line):
-            _write(part / shard.file, shard, reader, family, model, dtype)
+            _write(part / shard.file, shard, reader, model, dtype)
         if shards[1:]:
             names = {name: shard.file for shard in shards for weight in shard.weights for name in weight.sources}
             index = {"metadata": {"total_size": num_bytes}, "weight_map": names}
             (part / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        config = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        config = family.config_of(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for path in copied:
             shutil.copy(path, part / path.name)
@@ -110,7 +110,7 @@ def _shards(weights: list[Weight], dtype: torch.dtype) -> list[Shard]:
     return [Shard(f"model-{n:05}-of-{len(groups):05}.safetensors", group) for n, group in enumerate(groups, 1)]
 
 
-def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, model: Model, dtype: torch.dtype) -> None:
+def _write(path: Path, shard: Shard, reader: Reader, model: Model, dtype: torch.dtype) -> None:
     """Write a safetensors file: 8 bytes with the length of a JSON header, the header, the tensors one after the other.
 
     Source: huggingface/safetensors, README, Format.
@@ -124,16 +124,16 @@ def _write(path: Path, shard: Shard, reader: Reader, family: families.Family, mo
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for weight in shard.weights:
-            parts = _parts(reader, family, weight, model, dtype)
+            parts = _parts(reader, weight, model, dtype)
             for part, shape in zip(parts, weight.sources.values(), strict=True):
                 assert part.shape == shape, f"{weight.key} has shape {tuple(part.shape)} instead of {shape}"
                 file.write(part.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def _parts(reader: Reader, family: families.Family, weight: Weight, model: Model, dtype: torch.dtype) -> list[Tensor]:
+def _parts(reader: Reader, weight: Weight, model: Model, dtype: torch.dtype) -> list[Tensor]:
     """Return the exported tensors of a weight. A checkpoint of engine=huggingface already has transformers' names."""
     if not all(name in reader.names() for name in weight.sources):
-        return family.parts(weight, _read(reader, weight).to(dtype), model)
+        return tensor_map.parts(weight, _read(reader, weight).to(dtype), model)
     parts = [torch.empty(shape, dtype=dtype) for shape in weight.sources.values()]
     boxes = zip(weight.sources.items(), parts, strict=True)
     reader.read(Wanted(name, shape, (0,) * len(shape), part) for (name, shape), part in boxes)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench.contract import families
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
 from bench.contract.model import Activation, Model, Norm, Position
-from jobs.weights import conversion, families
+from jobs.weights import conversion
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -35,7 +36,7 @@ def write(folder: Path, model: Model, *, stored: tuple[Stored, ...] = (Stored.pl
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
-    config = families.family_of(model).config(model) | {"initializer_range": 0.15}
+    config = families.of_model(model).config_of(model) | {"initializer_range": 0.15}
     theirs = LlamaForCausalLM(LlamaConfig(**config)).eval()
     for name, weight in theirs.named_parameters():
         if "norm" in name:

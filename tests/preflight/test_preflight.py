@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy_format
 
 from bench import preflight
-from bench.contract import checkpoint
+from bench.contract import checkpoint, families
 from bench.contract.schema import Data, DataSource
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.preflight import data, host
 from bench.rules.check import Subject
-from jobs.weights import families
 
 ON_SLURM = ("task=lora70b", "cluster=dgx2", "container=pyxis")
 PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/a.sqsh"}
@@ -375,9 +374,9 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
     (tmp_path / "config.json").write_text("{")
     (damaged,) = data.checkpoint(tmp_path, config)
     assert "the Hugging Face folder cannot be read" in damaged.what
-    llama = families.family_of(config.model).config(config.model)
+    llama = families.of_model(config.model).config_of(config.model)
     for wrong, what in (
-        ({"model_type": "mistral"}, "the folder has model_type 'mistral', but"),
+        ({"model_type": "mistral"}, "model_type is mistral, but tiny is a llama"),
         ({"vocab_size": 7}, "vocab_size is 7"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(llama | wrong))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
+from bench.contract import families
 from bench.contract.plan import Plan
 from bench.contract.training import Lora
 from bench.errors import ConfigError
@@ -28,15 +29,16 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     """Add adapters on the meta device to the model, and freeze all other parameters.
 
     Raises:
-        ConfigError: the model is not a Llama.
+        ConfigError: the linears of this family have other names than Llama's.
     """
-    lora = _lora(plan)
-    if model.config.model_type != "llama":
+    family = families.of_model(plan.config.model)
+    if not family.has_peft_linears:
         raise ConfigError(
-            f"only Llama models can have adapters, but {plan.config.model.name} is a {model.config.model_type} model",
+            f"a model of the family {family.name} cannot have adapters, but {plan.config.model.name} is one",
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )
+    lora = _lora(plan)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.peft_modules)
     )

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
-from bench.contract import checksums
+from bench.contract import checksums, families
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.huggingface import adapters
 from jobs.engines.huggingface.weights import canonical
 from jobs.weights import adapters as peft
-from jobs.weights import conversion, families
+from jobs.weights import conversion
 from jobs.weights.export import SHARD_BYTES
 from jobs.weights.source import INDEX, SINGLE
 
@@ -45,10 +45,9 @@ def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
             save_file(tensors, part / f"part-{number}", metadata={"format": "pt"})
     if is_writer:
         _rename_shards(part, files)
-        described = families.family_of(plan.config.model).config(plan.config.model)
+        described = families.of_model(plan.config.model).config_of(plan.config.model)
         (part / "config.json").write_text(json.dumps(described | {"dtype": "float32"}, indent=2) + "\n")
-        if described["model_type"] == "llama":
-            conversion.convert(conversion.prepare(part, plan.config.model))
+        conversion.convert(conversion.prepare(part, plan.config.model))
         checksums.write(part, checksums.weight_files(part))
         part.rename(folder)
     torch.distributed.barrier()

@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from bench.contract import families
 from bench.contract.engine import Bf16
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
@@ -20,7 +21,6 @@ from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters, quantized
 from jobs.engines.huggingface.packages import settings
 from jobs.profiles.ranges import forward_range
-from jobs.weights import families
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -52,7 +52,7 @@ def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedMode
 
 def build_base(plan: Plan, *, around: Around | None = None) -> PreTrainedModel:
     """Return the model in FP32 without adapters; parameters are on the meta device, or where `around` puts them."""
-    described = families.family_of(plan.config.model).config(plan.config.model)
+    described = families.of_model(plan.config.model).config_of(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())

@@ -3,21 +3,21 @@
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, llama_config
+from bench.contract import checkpoint, families
 from bench.contract.checkpoint import Stored
+from bench.contract.families import Weight
 from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
 from jobs.weights import adapters as peft
-from jobs.weights import families, source, tensor_map
+from jobs.weights import source, tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
-from jobs.weights.tensor_map import Weight
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
 Shape = tuple[int, ...]
@@ -64,16 +64,13 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path, model: Model) -> None:
         self._source, self._model = source.open_source(folder), model
-        if self._source.config.get("model_type") == "gpt2":
-            _check_gpt2(self._source.config, model, where=str(folder / "config.json"))
-        else:
-            llama_config.check(self._source.config, model, where=str(folder / "config.json"))
-            if tensor_map.is_fused(self._source):
-                raise ConfigError(
-                    "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
-                    where=str(folder),
-                    fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
-                )
+        families.check(self._source.config, model, where=str(folder / "config.json"))
+        if tensor_map.is_fused(self._source):
+            raise ConfigError(
+                "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
+                where=str(folder),
+                fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
+            )
 
     def read(self, name: str, shape: Shape) -> Tensor:
         stored = self._source.tensors.get(canonical(name))
@@ -102,15 +99,15 @@ class MegatronFolder:
                 where=str(folder),
                 fix="set MODEL to the Hugging Face folder, or to a conversion without --fp8 and --nf4",
             )
-        self._reader, self._model, self._family = Reader(folder), model, families.family_of(model)
-        weights = self._family.weights(model)
+        self._reader, self._model = Reader(folder), model
+        weights = families.of_model(model).weights(model)
         self._places = {name: (weight, i) for weight in weights for i, name in enumerate(weight.sources)}
         self._last: tuple[str, list[Tensor]] = ("", [])
 
     def read(self, name: str, shape: Shape) -> Tensor:
         weight, index = self._places[canonical(name)]
         if self._last[0] != f"{weight.layer} {weight.key}":  # q, k and v are read one after another
-            parts = self._family.parts(weight, self._read_full(weight), self._model)
+            parts = tensor_map.parts(weight, self._read_full(weight), self._model)
             self._last = (f"{weight.layer} {weight.key}", parts)
         part = self._last[1][index]
         if tuple(part.shape) != shape:
@@ -170,31 +167,6 @@ def open_folder(folder: Path, plan: Plan) -> Source:
         return HuggingFaceFolder(folder, model)
     checkpoint.require(folder, plan.config)
     return MegatronFolder(folder, model)
-
-
-GPT2_DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-"""The defaults of keys that config.json may omit. Source: transformers 5.23, GPT2Config."""
-
-
-def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
-    """Check the keys of config.json that the shapes of weights do not determine.
-
-    Raises:
-        ConfigError: config.json describes another model than the plan.
-    """
-    expected = families.family_of(model).config(model)
-    names = ("model_type", "n_head", *GPT2_DEFAULTS)
-    actual = {name: config.get(name, GPT2_DEFAULTS.get(name)) for name in names}
-    wrong = [
-        f"{name} is {got} instead of {expected.get(name)}" for name, got in actual.items() if got != expected.get(name)
-    ]
-    if wrong:
-        raise ConfigError(
-            f"this is not a checkpoint of {model.name}: {'; '.join(wrong)}",
-            where=where,
-            fix="set MODEL to a folder of this model (GPT-3 here uses exact GELU, not GPT-2's tanh approximation)",
-            rule="CFG-06",
-        )
 
 
 def _wrong_model(model: Model, folder: Path, *, name: str, shape: Shape | None, expected: Shape) -> ConfigError:
