@@ -6,14 +6,15 @@ To add a family, write its file and add it to FAMILIES; nothing else knows a fam
 from collections.abc import Mapping
 from typing import Any
 
-from bench.contract.families import gpt2, llama, mistral, qwen2, qwen3
+from bench.contract.families import gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from bench.contract.families.family import ConfigJson, Family, Unit, Weight
 from bench.contract.model import Model, Position
 from bench.errors import ConfigError
 
 __all__ = ["ConfigJson", "Family", "Unit", "Weight"]
 
-FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in (llama, gpt2, qwen2, qwen3, mistral)}
+_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe)
+FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """By name. A model without `family` is of the first family that has its layers."""
 
 
