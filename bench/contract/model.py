@@ -85,6 +85,10 @@ class Model:
     """Whether each head of q and of k is normalised (RMSNorm) before RoPE, as in Qwen3."""
     experts: Experts | None = field(default=None, metadata=OMIT_DEFAULT)
     """None: every layer has one MLP of ffn_hidden_size."""
+    attention_sinks: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Whether each head has one more logit in its softmax, which is learned and has no value, as in gpt-oss."""
+    sliding_window: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Number of keys that a query of every second layer sees at most, from the first layer on. None: all before it."""
     weights: Weights = Weights.checkpoint
 
     @property

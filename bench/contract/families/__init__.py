@@ -6,14 +6,14 @@ To add a family, write its file and add it to FAMILIES; nothing else knows a fam
 from collections.abc import Mapping
 from typing import Any
 
-from bench.contract.families import gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from bench.contract.families import gpt2, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from bench.contract.families.family import ConfigJson, Family, Unit, Weight
 from bench.contract.model import Model, Position
 from bench.errors import ConfigError
 
 __all__ = ["ConfigJson", "Family", "Unit", "Weight"]
 
-_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe)
+_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe, gpt_oss)
 FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """By name. A model without `family` is of the first family that has its layers."""
 
@@ -34,8 +34,9 @@ def of_config(config: ConfigJson) -> Family:
             fix="set MODEL to a folder with one of these model types",
             rule="CFG-06",
         )
-    if quantization := config.values.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    quantization = config.values.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if quantization and method not in family.dequantised:
         raise ConfigError(
             f"the weights are quantised ({method or 'quantization_config'}), but unquantised weights are needed",
             where=config.where,

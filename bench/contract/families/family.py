@@ -121,6 +121,10 @@ class Family:
     has_peft_linears: bool = True
     """Whether its linears have Llama's names in transformers (q_proj, …), which adapters need."""
     engines: tuple[EngineName, ...] = (EngineName.megatron, EngineName.huggingface)
+    why_not_others: str | None = None
+    """What the layers have that other engines do not."""
+    dequantised: tuple[str, ...] = ()
+    """Values of quant_method of which transformers dequantises the weights on load."""
 
     def weights(self, model: Model) -> list[Weight]:
         """Return all tensors of a model."""

@@ -67,8 +67,8 @@ def linear_weights(model: Model) -> int:
 
 def active_linear_weights(model: Model) -> int:
     """Return the weights of one layer's projections that a token uses: of its experts, and of the router."""
-    inactive = _inactive_experts(model) * _expert_parameters(model, 1)
-    return linear_weights(model) - inactive + _router_weights(model)
+    of_expert = sum(linears(model)[name].weights for name in EXPERT_LINEARS)
+    return linear_weights(model) - _inactive_experts(model) * of_expert + _router_weights(model)
 
 
 def _copies(model: Model, name: str, ep: int = 1) -> int:
@@ -84,9 +84,10 @@ def _router_weights(model: Model) -> int:
     return model.experts.num_experts * model.hidden_size if model.experts else 0
 
 
-def _expert_parameters(model: Model, tp: int) -> int:
-    """Return a TP rank's share of one expert."""
-    return sum(linears(model)[name].weights // tp for name in EXPERT_LINEARS)
+def _expert_parameters(model: Model) -> int:
+    """Return the parameters of one expert."""
+    projections = (linears(model)[name] for name in EXPERT_LINEARS)
+    return sum(linear.weights + (linear.num_out if model.bias else 0) for linear in projections)
 
 
 def weight_bytes(model: Model, *, shards: int, linear_bytes: float, other_bytes: float) -> float:
@@ -124,7 +125,7 @@ def parameters(model: Model) -> int:
 
 def active_parameters(model: Model) -> int:
     """Return how many parameters a token uses: all but those of the experts that it is not sent to."""
-    return parameters(model) - model.num_layers * _inactive_experts(model) * _expert_parameters(model, 1)
+    return parameters(model) - model.num_layers * _inactive_experts(model) * _expert_parameters(model)
 
 
 def lora_parameters(model: Model, lora: Lora) -> int:
@@ -139,6 +140,14 @@ def _norm_size(model: Model) -> int:
 def _layer_parameters(model: Model, tp: int, ep: int) -> int:
     """Return a TP rank's share of one layer; norms, router and row-parallel biases are replicated on every rank."""
     count = 2 * _norm_size(model) + _router_weights(model)
+    if model.experts and model.bias:
+        count += model.experts.num_experts
+    if model.attention_sinks:
+        count += model.num_attention_heads // tp
+    if model.qkv_bias:
+        count += (model.q_size + 2 * model.kv_size) // tp
+    if model.qk_norm:
+        count += 2 * model.head_size
     for name, linear in linears(model).items():
         one = linear.weights // tp
         if model.bias:
