@@ -42,7 +42,9 @@ def _layer_types(num_layers: int) -> list[str]:
 def _refused(config: ConfigJson) -> list[str]:
     """Return other layers and another RoPE than gpt-oss has, as clauses."""
     rope, num_layers = _rope(config), config.count("num_hidden_layers", 36)
-    wrong = [f"{key} of RoPE is {rope.get(key)} (supported: {one})" for key, one in YARN.items() if rope.get(key) != one]
+    wrong = [
+        f"{key} of RoPE is {rope.get(key)} (supported: {one})" for key, one in YARN.items() if rope.get(key) != one
+    ]
     is_other = config.values.get("layer_types") not in (None, _layer_types(num_layers))
     return wrong + (["layer_types differ from sliding_attention, full_attention, in turn"] if is_other else [])
 
@@ -103,7 +105,9 @@ def _units(model: Model, *, fused: bool) -> list[Unit]:
     table = (model.vocab_size, h)
     first = {"model.embed_tokens.weight": table}
     last = {"model.norm.weight": (h,)} | ({} if model.tied_embeddings else {"lm_head.weight": table})
-    layers = [Unit(f"layer_{i:03}", _same(dict(_layer(model, f"model.layers.{i}.")), i)) for i in range(model.num_layers)]
+    layers = [
+        Unit(f"layer_{i:03}", _same(dict(_layer(model, f"model.layers.{i}.")), i)) for i in range(model.num_layers)
+    ]
     return [Unit("embedding", _same(first, None)), *layers, Unit("output", _same(last, None))]
 
 
@@ -131,7 +135,9 @@ def _layer(m: Model, near: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _has_layers_of(m: Model) -> bool:
     layers = (m.norm, m.activation, m.position, m.bias) == (Norm.RMSNorm, Activation.swiglu, Position.rope, True)
-    return layers and m.attention_sinks and m.sliding_window is not None and bool(m.experts and m.experts.normalize_top_k)
+    return (
+        layers and m.attention_sinks and m.sliding_window is not None and bool(m.experts and m.experts.normalize_top_k)
+    )
 
 
 FAMILY = Family(

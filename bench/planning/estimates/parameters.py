@@ -97,9 +97,7 @@ def weight_bytes(model: Model, *, shards: int, linear_bytes: float, other_bytes:
     return linear * linear_bytes + (held - linear) * other_bytes
 
 
-def rank_parameters(
-    model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int, ep: int = 1
-) -> tuple[int, int]:
+def rank_parameters(model: Model, lora: Lora | None, *, tp: int, pp: int, pp_rank: int, ep: int = 1) -> tuple[int, int]:
     """Return how many parameters a rank of pipeline stage pp_rank holds: of the model, and of its adapters.
 
     Interleaving (vpp) changes which layers a stage holds, not how many. Tied embeddings are held by the first and by

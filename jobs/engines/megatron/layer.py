@@ -58,19 +58,19 @@ class Router(TopKRouter):
         return torch.nn.functional.linear(input, self.weight)
 
 
-def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
+def trained_spec(ops: TrainedOps, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
     """Return the spec of the layer that trains all weights; recomputed: arguments of TrainedLayer."""
     column, row = ColumnParallelLinear, RowParallelLinear
-    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
+    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row, qk_norm=qk_norm)
     return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
 
 
-def lora_spec(lora: Lora, fp8_ops: Fp8Ops, **recomputed: bool) -> ModuleSpec:
+def lora_spec(lora: Lora, fp8_ops: Fp8Ops, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
     """Return the spec of the hand-written frozen layer, with adapters on the linears that LoRA targets.
 
     recomputed: arguments of the layer that select what it recomputes.
     """
-    submodules = _submodules(**_adapted(lora, _frozen_linears(fp8_ops)))
+    submodules = _submodules(**_adapted(lora, _frozen_linears(fp8_ops)), qk_norm=qk_norm)
     return ModuleSpec(Fp8Layer, params={"ops": fp8_ops, **recomputed}, submodules=submodules)
 
 
@@ -79,10 +79,7 @@ def megatron_spec(model: Model, lora: Lora | None) -> ModuleSpec:
 
     A model with experts has megatron-core's MoE layer in place of the MLP; experts and router have no adapters.
     """
-    submodules = _submodules(**_adapted(lora, _LINEARS))
-    if model.qk_norm:
-        attention = submodules.self_attention.submodules
-        attention.q_layernorm = attention.k_layernorm = Norm
+    submodules = _submodules(**_adapted(lora, _LINEARS), qk_norm=model.qk_norm)
     if model.experts is not None:
         linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
         experts = ModuleSpec(SequentialMLP, submodules=linears)
@@ -102,9 +99,11 @@ def _adapted(lora: Lora | None, linears: Sequence[Linear]) -> dict[str, Linear]:
     }
 
 
-def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
-    """Return the submodules of a layer with these linears."""
-    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
+def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear, qk_norm: bool) -> TransformerLayerSubmodules:
+    """Return the submodules of a layer with these linears; qk_norm: with norms of the heads of q and k."""
+    norm = Norm if qk_norm else None
+    norms = {"q_layernorm": norm, "k_layernorm": norm}
+    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj, **norms)
     causal = {"attn_mask_type": AttnMaskType.causal}
     return TransformerLayerSubmodules(
         input_layernorm=Norm,

@@ -134,6 +134,9 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         activation_func=torch.nn.functional.silu if is_swiglu else torch.nn.functional.gelu,
         bias_activation_fusion=is_swiglu,  # saves gate and up only; GELU would become its tanh approximation
         add_bias_linear=m.bias,
+        kv_channels=m.head_size,
+        add_qkv_bias=m.qkv_bias,
+        qk_layernorm=m.qk_norm,  # TP ranks then add up the gradients of these norms over their heads
         init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -153,8 +156,6 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
         gradient_accumulation_fusion=False,
-        kv_channels=m.head_size,
-        qk_layernorm=m.qk_norm,
         **_moe_settings(m),
     )
 
@@ -236,6 +237,7 @@ def _layer_specs(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[M
     else:
         assert lora is not None
         spec = partial(layer.lora_spec, lora, cast(Fp8Ops, ops))
+    spec = partial(spec, qk_norm=plan.config.model.qk_norm)
     return [
         spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1, offload=is_offloaded(i, offloaded, num_layers))
         for i in range(num_layers)
