@@ -6,7 +6,7 @@ published in MXFP4, which transformers dequantises on load.
 Source: transformers 5.23, GptOssConfig, GptOssAttention and GptOssExperts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.contract.families import llama, mixtral
@@ -111,7 +111,7 @@ def _units(model: Model, *, fused: bool) -> list[Unit]:
     return [Unit("embedding", _same(first, None)), *layers, Unit("output", _same(last, None))]
 
 
-def _same(shapes: dict[str, tuple[int, ...]], layer: int | None) -> list[Weight]:
+def _same(shapes: Mapping[str, tuple[int, ...]], layer: int | None) -> list[Weight]:
     return [Weight(name, layer, {name: shape}) for name, shape in shapes.items()]
 
 
