@@ -14,7 +14,7 @@ from bench import masking, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
-from bench.planning.compose import CONF, compose, plan_of, register, typed, with_new_options
+from bench.planning.compose import CONF, compose, plan_of, register, typed, with_model_read, with_new_options
 from bench.planning.compose_errors import explained
 from bench.runs.summary import summary, with_overrides
 
@@ -72,6 +72,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
     def launch(config: "DictConfig") -> None:
         with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
+            config = with_model_read(config, overrides)
             planned.append((plan_of(typed(config), overrides), config, overrides))
 
     register()

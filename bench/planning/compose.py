@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import cluster, old_plans
-from bench.contract.model import Weights
+from bench.contract.model import Model, Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, make_plan
+from bench.planning import deepspeed, make_plan, model_folder
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 
@@ -84,10 +84,13 @@ def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well."""
     _check_num_hosts(config, overrides)
     config = as_planned(config)
-    if config.task.training is None or config.task.training.base is None:
-        return make_plan.make(config)
-    shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _with_first_hosts(_composed([f"task={config.training.base}", *shared])))
+    base = None
+    if config.task.training is not None and config.task.training.base is not None:
+        shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
+        base = _with_first_hosts(_composed([f"task={config.training.base}", *shared]))
+    plan = make_plan.make(config, base)
+    model_folder.check(plan)
+    return plan
 
 
 def override_key(override: str) -> str:
@@ -180,6 +183,35 @@ def _with_new_option(override: str) -> str:
 
 
 def _of_hydra(words: Sequence[str]) -> "DictConfig":
+    """Return what Hydra composes from conf/launch.yaml and the overrides; with model=hf, the sizes in the folder."""
+    return with_model_read(_composed_by_hydra(words), words)
+
+
+def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
+    """Return the config with the sizes of model=hf from the folder's config.json.
+
+    Fields that an override or a file sets are kept.
+
+    Raises:
+        ConfigError: as `model_folder.read`.
+    """
+    from omegaconf import OmegaConf
+
+    if not OmegaConf.is_missing(config.model, "source"):
+        return config
+    serving = OmegaConf.select(config, "task.serving.server.model")
+    where = "cluster.paths.model" if serving is None else "task.serving.server.model"
+    read = model_folder.read(serving or config.cluster.paths.model, where=where)
+    overridden = {override_key(override) for override in overrides}
+    defaults = {field.name: field.default for field in dataclasses.fields(Model)}
+    for name, value in model_folder.values(read).items():
+        is_set = not OmegaConf.is_missing(config.model, name) and config.model[name] != defaults[name]
+        if not is_set and f"model.{name}" not in overridden:
+            OmegaConf.update(config, f"model.{name}", value, force_add=True)
+    return config
+
+
+def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":
     """Return what Hydra composes from conf/launch.yaml and the overrides.
 
     Hydra needs 0.1 s. This process caches each combination of group choices and then sets the values as Hydra would.

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, data_files, families
+from bench.contract import atomic_files, data_files, hugging_face
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
-from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
@@ -25,7 +24,6 @@ from bench.errors import BenchError, ConfigError
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HASHED_BYTES = 2**20
 """Larger files are compared by size only: reading a terabyte on a login node takes too long."""
 NPY = b"\x93NUMPY"
@@ -103,11 +101,15 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """
     model = config.model
     located = checkpoints.located(folder, config)
-    if checkpoints.is_source(located):
-        yield from _hugging_face(located, model)
-        return
     path = located / "metadata.json"
-    if located != folder and not path.exists():
+    if checkpoints.is_source(folder) and not path.exists():
+        try:
+            hugging_face.check(folder, model)
+        except ConfigError as error:
+            yield broken("CFG-06", error.what, error.where, fix=error.fix)
+            return
+        if located == folder:  # this engine reads the folder itself
+            return
         stored = checkpoints.preferred(config)
         flag = "" if stored is checkpoints.Stored.plain else f" --{stored.name}"
         command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
@@ -130,30 +132,6 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         checkpoints.require(located, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
-
-
-def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield an error if config.json does not match the plan's model, or safetensors files are missing."""
-    index = folder / SAFETENSORS_INDEX
-    try:
-        config = json.loads((folder / checkpoints.SOURCE).read_text())
-        families.check(config, model, where=str(folder / checkpoints.SOURCE))
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        fix = "download the model's config.json, *.safetensors and their index again"
-        yield broken("CFG-06", f"the Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
-        return
-    except ConfigError as error:
-        yield broken("CFG-06", error.what, error.where, fix=error.fix)
-        return
-    if missing := sorted(name for name in files if not (folder / name).is_file()):
-        fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
-        yield broken(
-            "CFG-06",
-            f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
-            str(folder),
-            fix=fix,
-        )
 
 
 def manifest(folder: Path) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, checksums, families
+from bench.contract import checkpoint, checksums, families, hugging_face
 from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
 from bench.contract.families import Unit, Weight
 from bench.contract.model import Model
@@ -71,13 +71,16 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
     """
     opened = open_source(source)
     families.check(opened.config, model, where=str(source / "config.json"))
-    if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
-        sizes = f"the rows of {model.name} have {model.hidden_size} and {model.ffn_hidden_size} weights"
+    widths = sorted({model.hidden_size, model.q_size, model.ffn_hidden_size})
+    if stored is Stored.nf4 and any(width % nf4.BLOCK for width in widths):
+        sizes = f"the rows of {model.name} have {' and '.join(map(str, widths))} weights"
         what = f"NF4 needs rows with a multiple of {nf4.BLOCK} weights, but {sizes}"
         raise ConfigError(what, where=str(source / "config.json"), fix="convert without --nf4")
-    units = families.of_model(model).units(model, fused=tensor_map.is_fused(opened))
+    units = families.of_model(model).units(model, fused=hugging_face.is_fused(opened.tensors))
     to = folder or source / FOLDERS[stored]
-    return Conversion(opened, model, to.absolute(), units, tensor_map.check(opened, units), stored)
+    unused = hugging_face.check_tensors(opened.tensors, units, where=str(source))
+    hugging_face.check_dtypes({name: x for name, x in opened.tensors.items() if name not in unused}, where=str(source))
+    return Conversion(opened, model, to.absolute(), units, unused, stored)
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:

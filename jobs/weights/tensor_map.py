@@ -8,53 +8,8 @@ Shape letters: G query groups, I input; a group's rows are those of its query he
 import torch
 from torch import Tensor
 
-from bench.contract.families import Unit, Weight
+from bench.contract.families import Weight
 from bench.contract.model import Model
-from bench.errors import ConfigError
-from jobs.weights.source import DTYPES, Source
-
-DERIVED = ".rotary_emb.inv_freq"
-"""A table in older checkpoints that every model computes itself."""
-
-
-def is_fused(source: Source) -> bool:
-    """Return whether q, k and v are one tensor in the source."""
-    return "model.layers.0.self_attn.qkv_proj.weight" in source.tensors
-
-
-def check(source: Source, units: list[Unit]) -> list[str]:
-    """Return the names of the tensors that are skipped because every model computes them; all others are used once.
-
-    Raises:
-        ConfigError: a tensor is missing or unknown or has another shape, or the dtypes are mixed or not supported.
-    """
-    wanted = {name: shape for unit in units for weight in unit.weights for name, shape in weight.sources.items()}
-    derived = sorted(name for name in source.tensors if name.endswith(DERIVED))
-    stored_tensors = {name: stored for name, stored in source.tensors.items() if name not in derived}
-    shapes = [
-        f"{name} has shape {stored.shape} instead of {wanted[name]}"
-        for name, stored in stored_tensors.items()
-        if name in wanted and stored.shape != wanted[name]
-    ]
-    for wrong, problem in (
-        (sorted(wanted.keys() - stored_tensors.keys()), "are missing"),
-        (sorted(stored_tensors.keys() - wanted.keys()), "are unknown"),
-        (shapes, "have another shape"),
-    ):
-        if wrong:
-            raise ConfigError(
-                f"{len(wrong)} of {len(wanted)} tensors {problem}: "
-                f"{', '.join([*wrong[:3], *('…' for _ in wrong[3:4])])}",
-                where=str(source.folder),
-                fix="set model= to the model of these weights, or download the weights again",
-            )
-    if len(dtypes := {stored.dtype for stored in stored_tensors.values()}) != 1 or not dtypes <= DTYPES.keys():
-        raise ConfigError(
-            f"the tensors have unsupported or different dtypes: {', '.join(sorted(dtypes))}",
-            where=str(source.folder),
-            fix=f"use weights in one of the dtypes {', '.join(DTYPES)}",
-        )
-    return derived
 
 
 def fuse(weight: Weight, parts: list[Tensor], model: Model) -> Tensor:

@@ -78,10 +78,11 @@ def of_model(model: Model) -> Family:
         raise ConfigError(
             f"{whose} has {'not ' if model.family else ''}the layers of {model.name}: {model.norm.name}, "
             f"{model.activation.name}, {model.position.name} positions, bias {model.bias}, "
-            f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}",
+            f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}, "
+            f"{model.experts.num_experts if model.experts else 'no'} experts",
             where="model",
             fix="use the layers of a Llama (RMSNorm, swiglu, rope, no bias), a Qwen2 (with qkv_bias), a Qwen3 (with "
-            "qk_norm) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",
+            "qk_norm), a Mixtral (with experts) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",
         )
     return family
 

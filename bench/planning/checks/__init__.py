@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from bench.contract import families
 from bench.contract.cluster import require_even
 from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, Precision
@@ -21,6 +22,7 @@ def check(config: Config) -> None:
     _check_kind(config)
     ranges.check(config)
     _check_heads(config)
+    _check_family(config)
     _check_positions(config)
     _check_cluster(config)
     _check_walltime(config)
@@ -55,13 +57,28 @@ def _check_kind(config: Config) -> None:
 
 def _check_heads(config: Config) -> None:
     m = config.model
-    if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
+    if m.num_attention_heads % m.num_query_groups or (m.head_dim is None and m.hidden_size % m.num_attention_heads):
         raise ConfigError(
             f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
             f"{m.num_query_groups}, but each of these numbers must be a multiple of the next number",
             where="model",
-            fix="set num_attention_heads to a divisor of hidden_size, and num_query_groups to a divisor of "
-            "num_attention_heads",
+            fix="set num_attention_heads to a divisor of hidden_size, or set head_dim; and num_query_groups to a "
+            "divisor of num_attention_heads",
+        )
+
+
+def _check_family(config: Config) -> None:
+    """Refuse a model without the layers of its family, and an engine that does not have them."""
+    if config.model.family is None:
+        return
+    family, engine = families.of_model(config.model), config.engine.name
+    if engine not in family.engines:
+        why = f": {family.why_not_others}" if family.why_not_others else ""
+        raise ConfigError(
+            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
+            f"{why}",
+            where="engine, model.family",
+            fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
         )
 
 

@@ -170,9 +170,9 @@ def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
     what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
-    for key in ("hidden_size", "ffn_hidden_size"):
+    for key in ("hidden_size", "q_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
-        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but model.{key} / tp is {width}"
+        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but {key} / tp is {width}"
         is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 

@@ -1,14 +1,14 @@
 """Model FLOPs of one training sample: what the model needs, without what an implementation adds.
 
-A multiply-add counts as two operations. S tokens per sample, h hidden width, k width of K or V, f width of the MLP,
-L layers, V vocabulary size:
+A multiply-add counts as two operations. S tokens per sample, h hidden width, q width of Q (all heads), k width of K or
+V, f width of the MLP, L layers, V vocabulary size:
 
 | part                                       | weights                           | operations per token       |
 | ------------------------------------------ | --------------------------------- | -------------------------- |
-| qkv, proj, fc1 (2 f if gated), fc2         | L (h (h + 2 k) + h h + h f + f h) | 4 per weight, 6 if trained |
+| qkv, proj, fc1 (2 f if gated), fc2         | L (h (q + 2 k) + q h + h f + f h) | 4 per weight, 6 if trained |
 | output head                                | h V                               | 4 per weight, 6 if trained |
 | adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
-| causal attention, S / 2 keys for each query | none                             | 6 S q L, q width of Q      |
+| causal attention, S / 2 keys for each query | none                             | 6 S q L                    |
 
 With experts, fc1 and fc2 count once for each expert that a token is sent to, and the router counts, too.
 

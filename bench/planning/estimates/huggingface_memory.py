@@ -104,7 +104,7 @@ def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
     else:  # attention's output, the input of o_proj, is stored already
         inputs = p * sum(size for names, size in _shared_inputs(config) if names.intersection(modules))
     if hf.attention is Attention.eager and (has_copies or "o_proj" not in modules):
-        inputs -= p * h  # eager attention does not store its output, and no other operation does
+        inputs -= p * config.model.q_size  # eager attention does not store its output, and no other operation does
     return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
 
 
@@ -140,11 +140,11 @@ def _attention_bytes(config: Config, hf: HuggingFace) -> float:
     elements per token, in the GEMM precision (with Llama or autocast in FP32 as well), and k, v for every head.
     """
     model, p, a = config.model, compute_bytes(config), config.model.num_attention_heads
-    stored = p * (linears(model)["linear_qkv"].num_out + model.hidden_size)
+    stored = p * (linears(model)["linear_qkv"].num_out + model.q_size)
     if hf.attention is not Attention.eager:
         return stored + 4 * a
     is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, hf))
-    repeated = 2 * p * (model.hidden_size - model.kv_size)
+    repeated = 2 * p * (model.q_size - model.kv_size)
     return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.training_data.seq_length
 
 

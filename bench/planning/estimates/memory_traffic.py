@@ -15,7 +15,7 @@ class Traffic:
     residual: int
     """Per element of the hidden state, in kernels that tp splits only under sp: norms, residual, adapters of qkv."""
     attention: int
-    """Per element of the hidden state, in kernels that tp always splits: the adapter of proj."""
+    """Per element of the output of attention, in kernels that tp always splits: the adapter of proj."""
     qkv: float
     """Per element of the qkv output."""
     fc1: float

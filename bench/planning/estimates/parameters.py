@@ -143,7 +143,7 @@ def _layer_parameters(model: Model, tp: int, ep: int) -> int:
     if model.attention_sinks:
         count += model.num_attention_heads // tp
     if model.qkv_bias:
-        count += (model.q_size + 2 * model.kv_size) // tp
+        count += linears(model)["linear_qkv"].num_out // tp
     if model.qk_norm:
         count += 2 * model.head_size
     for name, linear in linears(model).items():

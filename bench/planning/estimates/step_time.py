@@ -326,7 +326,7 @@ class _Step:
     def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
         """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations."""
         length = self.config.training_data.seq_length
-        tflop = 2 * length * hidden_bytes(self.config, self.world, 1) / self.world.tp / 1e12
+        tflop = 2 * length * self.config.model.q_size * tokens(self.config, self.world) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
     def merge_s(self, *, backward: bool) -> float:
@@ -338,8 +338,8 @@ class _Step:
         if cp == 1:
             return 0.0
         share = 1 - 1 / (2 * cp)  # of the queries that also attend to keys of earlier chunks
-        hidden, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
-        return self.bytes_s((hidden * model.hidden_size + kv * 2 * model.kv_size) / self.world.tp)
+        q, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
+        return self.bytes_s((q * model.q_size + kv * 2 * model.kv_size) / self.world.tp)
 
     def transpose_s(self, weights: int) -> float:
         """Return the seconds in which FP8 transposes a layer's weights, without those that the GEMM rate includes.
@@ -355,7 +355,7 @@ class _Step:
     def traffic_s(self, traffic: Traffic) -> float:
         """Return the seconds of a layer's element-wise kernels."""
         model, w, projections = self.config.model, self.world, linears(self.config.model)
-        per_token = model.hidden_size * (traffic.residual / w.sequence_tp + traffic.attention / w.tp)
+        per_token = model.hidden_size * traffic.residual / w.sequence_tp + model.q_size * traffic.attention / w.tp
         per_token += traffic.qkv * projections["linear_qkv"].num_out / w.tp
         per_token += traffic.fc1 * projections["linear_fc1"].num_out / w.tp
         return self.bytes_s(per_token)

@@ -57,14 +57,14 @@ def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
     """Return the estimated peak of temporary tensors in one layer, without the stored activations.
 
     p bytes per element, q bytes per quantized element (1 in FP8, else p), o width of the fc1 output, w width of the qkv
-    output; all are split over tp:
+    output, a width of q; all are split over tp:
 
     | phase                 | bytes per token                                                                        |
     | --------------------- | -------------------------------------------------------------------------------------- |
     | forward of the MLP    | output of fc1 p o, output of the activation q f                                        |
     | backward of the MLP   | gradients of the activation p f and of fc1 q o; p o more if fc1 is recomputed; for the |
     |                       | weights' gradients also the activation q f and, in FP8, transposed operands of fc1 o   |
-    | backward of attention | gradients of attention p h and of qkv p w; p w more if qkv is recomputed; with cp also |
+    | backward of attention | gradients of attention p a and of qkv p w; p w more if qkv is recomputed; with cp also |
     |                       | k and v of every cp rank and their gradients, 4 p k cp                                 |
 
     In FP8, transposed operands of h more, not split over tp, are in HIDDEN_BYTES. The buffers for weights are counted
@@ -75,7 +75,7 @@ def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
     mlp = size * model.ffn_hidden_size + (quantized + (size if recomputed.fc1_layers else 0)) * fc1.num_out
     if layer_of(config) is Layer.trained:
         mlp += quantized * model.ffn_hidden_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
-    attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
+    attention = size * (model.q_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
     if world.cp > 1:
         attention += 4 * size * model.kv_size * world.cp
     count = tokens(config, world)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, families
+from bench.contract import checkpoint, families, hugging_face
 from bench.contract.checkpoint import Stored
 from bench.contract.families import Weight
 from bench.contract.model import Model
@@ -65,7 +65,7 @@ class HuggingFaceFolder:
     def __init__(self, folder: Path, model: Model) -> None:
         self._source, self._model = source.open_source(folder), model
         families.check(self._source.config, model, where=str(folder / "config.json"))
-        if tensor_map.is_fused(self._source):
+        if hugging_face.is_fused(self._source.tensors):
             raise ConfigError(
                 "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
                 where=str(folder),

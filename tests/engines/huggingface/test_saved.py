@@ -111,7 +111,7 @@ def test_saved_model_and_its_conversion_load_unchanged(
 
 
 def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_weights.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
+    monkeypatch.setattr(huggingface_weights.hugging_face, "is_fused", lambda tensors: "lm_head.weight" in tensors)
     with pytest.raises(ConfigError, match="this folder has q, k and v in one tensor"):
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
     config = json.loads((saved / "config.json").read_text()) | {"num_hidden_layers": 3}
