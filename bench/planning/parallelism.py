@@ -136,7 +136,7 @@ def _check_experts(config: Config, world: World) -> None:
     replicas = world.dp * world.cp
     if replicas % world.ep:
         raise ConfigError(
-            f"ep {world.ep} does not divide the {replicas} ranks (dp {world.dp} x cp {world.cp}) that share the experts",
+            f"ep {world.ep} does not divide the {replicas} ranks of dp {world.dp} x cp {world.cp} that hold them",
             where="parallel.ep",
             fix=f"set parallel.ep to one of {_listed(divisors(replicas))}",
         )

@@ -34,9 +34,9 @@ SHIPPED = {
 }
 """Active parameters by hand: all but those of the experts that a token is not sent to.
 
-Mixtral: 46,702,792,704 - 32 layers x 6 experts x 3 x 4096 x 14336. Qwen3-30B-A3B: 30,532,122,624 - 48 x 120 x 3 x 2048 x
-768. gpt-oss-20b, whose experts have biases: 20,914,757,184 - 24 x 28 x (3 x 2880 x 2880 + 3 x 2880). The published 12.9B,
-3.3B and 3.6B: the last one does not count the embedding, 201088 x 2880.
+Mixtral: 46,702,792,704 - 32 layers x 6 experts x 3 x 4096 x 14336. Qwen3-30B-A3B: 30,532,122,624 - 48 x 120 x 3 x 2048
+x 768. gpt-oss-20b, whose experts have biases: 20,914,757,184 - 24 x 28 x (3 x 2880 x 2880 + 3 x 2880). The published
+numbers are 12.9B, 3.3B and 3.6B; the last one does not count the embedding, 201088 x 2880.
 """
 
 
@@ -104,7 +104,7 @@ REFUSED = {
         (*TINY, "parallel.ep=3", "cluster.ranks_per_node=3", "recipe.global_batch_size=12"),
         "ep 3 does not divide the 4 experts of tiny_moe",
     ),
-    "not a divisor of the ranks": ((*TINY, "parallel.ep=4"), "ep 4 does not divide the 2 ranks (dp 2 x cp 1)"),
+    "not a divisor of the ranks": ((*TINY, "parallel.ep=4"), "ep 4 does not divide the 2 ranks of dp 2 x cp 1"),
     "replicated optimizer": (
         (*TINY, "parallel.ep=2", "parallel.distributed_optimizer=false"),
         "need the distributed optimizer",

@@ -85,7 +85,7 @@ def has_rotary_layers(model: Model) -> bool:
     """Return whether the layers are Llama's but for biases of q, k and v, norms on q and k, and experts."""
     layers = (model.norm, model.activation, model.position, model.bias)
     has_full_attention = not model.attention_sinks and model.sliding_window is None
-    return layers == (Normodel.RMSNorm, Activation.swiglu, Position.rope, False) and has_full_attention
+    return layers == (Norm.RMSNorm, Activation.swiglu, Position.rope, False) and has_full_attention
 
 
 def config_of(m: Model) -> dict[str, Any]:
