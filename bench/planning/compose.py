@@ -207,7 +207,8 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
     for name, value in model_folder.values(read).items():
         is_set = not OmegaConf.is_missing(config.model, name) and config.model[name] != defaults[name]
         if not is_set and f"model.{name}" not in overridden:
-            OmegaConf.update(config, f"model.{name}", value, force_add=True)
+            # A block that is null, such as experts, takes its type from the block above.
+            OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
     return config
 
 
