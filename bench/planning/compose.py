@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import cluster, old_plans
-from bench.contract.model import Model, Weights
+from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource
 from bench.contract.training import StartsFrom
@@ -188,9 +188,9 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
 
 
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
-    """Return the config with the sizes of model=hf from the folder's config.json.
+    """Return the config with the sizes of model=hf from the folder's config.json, but for those that overrides set.
 
-    Fields that an override or a file sets are kept.
+    A size in a task's file is meant for the task's own model.
 
     Raises:
         ConfigError: as `model_folder.read`.
@@ -203,10 +203,8 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
     where = "cluster.paths.model" if serving is None else "task.serving.server.model"
     read = model_folder.read(serving or config.cluster.paths.model, where=where)
     overridden = {override_key(override) for override in overrides}
-    defaults = {field.name: field.default for field in dataclasses.fields(Model)}
     for name, value in model_folder.values(read).items():
-        is_set = not OmegaConf.is_missing(config.model, name) and config.model[name] != defaults[name]
-        if not is_set and f"model.{name}" not in overridden:
+        if f"model.{name}" not in overridden:
             # A block that is null, such as experts, takes its type from the block above.
             OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
     return config

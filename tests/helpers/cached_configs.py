@@ -27,7 +27,7 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
 
     @wraps(compose)
     def composed(overrides: list[str]) -> Config:
-        if any("searchpath" in override for override in overrides):  # a folder of the test, which may change
+        if any("searchpath" in word or word == "model=hf" for word in overrides):  # a folder that may change
             return compose(overrides)
         key = (os.getcwd(), *map(os.environ.get, PATHS), *overrides)
         if key not in configs:

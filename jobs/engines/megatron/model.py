@@ -161,10 +161,7 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
 
 
 def _moe_settings(m: Model) -> dict[str, Any]:
-    """Return megatron-core's settings of a mixture of experts.
-
-    The all-to-all dispatcher creates a CUDA stream, so CPUs need the all-gather one.
-    """
+    """Return megatron-core's settings of a mixture of experts."""
     experts = m.experts
     if experts is None:
         return {}
@@ -178,8 +175,16 @@ def _moe_settings(m: Model) -> dict[str, Any]:
         "moe_router_pre_softmax": not experts.normalize_top_k,
         "moe_router_load_balancing_type": "aux_loss" if aux_loss_coef else "none",
         "moe_aux_loss_coeff": aux_loss_coef,
-        "moe_token_dispatcher_type": "alltoall" if torch.cuda.is_available() else "allgather",
+        "moe_token_dispatcher_type": dispatcher(),
     }
+
+
+def dispatcher() -> str:
+    """Return megatron-core's name of the dispatcher of tokens to experts.
+
+    The all-to-all dispatcher of 0.16.1 creates a CUDA stream, so CPUs need the all-gather one.
+    """
+    return "alltoall" if torch.cuda.is_available() else "allgather"
 
 
 def _build_chunk(
