@@ -11,21 +11,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jobs.engines.megatron import torch_math
 from jobs.engines.megatron.head_norms import HeadNormGradients, HeadNorms
 from jobs.engines.megatron.quantize import Quantized
-from jobs.engines.megatron.rope_kernels import empty_rows, head_offsets, load_heads, rounded, store_row
+from jobs.engines.megatron.rope_kernels import (
+    empty_rows,
+    head_offsets,
+    is_supported,
+    load_heads,
+    rounded,
+    store_row,
+    with_quantized,
+)
 from jobs.engines.megatron.row_kernels import quantized_like
 from jobs.engines.megatron.triton_target import num_multiprocessors
 
-_NUM_WARPS = 4
 _PROGRAMS = 8
-"""Programs per multiprocessor, if they add the gradients of weights."""
+"""Programs per multiprocessor, if they add the gradients of weights: they also need twice the warps for the sums."""
 
 
 def normed_rope_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, qkv: Tensor, norms: HeadNorms, *, to_fp8: bool = True
 ) -> tuple[Tensor, Quantized]:
     """Return the gradient of the rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
+    if not is_supported(dq.shape[2]):
+        rows_grad, _ = torch_math.merge_normed_heads(dq, dk, dv, freqs, qkv, norms)
+        return with_quantized(rows_grad.to(dq.dtype), to_fp8=to_fp8)
     out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     options = {"QUANTIZE": to_fp8, "POWERS": False, "ROWS": 1}
@@ -40,6 +51,9 @@ def merge_normed_heads(
 
     The gradients of the weights are in FP32.
     """
+    if not is_supported(dq.shape[2]):
+        rows_grad, gradients = torch_math.merge_normed_heads(dq, dk, dv, freqs, qkv, norms)
+        return with_quantized(rows_grad.to(dq.dtype), to_fp8=to_fp8, powers=True)[1], gradients
     out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     num_rows, dim = len(dq), dq.shape[2]
@@ -67,7 +81,7 @@ def _launch(
     options |= {"QUERIES": triton.next_power_of_2(groups * repeats), "GROUPS": triton.next_power_of_2(groups)}
     args = (*grads, freqs, qkv, *norms, out, *quantized, parts, num_rows, groups, repeats)
     grid = (triton.cdiv(num_rows, options["ROWS"]),)
-    _backward[grid](*args, **options, HALF=dim // 2, num_warps=_NUM_WARPS)
+    _backward[grid](*args, **options, HALF=dim // 2, num_warps=4 if parts is None else 8)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """RoPE in Triton, forward and backward. A forward program processes a tile of the heads of one or more groups, and
 first adds the output of the adapter's B and the linear's bias, and applies the norms of the heads; a backward program
 processes one row, without norms (`head_norm_kernels` has the pass with norms). Without angles the heads are only split
-and merged.
+and merged. Heads whose size is not a power of two are left to plain torch.
 """
 
 from typing import Any
@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jobs.engines.megatron import torch_math
 from jobs.engines.megatron.frozen.lora_kernels import padded
 from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import Lora, Quantized
-from jobs.engines.megatron.row_kernels import quantized_like, scale_of
+from jobs.engines.megatron.row_kernels import quantize, quantized_like, scale_of
 from jobs.engines.megatron.triton_target import FACTOR
 
 _ROWS, _ROWS_OF_LARGE_RANK = 16, 64
@@ -53,6 +54,8 @@ def split_heads(
 
     With norms, qkv is overwritten by the sum that they read: with the bias and the adapter's output, rounded.
     """
+    if not is_supported(dim):
+        return torch_math.split_heads(qkv, bias, freqs, groups, dim, lora, norms)
     num_rows, repeats = len(qkv), qkv.shape[1] // dim // groups - 2
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
@@ -62,6 +65,16 @@ def split_heads(
     grid = (triton.cdiv(num_rows, options["ROWS"]), groups // options["GROUPS"])
     _rope[grid](qkv, bias, freqs, low, b, scale, *(norms or NO_NORMS), q, k, v, num_rows, rank, repeats, **options)
     return q, k, v
+
+
+def is_supported(dim: int) -> bool:
+    """Return whether the kernels support heads of this size; see also bench.contract.layers.has_head_kernels."""
+    return dim & (dim - 1) == 0
+
+
+def with_quantized(rows: Tensor, *, to_fp8: bool, powers: bool = False) -> tuple[Tensor, Quantized]:
+    """Return rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
+    return rows, quantize(rows, powers=powers) if to_fp8 else Quantized(rows, None)
 
 
 def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
@@ -78,6 +91,8 @@ def rope_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
 ) -> tuple[Tensor, Quantized]:
     """Return the gradient of the rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
+    if not is_supported(dq.shape[2]):
+        return with_quantized(torch_math.merge_heads(dq, dk, dv, freqs).to(dq.dtype), to_fp8=to_fp8)
     out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     _launch_backward(dq, dk, dv, freqs, out, quantized, QUANTIZE=to_fp8, POWERS=False)
@@ -86,6 +101,8 @@ def rope_backward(
 
 def merge_heads(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor | None, *, to_fp8: bool) -> Quantized:
     """Return the gradient of the rows, in FP8 with scales that are powers of two, or without a scale."""
+    if not is_supported(dq.shape[2]):
+        return with_quantized(torch_math.merge_heads(dq, dk, dv, freqs).to(dq.dtype), to_fp8=to_fp8, powers=True)[1]
     out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     _launch_backward(dq, dk, dv, freqs, None if to_fp8 else out, quantized, QUANTIZE=to_fp8, POWERS=True)

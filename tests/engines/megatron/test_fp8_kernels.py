@@ -242,8 +242,10 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
 @pytest.mark.parametrize(
     ("groups", "repeats", "dim", "added"),
     [(2, 4, 32, ""), (2, 4, 32, "lora"), (3, 1, 64, "lora"), (3, 7, 32, "bias lora"), (1, 2, 32, "norms"),
-     (3, 1, 64, "bias lora norms")],
-    ids=["grouped", "grouped, adapted", "adapted", "bias", "norms", "all"],
+     (3, 1, 64, "bias lora norms"),
+     (2, 2, 24, "lora"), (2, 2, 24, "norms")],
+    ids=["grouped", "grouped, adapted", "adapted", "bias", "norms", "all", "no power of two",
+         "no power of two, norms"],
 )  # fmt: skip
 def test_rope(monkeypatch: pytest.MonkeyPatch, ops: Fp8Ops, groups: int, repeats: int, dim: int, added: str) -> None:
     monkeypatch.setattr(rope_kernels, "_PROGRAMS", 1)  # one program takes all groups of its rows, if the rank is large

@@ -173,9 +173,9 @@ def test_norm_backward(ops: TrainedOps, has_bias: bool, num_rows: int, width: in
 @pytest.mark.parametrize(
     ("groups", "repeats", "dim", "parts"),
     [(2, 4, 32, ""), (2, 4, 32, "bias rope"), (3, 1, 64, "rope"), (3, 1, 64, "bias"), (2, 4, 32, "norms rope"),
-     (3, 1, 64, "bias norms")],
+     (3, 1, 64, "bias norms"), (2, 2, 24, "bias rope"), (2, 2, 24, "norms rope")],
     ids=["grouped, learned positions", "grouped, bias, RoPE", "RoPE", "bias, learned positions", "norms, RoPE",
-         "bias, norms, learned positions"],
+         "bias, norms, learned positions", "no power of two", "no power of two, norms"],
 )  # fmt: skip
 def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, parts: str) -> None:
     """With norms, rows are summed by fewer programs than there are rows, and the last program has fewer rows."""

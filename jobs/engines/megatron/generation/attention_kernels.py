@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from jobs.engines.megatron import rope_kernels
 from jobs.engines.megatron.generation.one_row_kernels import launch_options
 from jobs.engines.megatron.head_norms import HeadNorms
-from jobs.engines.megatron.rope_kernels import NO_NORMS
 from jobs.engines.megatron.triton_target import FACTOR
 
 _KEYS = 64
@@ -50,10 +50,15 @@ def attend(
     lses = torch.empty(num_slots, groups, parts, rows, dtype=torch.float32, device=qkv.device)
     options = {"PARTS": parts, "ROWS": rows, "HALF": dim // 2, "REPEATS": repeats, "KEYS": _KEYS, "num_warps": 4}
     options |= launch_options()
-    inputs = (qkv, bias, *(norms or NO_NORMS), keys, values, positions, angles)
+    inputs = (qkv, bias, *(norms or rope_kernels.NO_NORMS), keys, values, positions, angles)
     outputs = (out, outs, lses, _counters(qkv.device))
     _attend[(parts, groups, num_slots)](*inputs, *outputs, dim**-0.5, capacity, **options)
     return out
+
+
+def is_supported(dim: int) -> bool:
+    """Return whether the kernel supports heads of this size: halves of 16 or more, for tensor cores."""
+    return dim >= 32 and rope_kernels.is_supported(dim)
 
 
 def num_parts(num_groups: int, capacity: int) -> int:

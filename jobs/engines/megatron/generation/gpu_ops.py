@@ -64,6 +64,8 @@ class GpuOps:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         caches = keys_BGTD, values_BGTD, positions_B, angles_TD
+        if not attention_kernels.is_supported(keys_BGTD.shape[3]):
+            return self.many_rows.attend(qkv_BO, *caches, bias_O=bias_O, norms=norms)
         return attention_kernels.attend(qkv_BO, *caches, bias=bias_O, norms=norms)
 
     def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
