@@ -35,6 +35,7 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     own = kinds.report_of(plan.kind).plan_rows(plan)
     return [
         *own,
+        *_detected(plan),
         *_image(plan),
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
         *_vboost(plan),
@@ -51,6 +52,12 @@ def _vboost(plan: "Plan") -> list[tuple[str, str]]:
         return []
     command = f"nvidia-smi boost-slider --vboost {slurm.vboost} on each node, which keeps it after the job"
     return [("boost slider", f"{command}; not run: this option was never used on a GPU")]
+
+
+def _detected(plan: "Plan") -> list[tuple[str, str]]:
+    """Return the row of the GPUs that were detected on this machine; none unless the config left the device open."""
+    gpus = plan.config.cluster.detected_gpus
+    return [] if gpus is None else [("GPUs detected", gpus)]
 
 
 def _image(plan: "Plan") -> Iterator[tuple[str, str]]:
