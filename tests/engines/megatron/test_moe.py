@@ -212,6 +212,19 @@ def test_load_balancing_loss_is_that_of_transformers_in_one_layer(folder: Path, 
     assert (gradients(loaded(without), rows, indices)[router] - expected[router]).abs().max() > 1e-3
 
 
+@pytest.mark.skipif(ranks.DEVICE != "cuda", reason="the all-to-all dispatcher creates a CUDA stream")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_dispatchers_have_the_same_gradients(shape: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = reference(shape, folder).plan
+    rows, by_dispatcher = rows_of.load(plan, "train"), {}
+    for name in ("alltoall", "allgather"):
+        monkeypatch.setattr(model, "dispatcher", lambda name=name: name)
+        by_dispatcher[name] = gradients(loaded(plan), rows, np.arange(GBS))
+    for name, gradient in by_dispatcher["alltoall"].items():
+        torch.testing.assert_close(gradient, by_dispatcher["allgather"][name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares logits on a CPU")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_trained_experts_are_exported_to_transformers(shape: str, tmp_path: Path, from_pretrained: Any) -> None:  # noqa: F811
     engine = saved(tmp_path, "model=tiny_moe", *TINY, *SHAPES[shape], *FULL, "task.training.max_steps=9")
