@@ -184,8 +184,17 @@ def _with_new_option(override: str) -> str:
 
 
 def _of_hydra(words: Sequence[str]) -> "DictConfig":
-    """Return what Hydra composes from conf/launch.yaml and the overrides; with model=hf, the sizes in the folder."""
-    return with_model_read(_with_found_gpus(words), words)
+    """Return what Hydra composes from conf/launch.yaml and the overrides.
+
+    If the cluster's device is `auto`, the GPUs of this machine are found and composed as overrides. With model=hf, the
+    sizes of the model are read from its folder.
+    """
+    words = with_new_options(words)
+    config = _composed_by_hydra(words)
+    if config.cluster.device == Device.auto:
+        found = gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None)
+        config = _composed_by_hydra([*found, *words])
+    return with_model_read(config, words)
 
 
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
@@ -209,18 +218,6 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
             # A block that is null, such as experts, takes its type from the block above.
             OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
     return config
-
-
-def _with_found_gpus(words: Sequence[str]) -> "DictConfig":
-    """Return what Hydra composes from conf/launch.yaml and the overrides.
-
-    If the cluster's device is `auto`, the GPUs of this machine are found and composed as overrides.
-    """
-    words = with_new_options(words)
-    config = _composed_by_hydra(words)
-    if config.cluster.device != Device.auto:
-        return config
-    return _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
 
 
 def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":

@@ -9,18 +9,19 @@ from typing import Any
 from bench import report
 from bench.contract import run_files, transport
 from bench.contract.engine import Strategy
+from bench.contract.layers import Layer, differs_from_llama, has_head_kernels, layer_of
 from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.modules import ModuleTimes
 from bench.contract.plan import Recomputed
 from bench.contract.plan_kinds import TrainingPlan
-from bench.contract.schema import DataSource, Device, Precision
+from bench.contract.schema import Config, DataSource, Device, EngineName, Precision
 from bench.contract.training import Recompute, StartsFrom
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
-from bench.planning.estimates import transports
+from bench.planning.estimates import memory_traffic, transports
 from bench.planning.estimates.parameters import active_parameters
 from bench.report import costs, figures, sets
 from bench.report.compare import claim
@@ -280,6 +281,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("data", _data(plan)),
         *_engine(plan),
         *_experts(plan),
+        *_layers(plan.config),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
         ("learning rate", f"{plan.config.training_recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
@@ -340,6 +342,21 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     compiled = ", compiled" if hf.compile else ""
     how = f"{hf.strategy.name}{stage}, {hf.attention.name} attention{bf16}{offload}{compiled}"
     yield "engine", f"huggingface: {how}"
+
+
+def _layers(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield which layers run and what they cost, if they are not runstop's own with all their kernels."""
+    is_own, is_whole = layer_of(config) is not Layer.megatron, has_head_kernels(config.model)
+    if config.model.experts is not None:  # `_experts` describes their layer
+        return
+    if config.engine.name is not EngineName.megatron or config.precision is Precision.fp32 or (is_own and is_whole):
+        return
+    more = f"{100 * (memory_traffic.relative_to_fused(config) - 1):.0f} % more bytes in element-wise kernels (estimate)"
+    if is_own:
+        yield "layers", f"runstop's own, but heads of {config.model.head_size} are left to plain torch: {more}"
+    else:
+        why = ", ".join(f"{key} is {value}" for key, value in differs_from_llama(config.model).items())
+        yield "layers", f"megatron-core's own, because {why}: {more}; no FP8, no 4 bits, no offloading"
 
 
 def _ranks(plan: TrainingPlan) -> str:

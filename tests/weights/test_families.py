@@ -11,6 +11,7 @@ from bench.contract import codec, families, plan_kinds
 from bench.contract.model import Model
 from bench.errors import ConfigError
 from bench.planning import compose
+from bench.planning.estimates.flops import tflop_per_sample
 from bench.planning.estimates.parameters import parameters
 from helpers import model_folders
 from jobs.tasks import convert
@@ -203,3 +204,18 @@ def test_a_shipped_model_is_compared_with_the_folder(tmp_path: Path) -> None:
     folder = model_folders.write(tmp_path / "qwen", a_model())
     with pytest.raises(ConfigError, match="model_type is qwen3, but llama31_8b is a llama"):
         compose.compose(["task=lora_8b", f"cluster.paths.model={folder}", "cluster=dgxh200"])
+
+
+@pytest.mark.parametrize("case", TINY)
+def test_the_operations_of_a_sample_are_those_that_torch_counts(case: str) -> None:
+    """Torch counts the whole square of attention's scores; a causal mask leaves half of it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    theirs, length = random_model(TINY[case]()), 32
+    model = families.model_of(theirs.config.to_dict(), name="x", source="y", where="")
+    theirs.set_attn_implementation("eager")  # whose GEMMs are counted on a CPU, too
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        theirs(torch.arange(length).view(1, -1), use_cache=False)
+    above_diagonal = 2 * length**2 * model.q_size * model.num_layers
+    forward = tflop_per_sample(model, None, seq_length=length) * 1e12 / 3
+    assert forward + above_diagonal == pytest.approx(counter.get_total_flops(), rel=1e-4)

@@ -43,11 +43,23 @@ class Norm(torch.nn.Module):
 
     def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        parameters: Iterator[Any] = norm.parameters()
-        for parameter in parameters:
-            parameter.sequence_parallel = config.sequence_parallel
-        return norm
+        return _marked(kind, config, hidden_size, eps)
+
+
+class HeadNorm(torch.nn.Module):
+    """torch's RMSNorm of the heads of q or of k; the gradients of its weight are summed over the TP ranks."""
+
+    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
+        return _marked(torch.nn.RMSNorm, config, hidden_size, eps)
+
+
+def _marked(kind: type[torch.nn.Module], config: LayerConfig, size: int, eps: float) -> torch.nn.Module:
+    """Return a norm whose parameters megatron-core knows to be the same on all TP ranks."""
+    norm = kind(size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+    parameters: Iterator[Any] = norm.parameters()
+    for parameter in parameters:
+        parameter.sequence_parallel = config.sequence_parallel
+    return norm
 
 
 class Router(TopKRouter):
@@ -101,7 +113,7 @@ def _adapted(lora: Lora | None, linears: Sequence[Linear]) -> dict[str, Linear]:
 
 def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear, qk_norm: bool) -> TransformerLayerSubmodules:
     """Return the submodules of a layer with these linears; qk_norm: with norms of the heads of q and k."""
-    norm = Norm if qk_norm else None
+    norm = HeadNorm if qk_norm else None
     norms = {"q_layernorm": norm, "k_layernorm": norm}
     attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj, **norms)
     causal = {"attn_mask_type": AttnMaskType.causal}

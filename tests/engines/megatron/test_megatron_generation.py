@@ -395,7 +395,7 @@ class Half:
         (
             {"activation": Activation.gelu},
             WeightPrecision.bf16,
-            "Llama models only, but in this model model.activation is gelu",
+            "but in this model model.activation is gelu",
         ),
         ({"num_query_groups": 1}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 1 query groups"),
         ({"vocab_size": 511}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 511 rows of the vocabulary"),

@@ -136,14 +136,11 @@ def shapes(model: Model, tp: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def _vector_shapes(model: Model, tp: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer's norms and bias on one of tp ranks, by their names in `Layer`."""
-    shapes_of = dict.fromkeys(("norm_H", "mlp_norm_H"), (model.hidden_size,))
-    if model.qkv_bias:
-        shapes_of["qkv_bias_O"] = shapes(model, tp)["qkv"][:1]
-    if model.qk_norm:
-        shapes_of |= dict.fromkeys(("q_norm_D", "k_norm_D"), (model.head_size,))
-    return shapes_of
+def _vector_sizes(model: Model, tp: int) -> dict[str, int]:
+    """Return the sizes of a layer's norms and bias on one of tp ranks, by their names in `Layer`."""
+    norms = {"norm_H": model.hidden_size, "mlp_norm_H": model.hidden_size}
+    bias = {"qkv_bias_O": shapes(model, tp)["qkv"][0]} if model.qkv_bias else {}
+    return norms | bias | ({"q_norm_D": model.head_size, "k_norm_D": model.head_size} if model.qk_norm else {})
 
 
 def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None:
@@ -223,7 +220,7 @@ def random_weights(model: Model, place: Place, *, seed: int) -> Weights:
 
     def layer() -> Layer:
         parts: dict[str, Any] = {name: store(matrix(*shape), precision) for name, shape in shapes(model, tp).items()}
-        vectors = {name: torch.ones(shape, **options) for name, shape in _vector_shapes(model, tp).items()}
+        vectors = {name: torch.ones(size, **options) for name, size in _vector_sizes(model, tp).items()}
         if model.qkv_bias:
             vectors["qkv_bias_O"].zero_()
         return Layer(**parts | vectors)
@@ -283,9 +280,9 @@ class _Loader:
 
     def _layer(self, index: int, linear: Callable[[str, int], Linear]) -> Layer:
         parts: dict[str, Any] = {name: linear(name, index) for name in _LINEARS}
-        for name, whole in _vector_shapes(self.model, 1).items():
+        for name, size in _vector_sizes(self.model, 1).items():
             split = Split(axis=1) if name == "qkv_bias_O" else None
-            parts[name] = self._read_layer(_VECTORS[name], index, whole, split=split)
+            parts[name] = self._read_layer(_VECTORS[name], index, (size,), split=split)
         return Layer(**parts)
 
     def _quantized(self, name: str, index: int) -> Linear:
