@@ -46,7 +46,7 @@ def _refused(config: ConfigJson) -> list[str]:
         f"{key} of RoPE is {rope.get(key)} (supported: {one})" for key, one in YARN.items() if rope.get(key) != one
     ]
     is_other = config.values.get("layer_types") not in (None, _layer_types(num_layers))
-    return wrong + (["layer_types differ from sliding_attention, full_attention, in turn"] if is_other else [])
+    return wrong + (["layer_types do not alternate between sliding_attention and full_attention"] if is_other else [])
 
 
 def _model_of(config: ConfigJson, **names: Any) -> Model:

@@ -61,7 +61,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "pp2_vpp2": ("parallel.pp=2", "parallel.vpp=2", "recipe.recompute=full"),
 }
 LORA = (
-    *(word for word in FULL if "trains=all" not in word and "lora=null" not in word),
+    *(key for key in FULL if "trains=all" not in key and "lora=null" not in key),
     "task.training.lora.dropout=0",
 )
 TWO, FOUR = "cluster.ranks_per_node=2", "cluster.ranks_per_node=4"
