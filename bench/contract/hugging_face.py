@@ -83,16 +83,18 @@ def tensors(folder: Path) -> dict[str, Stored]:
             fix="download the model's *.safetensors again; pickled *.bin weights are not supported",
             rule="CFG-06",
         )
-    found: dict[str, Stored] = {}
+    stored_tensors: dict[str, Stored] = {}
     for file in files:
         for name, stored in _header(folder / file).items():
-            if name in found:
-                raise _damaged(folder / file, f"the tensor {name} is in two files, this file and {found[name].file}")
-            found[name] = stored
+            if name in stored_tensors:
+                raise _damaged(
+                    folder / file, f"the tensor {name} is in two files, this file and {stored_tensors[name].file}"
+                )
+            stored_tensors[name] = stored
     for name, file in (index or {}).items():
-        if name not in found or found[name].file != file:
+        if name not in stored_tensors or stored_tensors[name].file != file:
             raise _damaged(folder / file, f"the tensor {name} is missing, but {INDEX} lists it in this file")
-    return found
+    return stored_tensors
 
 
 def check(folder: Path, model: Model) -> None:

@@ -192,8 +192,7 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     words = with_new_options(words)
     config = _composed_by_hydra(words)
     if config.cluster.device == Device.auto:
-        found = gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None)
-        config = _composed_by_hydra([*found, *words])
+        config = _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
     return with_model_read(config, words)
 
 
