@@ -303,7 +303,7 @@ class Rates:
     """Device memory, bytes read plus bytes written."""
     busbw_mib: list[float]
     busbw_gbs: list[float]
-    """All-reduce bus bandwidth in one node, by size of the message."""
+    """All-reduce bus bandwidth in one node, by size of the message; empty: not measured, as on one GPU."""
     launch_us: float
     """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
     host_gbs: float | None = None
@@ -315,6 +315,9 @@ class Rates:
     """Rows of 4096 tokens; shorter rows are extrapolated. None: not measured; the rates at 8192 are used."""
     elementwise_gbs: float | None = None
     """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
+    narrow_heads_forward: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    narrow_heads_backward: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Attention with heads of 64 instead of 128 numbers: its rate as a share of the rate above. None: the same."""
 
 
 class GpuVendor(Enum):
@@ -322,6 +325,10 @@ class GpuVendor(Enum):
 
     nvidia = "nvidia"
     amd = "amd"
+
+
+FIRST_WITH_FP8 = (8, 9)
+"""The first compute capability with FP8 tensor cores. Source: CUDA C++ Programming Guide, compute capabilities."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -332,12 +339,30 @@ class Gpu:
     vendor: GpuVendor = field(default=GpuVendor.nvidia, metadata=OMIT_DEFAULT)
     """Chooses the telemetry, the image, the devices of containers, and the resource name of pods."""
     memory_gib: float
-    peak_bf16_tflops: float
+    peak_bf16_tflops: float | None
+    """None: unknown, as of a GPU that was found and has no file."""
     peak_fp8_tflops: float | None = None
-    """None: no FP8 support; precision=fp8 is refused."""
+    """None: unknown, or no FP8 support."""
+    compute_capability: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Of a GPU that was found by NVML, such as 8.9."""
+    memory_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Peak bandwidth of its memory, in 1e9 bytes/s, by the data sheet."""
+    link_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Peak bandwidth to the other GPUs of a host (NVLink or Infinity Fabric), both directions together, in 1e9 bytes/s,
+    by the data sheet. None: not stated, or only PCIe."""
+    pcie_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Peak bandwidth of PCIe, both directions together, in 1e9 bytes/s, by the data sheet."""
     source: str
     rates: Rates | None = None
     """None: not measured; no step time is estimated."""
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the GPU multiplies matrices in FP8: it has a peak rate, or a compute capability of at least 8.9."""
+        capability = self.compute_capability
+        return self.peak_fp8_tflops is not None or (
+            capability is not None and tuple(map(int, capability.split("."))) >= FIRST_WITH_FP8
+        )
 
     @property
     def has_run(self) -> bool:

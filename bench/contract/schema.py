@@ -30,10 +30,11 @@ Source: Enroot's PyTorch hook does the same.
 
 
 class Device(Enum):
-    """The device of a rank."""
+    """The device of a rank. auto: the GPUs of this machine if it has any, which the plan replaces by cuda or cpu."""
 
     cpu = "cpu"
     cuda = "cuda"
+    auto = "auto"
 
 
 class Precision(Enum):
@@ -185,6 +186,8 @@ class Cluster:
     """One rank per GPU, unless parallel.share_gpu; without GPUs, the number of CPU processes."""
     paths: Paths
     gpu: Gpu | None = None
+    detected_gpus: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The GPUs that device=auto found on the planning machine, for people; set by the plan."""
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
     price_per_gpu_hour: float | None = field(default=None, metadata=OMIT_DEFAULT)

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contract import cluster, old_plans
-from bench.contract.model import Model, Weights
+from bench.contract.model import Weights
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, DataSource
+from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, make_plan, model_folder
+from bench.planning import deepspeed, gpu_detection, make_plan, model_folder
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
+from bench.planning.conf_folder import user_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -48,7 +49,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
     from hydra import initialize_config_dir
 
     register()
-    search_path = [_search_path(config_dir)] if config_dir else []
+    search_path = _search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = _composed([*search_path, *overrides])
         return plan_of(config, [*search_path, *overrides])
@@ -64,7 +65,7 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
     from omegaconf import OmegaConf
 
     register()
-    words = [*([_search_path(config_dir)] if config_dir else []), *overrides]
+    words = [*_search_path(config_dir), *overrides]
     with initialize_config_dir(str(CONF), version_base="1.3"), explained():
         config = _of_hydra(words)
         return plan_of(typed(config), words), OmegaConf.to_yaml(config)
@@ -75,7 +76,7 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
     from hydra import initialize_config_dir
 
     register()
-    search_path = [_search_path(config_dir)] if config_dir else []
+    search_path = _search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return _composed([*search_path, *overrides])
 
@@ -183,14 +184,23 @@ def _with_new_option(override: str) -> str:
 
 
 def _of_hydra(words: Sequence[str]) -> "DictConfig":
-    """Return what Hydra composes from conf/launch.yaml and the overrides; with model=hf, the sizes in the folder."""
-    return with_model_read(_composed_by_hydra(words), words)
+    """Return what Hydra composes from conf/launch.yaml and the overrides.
+
+    If the cluster's device is `auto`, the GPUs of this machine are found and composed as overrides. With model=hf, the
+    sizes of the model are read from its folder.
+    """
+    words = with_new_options(words)
+    config = _composed_by_hydra(words)
+    if config.cluster.device == Device.auto:
+        found = gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None)
+        config = _composed_by_hydra([*found, *words])
+    return with_model_read(config, words)
 
 
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
-    """Return the config with the sizes of model=hf from the folder's config.json.
+    """Return the config with the sizes of model=hf from the folder's config.json, but for those that overrides set.
 
-    Fields that an override or a file sets are kept.
+    A size in a task's file is meant for the task's own model.
 
     Raises:
         ConfigError: as `model_folder.read`.
@@ -203,16 +213,14 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
     where = "cluster.paths.model" if serving is None else "task.serving.server.model"
     read = model_folder.read(serving or config.cluster.paths.model, where=where)
     overridden = {override_key(override) for override in overrides}
-    defaults = {field.name: field.default for field in dataclasses.fields(Model)}
     for name, value in model_folder.values(read).items():
-        is_set = not OmegaConf.is_missing(config.model, name) and config.model[name] != defaults[name]
-        if not is_set and f"model.{name}" not in overridden:
+        if f"model.{name}" not in overridden:
             OmegaConf.update(config, f"model.{name}", value, force_add=True)
     return config
 
 
 def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":
-    """Return what Hydra composes from conf/launch.yaml and the overrides.
+    """Return what Hydra composes from the overrides.
 
     Hydra needs 0.1 s. This process caches each combination of group choices and then sets the values as Hydra would.
     Hydra itself composes every other kind of override, a site's own folder, and everything that raises an error.
@@ -221,7 +229,6 @@ def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    words = with_new_options(words)
     choices = tuple(override for override in words if _is_choice(override))
     values = [override for override in words if not _is_choice(override)]
     if all(_VALUE.match(override) for override in values):
@@ -320,16 +327,18 @@ def _absolute(path: str | None) -> str | None:
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
-def _search_path(config_dir: Path) -> str:
-    """Return the override that adds a site's folder, quoted for Hydra's grammar."""
-    if not config_dir.is_dir():
+def _search_path(config_dir: Path | None) -> list[str]:
+    """Return the override that adds a site's folder and the user's own, quoted for Hydra's grammar; [] for neither."""
+    if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
             "this folder does not exist",
             where=f"--config-dir {config_dir}",
             fix="give a folder with config files, such as cluster/mine.yaml",
         )
-    quoted = str(config_dir.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return f"hydra.searchpath=['file://{quoted}']"
+    folders = [folder for folder in (config_dir, user_folder()) if folder is not None and folder.is_dir()]
+    quoted = (str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'") for folder in folders)
+    places = ",".join(f"'file://{folder}'" for folder in quoted)
+    return [f"hydra.searchpath=[{places}]"] if folders else []
 
 
 def completions(override: str, others: Sequence[str], *, config_dir: Path | None = None) -> list[str]:
@@ -362,7 +371,7 @@ def completions(override: str, others: Sequence[str], *, config_dir: Path | None
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
-            search_path = [_search_path(config_dir)] if config_dir else []
+            search_path = _search_path(config_dir)
             return Words(GlobalHydra.instance().config_loader()).completions(
                 " ".join([*search_path, *others, override])
             )

@@ -27,12 +27,12 @@ def read(folder: str | None, *, where: str) -> Model:
     Raises:
         ConfigError: the folder is not set or missing, has no config.json, or our layers do not have this model.
     """
-    fix = f"set {where} to a folder on this machine with config.json, or choose another model="
+    fix = f"set MODEL ({where}) to a Hugging Face folder on this machine, or choose another model="
     if (path := expanded(folder)) is None:
         raise ConfigError(
             "model=hf reads the sizes of the model from a folder, but the folder is not set",
             where=f"{where} is {folder or 'null'}",
-            fix=f"export MODEL=… ({fix})",
+            fix=fix,
             rule="CFG-06",
         )
     place = Path(path).absolute()

@@ -115,10 +115,11 @@ def _check_arrivals(serving: Serving) -> None:
         fix = f"list one or more of {', '.join(one.name for one in Arrivals)} in arrivals, without duplicates"
         raise ConfigError("arrivals is empty or has duplicates", where=where, fix=fix)
     if is_poisson != bool(rates):
-        what = "arrivals has poisson, but rates is empty" if is_poisson else "rates is set, but arrivals has no poisson"
-        raise ConfigError(
-            what, where=where, fix="add poisson to arrivals and set rates such as [1,2,4], or remove poisson and rates"
-        )
+        if is_poisson:
+            what, fix = "arrivals has poisson, but rates is empty", "set rates such as [1,2,4], or remove poisson"
+        else:
+            what, fix = "rates is set, but arrivals has no poisson", "add poisson to arrivals, or set rates=[]"
+        raise ConfigError(what, where=where, fix=fix)
     if any(not 0 < rate < float("inf") for rate in rates) or sorted(set(rates)) != list(rates):
         what = f"rates is {', '.join(f'{rate:g}' for rate in rates)}, but rates must be above 0 and in ascending order"
         raise ConfigError(

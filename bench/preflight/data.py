@@ -118,7 +118,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", what, str(folder), fix=fix)
         return
     if not path.exists():
-        fix = "set MODEL to the checkpoint folder that contains metadata.json"
+        fix = "set MODEL to a folder with config.json and *.safetensors, or to a checkpoint folder with metadata.json"
         yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:

@@ -60,7 +60,7 @@ def required_config(plan: Plan) -> schema.Health:
     cluster = plan.config.cluster
     if cluster.health is None:
         raise ConfigError(
-            f"the config of cluster {cluster.name} has no lowest speeds for the node check",
+            f"the config of cluster {cluster.name} sets no minimum speeds, which the node check needs",
             where="cluster.health",
             fix=f"add the block cluster.health to conf/cluster/{cluster.name}.yaml",
         )

@@ -117,7 +117,7 @@ def _start(profile: ServerProfile, setting: Setting, folder: Path) -> None:
     while not list(folder.glob(recorder.STARTED.format("*"))):
         _wait(setting)
         if time.monotonic() > until_s:
-            raise _error("no process of the server records itself under torch.profiler", str(folder))
+            raise _error("no process of the server has started torch.profiler", str(folder))
 
 
 def _stop(profile: ServerProfile, setting: Setting, folder: Path) -> None:

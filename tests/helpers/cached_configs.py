@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
@@ -23,13 +24,14 @@ OfChoices = Callable[[tuple[str, ...], tuple[str, int]], bytes]
 
 def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Config]:
     """Return `compose` with a memory. Each caller gets a config of its own, since configs can be changed."""
-    configs: dict[tuple[str | None, ...], bytes] = {}
+    configs: dict[tuple[object, ...], bytes] = {}
 
     @wraps(compose)
     def composed(overrides: list[str]) -> Config:
-        if any("searchpath" in override for override in overrides):  # a folder of the test, which may change
+        if any("searchpath" in word or word == "model=hf" for word in overrides):  # a folder that may change
             return compose(overrides)
-        key = (os.getcwd(), *map(os.environ.get, PATHS), *overrides)
+        gpus = sys.modules.get("pynvml")  # the GPUs of a test: a plan depends on those of its machine
+        key = (os.getcwd(), id(gpus), *map(os.environ.get, PATHS), *overrides)
         if key not in configs:
             configs[key] = pickle.dumps(compose(overrides))
         return pickle.loads(configs[key])

@@ -86,7 +86,7 @@ def test_the_first_finding_fails_the_check_and_the_others_are_counted() -> None:
     ("num_ranks", "has_rates", "code", "words"),
     [
         (2, True, 1, "NCC-05: 1 ranks were started, but the plan needs 2"),
-        (1, False, 2, "the config of cluster local has no lowest speeds for the node check"),
+        (1, False, 2, "the config of cluster local sets no minimum speeds, which the node check needs"),
     ],
 )
 def test_a_request_that_cannot_be_measured_is_refused(

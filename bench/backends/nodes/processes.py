@@ -123,6 +123,12 @@ def python_paths(planned: str = "") -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
+def run_here(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program of this package on this machine, with this process's output; return its exit code."""
+    ended = subprocess.run(words, env={**os.environ, **environment, **python_paths()}, check=False)
+    return exit_code_of(ended.returncode)
+
+
 def drop_caches(words: Sequence[str], node: str) -> str:
     """Drop this node's page cache; return the report for the trial's log."""
     try:

@@ -121,7 +121,7 @@ def _check_cluster(config: Config) -> None:
 
 def _check_gpu_precision(config: Config) -> None:
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
-    if config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None:
+    if config.precision is Precision.fp8 and gpu is not None and not gpu.has_fp8:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",

@@ -147,7 +147,7 @@ def _precision(config: Config, generation: Generation) -> Iterator[Refusal]:
     what = f"nf4 needs precision bf16, but precision is {config.precision.name}"
     yield is_4_bit, what, f"precision, {BLOCK}.nf4", f"set precision=bf16, or {BLOCK}.nf4=null"
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
-    has_none = config.precision is Precision.fp8 and gpu is not None and gpu.peak_fp8_tflops is None
+    has_none = config.precision is Precision.fp8 and gpu is not None and not gpu.has_fp8
     what = f"precision is fp8, but {gpu.name if gpu else ''} does not support FP8"
     yield has_none, what, "precision, cluster.gpu.peak_fp8_tflops", "set precision=bf16"
 

@@ -111,13 +111,13 @@ def precisions(gemms: Gemms, config: Config) -> list[GemmPrecision]:
         return gemms.precisions
     if config.cluster.device is not Device.cuda:
         return [GemmPrecision.fp32, GemmPrecision.bf16]
-    has_fp8 = gpu is None or gpu.peak_fp8_tflops is not None
+    has_fp8 = gpu is None or gpu.has_fp8
     return [GemmPrecision.bf16, *([GemmPrecision.fp8] if has_fp8 else [])]
 
 
 def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
     is_gpu, gpu = config.cluster.device is Device.cuda, config.cluster.gpu
-    has_fp8 = is_gpu and (gpu is None or gpu.peak_fp8_tflops is not None)
+    has_fp8 = is_gpu and (gpu is None or gpu.has_fp8)
     if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
         device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
         raise ConfigError(

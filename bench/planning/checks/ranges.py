@@ -77,7 +77,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         *("global_batch_size", "micro_batch_size", "eval_every_samples", "log_every_steps"),
         *("lr", "clip_grad", "adam_eps"),
     )
-    gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops")
+    gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops", "memory_gbs", "link_gbs", "pcie_gbs")
     ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
     return {
         **_values("model", config.model, model),
@@ -127,12 +127,18 @@ def _check_rates(config: Config) -> None:
     }
     for names, (sizes, *columns) in tables.items():
         is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
-        if not sizes or not is_rising or any(len(column) != len(sizes) for column in columns):
+        if not is_rising or any(len(column) != len(sizes) for column in columns):
             raise ConfigError(
                 f"{names} must have the same length and ascending sizes: {sizes} with {', '.join(map(str, columns))}",
                 where="cluster.gpu.rates",
                 fix="list sizes in ascending order, and one rate per size",
             )
+    if not rates.layer_tflop:
+        raise ConfigError(
+            "the rates of GEMMs are empty",
+            where="cluster.gpu.rates",
+            fix="measure them with `runstop calibrate`, or set cluster.gpu.rates=null",
+        )
     single = (rate for rate in dataclasses.asdict(rates).values() if isinstance(rate, int | float))
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
     if not all(0 < number < math.inf for number in all_rates):

@@ -75,10 +75,21 @@ def _llama_bytes(config: Config, hf: HuggingFace) -> float:
     | inputs of q, k, v and of gate, up                      | 2 p h            | 5 p h          |
     | q, k, v after RoPE, output of attention; see attention | p (h + 2 k), p h | as without     |
     | gate, its SiLU, up, their product                      | 4 p f            | 4 p f          |
+    | norms on q and k: `_qk_norm_bytes`                     |                  |                |
     """
     h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
     norms = 8 * h + 8 + (8 * h + 5 * p * h if is_autocast(config, hf) else 4 * p * h)
-    return norms + _attention_bytes(config, hf) + 4 * p * f
+    return norms + _attention_bytes(config, hf) + _qk_norm_bytes(config, p) + 4 * p * f
+
+
+def _qk_norm_bytes(config: Config, weight: int) -> float:
+    """Return the bytes that norms on the heads of q and k store: their inputs in FP32, and 1 / rms of each head.
+
+    weight: bytes per element of what a trained weight of a norm stores, 0 for a frozen one.
+    """
+    m = config.model
+    heads = m.num_attention_heads + m.num_query_groups
+    return ((4 + weight) * (m.q_size + m.kv_size) + 4 * heads) if m.qk_norm else 0.0
 
 
 def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
@@ -105,7 +116,8 @@ def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
         inputs = p * sum(size for names, size in _shared_inputs(config) if names.intersection(modules))
     if hf.attention is Attention.eager and (has_copies or "o_proj" not in modules):
         inputs -= p * config.model.q_size  # eager attention does not store its output, and no other operation does
-    return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
+    norms = 8 * h + 8 + _qk_norm_bytes(config, 0)
+    return norms + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
 
 
 def _shared_inputs(config: Config) -> tuple[tuple[frozenset[str], int], ...]:

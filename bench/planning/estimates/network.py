@@ -34,6 +34,8 @@ def hidden_bytes(config: Config, world: World, size: int) -> float:
 def collectives(config: Config, world: World, rates: Rates) -> "Collectives | None":
     """Return the collectives of a layout; None if the bandwidth of a link that they need is not known."""
     within, between = transports.within_node(config, rates), transports.between_nodes(config)
+    if world.num_ranks > 1 and not rates.busbw_gbs:
+        return None
     if (within is None and world.ranks_per_node > 1) or (between is None and world.num_nodes > 1):
         return None
     return Collectives(config, world, rates, within or Link(transport=None), between or Link(transport=None))

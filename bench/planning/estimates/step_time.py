@@ -109,6 +109,9 @@ TRAINED_HEAD_BYTES = 24
 FP32 one, of which the embedding's is first set to zero."""
 
 
+NARROW_HEAD = 64
+"""Heads of at most this size have a lower rate of attention, if it was measured."""
+
 _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 """Per element that tensor-parallel ranks all-gather under sp; reductions are always in BF16."""
 
@@ -161,7 +164,8 @@ class _Step:
         return self.with_waiting(
             Work(
                 gemm_s=self.gemm_s(linear_weights(self.config.model)) + self.adapters_s(),
-                attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops),
+                attention_s=self.attention_s(rates.attention_forward_tflops, rates.attention_forward_4096_tflops)
+                / self.narrow_heads(rates.narrow_heads_forward),
                 elementwise_s=self.traffic_s(forward_traffic(self.config))
                 + self.merge_s(backward=False)
                 + self.dequantize_s(),
@@ -177,7 +181,8 @@ class _Step:
             Work(
                 gemm_s=self.gemm_s(weights) + self.weight_gradient_s(weights) + 2 * self.adapters_s(),
                 attention_s=2.5
-                * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops),
+                * self.attention_s(rates.attention_backward_tflops, rates.attention_backward_4096_tflops)
+                / self.narrow_heads(rates.narrow_heads_backward),
                 elementwise_s=self.traffic_s(backward_traffic(config))
                 + self.merge_s(backward=True)
                 + self.transpose_s(weights)
@@ -325,6 +330,10 @@ class _Step:
         length = self.config.training_data.seq_length
         tflop = 2 * length * self.config.model.q_size * tokens(self.config, self.world) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
+
+    def narrow_heads(self, share: float | None) -> float:
+        """Return the rate of attention with this model's heads as a share of the rate with heads of 128 numbers."""
+        return share if share is not None and self.config.model.head_size <= NARROW_HEAD else 1.0
 
     def merge_s(self, *, backward: bool) -> float:
         """Return the seconds in which context-parallel ranks split, concatenate and merge the chunks of attention.

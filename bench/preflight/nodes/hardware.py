@@ -23,7 +23,7 @@ SLOWED = {
 
 Source: nvml.h, nvmlClocksEventReason*.
 """
-_MODEL = re.compile(r"\b(?:[A-Z]+\d+[A-Z]*|RTX \d+)\b")
+_MODEL = re.compile(r"\b(?:[A-Z]+\d+[A-Z]*|RTX (?:PRO )?\d+)\b")
 """H100 in `NVIDIA H100 SXM 80GB`, RTX 4090 in `NVIDIA GeForce RTX 4090`."""
 
 

@@ -1,0 +1,229 @@
+"""Measure the rates of this machine's GPU, for `runstop calibrate`.
+
+    python -m jobs.engines.megatron.calibrate PLANS RESULT
+
+PLANS is a list of training plans of small synthetic models, one point of the sweep each. All run in this process, one
+after the other: each trains until the GPU is hot, then a profile of some steps gives the time of its kernels by kind.
+RESULT gets the times of each point, the bandwidth of copies and, with several GPUs, of all-reduces, as JSON.
+"""
+
+import dataclasses
+import gc
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.contract import plan_kinds
+from bench.contract.plan_kinds import TrainingPlan
+from jobs.ranks.identity import Rank
+
+HEAT_S = 2.5
+"""A point trains this long before it is profiled: the GPU then runs at its power limit."""
+PROFILED_STEPS = 3
+COPY_BYTES, COPIES = 2**30, 12
+REDUCED_MIB = (16, 64, 256, 1024)
+REDUCTIONS = 12
+LAUNCH_STEPS = 5
+GIB = 2**30
+
+_BACKWARD = re.compile(r"bprop|bwd|backward|dot_do_o|dgrad|convert_dq", re.IGNORECASE)
+_ATTENTION = re.compile(r"flash|fmha|sdpa|attention|mha_", re.IGNORECASE)
+_ADAPTER = re.compile(r"^_(down|down_backward|add_down_gradient)$")
+"""Kernels of adapters: they read activations once, so they are as fast as the memory."""
+_OVERLAPPED = re.compile(r"^_transpose$")
+"""Transposes of FP8 weights run on another stream at the same time as GEMMs, whose measured rate includes them."""
+_COPY = re.compile(r"HtoD|DtoH|PtoP")
+
+
+def main(argv: list[str]) -> None:
+    plans_file, result_file = map(Path, argv)
+    points = json.loads(plans_file.read_text())
+    import torch
+
+    result: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "copy_gbs": copy_gbs(),
+        "host_gbs": host_gbs(),
+        "points": {},
+    }
+    who = Rank(0, 0, 1, "127.0.0.1", free_port())
+    has_started = False
+    for name, text in points.items():
+        plan = plan_kinds.required(plan_kinds.loads(json.dumps(text)), TrainingPlan)
+        if not has_started:
+            from jobs.engines import megatron
+
+            megatron.start_ranks(plan, who)
+            has_started = True
+        started_s = time.monotonic()
+        result["points"][name] = measure_launches(plan) if name.startswith("launch") else measure(plan)
+        print(f"{name}: {time.monotonic() - started_s:.1f} s", file=sys.stderr, flush=True)
+    if torch.cuda.device_count() > 1:
+        result["busbw_gbs"] = dict(zip(REDUCED_MIB, busbw_gbs(torch.cuda.device_count()), strict=True))
+    result_file.write_text(json.dumps(result, indent=1))
+
+
+def measure(plan: TrainingPlan) -> dict[str, Any]:
+    """Return the seconds of a step of a point: of the whole step, and of its kernels by kind."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    step, engine = _built(plan)
+    ended_s = time.monotonic() + HEAT_S
+    times: list[float] = []
+    while time.monotonic() < ended_s or len(times) < PROFILED_STEPS:
+        begun_s = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun_s)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_STEPS):
+            step()
+        torch.cuda.synchronize()
+    kernels = [(event.key, event.self_device_time_total / 1e6) for event in profiler.key_averages()]
+    del step, engine
+    _free()
+    by_kind = seconds_by_kind(kernels)
+    return {
+        "step_s": statistics.median(times[len(times) // 2 :]),
+        "steps": len(times),
+        **{f"{kind}_s": seconds / PROFILED_STEPS for kind, seconds in by_kind.items()},
+    }
+
+
+def seconds_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the seconds of kernels by kind: gemm, attention_forward, attention_backward, elementwise."""
+    from jobs.profiles.trace import Kind, kind_of
+
+    seconds = dict.fromkeys(("gemm", "attention_forward", "attention_backward", "elementwise"), 0.0)
+    for name, duration_s in kernels:
+        kind = kind_of(name)
+        if _OVERLAPPED.search(name) or _COPY.search(name) or kind is Kind.communication:
+            continue
+        if _ATTENTION.search(name):
+            seconds["attention_backward" if _BACKWARD.search(name) else "attention_forward"] += duration_s
+        elif kind is Kind.gemm and not _ADAPTER.search(name):
+            seconds["gemm"] += duration_s
+        else:
+            seconds["elementwise"] += duration_s
+    return seconds
+
+
+def measure_launches(plan: TrainingPlan) -> dict[str, Any]:
+    """Return the seconds of a step whose kernels are shorter than their launches: those of the host."""
+    import torch
+
+    step, engine = _built(dataclasses.replace(plan, cuda_graph=False))
+    times = []
+    for _ in range(2 * LAUNCH_STEPS):
+        begun_s = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun_s)
+    del step, engine
+    _free()
+    return {"step_s": statistics.median(times[LAUNCH_STEPS:]), "steps": LAUNCH_STEPS}
+
+
+def _built(plan: TrainingPlan) -> tuple[Any, Any]:
+    """Return a function that trains one step on synthetic rows, after two of them, and the engine."""
+    import numpy as np
+
+    from jobs.data import rows as rows_of
+    from jobs.engines import megatron
+    from jobs.engines.megatron import loop
+
+    engine = megatron.build(plan, 1)
+    rows, indices = rows_of.synthetic(plan), np.arange(plan.batch.global_batch_size)
+
+    def step() -> None:
+        loop.update(engine.parts, rows, indices, lr=0.0)
+
+    for _ in range(2):
+        step()
+    return step, engine
+
+
+def _free() -> None:
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def copy_gbs() -> float:
+    """Return the bandwidth of copies inside the GPU's memory: 1e9 bytes/s, read plus written."""
+    import torch
+
+    device = torch.device("cuda", 0)
+    source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * COPY_BYTES / _median_s(lambda: target.copy_(source)) / 1e9
+
+
+def host_gbs() -> float:
+    """Return the bandwidth of copies from pinned host memory to the GPU, in 1e9 bytes/s."""
+    import torch
+
+    size = COPY_BYTES // 4
+    source = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return size / _median_s(lambda: target.copy_(source, non_blocking=True)) / 1e9
+
+
+def _median_s(call: Any, repeats: int = COPIES) -> float:
+    import torch
+
+    from jobs.kernels import timing
+
+    timing.time_back_to_back(call, 3, torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device())
+    return statistics.median(timing.time_back_to_back(call, repeats, device))
+
+
+def busbw_gbs(count: int) -> list[float]:
+    """Return the bus bandwidth of all-reduces over all GPUs for each size of REDUCED_MIB, in 1e9 bytes/s."""
+    import torch
+    from torch import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        rates = manager.list()
+        multiprocessing.spawn(_reduce, args=(count, free_port(), rates), nprocs=count)  # type: ignore[attr-defined, no-untyped-call]
+        measured = list(rates)
+    torch.cuda.synchronize()
+    return measured
+
+
+def _reduce(rank: int, count: int, port: int, rates: Any) -> None:
+    import torch
+    from torch import distributed
+
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    for mib in REDUCED_MIB:
+        data = torch.zeros(mib * 2**20 // 2, dtype=torch.bfloat16, device="cuda")
+        seconds = torch.tensor(_median_s(lambda data=data: distributed.all_reduce(data), REDUCTIONS), device="cuda")
+        distributed.all_reduce(seconds, op=distributed.ReduceOp.MAX)
+        if rank == 0:
+            rates.append(2 * (count - 1) / count * mib * 2**20 / seconds.item() / 1e9)
+    distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""Rates from the times of a sweep: times that were made from known rates give these rates back."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.contract import plan_kinds
+from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.schema import Rates
+from bench.launch import calibrate
+from bench.planning import calibration, compose
+from bench.planning.estimates import step_time
+from helpers.nvml import H200, nvml
+
+TRUE = Rates(
+    source="made up",
+    layer_tflop=[0.5, 20.0],
+    bf16_tflops=[600.0, 600.0],
+    fp8_tflops=[1300.0, 1300.0],
+    attention_forward_tflops=500.0,
+    attention_backward_tflops=400.0,
+    attention_forward_4096_tflops=450.0,
+    attention_backward_4096_tflops=350.0,
+    narrow_heads_forward=0.7,
+    narrow_heads_backward=0.6,
+    fp8_weight_gradient_tflops=1000.0,
+    copy_gbs=4000.0,
+    elementwise_gbs=3000.0,
+    busbw_mib=[],
+    busbw_gbs=[],
+    launch_us=40.0,
+    host_gbs=50.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(H200))
+
+
+def _times(plan: TrainingPlan) -> dict[str, float]:
+    """Return the times that a GPU with the true rates would have."""
+    config = plan.config
+    assert config.cluster.gpu is not None
+
+    def cost(rates: Rates) -> Any:
+        gpu = dataclasses.replace(config.cluster.gpu, rates=rates)  # type: ignore[type-var]
+        cluster = dataclasses.replace(config.cluster, gpu=gpu)
+        return step_time.estimate(dataclasses.replace(config, cluster=cluster), plan.world, plan.recompute)
+
+    no_backward = dataclasses.replace(TRUE, attention_backward_tflops=1e15, attention_backward_4096_tflops=1e15)
+    forward_s = cost(no_backward).attention_s
+    whole = cost(TRUE)
+    return {
+        "gemm_s": whole.gemm_s,
+        "attention_forward_s": forward_s,
+        "attention_backward_s": whole.attention_s - forward_s,
+        "elementwise_s": whole.elementwise_s,
+        "step_s": whole.step_s,
+    }
+
+
+def test_the_rates_come_back_from_the_times_that_they_give() -> None:
+    plans, skipped = calibrate._plans()
+    assert not skipped
+    points = {name: _times(plan) for name, plan in plans.items()}
+    kernels = step_time.layer_kernels(plans["launch"].config, plans["launch"].world) * calibration.LAUNCH_LAYERS
+    points["launch"]["step_s"] = kernels * TRUE.launch_us / 1e6
+    detected = calibration.rates(plans, {"points": points, "copy_gbs": 4000.0, "host_gbs": 50.0}, source="made up")
+    for name, expected in dataclasses.asdict(TRUE).items():
+        if name in ("source", "layer_tflop", "busbw_mib", "busbw_gbs"):
+            continue
+        actual = getattr(detected, name)
+        for one in actual if isinstance(actual, list) else [actual]:
+            value = expected[0] if isinstance(expected, list) else expected
+            assert one == pytest.approx(value, rel=0.02), name
+
+
+def test_no_point_has_the_size_of_a_shipped_model() -> None:
+    shipped = {yaml.safe_load(path.read_text())["hidden_size"] for path in (compose.CONF / "model").glob("*.yaml")}
+    assert not shipped & {point.hidden_size for point in calibration.POINTS if point.name != "launch"}
+
+
+def test_a_written_file_is_used_by_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, _ = calibrate._plans()
+    measured = {
+        "torch": "2.11.0",
+        "cuda": "13.0",
+        "points": {name: _times(plan) for name, plan in plans.items()},
+        "copy_gbs": 4000.0,
+        "host_gbs": 50.0,
+    }
+    monkeypatch.setattr(calibrate, "_measured", lambda _: measured)
+    done = calibrate.calibrate(say=lambda _: None)
+    assert done.file.name == "nvidia_h200.yaml"
+    plan: Any = compose.compose(["task=lora_8b", "precision=fp8", "model.weights=random", "cluster=local"])
+    assert plan.config.cluster.gpu.rates.source.startswith("runstop calibrate")
+    assert plan.cost.step_s > 0
+
+
+def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.errors import ConfigError
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    with pytest.raises(ConfigError, match="no GPU to calibrate"):
+        calibrate.calibrate()
+
+
+def test_kernels_are_sorted_by_their_names() -> None:
+    from jobs.engines.megatron.calibrate import seconds_by_kind
+
+    seconds = seconds_by_kind(
+        [
+            ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NTT", 1.0),
+            ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n", 2.0),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", 3.0),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_30", 4.0),
+            ("_norm_quantize", 5.0),
+            ("_down", 6.0),
+            ("_transpose", 7.0),
+            ("Memcpy HtoD (Pinned -> Device)", 8.0),
+        ]
+    )
+    assert seconds == {"gemm": 3.0, "attention_forward": 3.0, "attention_backward": 4.0, "elementwise": 11.0}
+
+
+def test_plans_of_the_sweep_are_read_by_a_job() -> None:
+    plans, _ = calibrate._plans()
+    for plan in plans.values():
+        assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
