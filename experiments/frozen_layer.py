@@ -3,8 +3,8 @@
     python experiments/frozen_layer.py [--only NAME] [--programs N …]
 
 Layers of Llama-2-70B, of Llama-3.1-8B and of Qwen3-8B (each in NF4, BF16, FP8), 4096 tokens, LoRA of rank 16 on qkv and
-proj. The six layers of Llama took less than 40 s. The weights of NF4 are dequantised twice a step, while other GEMMs run, by as many
-programs as --programs says (several: one line each).
+proj. The six layers of Llama took less than 40 s. The weights of NF4 are dequantised twice a step, while other GEMMs
+run, by as many programs as --programs says (several: one line each).
 """
 
 import argparse
