@@ -18,9 +18,9 @@ from bench.contract import atomic_files, data_files, hugging_face
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
+from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
-from bench.contract.model import Model
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
 from bench.fetch import record, sources
