@@ -149,3 +149,9 @@ def test_quantised_weights_are_refused_but_those_of_gpt_oss(tmp_path: Path) -> N
             families.check(values, model, where=str(tmp_path))
     values["quantization_config"] = {"quant_method": "mxfp4"}
     families.check(values, model, where=str(tmp_path))
+
+
+def test_a_server_of_gpt_oss_is_planned() -> None:
+    """The server has its own layers, whatever the engine."""
+    plan = compose.compose(["task=serve_7b", "model=gpt_oss_20b", "model.weights=random", "cluster=dgxh200"])
+    assert plan.estimated_memory_gib[0] > 20_914_757_184 * 2 / 2**30

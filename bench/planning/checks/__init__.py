@@ -72,7 +72,7 @@ def _check_family(config: Config) -> None:
     if config.model.family is None:
         return
     family, engine = families.of_model(config.model), config.engine.name
-    if engine not in family.engines:
+    if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
         why = f": {family.why_not_others}" if family.why_not_others else ""
         raise ConfigError(
             f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
