@@ -218,7 +218,8 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
     overridden = {override_key(override) for override in overrides}
     for name, value in model_folder.values(read).items():
         if f"model.{name}" not in overridden:
-            OmegaConf.update(config, f"model.{name}", value, force_add=True)
+            # A block that is null, such as experts, takes its type from the block above.
+            OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
     return config
 
 

@@ -100,7 +100,7 @@ def parallelism(plan: TrainingPlan) -> Facts:
         mllog.TENSOR_PARALLELISM: plan.world.tp,
         mllog.PIPELINE_PARALLELISM: plan.world.pp,
         mllog.CONTEXT_PARALLELISM: plan.world.cp,
-        mllog.EXPERT_PARALLELISM: 1,
+        mllog.EXPERT_PARALLELISM: plan.world.ep,
     }
 
 

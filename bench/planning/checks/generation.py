@@ -168,8 +168,9 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
 def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     """Yield what engine=megatron does not support."""
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
-    what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
-    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
+    differing = ", ".join(f"{key} is {value}" for key, value in unmet.items())
+    what = f"engine=megatron generates only with the layers of Llama, Mistral or Qwen, but {differing}"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama, Mistral or Qwen model"
     for key in ("hidden_size", "q_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
         what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but {key} / tp is {width}"

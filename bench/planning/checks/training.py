@@ -84,9 +84,10 @@ def _check_precision(config: Config) -> None:
         )
     what = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
     unmet = differs_from_llama(config.model)
+    differing = _listed(f"{key} is {value}" for key, value in unmet.items())
     if unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
-            f"{what} needs a Llama model, but " + _listed(f"{k} is {v}" for k, v in unmet.items()),
+            f"{what} needs the layers of Llama, Mistral or Qwen, but {differing}",
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16 and task.training.trains=lora, or choose a model with RMSNorm, swiglu, rope and no "
             "bias",
