@@ -1,14 +1,13 @@
 """Show container images as tables and JSON."""
 
 import dataclasses
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.console import progress
 from bench.images.importer import Imported
 from bench.images.store import DIGEST_DIGITS, Entry, Record
 from bench.report.tables import Row, TextTable
@@ -79,33 +78,12 @@ def _line(entry: Entry) -> tuple[str, ...]:
     return entry.path.name, known[0], f"{entry.size_bytes / 2**30:.3f}", known[1], known[2], wrong
 
 
-PIPE_S, TERMINAL_S = 60.0, 1.0
-"""Seconds between two lines in a pipe, and between two updates on a terminal."""
-
-
 @contextmanager
-def show_progress(part: Path, *, say: Callable[[str], None], every_s: float = PIPE_S) -> Iterator[None]:
+def show_progress(part: Path, *, say: Callable[[str], None], every_s: float = progress.PIPE_S) -> Iterator[None]:
     """Show the elapsed time and the written size of the image until the block ends."""
-    from rich.console import Console
-
-    console, began_s, is_over = Console(stderr=True), time.monotonic(), threading.Event()
-    with console.status("") if sys.stderr.isatty() else _nothing() as status:
-
-        def report_progress() -> None:
-            while not is_over.wait(TERMINAL_S if status else every_s):
-                line = state(part, time.monotonic() - began_s)
-                if status:
-                    status.update(line)
-                else:
-                    say(line)
-
-        reporter = threading.Thread(target=report_progress, daemon=True)
-        reporter.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            reporter.join()
+    began_s = time.monotonic()
+    with progress.shown(lambda: state(part, time.monotonic() - began_s), say=say, every_s=every_s):
+        yield
 
 
 def state(part: Path, elapsed_s: float) -> str:
@@ -115,8 +93,3 @@ def state(part: Path, elapsed_s: float) -> str:
         written = part.stat().st_size
     size = f"{written / 2**30:.2f} GiB written" if written else "nothing written yet"
     return f"importing, {int(elapsed_s) // 60}:{int(elapsed_s) % 60:02} elapsed, {size}"
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield None

@@ -15,6 +15,8 @@ from bench.contract.atomic_files import Content
 from bench.errors import ConfigError
 
 MANIFEST = "manifest.json"
+FETCH_RECORD = "runstop_fetch.json"
+"""What `runstop fetch` writes into a folder that it downloads; its list of files is that of a manifest."""
 WEIGHTS = (".safetensors", ".distcp", ".pt", ".json", ".model", ".jinja")
 """The suffixes of the files in a folder of weights that a run reads; `WEIGHT_FILES` are further names."""
 WEIGHT_FILES = (".metadata", "merges.txt", "vocab.txt")
@@ -25,7 +27,7 @@ CHANGED = "CFG-12"
 def weight_files(folder: Path) -> list[str]:
     """Return the names of the files in a folder of weights that a run may read, without those of its subfolders."""
     files = [path.name for path in folder.iterdir() if path.is_file()]
-    return sorted(x for x in files if x != MANIFEST and (x.endswith(WEIGHTS) or x in WEIGHT_FILES))
+    return sorted(x for x in files if x not in (MANIFEST, FETCH_RECORD) and (x.endswith(WEIGHTS) or x in WEIGHT_FILES))
 
 
 def of_files(folder: Path, names: Iterable[str], *, threads: int = 1) -> dict[str, Content]:
@@ -46,10 +48,13 @@ def write(folder: Path, names: Iterable[str]) -> None:
 
 
 def listed(folder: Path) -> dict[str, Content]:
-    """Return the contents in a folder's manifest, by name; empty without a manifest. Files without a sha256 are left
-    out."""
+    """Return the contents in a folder's manifest or, without one, in the record of its download, by name.
+
+    Empty without both. Files without a sha256 are left out.
+    """
     contents = {}
-    entries = atomic_files.read_object(folder / MANIFEST).get("files")
+    manifest = folder / MANIFEST
+    entries = atomic_files.read_object(manifest if manifest.exists() else folder / FETCH_RECORD).get("files")
     for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {"path": str(path), "bytes": int(size), "sha256": str(digest)}:

@@ -1,7 +1,9 @@
 """The data settings: where the rows of a run come from, and how they are prepared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from bench.contract.codec import OMIT_DEFAULT
 
 
 class DataSource(Enum):
@@ -63,6 +65,9 @@ class Data:
     """A tokenizer.json, or its folder; None: the one in MODEL."""
     packing: bool = False
     """True: documents fill every row one after another. False: one record per row, truncated or padded."""
+    document_mask: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """With packing. True: a token attends only to its own document, positions start at 0 in each document, and no token
+    predicts the next document. False: attention covers the whole row."""
     prompt_type: PromptType | None = None
     """For sources whose records have answers."""
     test_split: float | None = None
@@ -71,7 +76,8 @@ class Data:
     """For tests: generate so many records in the source's format from the built-in grammar, and a tokenizer for them.
     None: the user provides the files."""
     lengths: list[int] | None = None
-    """For random rows: the number of real tokens per row, sampled uniformly from this list; None: all rows are full."""
+    """For random rows: the number of real tokens per row, sampled uniformly from this list; None: all rows are full.
+    With document_mask: the lengths of the documents, which fill every row."""
 
     @property
     def needs_model_folder(self) -> bool:

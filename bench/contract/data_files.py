@@ -17,7 +17,8 @@ from bench.errors import BenchError, ConfigError
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 BYTES_PER_TOKEN = 9
-"""Disk space during preparation: 4 for a tokenised block, and 4 + 1 for a row and its mask."""
+"""Disk space during preparation: 4 for a tokenised block, and 4 + 1 for a row and its mask; 1 more for the document
+boundaries with data.document_mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,4 +226,4 @@ def columns_fix(source: DataSource) -> str:
 
 def room_needed(data: Data) -> int:
     """Return the approximate disk space in bytes for preparing the rows."""
-    return (data.train_rows + data.eval_rows) * data.seq_length * BYTES_PER_TOKEN
+    return (data.train_rows + data.eval_rows) * data.seq_length * (BYTES_PER_TOKEN + data.document_mask)

@@ -28,6 +28,10 @@ HEAD = "lm_head.weight"
 """Some folders of models with tied embeddings have a copy of them under this name, which transformers ignores."""
 
 
+class MissingWeightsError(ConfigError):
+    """A folder has no safetensors, or not all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """File, shape and dtype of one tensor."""
@@ -68,7 +72,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
             raise _damaged(folder / INDEX, "its weight_map does not give a file of this folder for each tensor")
     elif not (folder / SINGLE).exists():
-        raise ConfigError(
+        raise MissingWeightsError(
             "the folder contains no *.safetensors",
             where=str(folder / INDEX),
             fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported. "
@@ -77,22 +81,24 @@ def tensors(folder: Path) -> dict[str, Stored]:
         )
     files = sorted(set(index.values())) if index is not None else [SINGLE]
     if missing := [file for file in files if not (folder / file).is_file()]:
-        raise ConfigError(
+        raise MissingWeightsError(
             f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
             where=str(folder),
             fix="download the model's *.safetensors again; pickled *.bin weights are not supported",
             rule="CFG-06",
         )
-    found: dict[str, Stored] = {}
+    stored_tensors: dict[str, Stored] = {}
     for file in files:
         for name, stored in _header(folder / file).items():
-            if name in found:
-                raise _damaged(folder / file, f"the tensor {name} is in two files, this file and {found[name].file}")
-            found[name] = stored
+            if name in stored_tensors:
+                raise _damaged(
+                    folder / file, f"the tensor {name} is in two files, this file and {stored_tensors[name].file}"
+                )
+            stored_tensors[name] = stored
     for name, file in (index or {}).items():
-        if name not in found or found[name].file != file:
+        if name not in stored_tensors or stored_tensors[name].file != file:
             raise _damaged(folder / file, f"the tensor {name} is missing, but {INDEX} lists it in this file")
-    return found
+    return stored_tensors
 
 
 def check(folder: Path, model: Model) -> None:

@@ -59,7 +59,9 @@ class TrainingPlan(Plan):
     cuda_graph: bool = False
     """Whether a CUDA graph launches the kernels of a micro-batch."""
     tflop_per_sample: float
-    """Of the model, forward and backward."""
+    """Of the model, forward and backward. With a document mask and unknown lengths: an upper bound."""
+    attention_share: float | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """With a document mask: attention operations relative to rows without. None: no mask, or lengths are unknown."""
     peak_tflops: float | None
     """Of one GPU in the precision of the layers; None if the cluster gives none."""
     walltime_min: int | None

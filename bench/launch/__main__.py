@@ -14,7 +14,17 @@ from bench import masking, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
-from bench.planning.compose import CONF, compose, plan_of, register, typed, with_model_read, with_new_options
+from bench.planning.compose import (
+    CONF,
+    compose,
+    plan_of,
+    register,
+    search_path,
+    typed,
+    with_gpus,
+    with_model_read,
+    with_new_options,
+)
 from bench.planning.compose_errors import explained
 from bench.runs.summary import summary, with_overrides
 
@@ -72,11 +82,13 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
     def launch(config: "DictConfig") -> None:
         with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
-            config = with_model_read(config, overrides)
-            planned.append((plan_of(typed(config), overrides), config, overrides))
+            words = [*own_folder, *overrides]
+            complete = with_model_read(with_gpus(config, words), overrides)
+            planned.append((plan_of(typed(complete), words), complete, overrides))
 
     register()
-    sys.argv[1:] = with_new_options(sys.argv[1:])
+    own_folder = search_path()
+    sys.argv[1:] = [*own_folder, *with_new_options(sys.argv[1:])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, so that runstop prints them
     with _shown(codes), TemporaryDirectory(prefix="bench-") as sweep_dir:
         os.environ["RUNSTOP_SWEEP_DIR"] = sweep_dir  # --multirun needs a folder; it is not used

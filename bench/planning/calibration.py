@@ -19,7 +19,8 @@ from bench.planning.parallelism import tokens
 NUM_LAYERS = 2
 VOCABULARY = 2048
 """Small, so that embedding, head and loss take a small share of a step."""
-LAUNCH_LAYERS = 16
+LAUNCH_LAYERS = (4, 20)
+"""Two models whose steps wait for the host; they differ by the launches of so many layers."""
 FP8_GRADIENTS = "fp8 gradients"
 
 
@@ -79,7 +80,7 @@ def _points() -> tuple[Point, ...]:
         Point("elementwise bf16", 4608, 12288, 36, 8192, 1, "lora", "bf16"),
         Point("rows of 4096", 4608, 12288, 36, 4096, 2, "lora", "bf16"),
         Point("narrow heads", 2560, 6912, 40, 4096, 4, "all", "bf16"),
-        Point("launch", 1024, 2816, 8, 256, 1, "lora", "fp8", LAUNCH_LAYERS),
+        *(Point(f"launch {n}", 1024, 2816, 8, 256, 1, "lora", "fp8", n) for n in LAUNCH_LAYERS),
     )
 
 
@@ -144,7 +145,7 @@ def rates(plans: Mapping[str, TrainingPlan], measured: Mapping[str, Any], *, sou
     points: Mapping[str, Mapping[str, float]] = measured["points"]
     work = {name: unit_work(plan.config, plan) for name, plan in plans.items()}
     bf16 = {
-        layer_tflop(plans[name]): work[name]["bf16_tflop"] / point["gemm_s"]
+        layer_tflop(plans[name]): work[name]["bf16_tflop"] / gemm_s(point)
         for name, point in points.items()
         if name.startswith("bf16 ")
     }
@@ -175,7 +176,7 @@ def rates(plans: Mapping[str, TrainingPlan], measured: Mapping[str, Any], *, sou
         elementwise_gbs=round(_elementwise(points, work, copy_gbs), 1),
         busbw_mib=[float(mib) for mib in busbw],
         busbw_gbs=[round(float(rate), 1) for rate in busbw.values()],
-        launch_us=round(_launch_us(plans["launch"], points["launch"]), 2),
+        launch_us=round(_launch_us(plans, points), 2),
         host_gbs=round(float(measured["host_gbs"]), 1),
     )
 
@@ -185,9 +186,15 @@ def layer_tflop(plan: TrainingPlan) -> float:
     return 2 * tokens(plan.config, plan.world) * linear_weights(plan.config.model) / 1e12
 
 
+def gemm_s(point: Mapping[str, float]) -> float:
+    """Return the seconds that a step leaves for GEMMs: without a profiler, and with the gaps between kernels."""
+    others = ("attention_forward_s", "attention_backward_s", "elementwise_s")
+    return point["step_s"] - sum(point[name] for name in others)
+
+
 def _fp8_rate(size: float, work: Mapping[str, float], point: Mapping[str, float], bf16: Mapping[float, float]) -> float:
     """Return TFLOP/s of the FP8 GEMMs of a point, which also has some in BF16: head and adapters."""
-    return work["fp8_tflop"] / (point["gemm_s"] - work["bf16_tflop"] / _nearest(bf16, size))
+    return work["fp8_tflop"] / (gemm_s(point) - work["bf16_tflop"] / _nearest(bf16, size))
 
 
 def _nearest(measured: Mapping[float, float], size: float) -> float:
@@ -210,8 +217,8 @@ def _attention(
 def _elementwise(
     points: Mapping[str, Mapping[str, float]], work: Mapping[str, Mapping[str, float]], copy_gbs: float
 ) -> float:
-    """Return the bandwidth of element-wise kernels: the mean over the layers with adapters in BF16 and in FP8."""
-    names = [name for name in ("elementwise bf16", "fp8 4608") if name in points]
+    """Return the bandwidth of element-wise kernels: the mean of trained layers and of layers with adapters."""
+    names = [name for name in ("bf16 4608", "elementwise bf16", "fp8 4608") if name in points]
     bandwidths = [
         work[name]["elementwise_gb"] / (points[name]["elementwise_s"] - work[name]["update_gb"] / copy_gbs)
         for name in names
@@ -234,12 +241,14 @@ def _gradient_rate(
     other_s = 2 * gradient_tflop / _nearest(fp8, layer_tflop(plan))
     head_tflop = counted["bf16_tflop"]
     head_s = head_tflop / _nearest(bf16, layer_tflop(plan))
-    return round(gradient_tflop / (point["gemm_s"] - other_s - head_s), 1)
+    return round(gradient_tflop / (gemm_s(point) - other_s - head_s), 1)
 
 
-def _launch_us(plan: TrainingPlan, point: Mapping[str, float]) -> float:
-    kernels = step_time.layer_kernels(plan.config, plan.world) * plan.config.model.num_layers
-    return point["step_s"] / kernels * 1e6
+def _launch_us(plans: Mapping[str, TrainingPlan], points: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the microseconds of a launch: what the steps of the two models differ by, per kernel."""
+    few, many = (f"launch {count}" for count in LAUNCH_LAYERS)
+    kernels = step_time.layer_kernels(plans[many].config, plans[many].world) * (LAUNCH_LAYERS[1] - LAUNCH_LAYERS[0])
+    return (points[many]["step_s"] - points[few]["step_s"]) / kernels * 1e6
 
 
 def has_fp8(config: Config) -> bool:
@@ -252,5 +261,5 @@ def chosen(points: Sequence[Point], *, with_fp8: bool) -> list[Point]:
     if with_fp8:
         return list(points)
     bf16 = Precision.bf16.name
-    kept = [point for point in points if point.precision == bf16 or point.name == "launch"]
+    kept = [point for point in points if point.precision == bf16 or point.name.startswith("launch")]
     return [dataclasses.replace(point, precision=bf16) for point in kept]

@@ -49,10 +49,10 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
     from hydra import initialize_config_dir
 
     register()
-    search_path = _search_path(config_dir)
+    places = search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = _composed([*search_path, *overrides])
-        return plan_of(config, [*search_path, *overrides])
+        config = _composed([*places, *overrides])
+        return plan_of(config, [*places, *overrides])
 
 
 def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
@@ -65,7 +65,7 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
     from omegaconf import OmegaConf
 
     register()
-    words = [*_search_path(config_dir), *overrides]
+    words = [*search_path(config_dir), *overrides]
     with initialize_config_dir(str(CONF), version_base="1.3"), explained():
         config = _of_hydra(words)
         return plan_of(typed(config), words), OmegaConf.to_yaml(config)
@@ -76,9 +76,9 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
     from hydra import initialize_config_dir
 
     register()
-    search_path = _search_path(config_dir)
+    places = search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return _composed([*search_path, *overrides])
+        return _composed([*places, *overrides])
 
 
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
@@ -190,11 +190,14 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     sizes of the model are read from its folder.
     """
     words = with_new_options(words)
-    config = _composed_by_hydra(words)
-    if config.cluster.device == Device.auto:
-        found = gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None)
-        config = _composed_by_hydra([*found, *words])
-    return with_model_read(config, words)
+    return with_model_read(with_gpus(_composed_by_hydra(words), words), words)
+
+
+def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
+    """Return the config that Hydra composed from the overrides; for device=auto, with the GPUs of this machine."""
+    if config.cluster.device != Device.auto:
+        return config
+    return _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
 
 
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
@@ -327,7 +330,7 @@ def _absolute(path: str | None) -> str | None:
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
-def _search_path(config_dir: Path | None) -> list[str]:
+def search_path(config_dir: Path | None = None) -> list[str]:
     """Return the override that adds a site's folder and the user's own, quoted for Hydra's grammar; [] for neither."""
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
@@ -371,10 +374,8 @@ def completions(override: str, others: Sequence[str], *, config_dir: Path | None
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
-            search_path = _search_path(config_dir)
-            return Words(GlobalHydra.instance().config_loader()).completions(
-                " ".join([*search_path, *others, override])
-            )
+            places = search_path(config_dir)
+            return Words(GlobalHydra.instance().config_loader()).completions(" ".join([*places, *others, override]))
         except (HydraException, ConfigError):
             return []
 

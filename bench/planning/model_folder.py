@@ -15,6 +15,7 @@ from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config
 from bench.errors import ConfigError
+from bench.fetch.commands import model_command, or_download
 
 READ_FROM = "config.json with SHA-256 "
 """Prefix of model.source of a model that was read from a folder. The path is not part of the model: the same folder may
@@ -81,7 +82,11 @@ def check(plan: Plan) -> None:
         values = hugging_face.config(folder)
         families.check(values, config.model, where=str(folder / hugging_face.CONFIG))
     else:
-        hugging_face.check(folder, config.model)
+        try:
+            hugging_face.check(folder, config.model)
+        except hugging_face.MissingWeightsError as error:
+            fix = error.fix + or_download(model_command(folder, config.model))
+            raise ConfigError(error.what, where=error.where, fix=fix, rule="CFG-06") from error
     if reads_tokenizer(config):
         check_tokenizer(folder, config)
 

@@ -58,6 +58,8 @@ def _recipe(config: Config) -> Iterator[Refusal]:
     r = config.training_recipe
     what = "NeMo's recipes do not support FP8"
     yield config.precision is Precision.fp8, what, "precision", "set precision=bf16"
+    what = "NeMo's recipes do not support a document mask"
+    yield config.training_data.document_mask, what, "data.document_mask", "set data.document_mask=false"
     what = "NeMo's recipes keep Adam's moments in FP32 and in GPU memory"
     yield r.moments is not MomentPrecision.fp32, what, "recipe.moments", "set recipe.moments=fp32"
     yield r.offload_moments, what, "recipe.offload_moments", "set recipe.offload_moments=false"

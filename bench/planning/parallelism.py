@@ -102,6 +102,12 @@ def _check_pipeline(config: Config, world: World) -> None:
 
 def _check_sequence(config: Config, world: World) -> None:
     s = config.training_data.seq_length
+    if world.cp > 1 and config.training_data.document_mask:
+        raise ConfigError(
+            f"cp is {world.cp}, but context parallelism does not support a document mask: its chunks cut documents",
+            where="parallel.cp, data.document_mask",
+            fix="set parallel.cp=1, or data.document_mask=false",
+        )
     if world.cp > 1 and s % (2 * world.cp):
         raise ConfigError(
             f"a sequence of {s} tokens cannot be split into the 2 x cp = {2 * world.cp} chunks of context parallelism",

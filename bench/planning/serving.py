@@ -174,8 +174,12 @@ def _check_profile(config: Config, server: Server) -> None:
     if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
         able = "transformers, vllm, sglang or lightllm"
         raise ConfigError(
-            f"the GPU time of {server.name.name} cannot be profiled"
-            + (" at a URL, because the traces are on the machine of the server" if server.url is not None else ""),
+            f"runstop cannot profile the GPU time of {server.name.name}"
+            + (
+                ", because task.serving.server.url is set: runstop does not start this server"
+                if server.url is not None
+                else ""
+            ),
             where="launch.profile",
             fix=f"set launch.profile=none, or let runstop start one of the servers {able}",
         )

@@ -12,7 +12,7 @@ from bench.contract.plan import (
     fingerprint,
 )
 from bench.contract.plan_kinds import TrainingPlan
-from bench.contract.schema import Config, DataSource
+from bench.contract.schema import Config
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
@@ -21,7 +21,8 @@ from bench.planning import checks, deepspeed, layouts, local_sgd, nemo
 from bench.planning.checks import memory
 from bench.planning.checks import training as training_checks
 from bench.planning.commands import fields_of_all
-from bench.planning.estimates import cuda_graph, flops
+from bench.planning.data_folder import data_dir
+from bench.planning.estimates import cuda_graph, documents, flops
 from bench.planning.parallelism import num_microbatches
 
 assert LLAMA2_70B_LORA.schedule is not None
@@ -41,6 +42,7 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
     is_captured = config.nemo is None and cuda_graph.is_chosen(of_group, chosen)
     chosen = _as_launched(of_group, chosen, is_captured=is_captured)
     memory.check(config, chosen.memory)
+    share = documents.attention_share(config)
     batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
         **fields_of_all(config),
@@ -56,8 +58,9 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
         deepspeed=deepspeed.settings(config, batch),
         cuda_graph=is_captured,
         tflop_per_sample=flops.tflop_per_sample(
-            config.model, config.training.lora, seq_length=config.training_data.seq_length
+            config.model, config.training.lora, seq_length=config.training_data.seq_length, attention_share=share or 1.0
         ),
+        attention_share=share,
         peak_tflops=flops.peak_tflops(config),
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
@@ -158,19 +161,6 @@ def submission(config: Config) -> Submission:
         status=cluster.status,
         deviations=deviations,
     )
-
-
-def data_dir(config: Config) -> str | None:
-    """Return the folder of the rows; None for random rows, which exist in memory only.
-
-    Prepared rows have one folder per data config and vocabulary size, so that they never mix.
-    """
-    root, source = config.cluster.paths.data, config.training_data.source
-    if source is DataSource.random:
-        return None
-    if root is None or source is DataSource.prepared:
-        return root
-    return f"{root}/{config.training_data.name}-{fingerprint(config.training_data, config.model.vocab_size)}"
 
 
 def base_dir(config: Config, base: TrainingPlan | None) -> str | None:

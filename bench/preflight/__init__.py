@@ -138,6 +138,7 @@ def model(subject: Subject) -> Iterator[Finding | str]:
         if not (Path(folder) / name).is_file():
             fix = "set MODEL or task.serving.server.model to a folder in Hugging Face format, "
             fix += "or set model.weights=random"
+            fix += data.or_download(data.model_command(Path(folder), subject.plan.config.model))
             yield broken("CFG-06", f"the folder has no {name}", folder, fix=fix)
     yield full
 

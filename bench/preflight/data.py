@@ -21,6 +21,9 @@ from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
+from bench.fetch import sources
+from bench.fetch.commands import model_command as model_command
+from bench.fetch.commands import or_download as or_download
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
@@ -45,12 +48,14 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
     """Yield differences between the prepared rows in a folder and those that the plan needs."""
     if not (folder / "train_tokens.npy").exists():
         fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
+        fix += or_download(sources.data_command(planned))
         yield broken(
             "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
         )
         return
     for name, count in (("train", planned.train_rows), ("eval", planned.eval_rows)):
-        for part, (dtype, kind) in DTYPES.items():
+        parts = DTYPES | ({"starts": DTYPES["counts"]} if planned.document_mask else {})
+        for part, (dtype, kind) in parts.items():
             path, shape = folder / f"{name}_{part}.npy", (count, planned.seq_length)
             fix = f"prepare {planned.name} again, or correct data.{name}_rows and data.seq_length"
             try:
@@ -105,6 +110,10 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     if checkpoints.is_source(folder) and not path.exists():
         try:
             hugging_face.check(folder, model)
+        except hugging_face.MissingWeightsError as error:
+            fix = error.fix + or_download(model_command(folder, model))
+            yield broken("CFG-06", error.what, error.where, fix=fix)
+            return
         except ConfigError as error:
             yield broken("CFG-06", error.what, error.where, fix=error.fix)
             return
@@ -119,6 +128,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         return
     if not path.exists():
         fix = "set MODEL to a folder with config.json and *.safetensors, or to a checkpoint folder with metadata.json"
+        fix += or_download(model_command(folder, model))
         yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
@@ -199,7 +209,11 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
         yield f"already prepared: {rows}"
         return
     try:
-        files = data_files.find(root, plan.config.training_data)
+        try:
+            files = data_files.find(root, plan.config.training_data)
+        except ConfigError as error:
+            fix = error.fix + or_download(sources.data_command(plan.config.training_data))
+            raise ConfigError(error.what, where=error.where, fix=fix) from error
         _check_head(files[0], plan.config.training_data.source)
         yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"
     except ConfigError as error:
@@ -240,7 +254,11 @@ def _tokenizer(plan: Plan) -> Path | None:
     place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
     if place is None:
         return None
-    path = data_files.find_tokenizer(Path(place))
+    try:
+        path = data_files.find_tokenizer(Path(place))
+    except ConfigError as error:
+        fix = error.fix + or_download(model_command(Path(place), plan.config.model))
+        raise ConfigError(error.what, where=error.where, fix=fix, rule=error.rule) from error
     data_files.check_vocabulary(path, data_files.num_ids(path), plan.config.model.vocab_size)
     if not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
         raise data_files.unnamed_token(path, "eos_token")

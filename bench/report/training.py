@@ -278,6 +278,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
         ("data", _data(plan)),
+        *_document_mask(plan),
         *_engine(plan),
         *_layers(plan.config),
         ("ranks", _ranks(plan)),
@@ -308,6 +309,22 @@ def _data(plan: TrainingPlan) -> str:
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
     rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
     return f"{name}: {rows}"
+
+
+def _document_mask(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield how much attention the document mask leaves; plans without a mask have no such row."""
+    data, share = plan.config.training_data, plan.attention_share
+    if not data.document_mask:
+        return
+    source = "data.lengths" if data.source is DataSource.random else "the lengths of the prepared documents"
+    left = (
+        "document lengths are unknown until the rows are prepared: FLOPs and step time are upper bounds"
+        if share is None
+        else f"{100 * share:.3g} % of the attention operations of rows without a mask (by {source})"
+    )
+    waits = plan.config.huggingface is None and plan.cost is not None and plan.cost.host_s > 0
+    graph = "; no CUDA graph, because the documents differ between micro-batches" if waits else ""
+    yield "document mask", f"each token attends only to its own document; {left}{graph}"
 
 
 def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:

@@ -59,10 +59,13 @@ def verify(folder: Path, *, allowed_signers: Path, revoked: Path | None = None) 
     Raises:
         ConfigError: the folder has no run, or a file of keys cannot be read.
     """
-    for path in (allowed_signers, *([revoked] if revoked else [])):
+    files = [(allowed_signers, "allowed signers", "ALLOWED SIGNERS")]
+    for path, what, section in files + ([(revoked, "revoked keys", "KEY REVOCATION LISTS")] if revoked else []):
         if not path.is_file():
             raise ConfigError(
-                "this is not a file", where=str(path), fix="give a file as described at -Y verify in `man ssh-keygen`"
+                f"the file of {what} does not exist, or is not a regular file",
+                where=str(path),
+                fix=f"give the path of an existing file; `man ssh-keygen` describes its format under {section}",
             )
     data = _manifest(folder)
     checked = verification.verify(folder, data)

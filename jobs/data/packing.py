@@ -1,8 +1,9 @@
 """Arrange tokenised documents in rows: packed one after another, or one per row with padding.
 
 Packed: the documents of a split follow one another, each with its EOS, and every row is full; a document that does not
-end in its row continues in the next one, and the rest after the last full row is dropped. There is no document mask:
-attention covers the whole row, including earlier documents, as in the pre-training of Megatron-LM and Llama.
+end in its row continues in the next one, and the rest after the last full row is dropped. Without data.document_mask
+attention covers the whole row, including earlier documents, as in the pre-training of Megatron-LM and Llama. With it
+the part of a document in a row is a document of its own: `Rows.starts` has the boundaries.
 
 Padded: a document is truncated to seq_length, and padding fills the rest of its row. A document of which no token would
 count, because its prompt fills the row, is skipped.
@@ -49,6 +50,8 @@ class Rows:
     tokens: np.ndarray
     counts: np.ndarray
     lengths: np.ndarray
+    starts: np.ndarray | None = None
+    """Of packed rows: which tokens are the first one of a document in their row [R, S]."""
 
 
 def chunks(tokens: np.ndarray, documents: np.ndarray, *, seq_length: int) -> Iterator[Documents]:
@@ -82,12 +85,21 @@ def padded(documents: Documents, *, seq_length: int, answer_only: bool, pad: int
 
 def packed(parts: Iterable[Documents], *, seq_length: int, answer_only: bool) -> Iterator[Rows]:
     """Yield the full rows of documents that arrive in parts."""
-    tokens, counts = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool)
+    tokens, counts, starts = np.empty(0, dtype=np.int32), np.empty(0, dtype=bool), np.empty(0, dtype=bool)
     for part in parts:
         tokens = np.concatenate([tokens, part.tokens])
         counts = np.concatenate([counts, part.answers() if answer_only else np.ones(len(part.tokens), dtype=bool)])
+        starts = np.concatenate([starts, part.positions() == 0])
         full = len(tokens) // seq_length
         if full:
-            shape, stop = (full, seq_length), full * seq_length
-            yield Rows(tokens[:stop].reshape(shape), counts[:stop].reshape(shape), np.full(full, seq_length))
-            tokens, counts = tokens[stop:], counts[stop:]
+            stop = full * seq_length
+            cut = (x[:stop].reshape(full, seq_length) for x in (tokens, counts, starts))
+            tokens_RS, counts_RS, starts_RS = cut
+            yield Rows(tokens_RS, counts_RS, np.full(full, seq_length), with_row_starts(starts_RS))
+            tokens, counts, starts = tokens[stop:], counts[stop:], starts[stop:]
+
+
+def with_row_starts(starts: np.ndarray) -> np.ndarray:
+    """Return the starts of documents [R, S], plus the first token of each row: a document does not cross rows."""
+    with_rows: np.ndarray = starts | (np.arange(starts.shape[1]) == 0)
+    return with_rows

@@ -6,6 +6,8 @@ A data folder holds, for `train` and `eval`:
 - NAME_counts.npy, bool [rows, S]: the tokens that count in the loss;
 - NAME_lengths.npy, int32 [rows]: the number of real tokens in each row; the rest is padding. Without this file, as in
   rows that a site converted from GovReport, every token is real;
+- NAME_starts.npy, bool [rows, S]: the first token of each document in a row, for data.document_mask (version
+  STARTS_VERSION of this array). Rows without a document mask have no such file;
 - NAME_sha256.npy, uint8 [rows, 32]: the checksum of each row (`row_sha256`), which a rank compares with what it reads
   when it reads the row. Rows of earlier versions have no such file: then each rank hashes all rows when it opens them.
 
@@ -20,11 +22,17 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contract import checksums
+from bench.contract import atomic_files, checksums
 from bench.contract.atomic_files import Content
+from bench.contract.data import Data
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
+from jobs.data.packing import with_row_starts
+
+STARTS_VERSION = 1
+"""The version of NAME_starts.npy, `starts_version` in manifest.json; another version has another meaning."""
+_DOCUMENTS_AT_ONCE = 2**16
 
 
 def rows(
@@ -44,6 +52,16 @@ def rows(
     return np.where(counts, tokens, 0), counts, sampled
 
 
+def random_starts(num_rows: int, seq_length: int, *, seed: int, lengths: list[int]) -> np.ndarray:
+    """Return the starts of documents [num_rows, seq_length] with lengths sampled from a list, packed into rows."""
+    rng, starts, end = np.random.default_rng([seed, STARTS_VERSION]), np.zeros(num_rows * seq_length, dtype=bool), 0
+    while end < len(starts):
+        ends = end + np.cumsum(rng.choice(np.asarray(lengths, dtype=np.int64), size=_DOCUMENTS_AT_ONCE))
+        starts[ends[ends < len(starts)]] = True
+        end = int(ends[-1])
+    return with_row_starts(starts.reshape(num_rows, seq_length))
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A split of the data: tokens and counts [rows, S], memory-mapped if they are in files."""
@@ -56,6 +74,10 @@ class Rows:
     """The checksum of each row, uint8 [rows, 32]; None: these rows were generated, and are not in files."""
     where: str = ""
     """Folder and split, for errors."""
+    starts: np.ndarray | None = None
+    """The first token of each document in a row, bool [rows, S]; None: the rows have no document boundaries."""
+    document_mask: bool = False
+    """Whether training and evaluation use `starts` (data.document_mask)."""
 
     @property
     def sha256(self) -> str | None:
@@ -65,8 +87,8 @@ class Rows:
         parts = [self.sha256_rows] if self.lengths is None else [self.sha256_rows, self.lengths]
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
-    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return copies of tokens and counts [indices, S] after comparing them with their checksums.
+    def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return copies of tokens, counts and starts [indices, S] after comparing them with their checksums.
 
         Index -1 is an empty row and has the content of any row.
 
@@ -74,35 +96,42 @@ class Rows:
             ConfigError: a row was changed since it was prepared, or since this process opened the rows.
         """
         tokens, counts = self.tokens[indices], self.counts[indices]
+        starts = None if self.starts is None else self.starts[indices]
         if self.sha256_rows is not None:
             for place, index in enumerate(indices.tolist()):
-                if index >= 0 and row_sha256(tokens[place], counts[place]) != self.sha256_rows[index].tobytes():
+                row = tokens[place], counts[place], None if starts is None else starts[place]
+                if index >= 0 and row_sha256(*row) != self.sha256_rows[index].tobytes():
+                    parts = "tokens or counts" if starts is None else "tokens, counts or document boundaries"
                     raise _changed(
-                        f"the tokens or counts of row {index} were changed: their SHA-256 differs from the recorded "
-                        "SHA-256",
+                        f"the {parts} of row {index} were changed: their SHA-256 differs from the recorded SHA-256",
                         self.where,
                     )
-        return tokens, counts
+        return tokens, counts, starts
 
 
-def row_sha256(tokens: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the SHA-256 of a row: of its tokens and counts [S], as they are in the files."""
+def row_sha256(tokens: np.ndarray, counts: np.ndarray, starts: np.ndarray | None = None) -> bytes:
+    """Return the SHA-256 of a row: of its tokens, counts and, if it has them, starts [S], as they are in the files."""
     digest = hashlib.sha256(np.ascontiguousarray(tokens).data)
     digest.update(np.ascontiguousarray(counts).data)
+    if starts is not None:
+        digest.update(np.ascontiguousarray(starts).data)
     return digest.digest()
 
 
-def sha256_rows(tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def sha256_rows(tokens: np.ndarray, counts: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
     """Return the checksum of each row, uint8 [rows, 32]."""
-    digests = b"".join(row_sha256(*row) for row in zip(tokens, counts, strict=True))
+    arrays = (tokens, counts) if starts is None else (tokens, counts, starts)
+    digests = b"".join(row_sha256(*row) for row in zip(*arrays, strict=True))
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, hashlib.sha256().digest_size)
 
 
-def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Write one split. The last real token of each row must count."""
+def save(folder: Path, name: str, tokens: np.ndarray, counts: np.ndarray, *, starts: np.ndarray | None = None) -> None:
+    """Write one split, with document boundaries if `starts` is given. The last real token of each row must count."""
     np.save(folder / f"{name}_tokens.npy", tokens)
     np.save(folder / f"{name}_counts.npy", counts)
-    np.save(folder / f"{name}_sha256.npy", sha256_rows(tokens, counts))
+    np.save(folder / f"{name}_sha256.npy", sha256_rows(tokens, counts, starts))
+    if starts is not None:
+        np.save(folder / f"{name}_starts.npy", starts)
     is_counted_behind = np.logical_or.accumulate(counts[:, ::-1], axis=1)
     np.save(folder / f"{name}_lengths.npy", is_counted_behind.sum(axis=1, dtype=np.int32))
 
@@ -130,13 +159,13 @@ def load(plan: TrainingPlan, name: str) -> Rows:
     folder, data = Path(str(plan.data_dir)), plan.config.training_data
     num_rows = data.train_rows if name == "train" else data.eval_rows
     if data.source is DataSource.random:
-        vocab_size = plan.config.model.vocab_size
-        return Rows(*rows(num_rows, data.seq_length, vocab_size=vocab_size, seed=data.seed, lengths=data.lengths))
+        return _random(num_rows, data, vocab_size=plan.config.model.vocab_size)
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
         files = checksums.listed(folder)
         lengths = _whole(folder / f"{name}_lengths.npy", files)
+        starts = _starts(folder, name, data)
         sha256 = _whole(folder / f"{name}_sha256.npy", files)
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -147,8 +176,8 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
-            f"the {name} arrays have the shapes {tokens.shape} and {counts.shape}, but the plan needs "
-            f"{(num_rows, data.seq_length)}",
+            f"{name}_tokens.npy has the shape {tokens.shape} and {name}_counts.npy has the shape {counts.shape}, but "
+            f"the plan needs the shape {(num_rows, data.seq_length)} for both files",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",
@@ -161,15 +190,50 @@ def load(plan: TrainingPlan, name: str) -> Rows:
             rule="CFG-06",
         )
     if sha256 is None or f"{name}_sha256.npy" not in files:
-        names = [each for each in (f"{name}_tokens.npy", f"{name}_counts.npy") if each in files]
+        names = [f"{name}_{part}.npy" for part in ("tokens", "counts", *(() if starts is None else ("starts",)))]
+        names = [each for each in names if each in files]
         if differing := checksums.differing(checksums.of_files(folder, names), files):
             raise _changed(differing, folder)
-        sha256 = sha256_rows(tokens, counts)
+        sha256 = sha256_rows(tokens, counts, starts)
     if sha256.shape != (num_rows, hashlib.sha256().digest_size):
         raise _changed(
             f"{name}_sha256.npy has checksums of {len(sha256)} rows, but the plan has {num_rows} rows", folder
         )
-    return Rows(tokens, counts, lengths, sha256, f"{folder}, {name}")
+    return Rows(tokens, counts, lengths, sha256, f"{folder}, {name}", starts, data.document_mask)
+
+
+def _random(num_rows: int, data: Data, *, vocab_size: int) -> Rows:
+    """Return random rows; with a document mask they are full of documents of the configured lengths."""
+    shape, mask = (num_rows, data.seq_length), data.document_mask
+    generated = rows(*shape, vocab_size=vocab_size, seed=data.seed, lengths=None if mask else data.lengths)
+    starts = random_starts(*shape, seed=data.seed, lengths=data.lengths) if mask and data.lengths else None
+    return Rows(*generated, starts=starts, document_mask=mask)
+
+
+def _starts(folder: Path, name: str, data: Data) -> np.ndarray | None:
+    """Return the document boundaries of a split; None if the folder has none and the plan needs none.
+
+    Raises:
+        ConfigError: the plan has a document mask, but the folder has no boundaries, or those of another version.
+    """
+    path = folder / f"{name}_starts.npy"
+    if path.exists():
+        starts: np.ndarray = np.load(path, mmap_mode="r")
+        version = atomic_files.read_object(folder / checksums.MANIFEST).get("starts_version", STARTS_VERSION)
+        num_rows = data.train_rows if name == "train" else data.eval_rows
+        if version == STARTS_VERSION and starts.dtype == bool and starts.shape == (num_rows, data.seq_length):
+            return starts
+        fix = "delete this folder, and prepare the rows again"
+        what = (
+            f"the document boundaries have the version {version}, the type {starts.dtype} and the shape "
+            f"{starts.shape}, but the plan needs version {STARTS_VERSION}, bool and {(num_rows, data.seq_length)}"
+        )
+    elif data.document_mask:
+        fix = "prepare the rows with data.document_mask=true, or set data.document_mask=false"
+        what = "data.document_mask is true, but these rows have no document boundaries"
+    else:
+        return None
+    raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
 
 
 def _whole(path: Path, files: Mapping[str, Content]) -> np.ndarray | None:
@@ -213,7 +277,15 @@ def eval_order(plan: TrainingPlan) -> np.ndarray:
 
 
 def synthetic(plan: TrainingPlan) -> Rows:
-    """Return the rows of one step for the warm-up: ascending tokens, which all count."""
-    shape = (plan.batch.global_batch_size, plan.config.training_data.seq_length)
+    """Return the rows of one step for the warm-up: ascending tokens, which all count.
+
+    With a document mask the documents have the configured lengths; without these, each row is one document.
+    """
+    data = plan.config.training_data
+    shape = (plan.batch.global_batch_size, data.seq_length)
     tokens = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape) % plan.config.model.vocab_size
-    return Rows(tokens, np.ones(shape, dtype=bool))
+    counts = np.ones(shape, dtype=bool)
+    if not data.document_mask:
+        return Rows(tokens, counts)
+    starts = random_starts(*shape, seed=data.seed, lengths=data.lengths or [data.seq_length])
+    return Rows(tokens, counts, starts=starts, document_mask=True)

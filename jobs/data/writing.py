@@ -12,11 +12,12 @@ from bench.contract import atomic_files
 from bench.contract.data import Data
 from jobs.data import packing, splits, tokenization
 from jobs.data.packing import Documents, Rows
-from jobs.data.rows import sha256_rows
+from jobs.data.rows import STARTS_VERSION, sha256_rows
 from jobs.data.tokenization import TokenBlock
 from jobs.data.workers import Submit
 
-DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4", "sha256": "|u1"}
+DTYPES = {"tokens": "<i4", "counts": "|b1", "lengths": "<i4", "sha256": "|u1", "starts": "|b1"}
+"""`starts` only for rows with a document mask."""
 COUNTED = ("rows", "tokens", "real_tokens", "counted_tokens")
 """Counts of a split in the manifest: rows, all tokens, tokens without padding, tokens in the loss."""
 
@@ -35,8 +36,11 @@ class RowFiles:
         room = self.num_rows - self.written["rows"]
         tokens, counts, lengths = rows.tokens[:room], rows.counts[:room], rows.lengths[:room]
         arrays = {"tokens": tokens, "counts": counts, "lengths": lengths}
+        if "starts" in self.files:
+            assert rows.starts is not None
+            arrays["starts"] = rows.starts[:room]
         arrays = {name: array.astype(DTYPES[name]) for name, array in arrays.items()}
-        arrays["sha256"] = sha256_rows(arrays["tokens"], arrays["counts"])
+        arrays["sha256"] = sha256_rows(arrays["tokens"], arrays["counts"], arrays.get("starts"))
         for name, array in arrays.items():
             self.files[name].write(array.tobytes())
         sums = {"tokens": tokens.size, "real_tokens": int(lengths.sum()), "counted_tokens": int(counts.sum())}
@@ -49,11 +53,15 @@ class RowFiles:
 
 
 @contextmanager
-def opened(folder: Path, name: str, *, num_rows: int, seq_length: int) -> Iterator[RowFiles]:
-    """Yield the open files of a split, with headers for num_rows rows."""
+def opened(
+    folder: Path, name: str, *, num_rows: int, seq_length: int, document_mask: bool = False
+) -> Iterator[RowFiles]:
+    """Yield the open files of a split, with headers for num_rows rows; document_mask: also that of the boundaries."""
     files: dict[str, BinaryIO] = {}
     try:
         for part, descr in DTYPES.items():
+            if part == "starts" and not document_mask:
+                continue
             shape = {"lengths": (num_rows,), "sha256": (num_rows, 32)}.get(part, (num_rows, seq_length))
             files[part] = (folder / f"{name}_{part}.npy").open("wb")
             np.lib.format.write_array_header_1_0(files[part], {"descr": descr, "fortran_order": False, "shape": shape})
@@ -83,7 +91,8 @@ def write(folder: Path, work: Path, blocks: list[TokenBlock], data: Data, *, pad
     written = {}
     for name, mask in masks.items():
         num_rows = data.train_rows if name == "train" else data.eval_rows
-        with opened(folder, name, num_rows=num_rows, seq_length=data.seq_length) as out:
+        sizes = {"num_rows": num_rows, "seq_length": data.seq_length}
+        with opened(folder, name, **sizes, document_mask=data.document_mask) as out:
             for rows in _rows(_documents(work, blocks, mask, data), data, pad):
                 out.write(rows)
                 if out.is_full:
@@ -92,7 +101,8 @@ def write(folder: Path, work: Path, blocks: list[TokenBlock], data: Data, *, pad
     records = splits.described(documents, chosen, data)
     records |= {"left_out_empty": sum(block.num_empty for block in blocks)}
     records |= {"left_out_long_prompts": int((~(chosen.train | chosen.eval)).sum())}
-    return {"data": data.name, "records": records, "splits": written}
+    version = {"starts_version": STARTS_VERSION} if data.document_mask else {}
+    return {"data": data.name, "records": records, "splits": written} | version
 
 
 def _documents(work: Path, blocks: list[TokenBlock], mask: np.ndarray, data: Data) -> Iterator[Documents]:

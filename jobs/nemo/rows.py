@@ -78,13 +78,13 @@ def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> list[B
 
 def _micro_batch(rows: Rows, indices: np.ndarray) -> Batch:
     """Return a micro-batch. The weights of a row's tokens (loss_mask) sum to 1, or to 0 in an empty row."""
-    tokens_BS, labels_BS, weights_BS = targets(rows, indices)
+    tokens_BS, labels_BS, weights_BS, positions_BS = targets(rows, indices)
     size = tokens_BS.shape[1]
     batch = {
         "tokens": tokens_BS,
         "labels": labels_BS,
         "loss_mask": weights_BS,
-        "position_ids": torch.arange(size).expand_as(tokens_BS),
+        "position_ids": positions_BS,
     }
     if torch.cuda.is_available():
         return batch

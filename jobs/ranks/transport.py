@@ -32,7 +32,8 @@ def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
         raise SubmitError(
             wrong,
             where="cluster.environment",
-            fix="set the NCCL variables to a network of the nodes; nccl_transport in the log has NCCL's own lines",
+            fix="set the NCCL variables to a network that all nodes have; the record nccl_transport in the log shows "
+            "which transport NCCL chose",
             rule="NCC-02",
         )
 

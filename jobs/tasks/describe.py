@@ -66,6 +66,7 @@ def batch(plan: TrainingPlan) -> Facts:
         mllog.TRAIN_SAMPLES: plan.config.training_data.train_rows,
         mllog.EVAL_SAMPLES: plan.config.training_data.eval_rows,
         "max_sequence_length": plan.config.training_data.seq_length,
+        "document_mask": plan.config.training_data.document_mask or None,
     }
 
 
@@ -110,11 +111,12 @@ def precision(plan: TrainingPlan) -> Facts:
 
 
 def size(plan: TrainingPlan) -> Facts:
-    """Return the config file of the task, and the amount of work."""
+    """Return the config file of the task, and the amount of work; FLOPs only if they are more than an upper bound."""
+    is_bound = plan.data.document_mask and plan.attention_share is None
     return {
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
         "trainable_parameters": plan.memory.trainable_parameters,
-        mllog.MODEL_TFLOP_PER_SAMPLE: plan.tflop_per_sample,
+        mllog.MODEL_TFLOP_PER_SAMPLE: None if is_bound else plan.tflop_per_sample,
         mllog.ACCELERATOR_PEAK_TFLOPS: plan.peak_tflops,
     }
 

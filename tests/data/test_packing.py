@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.contract.data import Data, DataSource
 from bench.errors import ConfigError
-from jobs.data import packing, records, rows, splits
+from jobs.data import micro_batches, packing, records, rows, splits
 from jobs.data.packing import Documents
 
 LENGTHS = st.lists(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), max_size=30)
@@ -41,6 +41,36 @@ def test_packing_loses_and_invents_no_token(
     counted = [count for part in padded_rows for count in part.counts.ravel().tolist()]
     assert counted == (is_answer[:full] if answer_only else [True] * full)
     assert [length for part in padded_rows for length in part.lengths] == [seq_length] * (full // seq_length)
+    first = [i == 0 for length, _ in listed for i in range(length)]
+    starts = [start for part in padded_rows for start in part.starts.ravel().tolist()]
+    assert starts == [first[i] or i % seq_length == 0 for i in range(full)]
+
+
+@given(cuts=st.lists(st.sets(st.integers(1, 7)), min_size=1, max_size=4), counted=st.integers(0, 2**32))
+def test_documents_have_the_positions_and_weights_that_they_have_alone(cuts: list[set[int]], counted: int) -> None:
+    """Against a loop over tokens: the first token of a document is predicted by none."""
+    seq_length, shape = 8, (len(cuts), 8)
+    starts = np.zeros(shape, dtype=bool)
+    for row, places in enumerate(cuts):
+        starts[row, [0, *places]] = True
+    counts = np.array([counted >> i & 1 for i in range(starts.size)], dtype=bool).reshape(shape)
+    tokens = np.arange(starts.size, dtype=np.int32).reshape(shape)
+    packed_rows = rows.Rows(tokens, counts, starts=starts, document_mask=True)
+    _, labels, weights, positions = micro_batches.targets(packed_rows, np.arange(len(cuts)))
+    lengths = []
+    for row, is_start in enumerate(starts.tolist()):
+        place, is_weighted = 0, []
+        for token in range(seq_length):
+            place = 0 if is_start[token] else place + 1
+            assert positions[row, token] == place
+            lengths += [1] if place == 0 else []
+            lengths[-1] = place + 1
+            has_next = token + 1 < seq_length and not is_start[token + 1]
+            is_weighted.append(has_next and bool(counts[row, token + 1]))
+            assert not has_next or labels[row, token] == tokens[row, token + 1]
+        assert (weights[row] > 0).tolist() == is_weighted
+        assert weights[row].sum().item() == pytest.approx(1 if any(is_weighted) else 0)
+    assert micro_batches.document_lengths(positions).tolist() == lengths
 
 
 @given(listed=LENGTHS, seq_length=SEQ, chunk=st.integers(1, 100), answer_only=st.booleans())
@@ -220,5 +250,11 @@ def test_random_rows_have_the_requested_lengths() -> None:
     tokens, counts, lengths = rows.rows(400, 6, vocab_size=9, seed=1, lengths=[2, 6, 6, 6])
     assert set(lengths) == {2, 6} and 60 < (lengths == 2).sum() < 140
     assert (counts.sum(axis=1) == lengths).all() and (tokens[~counts] == 0).all()
+    starts = rows.random_starts(400, 6, seed=1, lengths=[1, 4, 9])
+    assert starts[:, 0].all() and not np.array_equal(starts, rows.random_starts(400, 6, seed=2, lengths=[1, 4, 9]))
+    inside = starts.sum() - 400
+    assert inside == pytest.approx(400 * 6 / np.mean([1, 4, 9]) * 5 / 6, rel=0.1), "1 in 6 documents begins with a row"
+    whole_documents = rows.random_starts(3, 6, seed=1, lengths=[2])
+    assert whole_documents.tolist() == [[True, False] * 3] * 3
     full, all_count, whole = rows.rows(3, 6, vocab_size=9, seed=1)
     assert all_count.all() and (whole == 6).all() and full.max() < 9

@@ -9,12 +9,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import preflight
+from bench.errors import ConfigError
+from bench.planning.estimates import documents
 from helpers import text_data
 from helpers.text_data import lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
+from jobs.data import rows as rows_of
 from jobs.data import tokenizer
+from jobs.data.micro_batches import targets
 
 SMALL = (
     *("recipe.eval_every_samples=1", "recipe.global_batch_size=1", "recipe.lr_warmup_steps=0"),
@@ -78,6 +83,44 @@ def test_dolly_packed_answers_count_over_the_ends_of_rows(tmp_path: Path, monkey
     assert rows(planned, "eval") == ([NAME_20[:12]], [NAME_COUNTS[:12]], [12])
     first, second = NAME_20[:12], [2, *NAME_20[:11]]
     assert rows(planned, "train") == ([first, second], [NAME_COUNTS[:12], [1] + [0] * 11], [12, 12])
+
+
+MASK = ("data.packing=true", "data.document_mask=true")
+
+
+def test_packed_rows_have_the_boundaries_of_their_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of 13 tokens in rows of 12: its last token is a document of its own in the next row."""
+    sizes = {"seq_length": 12, "train_rows": 2, "eval_rows": 1}
+    planned = of_files(tmp_path, "dolly", "d.jsonl", *MASK, **sizes)
+    across = of_files(tmp_path, "dolly", "d.jsonl", MASK[0], **sizes)
+    assert planned.data_dir != across.data_dir and planned.attention_share is None
+    (tmp_path / "cache/d.jsonl").write_bytes(lines([NAME, NAME, NAME]))
+    manifest = make_here(planned, monkeypatch)
+    assert "starts_version" not in make_here(across, monkeypatch)
+    assert rows(planned, "train") == rows(across, "train")
+    train, without = rows_of.load(planned, "train"), rows_of.load(across, "train")
+    assert train.starts is not None and train.starts.astype(int).tolist() == [[1] + [0] * 11, [1, 1] + [0] * 10]
+    assert without.starts is None and not without.document_mask and train.sha256 != without.sha256
+    assert targets(train, np.array([1]))[3].tolist() == [[0, *range(11)]]
+    share = of_files(tmp_path, "dolly", "d.jsonl", *MASK, **sizes).attention_share
+    assert share == pytest.approx(documents.share([13.0], seq_length=12)), (
+        "all documents that the manifest counts have 13 tokens"
+    )
+
+    folder = Path(str(planned.data_dir))
+    assert manifest["starts_version"] == 1 and "train_starts.npy" in (folder / "manifest.json").read_text()
+    with (folder / "train_starts.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    with pytest.raises(ConfigError, match="document boundaries of row 1 were changed"):
+        targets(rows_of.load(planned, "train"), np.array([1]))
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"starts_version": 1', '"starts_version": 2'))
+    with pytest.raises(ConfigError, match="have the version 2, .* but the plan needs version 1"):
+        rows_of.load(planned, "train")
+    (folder / "train_starts.npy").unlink()
+    with pytest.raises(ConfigError, match="is true, but these rows have no document boundaries"):
+        rows_of.load(planned, "train")
 
 
 PUBMEDQA = [

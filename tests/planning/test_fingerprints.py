@@ -9,6 +9,7 @@ import pytest
 from bench.contract.model import Norm
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Precision
+from bench.planning import data_folder
 from bench.planning import training as training_plans
 from helpers import ranks
 
@@ -55,11 +56,11 @@ def test_a_base_with_another_recipe_has_another_folder(composed: Plan) -> None:
 
 
 def test_rows_with_other_settings_have_another_folder(composed: Plan) -> None:
-    places = {training_plans.data_dir(composed.config)}
+    places = {data_folder.data_dir(composed.config)}
     for change in ROWS:
         config = copy.deepcopy(composed.config)
         change(config)
-        places.add(training_plans.data_dir(config))
+        places.add(data_folder.data_dir(config))
     assert len(places) == 1 + len(ROWS)
 
 
@@ -69,5 +70,5 @@ def test_descriptions_and_trials_do_not_change_fingerprints(composed: Plan) -> N
         config, base = copy.deepcopy(composed.config), copy.deepcopy(composed.base)
         change(config)
         change(base.config)
-        assert training_plans.data_dir(config) == training_plans.data_dir(composed.config)
+        assert data_folder.data_dir(config) == data_folder.data_dir(composed.config)
         assert training_plans.base_dir(config, base) == training_plans.base_dir(composed.config, composed.base)

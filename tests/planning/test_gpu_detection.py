@@ -1,5 +1,7 @@
 """GPUs that are found on the planning machine: what the plan becomes, and what is refused."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,18 @@ def test_every_shipped_file_of_a_name_exists_and_describes_that_gpu() -> None:
         text = (CONF / f"gpu/{file}.yaml").read_text()
         series = name.split()[1 if "GeForce" not in name else 3]
         assert series.split("-")[0] in text, (name, file)
+
+
+@pytest.mark.starts
+def test_launch_uses_the_gpus_that_plan_shows(tmp_path: Path) -> None:
+    helpers = Path(__file__).parents[1]
+    (tmp_path / "pynvml.py").write_text(
+        f"import sys\nsys.path.append({str(helpers)!r})\nfrom helpers.nvml import H200, nvml\n"
+        "sys.modules[__name__] = nvml(H200)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    command = [sys.executable, "-m", "bench", "launch", "task=lora_tiny", "launch.dry_run=true"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "1 node with 1 x NVIDIA H200 SXM 141GB" in " ".join(ended.stdout.split()), ended.stderr
+    assert "1 x NVIDIA H200, 139.8 GiB (NVML, driver 570.86.15)" in " ".join(ended.stdout.split())

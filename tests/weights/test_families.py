@@ -77,13 +77,13 @@ def test_a_folder_is_converted_and_exported_bit_by_bit(case: str, tmp_path: Path
     trained = {"model": codec.plain(model), "training": {"same": {"trains": "all"}, "precision": "fp32"}}
     manifest.write_text(json.dumps(record | trained))  # as a checkpoint of a trial has it
     assert convert.main(["export", str(source / "megatron_core"), str(tmp_path / "out")]) == 0
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    assert type(again) is type(theirs)
-    exported, stored = again.state_dict(), theirs.state_dict()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert type(loaded) is type(theirs)
+    exported, stored = loaded.state_dict(), theirs.state_dict()
     assert exported.keys() == stored.keys()
     assert [name for name in stored if not torch.equal(exported[name], stored[name])] == []
     tokens = torch.arange(40).view(2, 20)
-    assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    assert torch.equal(loaded(tokens).logits, theirs(tokens).logits)
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert families.model_of(written, name=model.name, source=model.source, where="") == model
 

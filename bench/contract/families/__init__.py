@@ -72,9 +72,9 @@ def of_model(model: Model) -> Family:
     candidates = [FAMILIES[model.family]] if model.family else list(FAMILIES.values())
     family = next((one for one in candidates if one.has_layers_of(model)), None)
     if family is None:
-        whose = f"the family {model.family}" if model.family else "no family"
+        subject = f"the family {model.family}" if model.family else "no family"
         raise ConfigError(
-            f"{whose} has {'not ' if model.family else ''}the layers of {model.name}: {model.norm.name}, "
+            f"{subject} has {'not ' if model.family else ''}the layers of {model.name}: {model.norm.name}, "
             f"{model.activation.name}, {model.position.name} positions, bias {model.bias}, "
             f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}",
             where="model",

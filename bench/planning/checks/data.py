@@ -8,7 +8,31 @@ def check(data: Data) -> None:
     """Raise ConfigError if rows cannot be prepared with these settings."""
     if data.source.reads_files:
         _check_files(data)
+    _check_document_mask(data)
     _check_lengths(data)
+
+
+def _check_document_mask(data: Data) -> None:
+    if not data.document_mask:
+        return
+    if not data.packing:
+        raise ConfigError(
+            "document_mask is true, but without packing each row has only one document",
+            where="data.document_mask, data.packing",
+            fix="set data.packing=true, or data.document_mask=false",
+        )
+    if data.source is DataSource.grammar:
+        raise ConfigError(
+            "document_mask is true, but the generated reports have no document boundaries",
+            where="data.document_mask, data.source",
+            fix="choose data=tiny_dolly or other data from files, or set data.document_mask=false",
+        )
+    if data.source is DataSource.random and data.lengths is None:
+        raise ConfigError(
+            "document_mask is true, but random rows have no documents without data.lengths",
+            where="data.document_mask, data.lengths",
+            fix="set data.lengths to the lengths of documents, such as [200,500,1500], or data.document_mask=false",
+        )
 
 
 def _check_files(data: Data) -> None:
@@ -45,6 +69,14 @@ def _check_files(data: Data) -> None:
 
 def _check_lengths(data: Data) -> None:
     if data.lengths is None or data.source is not DataSource.random:
+        return
+    if data.document_mask:
+        if not data.lengths or not all(length >= 1 for length in data.lengths):
+            raise ConfigError(
+                f"data.lengths is {data.lengths}, but the lengths of documents must be 1 or more",
+                where="data.lengths",
+                fix="list the lengths of documents in tokens, such as [200,500,1500]",
+            )
         return
     if not data.lengths or not all(2 <= length <= data.seq_length for length in data.lengths):
         raise ConfigError(

@@ -11,12 +11,13 @@ from bench.planning.layouts import Layout, with_micro_batch
 def is_chosen(config: Config, layout: Layout) -> bool:
     """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
 
-    It cannot capture collectives, full recomputation (which restores the generators' states) or activation offloading.
-    No wait is estimated for megatron-core's layers.
+    It cannot capture collectives, full recomputation (which restores the generators' states), activation offloading, or
+    a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No wait is
+    estimated for megatron-core's layers.
     """
     w, cost = layout.world, layout.cost
     can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
-    can_capture &= not layout.recompute.offloaded_layers
+    can_capture &= not layout.recompute.offloaded_layers and not config.training_data.document_mask
     return can_capture and cost is not None and cost.host_s > 0
 
 

@@ -25,13 +25,16 @@ from bench.contract.training import Lora
 from bench.planning.estimates.parameters import linear_weights, lora_parameters
 
 
-def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int) -> float:
-    """Return the TFLOP (1e12 operations) of training on one sample, forward and backward."""
+def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int, attention_share: float = 1.0) -> float:
+    """Return the TFLOP (1e12 operations) of training on one sample, forward and backward.
+
+    attention_share: with a document mask, the part of causal attention that it leaves (`documents.attention_share`).
+    """
     weights = model.num_layers * linear_weights(model) + model.hidden_size * model.vocab_size
-    per_token = (4 if lora else 6) * weights
+    per_token: float = (4 if lora else 6) * weights
     if lora:
         per_token += 6 * lora_parameters(model, lora)
-    per_token += 6 * seq_length * model.q_size * model.num_layers
+    per_token += 6 * attention_share * seq_length * model.q_size * model.num_layers
     return per_token * seq_length / 1e12
 
 

@@ -14,7 +14,7 @@ from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.training import Trains
-from bench.planning.estimates import network
+from bench.planning.estimates import documents, network
 from bench.planning.estimates.activations import BYTES, layer_bytes
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, forward_traffic
@@ -127,7 +127,8 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
     offloads = config.training_recipe.offload_moments or recomputed.offloaded_layers
     if offloads and gpu.rates.host_gbs is None:
         return None
-    return _Step(config, world, gpu.rates, collectives).cost(recomputed)
+    share = documents.attention_share(config) or 1.0  # unknown lengths: an upper bound
+    return _Step(config, world, gpu.rates, collectives, share).cost(recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class _Step:
     world: World
     rates: Rates
     collectives: Collectives
+    attention_share: float = 1.0
+    """The part of causal attention that a document mask leaves."""
 
     def cost(self, recomputed: Recomputed) -> Cost:
         """Return the seconds of the step for one pipeline stage; every micro-batch costs the same."""
@@ -326,8 +329,12 @@ class _Step:
         return 2 * tokens(config, self.world) * weights / self.world.tp / 1e12 / rate
 
     def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
-        """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations."""
-        length = self.config.training_data.seq_length
+        """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations.
+
+        With a document mask rows count as rows of one document with the same operations per token. The rates are those
+        of the kernel without a mask.
+        """
+        length = self.attention_share * self.config.training_data.seq_length
         tflop = 2 * length * self.config.model.q_size * tokens(self.config, self.world) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch.nn import Module
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.contract.engine import Attention
 from bench.contract.modules import Part, Phase
 from bench.contract.plan_kinds import TrainingPlan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
-from jobs.data.micro_batches import cut, targets
+from jobs.data.micro_batches import cut, document_lengths, targets
 from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
 from jobs.engines.huggingface import offload
@@ -35,13 +36,15 @@ class MicroBatch:
     tokens_BS: Tensor
     labels_BS: Tensor
     weights_BS: Tensor
+    documents: dict[str, Any] = field(default_factory=dict)
+    """With a document mask: the arguments of the model that give the documents (`document_arguments`)."""
 
     def summed_loss(self, model: torch.nn.Module) -> Tensor:
         """Return the sum of the rows' losses in FP32, with the cross-entropy that transformers uses.
 
-        No attention mask is needed: padding comes after the tokens, and attention is causal.
+        No padding mask is needed: padding comes after the tokens, and attention is causal.
         """
-        logits_BSV = model(input_ids=self.tokens_BS, use_cache=False).logits
+        logits_BSV = model(input_ids=self.tokens_BS, use_cache=False, **self.documents).logits
         with profile_range(Part.loss):
             labels_M = self.labels_BS.flatten().to(logits_BSV.device)
             losses_M = cross_entropy(logits_BSV.flatten(0, 1).float(), labels_M, reduction="none")
@@ -51,7 +54,29 @@ class MicroBatch:
 def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray, device: torch.device) -> list[MicroBatch]:
     """Return this rank's micro-batches of the rows; index -1 is an empty row."""
     parts = cut(plan, indices, replica=torch.distributed.get_rank() if plan.world.dp > 1 else 0)
-    return [MicroBatch(*(x.to(device, non_blocking=True) for x in targets(rows, part))) for part in parts]
+    batches = []
+    for part in parts:
+        tokens, labels, weights, positions = targets(rows, part)
+        documents = document_arguments(plan, positions, device) if rows.document_mask else {}
+        tokens, labels, weights = (x.to(device, non_blocking=True) for x in (tokens, labels, weights))
+        batches.append(MicroBatch(tokens, labels, weights, documents))
+    return batches
+
+
+def document_arguments(plan: TrainingPlan, positions_BS: Tensor, device: torch.device) -> dict[str, Any]:
+    """Return the arguments by which transformers masks documents.
+
+    From positions that restart, transformers makes a mask [B, 1, S, S] for sdpa and eager. FlashAttention 2 gets the
+    lengths; from positions alone it would know the documents only of a single row.
+    """
+    arguments = {"position_ids": positions_BS.to(device, non_blocking=True)}
+    if settings(plan).attention is not Attention.flash_attention_2:
+        return arguments
+    lengths = document_lengths(positions_BS)
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32).to(device, non_blocking=True)
+    longest = int(lengths.max())
+    lengths_of = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return arguments | lengths_of
 
 
 FUSED = {

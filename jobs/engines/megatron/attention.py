@@ -7,13 +7,19 @@ runs, and again in the backward pass. There each of the two calls gets the merge
 exact part of the gradients.
 
 Shape letters: S sequence on this rank, C one chunk of it, T whole sequence, B batch, H heads, G key/value groups,
-D head dimension.
+D head dimension, N documents of a micro-batch.
+
+With a document mask (`documents`) a token attends only to earlier tokens of its own document. In BF16 on a GPU one
+call of torch's FlashAttention for variable lengths computes all documents; its rows are tokens, batch by batch, so
+that micro-batches of several rows are copied. Otherwise each document is one call of the kernel without a mask.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -39,35 +45,79 @@ class Attention(torch.nn.Module):
         self.scale = config.softmax_scale or config.kv_channels**-0.5
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_unused: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_unused: Any,
     ) -> Tensor:
         """Return [S, B, H*D] for query [S, B, H, D] and key, value [S, B, G, D]."""
         group = parallel_state.get_context_parallel_group()
-        out_SBHD: Tensor = _Attend.apply(query, key, value, self.scale, group)  # type: ignore[no-untyped-call]  # torch's
+        out_SBHD: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]  # torch's
+            query, key, value, self.scale, group, packed_seq_params
+        )
         return out_SBHD.flatten(2)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, group: ProcessGroup) -> Tensor:
-        out, lse = attend(q, k, v, scale=scale, group=group)
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        group: ProcessGroup,
+        documents: PackedSeqParams | None,
+    ) -> Tensor:
+        out, lse = attend(q, k, v, scale=scale, group=group, documents=documents)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.scale, ctx.group = scale, group
+        ctx.options = {"scale": scale, "group": group, "documents": documents}
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return *attend_backward(dout, *ctx.saved_tensors, scale=ctx.scale, group=ctx.group), None, None
+        return *attend_backward(dout, *ctx.saved_tensors, **ctx.options), None, None, None
+
+
+def packed_seq_params(lengths_N: Tensor, device: torch.device | int) -> PackedSeqParams:
+    """Return megatron-core's description of documents in rows one after another; their lengths are in host memory.
+
+    No row's documents continue in the next row. The layout stays [S, B, ...], not `thd`, so that megatron-core passes
+    the description to attention and does nothing else with it.
+    """
+    ends_N1 = torch.nn.functional.pad(lengths_N.cumsum(0), (1, 0)).to(torch.int32).to(device, non_blocking=True)
+    longest = int(lengths_N.max())
+    return PackedSeqParams(
+        qkv_format="sbhd",
+        cu_seqlens_q=ends_N1,
+        cu_seqlens_kv=ends_N1,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
 
 
 def attend(
-    q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, *, scale: float, group: ProcessGroup
+    q_SBHD: Tensor,
+    k_SBGD: Tensor,
+    v_SBGD: Tensor,
+    *,
+    scale: float,
+    group: ProcessGroup,
+    documents: PackedSeqParams | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [S, B, H, D] and its lse, which `attend_backward` needs; group: the CP ranks.
 
     The lse is in FP32, with the natural logarithm, in the kernel's layout: [B, H, S, 1] (cuDNN), [B, H, S padded to 32]
-    (CUDA in FP32) or [B, H, S] (CPU). Under CP the lse of the two chunks are stacked: [2, B, H, C, ...].
+    (CUDA in FP32) or [B, H, S] (CPU). Under CP the lse of the two chunks are stacked: [2, B, H, C, ...]. With documents
+    it is [H, B * S] (FlashAttention) or [B, H, S]; CP is not supported.
     """
+    if documents is not None:
+        assert group.size() == 1, "the plan refuses CP with a document mask"
+        forward = _forward_varlen if _is_cudnn(q_SBHD) else _forward_by_document
+        return forward(q_SBHD, k_SBGD, v_SBGD, scale, documents)
     if group.size() == 1:
         return _forward(q_SBHD, k_SBGD, v_SBGD, scale, causal=True)
     gathering, kv = _start_gather(k_SBGD, v_SBGD, group)
@@ -84,13 +134,25 @@ def attend(
 
 
 def attend_backward(
-    dout_SBHD: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, scale: float, group: ProcessGroup
+    dout_SBHD: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    group: ProcessGroup,
+    documents: PackedSeqParams | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q [S, B, H, D] and of k and v [S, B, G, D] of this rank; out and lse: from `attend`.
 
     The gradients of k and v are summed over the ranks in their own dtype. In BF16 this rounds a sum of at most 2 * cp
     terms, which the kernels have rounded already, and sends half the bytes of FP32.
     """
+    if documents is not None:
+        backward = _backward_varlen if _is_cudnn(q) else _backward_by_document
+        return backward(dout_SBHD, q, k, v, out, lse, scale, documents)
     dout_SBHD = dout_SBHD.contiguous()  # torch's key for cuDNN's cached plan ignores the strides of dout
     if group.size() == 1:
         return _backward(dout_SBHD, q, k, v, out, lse, scale, causal=True)
@@ -208,6 +270,85 @@ def _backward(
     return dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)
 
 
+def _forward_varlen(
+    q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, documents: PackedSeqParams
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse [H, B * S] of all documents by one call of FlashAttention, which supports GQA."""
+    qkv = (_batch_first(x) for x in (q_SBHD, k_SBGD, v_SBGD))
+    out, lse, *_ = _aten._flash_attention_forward(*qkv, *_varlen(documents), 0.0, True, False, scale=scale)
+    return _sequence_first(out, q_SBHD.shape[1]), lse
+
+
+def _backward_varlen(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, documents: PackedSeqParams
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from the output and the lse of `_forward_varlen`."""
+    tensors = (_batch_first(x) for x in (dout, q, k, v, out))
+    no_seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # for dropout, which is 0
+    unused = torch.empty(0, device=q.device)
+    grads = _aten._flash_attention_backward(*tensors, lse, *_varlen(documents), 0.0, True, no_seed, unused, scale=scale)
+    dq, dk, dv = (_sequence_first(x, q.shape[1]) for x in grads)
+    return dq, dk, dv
+
+
+def _varlen(documents: PackedSeqParams) -> tuple[Tensor, Tensor, int, int]:
+    """Return the arguments of FlashAttention that give the documents."""
+    return documents.cu_seqlens_q, documents.cu_seqlens_kv, documents.max_seqlen_q, documents.max_seqlen_kv
+
+
+def _batch_first(x_SBHD: Tensor) -> Tensor:
+    """Return the tokens batch by batch [B * S, H, D], a view if B is 1; the kernel needs adjacent elements of D."""
+    flat = x_SBHD.transpose(0, 1).flatten(0, 1)
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
+
+
+def _sequence_first(x_MHD: Tensor, batch: int) -> Tensor:
+    """Return tokens [B * S, H, D] as [S, B, H, D]."""
+    by_batch: Tensor = x_MHD.unflatten(0, (batch, -1))
+    return by_batch.transpose(0, 1)
+
+
+def _forward_by_document(
+    q_SBHD: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scale: float, documents: PackedSeqParams
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse [B, H, S] by one kernel call for each document."""
+    length, batch, heads, _ = q_SBHD.shape
+    out_SBHD = torch.empty_like(q_SBHD, memory_format=torch.contiguous_format)
+    lse_BHS = torch.empty(batch, heads, length, dtype=torch.float32, device=q_SBHD.device)
+    for row, tokens in _places(documents, length):
+        q, k, v = (x[tokens, row : row + 1] for x in (q_SBHD, k_SBGD, v_SBGD))
+        out, lse = _forward(q, k, v, scale, causal=True)
+        out_SBHD[tokens, row : row + 1] = out
+        lse_BHS[row : row + 1, :, tokens] = lse[:, :, : len(out)]
+    return out_SBHD, lse_BHS
+
+
+def _backward_by_document(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, documents: PackedSeqParams
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from the output and the lse of `_forward_by_document`."""
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    for row, tokens in _places(documents, len(q)):
+        whole = (dout, q, k, v, out)
+        dout_1, q_1, k_1, v_1, out_1 = (x[tokens, row : row + 1].contiguous() for x in whole)
+        lse_BHS = lse[row : row + 1, :, tokens].contiguous()
+        if q.is_cuda:  # the kernel's lse is padded to 32, and the weights of the padding are exp(-inf)
+            lse_BHS = torch.nn.functional.pad(lse_BHS, (0, -lse_BHS.shape[2] % 32), value=torch.inf)
+        grads = _backward(dout_1, q_1, k_1, v_1, out_1, lse_BHS, scale, causal=True)
+        for grad, part in zip((dq, dk, dv), grads, strict=True):
+            grad[tokens, row : row + 1] = part
+    return dq, dk, dv
+
+
+def _places(documents: PackedSeqParams, length: int) -> Iterator[tuple[int, slice]]:
+    """Yield the row and the tokens of each document; this waits for the device."""
+    ends = documents.cu_seqlens_q.tolist()
+    for start, end in zip(ends, ends[1:], strict=False):
+        row = start // length
+        yield row, slice(start - row * length, end - row * length)
+
+
 def _is_cudnn(x: Tensor) -> bool:
-    """Return whether cuDNN is used. cuDNN supports GQA; for the other kernels keys and values are repeated per head."""
+    """Return whether cuDNN is used, or FlashAttention with a document mask. Both support GQA; for the other kernels
+    keys and values are repeated per head."""
     return x.is_cuda and x.dtype is not torch.float32

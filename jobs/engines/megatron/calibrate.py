@@ -22,8 +22,8 @@ from bench.contract import plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.ranks.identity import Rank
 
-HEAT_S = 2.5
-"""A point trains this long before it is profiled: the GPU then runs at its power limit."""
+HEAT_S = 2.4
+"""A point is timed for so long, after a quarter of this time untimed: the GPU then runs at its power limit."""
 PROFILED_STEPS = 3
 COPY_BYTES, COPIES = 2**30, 12
 REDUCED_MIB = (16, 64, 256, 1024)
@@ -74,14 +74,10 @@ def measure(plan: TrainingPlan) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity
 
+    from jobs.kernels import timing
+
     step, engine = _built(plan)
-    ended_s = time.monotonic() + HEAT_S
-    times: list[float] = []
-    while time.monotonic() < ended_s or len(times) < PROFILED_STEPS:
-        begun_s = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begun_s)
+    times = timing.time_sustained(step, HEAT_S, torch.device("cuda", torch.cuda.current_device()))
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
@@ -89,12 +85,8 @@ def measure(plan: TrainingPlan) -> dict[str, Any]:
     kernels = [(event.key, event.self_device_time_total / 1e6) for event in profiler.key_averages()]
     del step, engine
     _free()
-    by_kind = seconds_by_kind(kernels)
-    return {
-        "step_s": statistics.median(times[len(times) // 2 :]),
-        "steps": len(times),
-        **{f"{kind}_s": seconds / PROFILED_STEPS for kind, seconds in by_kind.items()},
-    }
+    by_kind = {f"{kind}_s": seconds / PROFILED_STEPS for kind, seconds in seconds_by_kind(kernels).items()}
+    return {"step_s": statistics.median(times), "n": len(times), **by_kind}
 
 
 def seconds_by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -128,7 +120,7 @@ def measure_launches(plan: TrainingPlan) -> dict[str, Any]:
         times.append(time.perf_counter() - begun_s)
     del step, engine
     _free()
-    return {"step_s": statistics.median(times[LAUNCH_STEPS:]), "steps": LAUNCH_STEPS}
+    return {"step_s": statistics.median(times[LAUNCH_STEPS:]), "n": LAUNCH_STEPS}
 
 
 def _built(plan: TrainingPlan) -> tuple[Any, Any]:

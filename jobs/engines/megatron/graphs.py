@@ -12,13 +12,14 @@ and the seeds of dropout. It cannot contain collectives, so tp, pp and cp are 1.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
@@ -40,6 +41,8 @@ class MicroBatch:
     labels: Tensor
     weights: Tensor
     position_ids: Tensor
+    documents: PackedSeqParams | None = None
+    """With a document mask: the lengths of the documents (`attention.packed_seq_params`). A graph cannot have them."""
 
     def summed(self, losses_BS: Tensor) -> Tensor:
         """Return the sum of the rows' losses in FP32, from the losses of the tokens."""
@@ -79,7 +82,7 @@ def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Trainin
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:
     """Return the sum of the losses of the rows of a micro-batch."""
-    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    losses_BS = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents)
     with profile_range(Part.loss):
         return batch.summed(losses_BS)
 
@@ -150,7 +153,8 @@ class CapturedPass:
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         self.seeds.draw()
-        new = [getattr(batch, field.name) for field in fields(MicroBatch)]
+        assert batch.documents is None, "the plan has no CUDA graph with a document mask"
+        new = [batch.tokens, batch.labels, batch.weights, batch.position_ids]
         if not self.inputs:
             loss = self.run(batch)
             self.inputs = [tensor.clone() for tensor in new]

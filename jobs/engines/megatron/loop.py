@@ -14,10 +14,10 @@ from bench.contract.modules import Part, Phase
 from bench.contract.plan_kinds import TrainingPlan, learning_rate
 from bench.contract.schema import ProfileKind
 from jobs.data import rows as rows_of
-from jobs.data.micro_batches import cut, targets
+from jobs.data.micro_batches import cut, document_lengths, targets
 from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
-from jobs.engines.megatron.attention import positions
+from jobs.engines.megatron.attention import packed_seq_params, positions
 from jobs.engines.megatron.graphs import CapturedPass, MicroBatch, summed_loss
 from jobs.engines.megatron.model import ModelAndOptimizer, seed_all
 from jobs.profiles import Profile, recording
@@ -33,11 +33,12 @@ def micro_batches(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> list[M
 
 def micro_batch(plan: TrainingPlan, rows: Rows, indices: np.ndarray) -> MicroBatch:
     """Return this context-parallel rank's part of the rows, on the device."""
-    tokens, labels, weights = targets(rows, indices)
-    mine = positions(tokens.shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
+    whole = targets(rows, indices)
     device = torch.cuda.current_device()
-    tokens, labels, weights = (x[:, mine].to(device, non_blocking=True) for x in (tokens, labels, weights))
-    return MicroBatch(tokens, labels, weights, mine.to(device).expand(len(indices), -1))
+    documents = packed_seq_params(document_lengths(whole[-1]), device) if rows.document_mask else None
+    mine = positions(whole[0].shape[1], plan.world.cp, parallel_state.get_context_parallel_rank())
+    tokens, labels, weights, position_ids = (x[:, mine].to(device, non_blocking=True) for x in whole)
+    return MicroBatch(tokens, labels, weights, position_ids, documents)
 
 
 PARTS = {
@@ -206,7 +207,7 @@ def _forward_step(
     """Return the chunk's output and the loss function of the last stage, as megatron-core's schedules expect."""
     batch = next(iterator)
     with profile_range(Phase.forward):
-        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
+        output = model(batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents)
 
     def loss(losses_BS: Tensor) -> tuple[Tensor, Tensor]:
         with profile_range(Phase.forward), profile_range(Part.loss):

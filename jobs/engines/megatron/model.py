@@ -10,6 +10,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.module import Float16Module
@@ -68,6 +69,23 @@ class _Model(GPTModel):
 
     fp8_head: Fp8Head | None = None
     """Computes logits and loss of training passes in FP8; `_build_chunk` sets it on the last stage."""
+
+    def _preprocess(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        *args: Any,
+        packed_seq_params: PackedSeqParams | None = None,
+        **others: Any,
+    ) -> tuple[Any, ...]:
+        """Return the same as megatron-core, but with a document mask the angles of RoPE [S, B, 1, D] by position."""
+        output: tuple[Any, ...] = super()._preprocess(
+            input_ids, position_ids, *args, packed_seq_params=packed_seq_params, **others
+        )
+        freqs = output[1]
+        if packed_seq_params is None or freqs is None:
+            return output
+        return output[0], freqs[position_ids.T].squeeze(2), *output[2:]
 
     def _postprocess(self, hidden_states: Tensor, labels: Tensor, **others: Any) -> Tensor:
         """Return the same as megatron-core: the hidden states, or on the last stage the loss [B, S]."""

@@ -162,7 +162,7 @@ def test_a_checkpoint_becomes_a_hugging_face_folder(name: str, resumed: Path, tm
     assert convert.main(["export", str(step), str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     rows = rows_of.load(composed(resumed, *TRAINS["all"]), "eval")
-    tokens, labels, weights = targets(rows, np.arange(11))
+    tokens, labels, weights, _ = targets(rows, np.arange(11))
     with torch.no_grad():
         each = torch.nn.functional.cross_entropy(model(tokens).logits.transpose(1, 2), labels, reduction="none")
     assert (each * weights).sum().item() / 11 == pytest.approx(

@@ -371,7 +371,7 @@ def test_tp_ranks_with_different_inputs_have_different_dropout(
             self_attention=SimpleNamespace(q_layernorm=None),
             training=is_training,
         )
-        layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), 1, [5, 2**31 - 1], weights)
+        layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), None, 1, [5, 2**31 - 1], weights)
         return [layer_pass.qkv.drop, layer_pass.proj.drop]
 
     (qkv, proj), (other_qkv, other_proj) = drops(0), drops(1)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.autograd import Function
 
@@ -49,6 +50,7 @@ class Fp8Layer(HandWrittenLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         rotary_pos_emb: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
         **_unused: Any,
     ) -> tuple[Tensor, None]:
         """Return the layer's output [S, B, H], and None as the context that megatron-core expects."""
@@ -56,7 +58,7 @@ class Fp8Layer(HandWrittenLayer):
         keep = torch.is_grad_enabled()
         seeds = _seeds() if self.device_seeds is None else self.device_seeds
         y_SBH: Tensor = _LayerFunction.apply(  # type: ignore[no-untyped-call]  # torch's
-            self, keep, rotary_pos_emb, seeds, hidden_states, *adapters
+            self, keep, rotary_pos_emb, packed_seq_params, seeds, hidden_states, *adapters
         )
         return y_SBH, None
 
@@ -102,10 +104,17 @@ class _LayerFunction(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: Fp8Layer, keep: bool, freqs: Tensor, seeds: Seeds, x_SBH: Tensor, *weights: Tensor | None
+        ctx: Any,
+        layer: Fp8Layer,
+        keep: bool,
+        freqs: Tensor,
+        documents: PackedSeqParams | None,
+        seeds: Seeds,
+        x_SBH: Tensor,
+        *weights: Tensor | None,
     ) -> Tensor:
-        layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1], seeds, weights)
-        ctx.layer, ctx.freqs, ctx.seeds = layer, freqs, seeds
+        layer_pass = _LayerPass(layer, freqs, documents, x_SBH.shape[1], seeds, weights)
+        ctx.layer, ctx.freqs, ctx.documents, ctx.seeds = layer, freqs, documents, seeds
         ctx.save_for_backward(*weights)
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1))
         y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep and not layer.recompute_fc1)
@@ -115,25 +124,31 @@ class _LayerFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_SBH: Tensor) -> tuple[Tensor | None, ...]:
-        layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
+        layer_pass = _LayerPass(ctx.layer, ctx.freqs, ctx.documents, grad_SBH.shape[1], ctx.seeds, ctx.saved_tensors)
         saved = ctx.layer.load_activations(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
-        is_needed = ctx.needs_input_grad[4]
+        is_needed = ctx.needs_input_grad[5]
         dx_MH, *adapter_grads = layer_pass.attention_backward(grad_MH, grad, saved, is_needed=is_needed)
-        return None, None, None, None, None if dx_MH is None else dx_MH.view_as(grad_SBH), *adapter_grads
+        return *[None] * 5, None if dx_MH is None else dx_MH.view_as(grad_SBH), *adapter_grads
 
 
 class _LayerPass:
     """One forward or backward pass of a micro-batch through the layer, with its adapters and process groups."""
 
     def __init__(
-        self, layer: Fp8Layer, freqs: Tensor, batch: int, seeds: Seeds, weights: Sequence[Tensor | None]
+        self,
+        layer: Fp8Layer,
+        freqs: Tensor,
+        documents: PackedSeqParams | None,
+        batch: int,
+        seeds: Seeds,
+        weights: Sequence[Tensor | None],
     ) -> None:
         self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
         self.weights, self.norms = layer.weights, head_norms(layer.self_attention, self.eps)
         self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
         self.tp = tensor_parallel.TensorParallel(layer.tp_group, layer.config.sequence_parallel)
-        self.cp_group = parallel_state.get_context_parallel_group()
+        self.attention_options = {"group": parallel_state.get_context_parallel_group(), "documents": documents}
         p = layer.config.lora.dropout if layer.config.lora and layer.training else 0.0
         qkv_drop = rank_dropout(p, seeds[0], tp_rank=self.tp.rank, is_split=self.tp.sp)
         proj_drop = rank_dropout(p, seeds[1], tp_rank=self.tp.rank, is_split=self.tp.size > 1)
@@ -149,7 +164,7 @@ class _LayerPass:
             low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
         qkv, to_save = self.heads(normed, low_MR)
         with profile_range(Part.attention):
-            attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, group=self.cp_group)
+            attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
         y_MH, proj_low_MR = self.project(attended_MO)
         saved_qkv = None if self.layer.recompute_qkv else to_save
@@ -230,7 +245,7 @@ class _LayerPass:
         q, k, v = heads
         del heads
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, q.shape[-1]))
-        options = {"scale": q.shape[-1] ** -0.5, "group": self.cp_group}
+        options = {"scale": q.shape[-1] ** -0.5, **self.attention_options}
         with profile_range(Part.attention):
             dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
         del attended_grad, q, k, v, out

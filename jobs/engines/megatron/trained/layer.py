@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
@@ -54,11 +55,12 @@ class TrainedLayer(HandWrittenLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         rotary_pos_emb: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
         **_unused: Any,
     ) -> tuple[Tensor, None]:
         """Return the layer's output [S, B, H], and None as the context that megatron-core expects."""
         y_SBH: Tensor = _LayerFunction.apply(  # type: ignore[no-untyped-call]  # torch's
-            self, torch.is_grad_enabled(), rotary_pos_emb, hidden_states
+            self, torch.is_grad_enabled(), rotary_pos_emb, packed_seq_params, hidden_states
         )
         return y_SBH, None
 
@@ -93,28 +95,37 @@ class _LayerFunction(Function):
     """The layer as an autograd function."""
 
     @staticmethod
-    def forward(ctx: Any, layer: TrainedLayer, keep: bool, freqs: Tensor | None, x_SBH: Tensor) -> Tensor:
-        layer_pass = _LayerPass(layer, freqs, x_SBH.shape[1])
+    def forward(
+        ctx: Any,
+        layer: TrainedLayer,
+        keep: bool,
+        freqs: Tensor | None,
+        documents: PackedSeqParams | None,
+        x_SBH: Tensor,
+    ) -> Tensor:
+        layer_pass = _LayerPass(layer, freqs, documents, x_SBH.shape[1])
         y_MH, saved_by_attention = layer_pass.attention(x_SBH.flatten(0, 1), keep=keep)
         x_MH, y_MH, saved_by_mlp = layer_pass.mlp(x_SBH.flatten(0, 1), y_MH, keep=keep)
         if keep:
-            ctx.layer, ctx.freqs = layer, freqs
+            ctx.layer, ctx.freqs, ctx.documents = layer, freqs, documents
             layer.save_activations(ctx, SavedActivations(x_SBH.flatten(0, 1), *saved_by_attention, *saved_by_mlp))
         return x_MH.view_as(x_SBH) + y_MH.view_as(x_SBH)
 
     @staticmethod
-    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, None, None, Tensor]:
-        layer_pass = _LayerPass(ctx.layer, ctx.freqs, grad_SBH.shape[1])
+    def backward(ctx: Any, grad_SBH: Tensor) -> tuple[None, None, None, None, Tensor]:
+        layer_pass = _LayerPass(ctx.layer, ctx.freqs, ctx.documents, grad_SBH.shape[1])
         saved = ctx.layer.load_activations(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         dx_MH = layer_pass.attention_backward(grad_MH, grad, saved)
-        return None, None, None, dx_MH.view_as(grad_SBH)
+        return None, None, None, None, dx_MH.view_as(grad_SBH)
 
 
 class _LayerPass:
     """One forward or backward pass of a micro-batch through the layer, with its process groups."""
 
-    def __init__(self, layer: TrainedLayer, freqs: Tensor | None, batch: int) -> None:
+    def __init__(
+        self, layer: TrainedLayer, freqs: Tensor | None, documents: PackedSeqParams | None, batch: int
+    ) -> None:
         self.layer, self.ops, self.weights, self.batch = layer, layer.ops, layer.linear_weights, batch
         self.fc1, self.fc2 = layer.mlp.linear_fc1, layer.mlp.linear_fc2
         self.freqs_MD = None if freqs is None else freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
@@ -123,6 +134,7 @@ class _LayerPass:
         self.attention_options = {
             "scale": layer.self_attention.hidden_size_per_attention_head**-0.5,
             "group": parallel_state.get_context_parallel_group(),
+            "documents": documents,
         }
 
     def attention(self, x_MH: Tensor, *, keep: bool) -> tuple[Tensor, SavedByAttention]:

@@ -1,0 +1,1 @@
+"""Download models and data sets: the only code of runstop that downloads anything."""
