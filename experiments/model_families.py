@@ -1,4 +1,4 @@
-"""Trains and generates with Qwen3-8B and with Llama-3.1-8B on one GPU, with random weights: how do their rates compare?
+"""Trains and generates with Qwen3-8B and with Llama-3.1-8B on one GPU, with random weights, and compares their rates.
 
     python experiments/model_families.py FOLDER [--gpu h200] [--models llama31_8b qwen3_8b] [--rounds 2]
 

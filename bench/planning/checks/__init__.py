@@ -65,6 +65,12 @@ def _check_heads(config: Config) -> None:
             fix="set num_attention_heads to a divisor of hidden_size, or set head_dim; and num_query_groups to a "
             "divisor of num_attention_heads",
         )
+    if m.position is Position.rope and m.head_size % 2:
+        raise ConfigError(
+            f"a head has {m.head_size} numbers, but RoPE rotates pairs of them",
+            where="model.head_dim",
+            fix="set model.head_dim to an even number",
+        )
 
 
 def _check_family(config: Config) -> None:
