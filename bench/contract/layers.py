@@ -1,6 +1,7 @@
 """Choose the transformer layer of a config: the planner estimates it, and the engine builds it."""
 
 from enum import Enum
+from typing import Any
 
 from bench.contract.model import Activation, Model, Norm, Position
 from bench.contract.schema import Config, Precision
@@ -21,6 +22,8 @@ class Layer(Enum):
 def layer_of(config: Config) -> Layer:
     """Return the layer that the engine uses for a config."""
     if config.nemo is not None:
+        return Layer.megatron
+    if config.model.experts is not None:
         return Layer.megatron
     if config.training.trains is Trains.all:
         return Layer.trained
@@ -53,5 +56,7 @@ LLAMA = {"norm": Norm.RMSNorm, "activation": Activation.swiglu, "position": Posi
 
 def differs_from_llama(model: Model) -> dict[str, str]:
     """Return the settings, by key, that the frozen layer and generation do not support."""
-    unmet = {key: getattr(model, key) for key, value in LLAMA.items() if getattr(model, key) != value}
+    unmet: dict[str, Any] = {key: getattr(model, key) for key, value in LLAMA.items() if getattr(model, key) != value}
+    if model.experts is not None:
+        unmet["experts.num_experts"] = model.experts.num_experts
     return {f"model.{key}": value.name if isinstance(value, Enum) else str(value) for key, value in unmet.items()}

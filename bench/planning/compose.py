@@ -18,7 +18,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder
+from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
@@ -84,7 +84,7 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well."""
     _check_num_hosts(config, overrides)
-    config = as_planned(config)
+    config = row_counts.with_train_rows(as_planned(config), overrides)
     base = None
     if config.task.training is not None and config.task.training.base is not None:
         shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
@@ -219,7 +219,8 @@ def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConf
     overridden = {override_key(override) for override in overrides}
     for name, value in model_folder.values(read).items():
         if f"model.{name}" not in overridden:
-            OmegaConf.update(config, f"model.{name}", value, force_add=True)
+            # A block that is null, such as experts, takes its type from the block above.
+            OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
     if read.described is not None:
         config.model.described = read.described
         completed = described_models.completed(typed(config))
@@ -300,6 +301,7 @@ def typed(config: "DictConfig") -> Config:
         setattr(paths, name, _absolute(getattr(paths, name)))
     if typed_config.data is not None:
         typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
+        typed_config.data.chat_template = _absolute(typed_config.data.chat_template)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)

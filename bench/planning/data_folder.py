@@ -1,6 +1,6 @@
 """The folder of a run's rows."""
 
-from bench.contract.plan import fingerprint
+from bench.contract import data_files
 from bench.contract.schema import Config, DataSource
 
 
@@ -14,4 +14,4 @@ def data_dir(config: Config) -> str | None:
         return None
     if root is None or source is DataSource.prepared:
         return root
-    return f"{root}/{config.training_data.name}-{fingerprint(config.training_data, config.model.vocab_size)}"
+    return data_files.rows_dir(root, config.training_data, config.model.vocab_size)

@@ -22,6 +22,7 @@ from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
 from bench.planning.estimates import memory_traffic, transports
+from bench.planning.estimates.parameters import active_parameters
 from bench.report import costs, described_models, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
@@ -281,6 +282,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("data", _data(plan)),
         *_document_mask(plan),
         *_engine(plan),
+        *_experts(plan),
         *_layers(plan.config),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
@@ -302,13 +304,33 @@ def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
     lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
-    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trainable{lora}{weights}"
+    active = f" ({active_parameters(c.model):,} per token)" if c.model.experts else ""
+    return f"{c.model.name}: {m.parameters:,} parameters{active}, {m.trainable_parameters:,} trainable{lora}{weights}"
+
+
+def _experts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the experts of a layer, the layer that computes them, and the load-balancing loss."""
+    experts, config = plan.config.model.experts, plan.config
+    if experts is None:
+        return
+    count = f"{experts.num_experts} per layer, {experts.experts_per_token} per token"
+    if config.huggingface is not None:
+        yield "experts", count
+        return
+    dispatcher = "all-to-all" if config.cluster.device is Device.cuda else "all-gather"
+    held = f", {experts.num_experts // plan.world.ep} on each rank" if plan.world.ep > 1 else ""
+    frozen = "; experts and router are frozen" if config.training.lora else ""
+    loss = f"coefficient {experts.aux_loss_coef:g}" if experts.aux_loss_coef else "none"
+    how = f"megatron-core's MoE layer, {dispatcher} dispatcher{frozen}; load-balancing loss: {loss}"
+    yield "experts", f"{count}{held}; {how}"
 
 
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
-    rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    rows = (
+        f"{data.num_train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    )
     return f"{name}: {rows}"
 
 
@@ -345,6 +367,8 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 def _layers(config: Config) -> Iterator[tuple[str, str]]:
     """Yield which layers run and what they cost, if they are not runstop's own with all their kernels."""
     is_own, is_whole = layer_of(config) is not Layer.megatron, has_head_kernels(config.model)
+    if config.model.experts is not None:  # `_experts` describes their layer
+        return
     if config.engine.name is not EngineName.megatron or config.precision is Precision.fp32 or (is_own and is_whole):
         return
     more = f"{100 * (memory_traffic.relative_to_fused(config) - 1):.0f} % more bytes in element-wise kernels (estimate)"
@@ -361,6 +385,7 @@ def _ranks(plan: TrainingPlan) -> str:
     device = cluster.gpu.name if cluster.gpu else cluster.device.name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     groups = "" if w.groups is None else f"{w.groups} groups of "
+    vpp += f", ep {w.ep}" if w.ep > 1 else ""
     return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
@@ -421,6 +446,8 @@ def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 def _step_time(plan: TrainingPlan) -> str:
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
+    if plan.cost is None and plan.config.model.experts is not None:
+        return "not estimated: no rates were measured for a mixture of experts"
     if plan.cost is None:
         return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}

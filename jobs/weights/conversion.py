@@ -211,16 +211,19 @@ def _in_nf4(conversion: Conversion, weight: Weight, data: Tensor) -> Iterator[ch
 
 
 def _split(conversion: Conversion, weight: Weight, key: str, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
-    whole, begin = tuple(data.shape), [0] * data.dim()
+    whole, begin, index = tuple(data.shape), [0] * data.dim(), weight.index
+    stack = _stack(conversion.model)[: len(index)]
     pieces = data.chunk(weight.num_pieces, weight.axis) if weight.axis is not None else [data]
     for piece in pieces:
-        if weight.layer is None:
-            yield checkpoint_writer.Piece(key, whole, tuple(begin), piece)
-        else:
-            stacked, offset = (conversion.model.num_layers, *whole), (weight.layer, *begin)
-            yield checkpoint_writer.Piece(key, stacked, offset, piece.unsqueeze(0))
+        stacked = piece.view((1,) * len(index) + piece.shape)
+        yield checkpoint_writer.Piece(key, (*stack, *whole), (*index, *begin), stacked)
         if weight.axis is not None:
             begin[weight.axis] += piece.shape[weight.axis]
+
+
+def _stack(model: Model) -> tuple[int, ...]:
+    """Return the sizes of the axes before those of one layer's, or one expert's, tensor."""
+    return (model.num_layers, model.experts.num_experts) if model.experts else (model.num_layers,)
 
 
 def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:

@@ -167,15 +167,12 @@ def _parts(reader: Reader, weight: Weight, model: Model, dtype: torch.dtype) -> 
 
 
 def _read(reader: Reader, weight: Weight) -> Tensor:
-    """Return megatron-core's tensor; for stacked tensors, that of one layer."""
+    """Return megatron-core's tensor; for stacked tensors, that of one layer, or of one of its experts."""
     whole = reader.stored(weight.key).whole
-    if weight.layer is None:
-        data = torch.empty(whole)
-        reader.read([Wanted(weight.key, whole, (0,) * len(whole), data)])
-        return data
-    data = torch.empty(1, *whole[1:])
-    reader.read([Wanted(weight.key, whole, (weight.layer, *(0 for _ in whole[1:])), data)])
-    return data[0]
+    shape = whole[len(weight.index) :]
+    data = torch.empty((1,) * len(weight.index) + shape)
+    reader.read([Wanted(weight.key, whole, (*weight.index, *(0 for _ in shape)), data)])
+    return data.view(shape)
 
 
 def _size(num_bytes: int) -> str:

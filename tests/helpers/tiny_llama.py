@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "qwen2", "qkv_bias": True, "tied_embeddings": True, "rope_base": 1000000, "norm_epsilon": 1e-6},
     "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 64, "rope_base": 1000000, "norm_epsilon": 1e-6},
 }
-"""The shapes of the families: the width of all heads is not always the hidden size, so 256 stands next to 128."""
+"""The shapes of the families: the width of all heads is not always the hidden size, but 256 in two of them."""
 
 
 def of_family(name: str, **changes: Any) -> Model:

@@ -20,7 +20,7 @@ from bench import preflight
 from bench.contract import checkpoint
 from bench.contract.schema import Data, DataSource
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, npy_header
 from bench.preflight import data, host
 from bench.rules.check import Subject
 from helpers import model_folders
@@ -315,7 +315,7 @@ def test_headers_are_read_as_numpy_writes_them(
     npy_format.write_array(file, np.zeros(shape, dtype), version=version)
     path = tmp_path_factory.mktemp("npy") / "a.npy"
     path.write_bytes(file.getvalue())
-    assert data.npy(path) == data.Npy(shape, dtype, path.stat().st_size)
+    assert npy_header.read(path) == npy_header.Npy(shape, dtype, path.stat().st_size)
 
 
 def test_a_manifest_shows_missing_truncated_and_changed_files(tmp_path: Path) -> None:

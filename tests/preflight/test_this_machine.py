@@ -127,7 +127,7 @@ def test_files_cannot_be_checked_if_their_paths_are_not_set(tmp_path: Path, monk
         list(data.prompts(subject(plan)))
     with pytest.raises(CannotTellError, match="MODEL is not set"):
         list(host.checkpoint(subject(plan)))
-    assert [*data._other_tokenizer(tmp_path, None)] == []
+    assert [*data._other_tokenizer(tmp_path, None, compose.compose([]).config.training_data)] == []
 
 
 def test_text_files_that_cannot_be_read_or_written_are_reported(

@@ -6,7 +6,7 @@ To add a family, write its file and add it to FAMILIES; nothing else knows a fam
 from collections.abc import Mapping
 from typing import Any
 
-from bench.contract.families import gpt2, llama, mistral, qwen2, qwen3
+from bench.contract.families import gpt2, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from bench.contract.families.family import ConfigJson, Family, Unit, Weight
 from bench.contract.model import Model, Position
 from bench.contract.schema import EngineName
@@ -14,7 +14,8 @@ from bench.errors import ConfigError
 
 __all__ = ["ConfigJson", "Family", "Unit", "Weight"]
 
-FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in (llama, gpt2, qwen2, qwen3, mistral)}
+_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe, gpt_oss)
+FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """By name. A model without `family` is of the first family that has its layers."""
 
 
@@ -35,8 +36,9 @@ def of_config(config: ConfigJson) -> Family:
             "of these model types",
             rule="CFG-06",
         )
-    if quantization := config.values.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    quantization = config.values.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if quantization and method not in family.dequantised:
         raise ConfigError(
             f"the weights are quantised ({method or 'quantization_config'}), but unquantised weights are needed",
             where=config.where,
@@ -85,10 +87,11 @@ def of_model(model: Model) -> Family:
         raise ConfigError(
             f"{subject} has {'not ' if model.family else ''}the layers of {model.name}: {model.norm.name}, "
             f"{model.activation.name}, {model.position.name} positions, bias {model.bias}, "
-            f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}",
+            f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}, "
+            f"{model.experts.num_experts if model.experts else 'no'} experts",
             where="model",
             fix="use the layers of a Llama (RMSNorm, swiglu, rope, no bias), a Qwen2 (with qkv_bias), a Qwen3 (with "
-            "qk_norm) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",
+            "qk_norm), a Mixtral (with experts) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",
         )
     return family
 

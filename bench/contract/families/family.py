@@ -76,6 +76,13 @@ class Weight:
     num_pieces: int = 1
     is_transposed: bool = False
     """Whether transformers stores the matrix as [I, O]: GPT-2's Conv1D."""
+    expert: int | None = None
+    """megatron-core stores a tensor of all experts of all layers, [layers, experts, …]."""
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Return the place of the tensor in the checkpoint's tensor of all layers: its layer, and its expert."""
+        return tuple(i for i in (self.layer, self.expert) if i is not None)
 
     @property
     def is_linear(self) -> bool:
@@ -114,6 +121,10 @@ class Family:
     has_peft_linears: bool = True
     """Whether its linears have Llama's names in transformers (q_proj, …), which adapters need."""
     engines: tuple[EngineName, ...] = (EngineName.megatron, EngineName.huggingface)
+    why_not_others: str | None = None
+    """What the layers have that other engines do not."""
+    dequantised: tuple[str, ...] = ()
+    """Values of quant_method of which transformers dequantises the weights on load."""
 
     def weights(self, model: Model) -> list[Weight]:
         """Return all tensors of a model."""

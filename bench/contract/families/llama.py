@@ -4,7 +4,7 @@ Families with the same config.json and layers, but for a few keys, use the funct
 Sources: transformers 5.23, LlamaConfig; mlcommons/training, llama2_70b_lora (custom_llama).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd
 from typing import Any
 
@@ -84,7 +84,8 @@ def _rope_type(settings: dict[str, Any]) -> str:
 def has_rotary_layers(model: Model) -> bool:
     """Return whether the layers are Llama's but for biases of q, k and v, norms on q and k, and experts."""
     layers = (model.norm, model.activation, model.position, model.bias)
-    return layers == (Norm.RMSNorm, Activation.swiglu, Position.rope, False)
+    has_full_attention = not model.attention_sinks and model.sliding_window is None
+    return layers == (Norm.RMSNorm, Activation.swiglu, Position.rope, False) and has_full_attention
 
 
 def config_of(m: Model) -> dict[str, Any]:
@@ -111,8 +112,12 @@ def config_of(m: Model) -> dict[str, Any]:
     }
 
 
-def units(model: Model, *, fused: bool) -> list[Unit]:
-    """Return the model's tensors in units that fit in memory; fused: q, k and v are one tensor in the source."""
+def units(model: Model, *, fused: bool, mlp: Callable[[Model, int], Iterator[Weight]] | None = None) -> list[Unit]:
+    """Return the model's tensors in units that fit in memory; fused: q, k and v are one tensor in the source.
+
+    mlp: yields the tensors of a layer's MLP in place of Llama's.
+    """
+    mlp = mlp or _mlp
     table = (model.vocab_size, model.hidden_size)
     pieces = gcd(PIECES, model.vocab_size)
     embedding = Weight("embedding.word_embeddings.weight", None, {"model.embed_tokens.weight": table}, 0, pieces)
@@ -120,7 +125,8 @@ def units(model: Model, *, fused: bool) -> list[Unit]:
     if not model.tied_embeddings:
         last.append(Weight("output_layer.weight", None, {"lm_head.weight": table}, 0, pieces))
     layers = [
-        Unit(f"layer_{i:03}", [*attention(model, i, fused=fused), *_mlp(model, i)]) for i in range(model.num_layers)
+        Unit(f"layer_{i:03}", [*attention(model, i, fused=fused), *_pre_mlp_norm(model, i), *mlp(model, i)])
+        for i in range(model.num_layers)
     ]
     return [Unit("embedding", [embedding]), *layers, Unit("output", last)]
 
@@ -144,10 +150,14 @@ def attention(m: Model, i: int, *, fused: bool) -> Iterator[Weight]:
     yield Weight(f"{far}self_attention.linear_proj.weight", i, out, 1, gcd(PIECES, m.num_attention_heads))
 
 
+def _pre_mlp_norm(m: Model, i: int) -> Iterator[Weight]:
+    norm = {f"model.layers.{i}.post_attention_layernorm.weight": (m.hidden_size,)}
+    yield Weight("decoder.layers.pre_mlp_layernorm.weight", i, norm)
+
+
 def _mlp(m: Model, i: int) -> Iterator[Weight]:
     h, f, near, far = m.hidden_size, m.ffn_hidden_size, f"model.layers.{i}.", "decoder.layers."
     gates = {f"{near}mlp.{name}.weight": (f, h) for name in ("gate_proj", "up_proj")}
-    yield Weight(f"{far}pre_mlp_layernorm.weight", i, {f"{near}post_attention_layernorm.weight": (h,)})
     yield Weight(f"{far}mlp.linear_fc1.weight", i, gates, 0, 2 * gcd(PIECES, f))  # gates first, then ups: each is split
     yield Weight(f"{far}mlp.linear_fc2.weight", i, {f"{near}mlp.down_proj.weight": (h, f)}, 1, gcd(PIECES, f))
 

@@ -11,7 +11,7 @@ from bench.contract.schema import BackendName, Config, Device, EngineName, Preci
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning import replicas
-from bench.planning.checks import generation, local_sgd, ranges, texts
+from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
 _CURRENCY = re.compile("[A-Z]{3}")
@@ -29,6 +29,7 @@ def check(config: Config) -> None:
     _check_walltime(config)
     generation.check_sharing(config)
     local_sgd.check(config)
+    experts.check(config)
 
 
 def _check_kind(config: Config) -> None:
@@ -65,6 +66,12 @@ def _check_heads(config: Config) -> None:
             fix="set num_attention_heads to a divisor of hidden_size, or set head_dim; and num_query_groups to a "
             "divisor of num_attention_heads",
         )
+    if m.position is Position.rope and m.head_size % 2:
+        raise ConfigError(
+            f"a head has {m.head_size} numbers, but RoPE rotates pairs of them",
+            where="model.head_dim",
+            fix="set model.head_dim to an even number",
+        )
 
 
 def _check_family(config: Config) -> None:
@@ -75,9 +82,11 @@ def _check_family(config: Config) -> None:
         _check_described(config)
         return
     family, engine = families.of_model(config.model), config.engine.name
-    if engine not in family.engines:
+    if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
+        why = f": {family.why_not_others}" if family.why_not_others else ""
         raise ConfigError(
-            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}",
+            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
+            f"{why}",
             where="engine, model.family",
             fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
         )

@@ -25,9 +25,10 @@ def check(config: Config, memory: Memory) -> None:
 
 def _smaller(config: Config) -> dict[str, str]:
     """Return the config keys that decide the memory, and how to reduce it."""
+    experts = "parallel.ep (experts), " if config.model.experts else ""
     return {
         "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "fix": f"raise {experts}parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
         "or set recipe.recompute=full" + _smaller_states(config),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 
+EXPERTS = ("num_experts", "experts_per_token", "ffn_hidden_size")
 MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
 """Larger numbers are typing errors: a score needs 10 trials."""
 
@@ -81,7 +82,8 @@ def _positive(config: Config) -> dict[str, float | None]:
     ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
     return {
         **_values("model", config.model, model),
-        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
+        **(_values("model.experts", config.model.experts, EXPERTS) if config.model.experts else {}),
+        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp", "ep")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
@@ -97,7 +99,8 @@ def _not_negative(config: Config) -> dict[str, float | None]:
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
     vboost = config.cluster.slurm.vboost if config.cluster.slurm else None
     of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
-    return {**of_recipe, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
+    of_experts = _values("model.experts", config.model.experts, ("aux_loss_coef",)) if config.model.experts else {}
+    return {**of_recipe, **of_experts, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:

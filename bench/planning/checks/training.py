@@ -22,7 +22,7 @@ def check(config: Config) -> None:
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
     """Raise ConfigError if the run would never evaluate (rules CFG-02 and CFG-03)."""
-    r, rows = config.training_recipe, config.training_data.train_rows
+    r, rows = config.training_recipe, config.training_data.num_train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
             f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
@@ -49,7 +49,7 @@ def _check_profile(config: Config) -> None:
 
 def check_steps(config: Config, max_steps: int) -> None:
     """Raise ConfigError if no step follows the warm-up of the learning rate, or there are too many steps."""
-    warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.train_rows
+    warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.num_train_rows
     if max_steps < 1:
         raise ConfigError(
             f"an epoch has only {rows} samples, but one batch has {config.training_recipe.global_batch_size} samples",

@@ -5,7 +5,7 @@ from bench.contract.model import Activation, Norm, Position
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Lora
-from bench.planning.estimates.parameters import linears
+from bench.planning.estimates.parameters import EXPERT_LINEARS, linears
 from bench.planning.parallelism import tokens
 
 SCALE_BYTES = 4
@@ -137,10 +137,38 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)
     stored += size * (model.q_size + projections["linear_fc1"].num_out) / tp
     stored += 4 * model.num_attention_heads / tp
+    if model.experts is not None:
+        stored += _experts_bytes(config, world) - size * projections["linear_fc1"].num_out / tp
+        projections = {name: linear for name, linear in projections.items() if name not in EXPERT_LINEARS}
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
         stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
     return stored + (size * lora.rank * len(lora.target_modules) if lora else 0)
+
+
+def _experts_bytes(config: Config, world: World) -> float:
+    """Return the bytes that megatron-core's MoE layer stores per token, if the experts get equally many tokens.
+
+    p bytes per number, hidden width h, width f of an expert, E experts, of which a token has k:
+
+    | stored tensor                                 | bytes           | split over |
+    | --------------------------------------------- | --------------- | ---------- |
+    | trained: input of the router                  | p h             | tp if sp   |
+    | trained: inputs of the experts' fc1           | k p h           | not split  |
+    | output of fc1 (gate and up)                   | 2 k p f         | tp         |
+    | trained: input of fc2                         | k p f           | tp         |
+    | weights of the k experts, also in FP32; indices | k (p + 20)    | not split  |
+    | weights of all experts, and which are chosen  | (p + 1) E       | not split  |
+
+    The dispatcher gathers the tokens of all tp and ep ranks; of these a rank computes those of its experts.
+    """
+    model, size, experts = config.model, BYTES[config.precision], config.model.experts
+    assert experts is not None, "only layers with experts have this part"
+    k, h, f = experts.experts_per_token, model.hidden_size, experts.ffn_hidden_size
+    stored = 2 * k * size * f / world.tp + k * (size + 20) + (size + 1) * experts.num_experts
+    if config.training.lora is None:
+        stored += size * h / world.sequence_tp + k * size * h + k * size * f / world.tp
+    return stored
 
 
 def _megatron_qkv_bytes(config: Config, world: World) -> float:

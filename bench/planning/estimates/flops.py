@@ -10,6 +10,8 @@ V, f width of the MLP, L layers, V vocabulary size:
 | adapters                                   | rank (inputs + outputs) of each   | 6 per weight               |
 | causal attention, S / 2 keys for each query | none                             | 6 S q L                    |
 
+With experts, fc1 and fc2 count once for each expert that a token is sent to, and the router counts, too.
+
 A trained weight takes 2 operations forward and 4 backward (gradients of its input and of the weight). Under LoRA a
 frozen weight has no gradient of its own, so it takes 2 backward. Attention takes 2 S q L forward and twice that
 backward. Not counted: recomputation, evaluation, embedding look-up, norms, RoPE, activation function, softmax, loss,
@@ -25,7 +27,7 @@ vocabulary of 128,000. For llama2_70b_lora they give 2598 without saying how it 
 from bench.contract.model import Model
 from bench.contract.schema import Config, Device, Precision
 from bench.contract.training import Lora
-from bench.planning.estimates.parameters import linear_weights, lora_parameters
+from bench.planning.estimates.parameters import active_linear_weights, lora_parameters
 
 
 def tflop_per_sample(model: Model, lora: Lora | None, *, seq_length: int, attention_share: float = 1.0) -> float:
@@ -45,7 +47,7 @@ def _layer_weights(model: Model) -> int:
     """Return the weights in the layers that a token is multiplied with."""
     if model.described is not None:
         return model.described.active_layer_weights
-    return model.num_layers * linear_weights(model)
+    return model.num_layers * active_linear_weights(model)
 
 
 def _attention(model: Model, seq_length: int) -> float:

@@ -117,9 +117,12 @@ _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
-    """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks."""
+    """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks.
+
+    None also for a mixture of experts: no rate of megatron-core's MoE layer was measured.
+    """
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
-    if gpu is None or gpu.rates is None or config.precision is Precision.fp32:
+    if gpu is None or gpu.rates is None or config.precision is Precision.fp32 or config.model.experts is not None:
         return None
     collectives = network.collectives(config, world, gpu.rates)
     if collectives is None:

@@ -125,9 +125,9 @@ class MegatronFolder:
 
     def read(self, name: str, shape: Shape) -> Tensor:
         weight, index = self._places[canonical(name)]
-        if self._last[0] != f"{weight.layer} {weight.key}":  # q, k and v are read one after another
+        if self._last[0] != f"{weight.index} {weight.key}":  # q, k and v are read one after another
             parts = tensor_map.parts(weight, self._read_full(weight), self._model)
-            self._last = (f"{weight.layer} {weight.key}", parts)
+            self._last = (f"{weight.index} {weight.key}", parts)
         part = self._last[1][index]
         if tuple(part.shape) != shape:
             raise _wrong_model(
@@ -136,11 +136,11 @@ class MegatronFolder:
         return part
 
     def _read_full(self, weight: Weight) -> Tensor:
-        whole, is_layer = self._reader.stored(weight.key).whole, weight.layer is not None
-        data = torch.empty((1, *whole[1:]) if is_layer else whole)
-        offset = (weight.layer or 0, *(0 for _ in whole[1:]))
-        self._reader.read([Wanted(weight.key, whole, offset, data)])
-        return data[0] if is_layer else data
+        whole = self._reader.stored(weight.key).whole
+        shape = whole[len(weight.index) :]
+        data = torch.empty((1,) * len(weight.index) + tuple(shape))
+        self._reader.read([Wanted(weight.key, whole, (*weight.index, *(0 for _ in shape)), data)])
+        return data.view(shape)
 
 
 class Adapters:

@@ -368,6 +368,7 @@ def test_tp_ranks_with_different_inputs_have_different_dropout(
             tp_group=Ranks(rank),
             qkv=linear,
             proj=linear,
+            self_attention=SimpleNamespace(q_layernorm=None),
             training=is_training,
         )
         layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), None, 1, [5, 2**31 - 1], weights)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -181,16 +182,21 @@ def test_keys_are_split_only_for_few_slots() -> None:
     assert attention_kernels.num_parts(32, 4096) == 8 and attention_kernels.num_parts(1000, 4096) == 1
 
 
-def test_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "qk_norm": True}, {"head_dim": 48}], ids=str)
+def test_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     """A short prompt, whose rows also use the kernels, and two decode steps, compared with torch's operations."""
     monkeypatch.setattr(attention_kernels, "num_parts", lambda *_: 2)
-    model, device = tiny_llama.model(num_layers=1, vocab_size=64), torch.device(DEVICE)
+    model, device = tiny_llama.model(num_layers=1, vocab_size=64, **changes), torch.device(DEVICE)
     place = weights.Place(WeightPrecision.bf16, Ranks(), device)
-    model_decoder = build_decoder(model, weights.random_weights(model, place, seed=1), place, Sampling())
+    loaded = weights.random_weights(model, place, seed=1)
+    for vector in (loaded.layers[0].qkv_bias_O, loaded.layers[0].q_norm_D):
+        if vector is not None:
+            vector.add_(random(len(vector)) / 4)
+    model_decoder = build_decoder(model, loaded, place, Sampling())
     by_torch = dataclasses.replace(model_decoder, ops=TorchOps(model_decoder.trained))
     results = []
     for one in (by_torch, dataclasses.replace(model_decoder, ops=GpuOps(TorchOps(model_decoder.trained)))):
-        shape = {"layers": 1, "groups": 2, "dim": 32}
+        shape = {"layers": 1, "groups": 2, "dim": model.head_size}
         batch = kv_cache.empty(2, 70, **shape, like=one.weights.embedding_VH)
         angles, at = forward.angles(model, batch.capacity, device), torch.arange(2, device=device)
         rows = torch.arange(10, device=device).view(5, 2)

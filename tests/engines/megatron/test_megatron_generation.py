@@ -43,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "grouped queries": {},
     "3.1's scaling": {"rope_scaling_factor": 8.0, "rope_base": 500000, "num_query_groups": 1},
     "a group for each head, tied": {"num_query_groups": 4, "tied_embeddings": True},
+    "Qwen2": tiny_llama.FAMILIES["qwen2"],
+    "Qwen3": tiny_llama.FAMILIES["qwen3"],
 }
 DEVICE = torch.device(ranks.DEVICE)
 LENGTHS = [(5, 40), (31, 7), (1, 64), (12, 1), (17, 23), (3, 33)]
