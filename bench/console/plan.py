@@ -67,7 +67,7 @@ def _model_read(config: Config) -> Iterator[tuple[str, str]]:
         f"vocabulary {m.vocab_size:,}",
         *(name for name, has in others.items() if has),
     )
-    family = families.of_model(m).name
+    family = m.family if m.described else families.of_model(m).name
     yield "read", f"{folder}/config.json: {family}, {parameters(m):,} parameters; {'; '.join(sizes)}"
 
 

@@ -49,10 +49,15 @@ def of_config(config: ConfigJson) -> Family:
 
 
 def supports(values: Mapping[str, Any], engine: EngineName) -> bool:
-    """Return whether a config.json is of a family that this engine has, with settings of its layers only."""
-    config, kind = ConfigJson(values, ""), values.get("model_type")
+    """Return whether a config.json is of a family that this engine builds itself, with settings of its layers only.
+
+    transformers describes experts to engine=huggingface: it stores them otherwise than the files do.
+    """
+    config, kind = ConfigJson(values, "config.json"), values.get("model_type")
     family = next((one for one in FAMILIES.values() if kind in one.model_types), None)
-    return family is not None and engine in family.engines and not family.unsupported(config)
+    if family is None or engine not in family.engines or family.unsupported(config):
+        return False
+    return engine is not EngineName.huggingface or family.model_of(config, name="model", source="").experts is None
 
 
 def model_of(values: Mapping[str, Any], *, name: str, source: str, where: str) -> Model:
