@@ -38,15 +38,16 @@ def main() -> None:
         "--models", nargs="+", default=["llama31_8b", "qwen3_8b"], help="of conf/model; the first is the base"
     )
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--kinds", nargs="+", choices=list(RUNS), default=list(RUNS))
     args = parser.parse_args()
     rates: dict[tuple[str, str], list[float]] = {}
-    for kind in RUNS:
+    for kind in args.kinds:
         for number in range(args.rounds):
             for model in args.models:
                 result = run(kind, model, args.gpu, args.folder / f"{kind}_{model}_{number}")
                 rates.setdefault((kind, model), []).append(result[RATES[kind]])
                 print(f"{kind} {model} round {number}: {shown(kind, result)}", flush=True)
-    for kind in RUNS:
+    for kind in args.kinds:
         base = statistics.fmean(rates[kind, args.models[0]])
         for model in args.models[1:]:
             share = 100 * statistics.fmean(rates[kind, model]) / base
@@ -62,12 +63,12 @@ def run(kind: str, model: str, gpu: str, folder: Path) -> dict[str, Any]:
         [sys.executable, "-m", "bench", "parse", "--json", str(log)], check=False, capture_output=True, text=True
     )
     fields: dict[str, Any] = json.loads(parsed.stdout)
-    return fields
+    return fields | {one["name"]: one["value"] for one in fields.get("measurements", [])}
 
 
 def shown(kind: str, result: dict[str, Any]) -> str:
     """Return a run's rate and speed in a few words."""
-    names = (RATES[kind], "tokens_gpu", "step_ms", "one_stream_token_s", "tokens_s", "peak_gib")
+    names = (RATES[kind], "step_time", "throughput_per_gpu", "peak_memory")
     return ", ".join(f"{name} {result[name]:.4g}" for name in names if isinstance(result.get(name), float))
 
 

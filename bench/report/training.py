@@ -317,7 +317,8 @@ def _experts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if config.huggingface is not None:
         yield "experts", count
         return
-    dispatcher = "all-to-all" if config.cluster.device is Device.cuda else "all-gather"
+    is_split = config.cluster.device is Device.cuda and plan.world.ep > 1
+    dispatcher = "all-to-all" if is_split else "all-gather"
     held = f", {experts.num_experts // plan.world.ep} on each rank" if plan.world.ep > 1 else ""
     frozen = "; experts and router are frozen" if config.training.lora else ""
     loss = f"coefficient {experts.aux_loss_coef:g}" if experts.aux_loss_coef else "none"

@@ -200,9 +200,12 @@ def _moe_settings(m: Model) -> dict[str, Any]:
 def dispatcher() -> str:
     """Return megatron-core's name of the dispatcher of tokens to experts.
 
-    The all-to-all dispatcher of 0.16.1 creates a CUDA stream, so CPUs need the all-gather one.
+    All-to-all sends each token only to the ranks of its experts. On one rank there is nothing to send, and all-gather
+    needs less memory: docs/results/2026-11-26-families.md. The all-to-all dispatcher of 0.16.1 creates a CUDA stream,
+    so CPUs need the all-gather one.
     """
-    return "alltoall" if torch.cuda.is_available() else "allgather"
+    is_split = parallel_state.get_expert_model_parallel_world_size() > 1
+    return "alltoall" if is_split and torch.cuda.is_available() else "allgather"
 
 
 def _build_chunk(
