@@ -1,4 +1,4 @@
-"""The verb prepare: tokenise the files of a run on this machine, and count their rows."""
+"""The verb prepare: on this machine, tokenise the files of a run, count their rows, and convert its weights."""
 
 import argparse
 import json
@@ -16,8 +16,9 @@ def _add_prepare(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _prepare,
-        help="tokenise a run's files on this machine, and count the rows if data.train_rows is null",
-        example="task=finetune_7b_dolly data=chat data.files=chat.jsonl",
+        help="on this machine, tokenise a run's files, count their rows if data.train_rows is null, and convert the "
+        "weights of a Hugging Face folder",
+        example="task=finetune_chat model=hf data.files=chat.jsonl",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for runstop launch")
     parser.add_argument("--config-dir", type=Path, help="folder with a site's own conf/ files")
@@ -29,50 +30,72 @@ def _add_prepare(verbs: arguments.Verbs) -> None:
 
 def _prepare(args: argparse.Namespace) -> int:
     from bench.backends.nodes import processes
-    from bench.planning import compose
+    from bench.planning import compose, to_prepare
 
     config = compose.as_planned(compose.unplanned(args.overrides, config_dir=args.config_dir))
     _check(config)
-    if config.training_data.train_rows is not None:
+    if config.data is None or config.data.train_rows is not None:
         compose.compose(args.overrides, config_dir=args.config_dir)  # raises the errors of the plan before the work
     if args.dry_run:
-        print("\n".join(_described(config)))
+        print("\n".join([*_described_rows(config), *_described_weights(config)]))
         return 0
-    more = [] if args.processes is None else ["--processes", str(args.processes)]
     request = json.dumps(codec.plain(config))
-    if code := processes.run_program(["jobs.tasks.tokenize_files", *more], request):
-        return code
+    if to_prepare.files_to_rows(config) is not None:
+        more = [] if args.processes is None else ["--processes", str(args.processes)]
+        if code := processes.run_program(["jobs.tasks.prepare_here", "rows", *more], request):
+            return code
     compose.compose(args.overrides, config_dir=args.config_dir)
-    site = [] if args.config_dir is None else ["--config-dir", str(args.config_dir)]
-    print(shlex.join(["runstop", "launch", *args.overrides, *site]))
+    weights = to_prepare.conversion(config)
+    if weights is not None and weights.is_done:
+        print(f"{weights.folder} exists already: the weights of {config.model.name}")
+    elif weights is not None and (code := processes.run_program(["jobs.tasks.prepare_here", "weights"], request)):
+        return code
+    print(shlex.join(["runstop", "launch", *args.overrides, *to_prepare.site_words(args.config_dir)]))
     return 0
 
 
 def _check(config: Config) -> None:
-    """Refuse a config whose rows do not come from the user's files, or that has invalid data settings."""
+    """Refuse a config for which there is nothing to prepare here, or that has invalid settings or other weights."""
+    from bench.contract import hugging_face
+    from bench.planning import to_prepare
     from bench.planning.checks import data as data_checks
 
-    data = config.training_data
-    if not data.source.reads_files or data.sample is not None:
-        kinds = {
-            DataSource.prepared: "they are prepared by the site (docs/weights.md)",
-            DataSource.random: "they are random tokens in memory",
-        }
-        raise ConfigError(
-            f"the rows of {data.name} are not made from files: {kinds.get(data.source, 'a run generates them')}",
-            where="data",
-            fix="set data=text or data=chat with data.files, or run runstop launch without this step",
-        )
-    data_checks.check(data)
+    rows, weights = to_prepare.files_to_rows(config), to_prepare.conversion(config)
+    if rows is None and weights is None:
+        raise _nothing_to_prepare(config)
+    if rows is not None:
+        data_checks.check(rows)
+    if weights is not None and not weights.is_done:
+        hugging_face.check(weights.source, config.model)
+        weights.require_writable()
 
 
-def _described(config: Config) -> list[str]:
-    """Return what would be read and written."""
+def _nothing_to_prepare(config: Config) -> ConfigError:
+    if config.task.training is None or config.data is None:
+        what = f"{config.task.name} reads no files to tokenise, and no weights of a Hugging Face folder to convert"
+        fix = "run runstop launch without this step, or set MODEL to a Hugging Face folder on this machine"
+        return ConfigError(what, where="task, cluster.paths.model", fix=fix)
+    kinds = {
+        DataSource.prepared: "they are prepared by the site (docs/weights.md)",
+        DataSource.random: "they are random tokens in memory",
+    }
+    reason = kinds.get(config.data.source, "a run generates them")
+    return ConfigError(
+        f"the rows of {config.data.name} are not made from files: {reason}",
+        where="data",
+        fix="set data=text or data=chat with data.files, or run runstop launch without this step",
+    )
+
+
+def _described_rows(config: Config) -> list[str]:
+    """Return which files would be read, and where the rows would be written."""
     from bench.contract import data_files
     from bench.contract.plan_paths import expanded
+    from bench.planning import to_prepare
 
-    data, root = config.training_data, expanded(config.cluster.paths.data)
-    place = expanded(data_files.tokenizer_place(config, None))
+    if (data := to_prepare.files_to_rows(config)) is None:
+        return []
+    root, place = expanded(config.cluster.paths.data), expanded(data_files.tokenizer_place(config, None))
     if root is None or place is None:
         name, key = ("MODEL", "model") if root is not None else ("DATADIR", "data")
         raise ConfigError(f"{name} is not set", where=f"cluster.paths.{key}", fix=f"export {name}=FOLDER")
@@ -84,6 +107,23 @@ def _described(config: Config) -> list[str]:
         f"reads      {len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB, from {files[0]}",
         f"tokenizer  {tokenizer}",
         f"writes     {rows} of {data.seq_length:,} tokens below {root}",
+    ]
+
+
+def _described_weights(config: Config) -> list[str]:
+    """Return which weights would be converted."""
+    from bench.contract import hugging_face
+    from bench.planning import to_prepare
+
+    if (weights := to_prepare.conversion(config)) is None:
+        return []
+    if weights.is_done:
+        return [f"weights    {weights.folder} exists already"]
+    files = {one.file for one in hugging_face.tensors(weights.source).values()}
+    size = sum((weights.source / file).stat().st_size for file in files)
+    return [
+        f"weights    {len(files)} files, {size / 1e9:,.2f} GB, from {weights.source}",
+        f"writes     {weights.folder}",
     ]
 
 

@@ -25,6 +25,13 @@ def _composed(args: argparse.Namespace) -> "Plan":
     return compose.compose(args.overrides, config_dir=args.config_dir)
 
 
+def _words(args: argparse.Namespace) -> list[str]:
+    """Return the arguments of the plan, for the commands in fixes."""
+    from bench.planning import to_prepare
+
+    return [*args.overrides, *to_prepare.site_words(args.config_dir)]
+
+
 def _add_plan(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
@@ -63,7 +70,7 @@ def _plan(args: argparse.Namespace) -> int:
         preflight.require_no_secret(plan)
         print(plan_kinds.dumps(plan), end="")
     else:
-        plan_sheets.show_plan(plan, preflight.inspect(plan))
+        plan_sheets.show_plan(plan, preflight.inspect(plan, _words(args)))
     return 0
 
 
@@ -112,7 +119,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     plan, tiers = _composed(args), []
     for checked in doctor.examine(
-        plan, doctor.tier_for(plan, args.tier), say=lambda line: print(line, file=sys.stderr)
+        plan, doctor.tier_for(plan, args.tier), say=lambda line: print(line, file=sys.stderr), words=_words(args)
     ):
         tiers.append(checked)
         if not args.json:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from bench import masking, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
+from bench.planning import to_prepare
 from bench.planning.compose import (
     CONF,
     compose,
@@ -68,7 +70,10 @@ def _run_several(planned: "Sequence[tuple[Plan, DictConfig, list[str]]]", create
 
     from bench.launch import start
 
-    texts = [(plan, with_overrides(OmegaConf.to_yaml(config), overrides)) for plan, config, overrides in planned]
+    texts = [
+        (plan, with_overrides(OmegaConf.to_yaml(config), overrides), [*overrides, *to_prepare.site_words(_site())])
+        for plan, config, overrides in planned
+    ]
     return start.run_several(texts, created)
 
 
@@ -84,7 +89,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
             complete = with_model_read(with_gpus(config, words), overrides)
-            planned.append((plan_of(typed(complete), words), complete, overrides))
+            planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
 
     register()
     own_folder = search_path()
@@ -125,14 +130,24 @@ def _show_sweep(folders: Sequence[Path]) -> None:
 
 def _check_shown(argv: list[str]) -> None:
     """Compose with --cfg as a run would, so that it reports the same errors; Hydra does not call `launch` then."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--cfg", "-c")
-    parser.add_argument("--config-dir", "-cd", type=Path)
-    known, rest = parser.parse_known_args(argv)
+    known, rest = _hydra_options(argv)
     if known.cfg:
         compose(
             [argument for argument in rest if "=" in argument or argument.startswith("~")], config_dir=known.config_dir
         )
+
+
+def _hydra_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the values of Hydra's options cfg and config_dir, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--cfg", "-c")
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    return parser.parse_known_args(argv)
+
+
+def _site() -> Path | None:
+    """Return the site's own config folder, if the command line names one."""
+    return typing.cast(Path | None, _hydra_options(sys.argv[1:])[0].config_dir)
 
 
 def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: list[Path]) -> int:
@@ -146,10 +161,11 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: lis
     from bench.console import plan as plan_sheets
     from bench.launch import start
 
+    words = [*overrides, *to_prepare.site_words(_site())]
     if plan.config.launch.dry_run:
-        plan_sheets.show_plan(plan, preflight.inspect(plan))
+        plan_sheets.show_plan(plan, preflight.inspect(plan, words))
         return 0
-    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), created)
+    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), created, words)
 
 
 if __name__ == "__main__":

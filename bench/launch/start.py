@@ -102,14 +102,14 @@ class Prepared:
         return [finding for finding in self.findings if finding.severity == "error"]
 
 
-def check(plan: Plan) -> Sequence[Finding]:
+def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
     """Return the findings of the checks before a start.
 
     Raises:
         BenchError: a check failed, and launch.force is not set.
     """
     trackers.require(plan.config.launch.trackers)
-    findings = preflight.before_start(plan)
+    findings = preflight.before_start(plan, words)
     if not plan.config.launch.force:
         preflight.require(findings)
     return findings
@@ -169,15 +169,16 @@ def _submitted(queue: SubmitsArrays, group: Sequence[Prepared]) -> dict[Path, st
     return {one.folder: f"{id}_{task}" for task, one in enumerate(group)}
 
 
-def run_several(planned: Sequence[tuple[Plan, str]], created: list[Path]) -> list[int]:
+def run_several(planned: Sequence[tuple[Plan, str, Sequence[str]]], created: list[Path]) -> list[int]:
     """Submit several runs to one queue, as job arrays; return their exit codes.
 
-    The runs' folders are appended to `created`.
+    Each has a plan, the text of config.yaml, and the arguments of its command line, for the commands in fixes. The
+    runs' folders are appended to `created`.
 
     Raises:
         BenchError: a check failed, and nothing was submitted.
     """
-    checked = [(plan, text, check(plan)) for plan, text in planned]
+    checked = [(plan, text, check(plan, words)) for plan, text, words in planned]
     prepared = [prepare(plan, text, findings) for plan, text, findings in checked]
     created += [one.folder for one in prepared]
     queue = backends.for_plan(prepared[0].plan)
@@ -198,15 +199,16 @@ def run_several(planned: Sequence[tuple[Plan, str]], created: list[Path]) -> lis
     return codes
 
 
-def run(plan: Plan, config_yaml: str, created: list[Path]) -> int:
+def run(plan: Plan, config_yaml: str, created: list[Path], words: Sequence[str] = ()) -> int:
     """Return 0 if every trial is valid; with a queue, if the job is queued.
 
-    The run's folder is appended to `created`, also if the run fails.
+    The run's folder is appended to `created`, also if the run fails. words: the arguments of the command line, for the
+    commands in fixes.
 
     Raises:
         BenchError: a preflight check failed and nothing was started, a rank failed, or the queue refused the job.
     """
-    prepared = prepare(plan, config_yaml, check(plan))
+    prepared = prepare(plan, config_yaml, check(plan, words))
     created.append(prepared.folder)
     match backends.for_plan(plan):
         case Queue() as queue:

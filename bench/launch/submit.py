@@ -14,7 +14,7 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.errors import ConfigError, Stopped, stopped_by_signals
 from bench.launch import run_here, start
-from bench.planning import compose
+from bench.planning import compose, to_prepare
 from bench.runs import result, summary
 from bench.runs import run as runs
 from bench.runs.result import RunResult
@@ -56,7 +56,8 @@ def submit(
     planned = [_planned(words, config_dir) for words in lists]
     for plan, _ in planned:
         _require_executor(plan)
-    checked = [(plan, text, start.check(plan)) for plan, text in planned]
+    words = [[*one, *to_prepare.site_words(config_dir)] for one in lists]
+    checked = [(plan, text, start.check(plan, own)) for (plan, text), own in zip(planned, words, strict=True)]
     prepared = [start.prepare(plan, text, findings) for plan, text, findings in checked]
     jobs = _jobs(prepared, in_process=in_process)
     return jobs[0] if is_one else jobs

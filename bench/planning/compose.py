@@ -18,7 +18,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts
+from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
@@ -52,7 +52,7 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
     places = search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = _composed([*places, *overrides])
-        return plan_of(config, [*places, *overrides])
+        return plan_of(config, [*places, *overrides], config_dir=config_dir)
 
 
 def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
@@ -68,7 +68,7 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
     words = [*search_path(config_dir), *overrides]
     with initialize_config_dir(str(CONF), version_base="1.3"), explained():
         config = _of_hydra(words)
-        return plan_of(typed(config), words), OmegaConf.to_yaml(config)
+        return plan_of(typed(config), words, config_dir=config_dir), OmegaConf.to_yaml(config)
 
 
 def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
@@ -81,10 +81,13 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
         return _composed([*places, *overrides])
 
 
-def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
-    """Return the plan. Hydra must be initialized, because the base task is composed as well."""
+def plan_of(config: Config, overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
+    """Return the plan. Hydra must be initialized, because the base task is composed as well.
+
+    config_dir: the site's own folder, for the commands in errors.
+    """
     _check_num_hosts(config, overrides)
-    config = row_counts.with_train_rows(as_planned(config), overrides)
+    config = row_counts.with_train_rows(as_planned(config), [*overrides, *to_prepare.site_words(config_dir)])
     base = None
     if config.task.training is not None and config.task.training.base is not None:
         shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]

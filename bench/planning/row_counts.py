@@ -1,7 +1,6 @@
 """Fill in the number of training rows that were counted before a run is planned."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from bench.contract.data import Data, DataSource
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError
-from bench.planning import npy_header
+from bench.planning import npy_header, to_prepare
 
 TRAIN_TOKENS = "train_tokens.npy"
 """The file of prepared rows whose first dimension is their number."""
@@ -20,7 +19,7 @@ TRAIN_TOKENS = "train_tokens.npy"
 def with_train_rows(config: Config, overrides: Sequence[str]) -> Config:
     """Return the config with data.train_rows; if it is null, with the number of the prepared rows on this machine.
 
-    The overrides are shown in the error's command.
+    The overrides, with --config-dir if it was set, are shown in the error's command.
 
     Raises:
         ConfigError: it is null, and there are no prepared rows; or rows cannot be prepared with this tokenizer.
@@ -58,8 +57,7 @@ def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> Co
         fix = f"set {number}, or set DATADIR to a folder with prepared rows"
     elif root is not None and (unreadable := _unreadable(Path(root), data)) is None:
         data_files.checked_tokenizer(config, None)
-        command = shlex.join(["runstop", "prepare", *(one for one in overrides if not one.startswith("hydra."))])
-        fix = f"run this command first: {command}; or set {number}"
+        fix = f"run this command first: {to_prepare.command(overrides)}; or set {number}"
     else:
         what += f", which cannot read the files: {unreadable}" if root is not None else ", where DATADIR is not set"
         fix = f"set {number}; or run runstop prepare with the same settings on a machine that can read the files"

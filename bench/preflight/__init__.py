@@ -5,7 +5,8 @@ image. Tiers canary and nodes run a job on one node or on all nodes, inside the 
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import backends
@@ -203,18 +204,21 @@ FILES = (
 """Checks on the machine that has the run's files."""
 
 
-def inspect(plan: Plan) -> list[Finding]:
-    """Return the findings of tier laptop, which starts no process and queries no scheduler."""
-    return findings(tier(plan, "laptop"))
+def inspect(plan: Plan, words: Sequence[str] = ()) -> list[Finding]:
+    """Return the findings of tier laptop, which starts no process and queries no scheduler.
+
+    words: the overrides and options of the command line, for the commands in fixes.
+    """
+    return findings(tier(plan, "laptop", words))
 
 
-def before_start(plan: Plan) -> list[Finding]:
+def before_start(plan: Plan, words: Sequence[str] = ()) -> list[Finding]:
     """Return the findings of tier laptop and, if this machine can query the site's scheduler, of tier login."""
     backend = backends.for_plan(plan)
     tiers: tuple[Tier, ...] = (
         ("laptop", "login") if "login" in backend.tiers and backend.is_available() else ("laptop",)
     )
-    return findings(checked for name in tiers for checked in tier(plan, name))
+    return findings(checked for name in tiers for checked in tier(plan, name, words))
 
 
 def findings(checked: Iterable[Checked]) -> list[Finding]:
@@ -242,9 +246,10 @@ def require_valid_manifest(plan: Plan) -> None:
         require(findings(run(checks, backend.subject(plan, "laptop"), tier="laptop")))
 
 
-def tier(plan: Plan, name: Tier) -> list[Checked]:
+def tier(plan: Plan, name: Tier, words: Sequence[str] = ()) -> list[Checked]:
     """Run the checks of tier laptop (plan and script) or login (queries to the site's scheduler, and files)."""
     backend = backends.for_plan(plan)
     general = STATIC if name == "laptop" else ()
     files = FILES if name == backend.files_tier else ()
-    return run((*general, *backend.checks(plan).get(name, ()), *files), backend.subject(plan, name), tier=name)
+    subject = replace(backend.subject(plan, name), words=tuple(words))
+    return run((*general, *backend.checks(plan).get(name, ()), *files), subject, tier=name)

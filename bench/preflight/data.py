@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bench.errors import BenchError, ConfigError
 from bench.fetch import sources
 from bench.fetch.commands import model_command as model_command
 from bench.fetch.commands import or_download as or_download
-from bench.planning import npy_header
+from bench.planning import npy_header, to_prepare
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
@@ -61,10 +61,11 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
                 yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
 
 
-def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
+def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield an error if a folder contains no checkpoint that the run can load.
 
-    The converted weights of a Hugging Face folder are in a subfolder of it.
+    The converted weights of a Hugging Face folder are in a subfolder of it. words: the arguments of the command line,
+    for the fix.
     """
     model = config.model
     located = checkpoints.located(folder, config)
@@ -81,10 +82,9 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
             return
         if located == folder:  # this engine reads the folder itself
             return
-        stored = checkpoints.preferred(config)
-        flag = "" if stored is checkpoints.Stored.plain else f" --{stored.name}"
-        command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
-        fix = f"{command}, then export MODEL=FOLDER (docs/weights.md)"
+        first = to_prepare.Conversion(folder, located).fix
+        fix = f"run this command first: {to_prepare.command(words)}"
+        fix = f"{first}; then {fix}" if first else fix
         what = f"the Hugging Face weights of {model.name} are not converted"
         yield broken("CFG-06", what, str(folder), fix=fix)
         return

@@ -42,8 +42,12 @@ def tier_for(plan: Plan, requested: Tier | None) -> Tier:
     raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
 
 
-def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line: None) -> Iterator[list[Checked]]:
+def examine(
+    plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line: None, words: Sequence[str] = ()
+) -> Iterator[list[Checked]]:
     """Yield the outcomes of each tier up to the requested one; jobs are only started if no error was found before.
+
+    words: the overrides and options of the command line, for the commands in fixes.
 
     Raises:
         SubmitError: a job that checks the nodes cannot be started.
@@ -51,7 +55,7 @@ def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None] = lambda line:
     done: list[Checked] = []
     for now in TIERS[: TIERS.index(tier) + 1]:
         if now not in ON_NODES:
-            seen = preflight.tier(plan, now)
+            seen = preflight.tier(plan, now, words)
         elif errors(done) and not plan.config.launch.force:
             seen = [
                 Checked(

@@ -109,7 +109,7 @@ def takes_checkpoint(plan: Plan) -> bool:
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if the checkpoint that the site must provide is missing or incomplete."""
     folder = _local_path(subject.plan.inputs.checkpoint, "MODEL")
-    yield from data.checkpoint(folder, subject.plan.config)
+    yield from data.checkpoint(folder, subject.plan.config, subject.words)
     yield from data.manifest(checkpoints.located(folder, subject.plan.config))
     yield str(folder)
 

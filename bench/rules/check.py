@@ -45,6 +45,8 @@ class Subject:
     arguments: tuple[str, ...] = ()
     """Arguments of the submit command (such as sbatch) that are not in the script."""
     answers: dict[str, Future[Answer]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    """The overrides and options of the user's command line, for the commands in fixes; empty if they are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,10 @@ def test_doctor_prints_every_tier_and_fails_on_any_error(
     tiers = [[Checked("plan", (), "laptop", (finding,))], [Checked("site", (), "login")]]
     requests: list[tuple[str, Tier]] = []
 
-    def examine(plan: Plan, tier: Tier, *, say: Callable[[str], None]) -> Iterator[Sequence[Checked]]:
+    def examine(
+        plan: Plan, tier: Tier, *, say: Callable[[str], None], words: Sequence[str]
+    ) -> Iterator[Sequence[Checked]]:
+        assert words == list(OVERRIDES)
         requests.append((plan.name, tier))
         say("a job looks")
         yield from tiers

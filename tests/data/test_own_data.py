@@ -26,7 +26,7 @@ from helpers import text_data
 from helpers.paths import ROOT
 from helpers.text_data import CONFIG, lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
 from jobs.data import samples, workers
-from jobs.tasks import tokenize_files
+from jobs.tasks import prepare_here
 
 TEMPLATE = (
     "{% for m in messages %}{{ '### ' + m.role + ' : ' + m.content + ' </s>' }} {% endfor %}"
@@ -196,7 +196,7 @@ def prepared_here(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(workers, "started", text_data._here)
             patch.setattr(sys, "stdin", io.StringIO(request))
-            return tokenize_files.main(words[1:])
+            return prepare_here.main(words[1:])
 
     monkeypatch.setattr(processes, "run_program", run_program)
 

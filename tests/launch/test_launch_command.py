@@ -36,7 +36,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/launch.yaml").write_text(CONFIG)
 
-    def plan_of(config: Any, overrides: list[str]) -> Plan:
+    def plan_of(config: Any, overrides: list[str], *, config_dir: Path | None) -> Plan:
         if config.seed_base == 3:
             raise ConfigError(f"no plan with {overrides}", where="w", fix="f")
         named = replace(plan, name=f"seed {config.seed_base}")
@@ -68,7 +68,7 @@ class Starts:
         self.plans: list[tuple[Plan, str]] = []
         self.ends: list[int | BaseException] = []
 
-    def run(self, plan: Plan, config_yaml: str, created: list[Path]) -> int:
+    def run(self, plan: Plan, config_yaml: str, created: list[Path], words: list[str]) -> int:
         self.plans.append((plan, config_yaml))
         created.append(self.folder / f"run{len(self.plans)}")
         end = self.ends.pop(0)
