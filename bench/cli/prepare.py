@@ -56,8 +56,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 def _check(config: Config) -> None:
     """Refuse a config for which there is nothing to prepare here, or that has invalid settings or other weights."""
-    from bench.contract import hugging_face
-    from bench.planning import to_prepare
+    from bench.contract import data_files
+    from bench.planning import model_folder, to_prepare
     from bench.planning.checks import data as data_checks
 
     rows, weights = to_prepare.files_to_rows(config), to_prepare.conversion(config)
@@ -65,8 +65,10 @@ def _check(config: Config) -> None:
         raise _nothing_to_prepare(config)
     if rows is not None:
         data_checks.check(rows)
+        data_files.checked_tokenizer(config, None)
+    if (folder := to_prepare.source(config)) is not None:
+        model_folder.check_weights(folder, config)
     if weights is not None and not weights.is_done:
-        hugging_face.check(weights.source, config.model)
         weights.require_writable()
 
 

@@ -94,16 +94,16 @@ def text(content: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def read(path: Path) -> Any:
-    """Return the content of a JSON file; None if it is missing or damaged."""
+def read(path: Path, *, follows_links: bool = False) -> Any:
+    """Return the content of a JSON file; None if it is missing or damaged, or is a link, unless `follows_links`."""
     with suppress(OSError, ValueError, RecursionError):
-        return json.loads(regular_files.read_bytes(path))
+        return json.loads(regular_files.read_bytes(path, follows_links=follows_links))
     return None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if it is missing or damaged."""
-    content = read(path)
+def read_object(path: Path, *, follows_links: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where `read` returns None."""
+    content = read(path, follows_links=follows_links)
     return content if isinstance(content, dict) else {}
 
 

@@ -158,7 +158,7 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
             fix="copy the file again, or set data.chat_template to a Jinja file",
             rule="CFG-06",
         ) from error
-    listed = read_object(folder / TOKENIZER_CONFIG).get("chat_template")
+    listed = read_object(folder / TOKENIZER_CONFIG, follows_links=True).get("chat_template")
     if isinstance(listed, str) and listed.strip():
         return by_name | {DEFAULT: listed}
     if isinstance(listed, list):

@@ -173,12 +173,21 @@ def checked_tokenizer(config: Config, data_dir: str | None) -> Path | None:
         return None
     path = find_tokenizer(Path(place))
     check_vocabulary(path, num_ids(path), config.model.vocab_size)
-    has_eos = path.suffix == ".model" and sentencepiece_model.read(path).eos_id >= 0
-    if not has_eos and not atomic_files.read_object(path.with_name(TOKENIZER_CONFIG)).get("eos_token"):
+    if not has_end(path):
         raise unnamed_token(path, "eos_token")
     if config.data is not None:
         template_sha256(config.data, path)
     return path
+
+
+def has_end(tokenizer: Path) -> bool:
+    """Return whether a tokenizer names the token that ends a document.
+
+    In the cache of Hugging Face's hub all files are symbolic links.
+    """
+    if tokenizer.suffix == ".model" and sentencepiece_model.read(tokenizer).eos_id >= 0:
+        return True
+    return bool(atomic_files.read_object(tokenizer.with_name(TOKENIZER_CONFIG), follows_links=True).get("eos_token"))
 
 
 def num_ids(tokenizer: Path) -> int:

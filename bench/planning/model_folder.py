@@ -6,10 +6,10 @@ The plan contains the complete model. The ranks do not read config.json for size
 import dataclasses
 import hashlib
 import re
+import shlex
 from pathlib import Path
 
 from bench.contract import checkpoint, codec, data_files, families, hugging_face
-from bench.contract.atomic_files import read_object
 from bench.contract.model import Model, Weights
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
@@ -43,6 +43,11 @@ def read(folder: str | None, *, where: str, engine: EngineName) -> Model:
     file = place / hugging_face.CONFIG
     if not file.is_file():
         state = f"there is no {hugging_face.CONFIG} in this folder" if place.is_dir() else "this folder does not exist"
+        if (place.parent / hugging_face.CONFIG).is_file():  # its conversion
+            fix = f"set MODEL ({where}) to the folder around it: {place.parent}"
+        elif (place / checkpoint.METADATA).is_file():
+            fix = "export the checkpoint of a trial as such a folder, and set MODEL to OUT: "
+            fix += f"python -m jobs.tasks.convert export {shlex.quote(str(place))} OUT --tokenizer FOLDER"
         raise ConfigError(
             f"model=hf reads the sizes of the model from a folder, but {state}",
             where=str(place),
@@ -79,11 +84,19 @@ def check(plan: Plan) -> None:
     """
     config, inputs = plan.config, plan.inputs
     path = None if inputs.checkpoint_is_created else expanded(inputs.checkpoint)
-    if path is None or config.model.weights is Weights.random:
+    if path is None or config.model.weights is Weights.random or not checkpoint.is_source(Path(path)):
         return
-    folder = Path(path)
-    if not checkpoint.is_source(folder):
-        return
+    check_weights(Path(path), config)
+    if reads_tokenizer(config):
+        check_tokenizer(Path(path), config)
+
+
+def check_weights(folder: Path, config: Config) -> None:
+    """Refuse a Hugging Face folder whose config.json or headers of the weights do not match the model.
+
+    Raises:
+        ConfigError: they differ, or something is missing or damaged.
+    """
     if (checkpoint.located(folder, config) / checkpoint.METADATA).exists():  # converted, with a manifest of its own
         values = hugging_face.config(folder)
         families.check(values, config.model, where=str(folder / hugging_face.CONFIG))
@@ -93,8 +106,6 @@ def check(plan: Plan) -> None:
         except hugging_face.MissingWeightsError as error:
             fix = error.fix + or_download(model_command(folder, config.model))
             raise ConfigError(error.what, where=error.where, fix=fix, rule="CFG-06") from error
-    if reads_tokenizer(config):
-        check_tokenizer(folder, config)
 
 
 def reads_tokenizer(config: Config) -> bool:
@@ -115,7 +126,7 @@ def check_tokenizer(folder: Path, config: Config) -> None:
     path = data_files.find_tokenizer(folder)
     data_files.check_vocabulary(path, data_files.num_ids(path), config.model.vocab_size)
     needs_end = config.task.serving is None
-    if needs_end and not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
+    if needs_end and not data_files.has_end(path):
         raise data_files.unnamed_token(path, "eos_token")
 
 

@@ -10,7 +10,7 @@ from bench.contract.data import Data, DataSource
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError
-from bench.planning import npy_header, to_prepare
+from bench.planning import model_folder, npy_header, to_prepare
 
 TRAIN_TOKENS = "train_tokens.npy"
 """The file of prepared rows whose first dimension is their number."""
@@ -22,7 +22,8 @@ def with_train_rows(config: Config, overrides: Sequence[str]) -> Config:
     The overrides, with --config-dir if it was set, are shown in the error's command.
 
     Raises:
-        ConfigError: it is null, and there are no prepared rows; or rows cannot be prepared with this tokenizer.
+        ConfigError: it is null, and there are no prepared rows; or MODEL has other weights, or a tokenizer that
+            cannot prepare the rows.
     """
     data = config.data
     if data is None or data.train_rows is not None or not _is_countable(data):
@@ -56,6 +57,8 @@ def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> Co
     if data.source is DataSource.prepared:
         fix = f"set {number}, or set DATADIR to a folder with prepared rows"
     elif root is not None and (unreadable := _unreadable(Path(root), data)) is None:
+        if (folder := to_prepare.source(config)) is not None:
+            model_folder.check_weights(folder, config)
         data_files.checked_tokenizer(config, None)
         fix = f"run this command first: {to_prepare.command(overrides)}; or set {number}"
     else:

@@ -68,8 +68,8 @@ class Conversion:
             )
 
 
-def conversion(config: Config) -> Conversion | None:
-    """Return the conversion that a run needs, also if it is done; None if it needs none, or MODEL is elsewhere."""
+def source(config: Config) -> Path | None:
+    """Return the Hugging Face folder of the weights that a run trains or generates with; None if there is none here."""
     task = config.task
     reads_weights = (
         task.training.starts_from is StartsFrom.checkpoint
@@ -77,10 +77,15 @@ def conversion(config: Config) -> Conversion | None:
         else task.generation is not None and config.model.weights is not Weights.random
     )
     path = expanded(config.cluster.paths.model)
-    if not reads_weights or path is None or not checkpoint.is_source(source := Path(path)):
+    return Path(path) if reads_weights and path is not None and checkpoint.is_source(Path(path)) else None
+
+
+def conversion(config: Config) -> Conversion | None:
+    """Return the conversion that a run needs, also if it is done; None if it needs none, or MODEL is elsewhere."""
+    if (folder := source(config)) is None:
         return None
-    located = checkpoint.located(source, config)
-    if located == source:  # this engine reads the folder itself
+    located = checkpoint.located(folder, config)
+    if located == folder:  # this engine reads the folder itself
         return None
-    own = source / checkpoint.FOLDERS[checkpoint.preferred(config)]
-    return Conversion(source, located if located.exists() else own)
+    own = folder / checkpoint.FOLDERS[checkpoint.preferred(config)]
+    return Conversion(folder, located if located.exists() else own)

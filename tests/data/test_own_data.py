@@ -1,11 +1,7 @@
 """The user's own files: rows of text and conversations, their count before a plan, and a run on them."""
 
-import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +11,22 @@ import numpy as np
 import pytest
 
 from bench import cli, preflight
-from bench.backends.nodes import processes
 from bench.contract import codec
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.errors import ConfigError
-from bench.mlperf import reader
 from bench.planning import compose
-from helpers import text_data
-from helpers.paths import ROOT
-from helpers.text_data import CONFIG, lines, make_here, plan, rows, write_gzip, write_parquet, write_tokenizer
-from jobs.data import samples, workers
-from jobs.tasks import prepare_here
+from helpers.text_data import (
+    CONFIG,
+    lines,
+    make_here,
+    plan,
+    prepared_here,
+    rows,
+    write_gzip,
+    write_parquet,
+    write_tokenizer,
+)
 
 TEMPLATE = (
     "{% for m in messages %}{{ '### ' + m.role + ' : ' + m.content + ' </s>' }} {% endfor %}"
@@ -189,18 +189,6 @@ def test_plan_and_doctor_refuse_wrong_tokenizers(text: str, tmp_path: Path, caps
         assert text.split(":")[0] in " ".join("".join(capsys.readouterr()).split())
 
 
-def prepared_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `runstop prepare` do its work in this process."""
-
-    def run_program(words: list[str], request: str) -> int:
-        with monkeypatch.context() as patch:
-            patch.setattr(workers, "started", text_data._here)
-            patch.setattr(sys, "stdin", io.StringIO(request))
-            return prepare_here.main(words[1:])
-
-    monkeypatch.setattr(processes, "run_program", run_program)
-
-
 def prepare(words: list[str], *options: str) -> int:
     with pytest.raises(SystemExit) as ended:
         cli.main(["prepare", *words, *options])
@@ -273,33 +261,3 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
         plan(tmp_path, "data=c4", "data.chat_template=a")
     assert prepare(overrides(tmp_path, "data=rows_350")) == 2
     assert "the rows of rows_350 are not made from files: they are random tokens" in capsys.readouterr().err
-
-
-@pytest.mark.trains
-def test_two_commands_train_on_a_chat_file(tmp_path: Path) -> None:
-    """`runstop prepare` and `runstop launch`, as a user types them; the loss of the answers falls."""
-    pairs = list(samples.reports(80, 0))
-    samples.train_tokenizer(tmp_path, pairs, 512)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    template = TEMPLATE.replace(" </s>' }} ", "' + eos_token }}")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    thanks = [{"from": "human", "value": "Thanks."}, {"from": "gpt", "value": "Welcome."}]
-    records = [
-        {"conversations": [{"from": "human", "value": report}, {"from": "gpt", "value": summary}, *thanks]}
-        for report, summary in pairs
-    ]
-    (tmp_path / "chat.jsonl").write_bytes(lines(records))
-    words = [
-        *("task=finetune_tiny_dolly", "cluster=local", "data=chat", "data.files=chat.jsonl", "data.seq_length=256"),
-        *("recipe.eval_every_samples=32", "recipe.lr_warmup_steps=1", "walltime=null"),
-    ]
-    names = {"DATADIR": tmp_path, "MODEL": tmp_path, "LOGDIR": tmp_path / "runs"}
-    environment = os.environ | {name: str(path) for name, path in names.items()} | {"PYTHONPATH": str(ROOT)}
-    for verb in ("prepare", "launch"):
-        command = [sys.executable, "-m", "bench", verb, *words, *(["launch.folder=run"] if verb == "launch" else [])]
-        ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-    planned = json.loads((tmp_path / "run/plan.json").read_text())
-    assert planned["config"]["data"]["train_rows"] == 64
-    losses = [one.value for one in reader.read(tmp_path / "run/result_0.txt")[0] if one.key == "eval_accuracy"]
-    assert len(losses) == 2 and losses[1] < losses[0] < np.log(512)

@@ -1,8 +1,8 @@
 """Logits of the engine for a test, once per rank: `python -m tests.helpers.logits NAME.json …`.
 
 It writes NAME.pt next to each plan. The plans are of as many ranks each, in any layout. NAME_adapted.pt are the logits
-with adapters_0, which are drawn and saved if they are not there. Of plans in FP8 or NF4 there are NAME_RANK.pt instead,
-each rank's base as it was loaded, and NAME.refused, why LoRA in BF16 could not load it.
+with adapters_0, which are drawn and saved if they are not there; a plan without LoRA has none. Of plans in FP8 or NF4
+there are NAME_RANK.pt instead, each rank's base as it was loaded, and NAME.refused, why LoRA in BF16 could not load it.
 """
 
 import sys
@@ -45,6 +45,8 @@ def main() -> None:
             write_refusal(engine, base, path.with_suffix(".refused"))
             continue
         write(engine, path.with_suffix(".pt"))
+        if plan.config.training.lora is None:
+            continue
         if adapters.exists():
             checkpoint.load(engine, adapters, adapters=True)
         else:

@@ -1,7 +1,9 @@
 """A small tokenizer with a fixed vocabulary, records in the formats of real data sets, and rows from them."""
 
 import gzip
+import io
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.backends.nodes import processes
 from bench.contract.plan import Plan
 from helpers import ranks
 from jobs.data import prepare_rows, worker, workers
+from jobs.tasks import prepare_here
 
 WORDS = (
     *("<pad>", "<s>", "</s>", "<unk>", "###", "Instruction", ":", "Context", "Response"),
@@ -102,3 +106,15 @@ def make_here(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     with monkeypatch.context() as patch:
         patch.setattr(workers, "started", _here)
         return prepare_rows.prepare(plan, processes=1)
+
+
+def prepared_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `runstop prepare` do its work in this process."""
+
+    def run_program(words: list[str], request: str) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "started", _here)
+            patch.setattr(sys, "stdin", io.StringIO(request))
+            return prepare_here.main(words[1:])
+
+    monkeypatch.setattr(processes, "run_program", run_program)

@@ -371,7 +371,7 @@ def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Pa
     assert "config.json has model_type None" in unknown.what
     model_folders.write(tmp_path, config.model)
     (source,) = data.checkpoint(tmp_path, config)
-    assert "not converted" in source.what and "python -m jobs.tasks.convert weights" in source.fix
+    assert "not converted" in source.what and "runstop prepare" in source.fix
 
 
 def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Path) -> None:

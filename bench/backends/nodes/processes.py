@@ -108,10 +108,11 @@ def start(
 def run_program(words: Sequence[str], request: str) -> int:
     """Run a Python module of `jobs` on this machine, with a text as its stdin, and return its exit code.
 
-    The module shares this process's output, and a terminal's Ctrl-C ends it too.
+    The module shares this process's output. It has its own process group: Ctrl-C in a terminal ends it through this
+    process, so that it prints no traceback while it imports.
     """
-    argv = [sys.executable, "-m", *words]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, env={**os.environ, **python_paths()}) as process:
+    argv, env = [sys.executable, "-m", *words], {**os.environ, **python_paths()}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, env=env, process_group=0) as process:
         try:
             process.communicate(request)
         except BaseException:
