@@ -62,7 +62,7 @@ def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.
     ]
     assert len(lines) == 4
     shown: list[tuple[Plan, object]] = []
-    monkeypatch.setattr(preflight, "inspect", lambda plan: ("found", plan.name))
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: ("found", plan.name))
     monkeypatch.setattr(plan_sheets, "show_plan", lambda *arguments: shown.append(arguments))
     assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, ("found", plan.name))]
     code, output, error = verb("plan", *OVERRIDES, "--memory")

@@ -46,6 +46,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(launching, "CONF", tmp_path / "conf")
     monkeypatch.setattr(launching, "typed", lambda config: config)
     monkeypatch.setattr(launching, "with_gpus", lambda config, _: config)
+    monkeypatch.setattr(launching, "with_model_read", lambda config, _: config)
     monkeypatch.setattr(launching, "plan_of", plan_of)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("RUNSTOP_SWEEP_DIR", "")
@@ -124,7 +125,7 @@ def test_a_dry_run_shows_the_plan_and_the_findings(
     launch: Launch, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[str, object]] = []
-    monkeypatch.setattr(preflight, "inspect", lambda plan: "findings")
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: "findings")
     monkeypatch.setattr(plan_sheets, "show_plan", lambda plan, findings: shown.append((plan.name, findings)))
     assert launch("launch.dry_run=true") == (0, "", "")
     assert shown == [("seed 1", "findings")] and not starts.plans

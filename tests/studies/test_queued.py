@@ -64,7 +64,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     result = Slurm(tmp_path)
     monkeypatch.setenv("PATH", f"{result.bin}:{os.environ['PATH']}")
     monkeypatch.setattr(library, "CONF", tmp_path)
-    monkeypatch.setattr(preflight, "before_start", lambda plan: [])
+    monkeypatch.setattr(preflight, "before_start", lambda plan, words: [])
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     return result
