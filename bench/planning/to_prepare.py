@@ -20,7 +20,7 @@ def command(words: Sequence[str]) -> str:
 
     Without words, as for a run of a study, the text says which overrides to use.
     """
-    own = [word for word in words if not word.startswith("hydra.")]
+    own = [one for one in words if not one.startswith("hydra.")]
     return shlex.join(["runstop", "prepare", *own]) if own else "runstop prepare, with the overrides of this run"
 
 

@@ -113,10 +113,16 @@ def test_two_commands_fine_tune_a_folder_on_a_chat_file(qwen3: Path) -> None:
     assert expected.std() > 0.1, "equal logits would make the comparison meaningless"
     torch.testing.assert_close(torch.load(run / "own/plan.pt"), expected, rtol=0, atol=1e-4)
 
-    asked = ["task=generate_8b", "model=hf", "cluster=local", "precision=fp32", f"task.generation.lengths={ANSWERS}"]
-    asked = [word.replace(" ", "") for word in [*asked, "cluster.ranks_per_node=1"]]
-    runstop(out, "prepare", *asked)
-    runstop(out, "launch", *asked, "launch.folder=generated")
+    generation = [
+        "task=generate_8b",
+        "model=hf",
+        "cluster=local",
+        "precision=fp32",
+        f"task.generation.lengths={ANSWERS}",
+    ]
+    generation = [one.replace(" ", "") for one in [*generation, "cluster.ranks_per_node=1"]]
+    runstop(out, "prepare", *generation)
+    runstop(out, "launch", *generation, "launch.folder=generated")
     prompt = transformers.AutoTokenizer.from_pretrained(out)(QUESTION, return_tensors="pt").input_ids
     greedy = theirs.generate(prompt, max_new_tokens=max(ANSWERS), do_sample=False, eos_token_id=None, pad_token_id=0)
     new = greedy[0, prompt.shape[1] :].tolist()
@@ -218,10 +224,10 @@ def test_prepare_converts_weights_as_the_plan_stores_them(
     assert shown.endswith(f"runstop launch {' '.join(words)}")
     assert ended(capsys, "doctor", *words)[0] == 0
     assert f"{folder}/megatron_core exists already" in ended(capsys, "prepare", *words)[1]
-    asked = ["task=generate_8b", *(word for word in words if not word.startswith(("task=", "data.", "recipe.")))]
-    assert f"{folder}/megatron_core exists already" in ended(capsys, "prepare", *asked)[1], "a run without data"
+    generation = ["task=generate_8b", *(one for one in words if not one.startswith(("task=", "data.", "recipe.")))]
+    assert f"{folder}/megatron_core exists already" in ended(capsys, "prepare", *generation)[1], "a run without data"
     shutil.rmtree(folder / "megatron_core")
-    assert ended(capsys, "prepare", *asked, "precision=fp8")[0] == 0
+    assert ended(capsys, "prepare", *generation, "precision=fp8")[0] == 0
     assert [path.name for path in folder.glob("megatron*")] == ["megatron_core_fp8"]
 
 
@@ -244,8 +250,8 @@ def test_prepare_says_what_to_do_with_a_folder_that_is_not_writable(
 
 
 def test_prepare_refuses_a_run_that_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["task=generate_tiny", "cluster=local"]
-    assert "reads no files to tokenise, and no weights" in ended(capsys, "prepare", *asked)[1]
+    generation = ["task=generate_tiny", "cluster=local"]
+    assert "reads no files to tokenise, and no weights" in ended(capsys, "prepare", *generation)[1]
 
 
 def test_a_checkpoint_of_a_trial_is_no_model_folder(words: list[str], tmp_path: Path) -> None:
