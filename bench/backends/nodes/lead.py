@@ -302,7 +302,8 @@ def _missing(missing: set[int], within_s: float) -> BenchError:
     return BenchError(
         f"node {nodes} has not joined within {within_s:.0f} s",
         where="--lead",
-        fix="check on this node that runstop was started, read its output, and test the connection to node 0's port",
+        fix=f"on node {nodes}: check that runstop was started, read its output, and test the connection to the port of "
+        "node 0",
         rule="HST-02",
     )
 
