@@ -92,7 +92,7 @@ def path(what: str, name: str | None, *, required: bool, on: tuple[bool, bool]) 
 
 warned = partial(broken, severity="warning")
 SHARED = "put this path on a shared file system that all nodes mount at the same path"
-LOGS = "read the output of these ranks in the job's log; without output, put LOGDIR on a shared file system"
+LOGS = "read the output of these ranks in the job's log; if there is no output, put LOGDIR on a shared file system"
 SAME = "use the same Python environment on all nodes: a shared folder, or a container"
 PER_NODE = "set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task"
 OTHER_NODES = "set cluster= to the config of these nodes, or run on other nodes"
@@ -252,7 +252,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             broken("HW-01", "the GPU has 2 uncorrected ECC errors", BROKEN_GPU),
             broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
             broken(
-                *("HW-01", "the GPU memory has a row that is remapped only at the next reset of the GPU", BROKEN_GPU),
+                *("HW-01", "the GPU must be reset to remap a damaged row of its memory", BROKEN_GPU),
                 fix="ask the admins to reset the GPU: the reset remaps the row",
             ),
             warned(

@@ -158,10 +158,10 @@ def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str 
     for size in sizes:
         if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
             raise ConfigError(
-                f"a size is {size:,} bytes, but must be a multiple of {multiple} from {multiple} to "
+                f"a message size is {size:,} bytes, but must be a multiple of {multiple} bytes, and at most "
                 f"{2 * MAX_ELEMENTS:,} bytes",
                 where=where,
-                fix=f"set the size to a multiple of {multiple} in this range{otherwise}",
+                fix=f"set the size to a multiple of {multiple} from {multiple} to {2 * MAX_ELEMENTS}{otherwise}",
             )
 
 

@@ -99,7 +99,7 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
     yield groups < 1, f"groups={groups} is less than 1", "parallel.groups", "set parallel.groups to 1 or more"
     size = max(1, groups)
     is_even = nodes % size == 0 or (size % nodes == 0 and per_node % (size // nodes) == 0)
-    what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} groups of whole nodes or equal node parts"
+    what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} equal groups"
     yield (
         not is_even,
         what,

@@ -65,7 +65,7 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 fix = "ask the admins to reset the GPU: the reset remaps the row"
                 yield broken(
                     "HW-01",
-                    "the GPU memory has a row that is remapped only at the next reset of the GPU",
+                    "the GPU must be reset to remap a damaged row of its memory",
                     where,
                     fix=fix,
                 )
