@@ -103,7 +103,8 @@ def _signer(folder: Path, data: bytes, allowed: Path, revoked: Path | None) -> t
         if listed.returncode or not names:
             return (
                 None,
-                f"{allowed.name} does not have the signer's key, or this is not a signature: {_last_line(listed)}",
+                f"{allowed.name} does not have the signer's key, or {SIGNATURE} is not a signature: "
+                f"{_last_line(listed)}",
             )
         more = ["-r", str(revoked)] if revoked else []
         words = ["-Y", "verify", "-f", str(allowed), "-n", NAMESPACE, *of_signature, *more]

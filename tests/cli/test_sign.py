@@ -116,7 +116,9 @@ FORGERIES: dict[Callable[[Path, Keys], None], dict[str, str]] = {
     edit_and_list: {"manifest.json.sig": "not accepted: "},
     sign_as_mallory: {"manifest.json.sig": "allowed_signers does not have the signer's key"},
     sign_for_another_purpose: {"manifest.json.sig": "not accepted: "},
-    write_rubbish: {"manifest.json.sig": "allowed_signers does not have the signer's key, or this is not a signature"},
+    write_rubbish: {
+        "manifest.json.sig": "allowed_signers does not have the signer's key, or manifest.json.sig is not a signature"
+    },
     unlink: {"manifest.json.sig": "missing: the run is not signed"},
 }
 

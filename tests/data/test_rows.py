@@ -129,7 +129,7 @@ def test_other_rows_are_refused(plan: Plan, tmp_path: Path, message: str, capsys
     ("changes", "message"),
     [
         ({"seq_start_id": [0, 9]}, "row 0 has an unsupported document mask"),
-        ({"loss_mask": [1] * 31}, "(32,) tokens and (31,) labels"),
+        ({"loss_mask": [1] * 31}, "tokens of shape (32,) and labels of shape (31,)"),
         ({"loss_mask": Path("x")}, "the pickle refers to pathlib"),
     ],
 )
