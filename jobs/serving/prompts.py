@@ -24,7 +24,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set another folder",
+            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set MODEL (with "
+            "task.serving.server.url: task.serving.server.tokenizer) to another folder",
             rule="CFG-06",
         ) from error
 

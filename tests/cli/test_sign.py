@@ -158,7 +158,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     assert "a changed run cannot be signed" in capsys.readouterr().err
     (folder / "facts/rank_0000.json").write_text(kept)
     assert run("sign", folder, "--key", keys.public(keys.alice).with_suffix(".txt")) == 2
-    assert "not a key file" in capsys.readouterr().err
+    assert "this key file does not exist" in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.allowed) == 2
     assert "the key cannot be used: " in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.alice) == 0

@@ -215,12 +215,12 @@ def test_prepare_counts_the_rows_that_a_plan_then_has(
     path = tmp_path / "cache/c.jsonl"
     words = overrides(tmp_path, "data=chat", "data.files=c.jsonl")
     with pytest.raises(
-        ConfigError, match="cannot read the files: no file of chat matches data.files=c.jsonl"
+        ConfigError, match="the files cannot be read: no file of chat matches data.files=c.jsonl"
     ) as raised:
         compose.compose(words)
     assert "set data.train_rows to the number of training rows" in raised.value.fix
     path.write_bytes(lines([{"messages": TURNS}] * 5))
-    with pytest.raises(ConfigError, match="there are no prepared rows of chat to count") as raised:
+    with pytest.raises(ConfigError, match="this machine has no prepared rows of chat to count") as raised:
         compose.compose(words)
     assert f"run this command first: runstop prepare {' '.join(words)}" in raised.value.fix
     before = sorted((tmp_path / "cache").iterdir())
@@ -257,7 +257,7 @@ def test_a_job_on_another_machine_makes_the_counted_rows(tmp_path: Path, monkeyp
 
 def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = overrides(tmp_path, "data=gov_report", "data.train_rows=null", "data.seq_length=4")
-    with pytest.raises(ConfigError, match="there are no prepared rows of gov_report to count"):
+    with pytest.raises(ConfigError, match="this machine has no prepared rows of gov_report to count"):
         compose.compose(words)
     (tmp_path / "cache").mkdir()
     np.save(tmp_path / "cache/train_tokens.npy", np.zeros((7, 4), dtype=np.int32))

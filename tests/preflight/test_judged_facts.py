@@ -322,21 +322,48 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
     "NCCL's by its beginning": ({"NCCL_SOCKET_IFNAME": "et"}, []),
     "NCCL's that is down": (
         {"NCCL_SOCKET_IFNAME": "ib"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=ib is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME=ib selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "NCCL's by its whole name": (
         {"NCCL_SOCKET_IFNAME": "=et"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME==et is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME==et selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "all but some": ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
     "all but those that are up": (
         {"NCCL_SOCKET_IFNAME": "^lo,eth"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=^lo,eth is up; the active interfaces are lo, eth0")]
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME=^lo,eth selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
         * 2,
     ),
     "Gloo's by its beginning": (
         {"GLOO_SOCKET_IFNAME": "et"},
-        [("NCC-01", "error", "no interface of GLOO_SOCKET_IFNAME=et is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "GLOO_SOCKET_IFNAME=et selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "Gloo's, one of two": ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, []),
     "the loopback": (

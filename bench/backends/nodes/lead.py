@@ -66,7 +66,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
+                f"{missing[0]} was prepared, but does not exist on the host {member.name}",
                 where="DATADIR, MODEL",
                 fix="copy this folder to the same path on every host, or put this folder on a shared file system",
                 rule="HST-10",

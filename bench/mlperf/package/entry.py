@@ -62,7 +62,7 @@ def read_run(folder: Path) -> Run:
     plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
-        fix = "pack runs that have a target, as runs with model.weights=checkpoint do"
+        fix = "pack runs that have a target, such as runs with model.weights=checkpoint"
         raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))

@@ -154,7 +154,7 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; for a GPU with FP8, set its dense peak in cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its dense peak",
         )
 
 

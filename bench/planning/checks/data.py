@@ -56,7 +56,7 @@ def _check_files(data: Data) -> None:
         has, fix = ("answers", "plain, headings or inst") if data.source.has_prompts else ("text only", "null")
         if data.source is DataSource.chat:
             has = "prompts of a chat template"
-        given = data.prompt_type.name if data.prompt_type else None
+        given = data.prompt_type.name if data.prompt_type else "null"
         raise ConfigError(
             f"records of {data.source.name} have {has}, but prompt_type is {given}",
             where="data.prompt_type",

@@ -91,7 +91,12 @@ def _amounts(generation: Generation) -> Iterator[Refusal]:
         amount = getattr(generation, name)
         what = f"{name} is {amount}, but must be 1 or more"
         yield amount < 1, what, f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
-    yield not generation.question.strip(), "the question is empty", f"{BLOCK}.question", "set the prompt"
+    yield (
+        not generation.question.strip(),
+        "the question is empty",
+        f"{BLOCK}.question",
+        f"set {BLOCK}.question to a text",
+    )
 
 
 def _order(generation: Generation) -> Iterator[Refusal]:

@@ -97,7 +97,7 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if not chosen:
                 yield broken(
                     "NCC-01",
-                    f"no interface of {name}={configured} is up; the active interfaces are {', '.join(up)}",
+                    f"{name}={configured} selects no interface that is up; the active interfaces are {', '.join(up)}",
                     node,
                 )
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
