@@ -200,11 +200,11 @@ def num_ids(tokenizer: Path) -> int:
 
 
 def bad_tokenizer(path: Path, error: object) -> ConfigError:
-    """Return the error for a file that is not a tokenizer."""
+    """Return the error for a damaged file of a tokenizer: tokenizer.json, tokenizer.model or a file next to them."""
     return ConfigError(
-        f"the file is not a tokenizer.json of Hugging Face tokenizers: {error}",
+        f"{path.name} cannot be used: {error}",
         where=str(path),
-        fix="copy tokenizer.json from the model's folder again",
+        fix=f"copy {path.name} from the model's folder again",
         rule="CFG-06",
     )
 

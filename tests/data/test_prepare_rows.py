@@ -269,7 +269,7 @@ TOKENIZERS: dict[str, Callable[[Path], Any]] = {
     "there is no tokenizer.json and no tokenizer.model at this path": lambda folder: (
         folder / "tokenizer.json"
     ).unlink(),
-    "not a tokenizer.json of Hugging Face tokenizers": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "tokenizer.json cannot be used": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "the tokenizer has no eos_token": lambda folder: (folder / "tokenizer_config.json").unlink(),
     "is '<end>', which is not a token of tokenizer.json": lambda folder: write_tokenizer(
         folder, {"eos_token": "<end>"}

@@ -104,7 +104,10 @@ REFUSED = {
         (*TINY, "parallel.ep=3", "cluster.ranks_per_node=3", "recipe.global_batch_size=12"),
         "ep 3 does not divide the 4 experts of tiny_moe",
     ),
-    "not a divisor of the ranks": ((*TINY, "parallel.ep=4"), "ep 4 does not divide the 2 ranks of dp 2 x cp 1"),
+    "not a divisor of the ranks": (
+        (*TINY, "parallel.ep=4"),
+        "ep 4 does not divide the 2 ranks (dp 2 x cp 1) of the experts",
+    ),
     "replicated optimizer": (
         (*TINY, "parallel.ep=2", "parallel.distributed_optimizer=false"),
         "need the distributed optimizer",

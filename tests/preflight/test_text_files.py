@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
         *("CFG-06",),
         lambda cache: (cache / "tokenizer_config.json").write_text('{"bos_token": "<s>"}'),
     ),
-    "not a tokenizer.json of": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
+    "tokenizer.json cannot be used": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
     "token ids up to 600, but the model's vocabulary size is 512": (
         "CFG-06",
         lambda cache: add_token(cache / "tokenizer.json", 600),
