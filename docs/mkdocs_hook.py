@@ -23,6 +23,7 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 def on_config(config: Any) -> Any:
     """Set the repository and the menu."""
     config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    config.repo_name = config.repo_url.rpartition("/")[2]
     config.nav = menu((ROOT / "docs" / "README.md").read_text())
     return config
 
@@ -34,7 +35,8 @@ def menu(index: str) -> list[dict[str, Any]]:
         heading, _, table = section.partition("\n")
         rows = re.findall(r"^\| \[([^]]+)\]\(([^)]+)\)", table, re.M)
         if rows:
-            sections.append({heading: [{title[0].upper() + title[1:]: site_path("docs", path)} for title, path in rows]})
+            pages = [{title[0].upper() + title[1:]: site_path("docs", path)} for title, path in rows]
+            sections.append({heading: pages})
     return sections
 
 
@@ -56,7 +58,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite the links that lead out of docs/, and all links of the pages at the top of the repository."""
     tops = {name: path for path, name in TOP.items()}
-    source = tops.get(page.file.src_uri) or join("docs", page.file.src_uri)
+    source = tops.get(page.file.src_uri, join("docs", page.file.src_uri))
 
     def rewritten(match: "re.Match[str]") -> str:
         before, target, after = match.groups()
