@@ -7,7 +7,10 @@ from bench.contract.codec import OMIT_DEFAULT
 
 
 class DataSource(Enum):
-    """The source of the rows: a built-in grammar, rows prepared by the site, random tokens, or files to tokenise."""
+    """The source of the rows: a built-in grammar, rows prepared by the site, random tokens, or files to tokenise.
+
+    program: engine=command, whose program reads its own data; rows and tokens are 0 if they are unknown.
+    """
 
     grammar = "grammar"
     prepared = "prepared"
@@ -16,6 +19,7 @@ class DataSource(Enum):
     c4 = "c4"
     dolly = "dolly"
     pubmedqa = "pubmedqa"
+    program = "program"
 
     @property
     def reads_files(self) -> bool:

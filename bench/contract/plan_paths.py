@@ -21,9 +21,13 @@ def expanded(text: str | None) -> str | None:
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return the paths that a run reads and writes, by their usual variable."""
     named, data, task = {"LOGDIR": config.cluster.paths.logs}, config.data, config.task
-    if data is not None and data.source is not DataSource.random:
+    if data is not None and data.source is not DataSource.random and _is_needed(config, "data", data.source):
         named = {"DATADIR": config.cluster.paths.data} | named
-    starts_from_files = task.training is not None and task.training.starts_from is not StartsFrom.random
+    starts_from_files = (
+        task.training is not None
+        and task.training.starts_from is not StartsFrom.random
+        and _is_needed(config, "model", task.training.starts_from)
+    )
     if starts_from_files or (data is not None and data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
     if task.generation and config.model.weights is not Weights.random:
@@ -33,6 +37,12 @@ def named_paths(config: Config) -> dict[str, str | None]:
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
+
+
+def _is_needed(config: Config, placeholder: str, origin: DataSource | StartsFrom) -> bool:
+    """Return whether a folder is read: what a program brings itself is not, unless its words name the folder."""
+    is_own = origin in (DataSource.program, StartsFrom.program)
+    return not is_own or (config.program is not None and config.program.uses(placeholder))
 
 
 def to_prepare(plan: plans.Plan) -> list[str]:

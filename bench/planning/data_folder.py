@@ -1,17 +1,36 @@
-"""The folder of a run's rows."""
+"""The folders of a run's rows and initial weights."""
 
 from bench.contract.plan import fingerprint
+from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Config, DataSource
+from bench.contract.training import StartsFrom
 
 
 def data_dir(config: Config) -> str | None:
-    """Return the folder of the rows; None for random rows, which exist in memory only.
+    """Return the folder of the rows; None for random rows, which exist in memory only, and for a program's own data.
 
     Prepared rows have one folder per data config and vocabulary size, so that they never mix.
     """
     root, source = config.cluster.paths.data, config.training_data.source
-    if source is DataSource.random:
+    is_unused = source is DataSource.program and not (config.program and config.program.uses("data"))
+    if source is DataSource.random or is_unused:
         return None
-    if root is None or source is DataSource.prepared:
+    if root is None or source in (DataSource.prepared, DataSource.program):
         return root
     return f"{root}/{config.training_data.name}-{fingerprint(config.training_data, config.model.vocab_size)}"
+
+
+def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
+    """Return the folder of the checkpoint that training starts from; None for random weights, and for
+    those that a program brings."""
+    root = config.cluster.paths.model
+    start = config.training.starts_from
+    is_unused = start is StartsFrom.program and not (config.program and config.program.uses("model"))
+    if root is None or start is StartsFrom.random or is_unused:
+        return None
+    if base is None:
+        return root
+    b = base.config
+    return (
+        f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.training_recipe, b.training, b.seed_base, b.precision)}"
+    )

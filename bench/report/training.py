@@ -1,5 +1,6 @@
 """Show training tasks: plans, results of trials, and sets of trials."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.modules import ModuleTimes
 from bench.contract.plan import Recomputed
 from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.program import Adapter, Per
 from bench.contract.schema import DataSource, Device, Precision
 from bench.contract.training import Recompute, StartsFrom
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -299,11 +301,17 @@ def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
     lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
+    if m is None:
+        return f"{c.model.name}{lora}{weights}" if c.model.is_known else "unknown: the program's own"
     return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trainable{lora}{weights}"
 
 
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
+    if data.source is DataSource.program:
+        counts = {"training rows": data.train_rows, "evaluation rows": data.eval_rows, "tokens per row": data.seq_length}
+        known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        return f"the program's own{f': {known}' if known else ''}"
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
     rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
     return f"{name}: {rows}"
@@ -326,7 +334,12 @@ def _document_mask(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """Yield the settings of engine=huggingface; other engines have no such row."""
+    """Yield the settings of engine=huggingface and of a program; other engines have no such row."""
+    if (program := plan.config.program) is not None:
+        times = {Per.rank: "each rank", Per.node: "each node", Per.job: "node 0"}[program.per]
+        yield "engine", f"command, started on {times}: {shlex.join(program.argv)}"
+        where = "the output" if program.file is None or program.adapter is Adapter.hf_trainer else program.file
+        yield "read by", f"adapter {program.adapter.name}, from {where}; what only the program says is marked in the log"
     hf = plan.config.huggingface
     if hf is None:
         return
@@ -360,16 +373,23 @@ def _batch(plan: TrainingPlan) -> str:
     micro = f"micro-batch {b.micro_batch_size}{' (automatic)' if is_chosen else ''}"
     groups = "" if plan.world.groups is None else f"{plan.world.groups} groups x "
     sizes = f"{groups}dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
+    if plan.config.program is not None:
+        sizes = f"{b.global_batch_size} rows per step; how it is split is the program's choice"
+        return sizes + (f"; {b.tokens_per_step:,} tokens per step" if b.tokens_per_step else "")
     return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens per step"
 
 
 def _evaluation(plan: TrainingPlan) -> str:
     e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.training.target_eval_loss
     until = "no target" if target is None else f"target: evaluation loss of at most {target:g}"
+    if plan.config.program is not None:
+        return f"when the program evaluates; {until}"
     return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
 
 
 def _recompute(plan: TrainingPlan) -> str:
+    if plan.config.program is not None:
+        return "by the program"
     text = recompute_text(plan.recompute, plan.config.model.num_layers // plan.world.pp)
     return f"{text} (automatic, to fit memory)" if plan.config.training_recipe.recompute is Recompute.fit else text
 
@@ -472,6 +492,8 @@ def _training_time(plan: TrainingPlan) -> str:
 
 def _memory(plan: TrainingPlan) -> str:
     m = plan.memory
+    if m is None:
+        return "not estimated: runstop does not know the memory of a program"
     unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
     parts = ", ".join(
         f"{name} {gib * scale:.2g}" if gib * scale < 10 else f"{name} {gib * scale:.1f}"

@@ -115,7 +115,7 @@ def size(plan: TrainingPlan) -> Facts:
     is_bound = plan.data.document_mask and plan.attention_share is None
     return {
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
-        "trainable_parameters": plan.memory.trainable_parameters,
+        "trainable_parameters": plan.memory and plan.memory.trainable_parameters,
         mllog.MODEL_TFLOP_PER_SAMPLE: None if is_bound else plan.tflop_per_sample,
         mllog.ACCELERATOR_PEAK_TFLOPS: plan.peak_tflops,
     }
