@@ -50,7 +50,8 @@ def check(config: Config) -> None:
 def _unknown(config: Config) -> Iterator[Refusal]:
     """Yield what only a program can bring itself, in the config of another engine."""
     what = f"engine={config.engine.name.name} needs"
-    yield not config.model.is_known, f"{what} a model, but its sizes are 0", "model", "choose a model, such as model=tiny"
+    fix = "choose a model, such as model=tiny, or engine=command"
+    yield not config.model.is_known, f"{what} a model, but its sizes are 0", "model", fix
     if config.data is not None:
         is_own = config.data.source is DataSource.program
         yield is_own, f"{what} rows, but data.source is program", "data", "choose data, or engine=command"
