@@ -69,7 +69,7 @@ class Program:
 
     argv: list[str]
     """The program and its arguments. `python` is the interpreter of the ranks."""
-    per: Per = Per.rank
+    per: Per = Per.job
     adapter: Adapter = Adapter.mllog
     patterns: list[str] = field(default_factory=list)
     """For adapter=plain: regular expressions whose groups are named after `GROUPS`."""

@@ -74,6 +74,8 @@ def _program(config: Config, block: Program) -> Iterator[Refusal]:
     for name in block.environment:
         fix = "use letters, digits and _"
         yield not _NAME.fullmatch(name), f"{name!r} is not a name of a variable", f"{BLOCK}.environment", fix
+    what = f"trials={config.trials}, but the program does not get {{seed}}: its trials would repeat the same work"
+    yield config.trials > 1 and not block.uses("seed"), what, f"{BLOCK}.argv, trials", "pass {seed}, or set trials=1"
     yield from _values(config, block)
     yield from _reading(block)
     what = f"stop_s is {block.stop_s:g} s, but must be from 0 to {MAX_STOP_S:g} s"

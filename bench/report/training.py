@@ -51,6 +51,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
     rows = [_time_row(result), _valid_row(result)]
     rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
     rows += _untargeted_losses(result)
+    rows += _program_rows(result)
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
     rows += costs.result_rows(TrainingResult(result=result).measurements)
@@ -150,6 +151,12 @@ def _untargeted_losses(result: Result) -> list[Row]:
     if not result.has_target and not result.has_random_rows and result.eval_final is not None:
         rows.append(("final evaluation", f"{result.eval_final:.4f}", "no target"))
     return rows
+
+
+def _program_rows(result: Result) -> list[Row]:
+    """Return which numbers are the word of a user's program, and where its times contradict the runner's clock."""
+    names = {"LOG-24": "by the program", "LOG-25": "contradiction"}
+    return [(names[found.rule], found.titled, "") for found in result.findings if found.rule in names]
 
 
 def _throughput_row(result: Result) -> Row:
@@ -283,7 +290,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         *_engine(plan),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
-        ("learning rate", f"{plan.config.training_recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
+        ("learning rate", _learning_rate(plan)),
         ("precision", f"{plan.config.precision.name}, recompute {_recompute(plan)}"),
         ("evaluation", _evaluation(plan)),
         ("trials", trials_row(plan)),
@@ -295,6 +302,13 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         ("training time", _training_time(plan)),
         ("division", f"{plan.submission.division}" + "".join(f"; {d}" for d in plan.submission.deviations)),
     ]
+
+
+def _learning_rate(plan: TrainingPlan) -> str:
+    lr, program = f"{plan.config.training_recipe.lr:g}", plan.config.program
+    if program is not None:
+        return f"{lr}, passed to the program" if program.uses("lr") else "the program's choice"
+    return f"{lr}, cosine to 0 at step {plan.max_steps:,}"
 
 
 def _model(plan: TrainingPlan) -> str:
@@ -363,6 +377,8 @@ def _ranks(plan: TrainingPlan) -> str:
 
 def _chosen(plan: TrainingPlan) -> str:
     """Return which sizes the plan chose because the config leaves them null."""
+    if plan.config.program is not None:
+        return ""
     names = [name for name in layouts.CHOSEN if getattr(plan.config.parallel, name) is None]
     return f" ({', '.join(names)} automatic)" if names else ""
 
@@ -423,6 +439,8 @@ def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _step_time(plan: TrainingPlan) -> str:
+    if plan.config.program is not None:
+        return "not estimated: runstop does not know the program"
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
     if plan.cost is None:

@@ -179,4 +179,8 @@ RUN: Texts = {
         "the program of engine=command ended, but processes that it had started still ran",
         "let it wait for the processes that it starts: work that is left behind is neither timed nor judged",
     ),
+    "RUN-23": (
+        "the program of engine=command ended before it had trained all steps of the plan",
+        "pass {max_steps} to it, or set task.training.max_steps to the steps that it trains; find out why it ended",
+    ),
 }

@@ -26,7 +26,7 @@ BOUND = Path(__file__).parents[2] / "bench/backends/nodes/bound.py"
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 20
 """The rest of a longer line is dropped; an MLLOG record is at most this long."""
-KEPT_BYTES, TAIL_BYTES = 64 << 20, 1 << 16
+KEPT_BYTES, TAIL_BYTES = 16 << 20, 1 << 16
 """Of the output of one attempt, the first and the last bytes that are kept; the rest is read and counted only."""
 SETTLE_S = 2.0
 """How long processes that the program has started may take to end after it, such as data workers."""

@@ -8,7 +8,6 @@ from bench.contract import mllog
 from bench.contract.plan_kinds import TrainingPlan, samples
 from bench.errors import BenchError
 from jobs.command.adapters import MllogRecord, Said, Unreadable
-from jobs.ranks import timing
 
 Describe = Callable[[], Mapping[str, Any]]
 """Returns the keys that describe the trial, with their values."""
@@ -32,11 +31,11 @@ class Recorder(Protocol):
             Unreadable: a record of the program may not be taken over.
         """
 
-    def finish(self) -> str:
-        """Write what is left once the program has ended without an error, and return the status of run_stop.
+    def finish(self) -> None:
+        """Write what is left once the program has ended without an error.
 
         Raises:
-            BenchError: the program said nothing about its training.
+            BenchError: the program said nothing about its training, or ended before its last step.
         """
 
 
@@ -81,7 +80,7 @@ class StepRecorder:
 
     def _stepped(self, step: int, loss: float | None, at_s: float) -> None:
         """Record the end of a step; log it if it is due."""
-        loss = self._loss if loss is None else timing.finite(loss, "training", step)
+        loss = self._loss if loss is None else _finite(loss, "training", step)
         if self._logged is None:
             self._begin(step, at_s)
             if loss is not None:
@@ -126,7 +125,7 @@ class StepRecorder:
     def _evaluated(self, said: Said, at_s: float) -> None:
         assert said.eval_loss is not None
         step = max(self.step, said.step or 0)
-        loss = timing.finite(said.eval_loss, "evaluation", step)
+        loss = _finite(said.eval_loss, "evaluation", step)
         self._log_steps()
         is_training = self._logged is not None
         if is_training:
@@ -145,18 +144,25 @@ class StepRecorder:
             self._log.start(mllog.BLOCK_START, **self._place(step))
             self._logged, self._since_s, self._last_s = step, at_s, at_s
 
-    def finish(self) -> str:
+    def finish(self) -> None:
         if self._logged is None:
             raise nothing_read("a training step")
         if self.has_stopped:
-            return mllog.SUCCESS
+            return
         self._log_steps()
         self._log.stop(mllog.BLOCK_STOP, **self._place(self.step))
-        is_complete = self.step >= self._plan.max_steps and not self._plan.config.training.has_target
-        status = mllog.SUCCESS if is_complete else mllog.ABORTED
         self.has_stopped = True
-        self._log.finish(status, **self._place(self.step))
-        return status
+        has_target, last = self._plan.config.training.has_target, self._plan.max_steps
+        is_complete = self.step >= last and not has_target
+        self._log.finish(mllog.SUCCESS if is_complete else mllog.ABORTED, **self._place(self.step))
+        if not is_complete and not has_target:
+            raise BenchError(
+                f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
+                where="task.training.max_steps, engine.command",
+                fix="pass {max_steps} to the program, or set task.training.max_steps to the steps that it trains; if its "
+                "lines do not show every step, set engine.command.every_steps (hf_trainer) or print the last step",
+                rule="RUN-23",
+            )
 
     def _place(self, step: int) -> dict[str, int]:
         return {"samples_count": samples(self._plan, step), "step": step}
@@ -192,7 +198,7 @@ class MllogRecorder:
             return  # the runner has logged init_start; after run_stop nothing belongs to the trial
         self._count(record)
         if record.key in LOSSES and isinstance(record.value, float):
-            timing.finite(record.value, "training" if record.key == mllog.TRAIN_LOSS else "evaluation", self.step)
+            _finite(record.value, "training" if record.key == mllog.TRAIN_LOSS else "evaluation", self.step)
         own = {name: value for name, value in record.metadata.items() if name != mllog.MONOTONIC_MS}
         own |= {mllog.BY_PROGRAM: True, mllog.PROGRAM_TIME_MS: record.time_ms}
         try:
@@ -227,11 +233,10 @@ class MllogRecorder:
         elif isinstance(count, int | float) and math.isfinite(count):
             self.step = max(self.step, int(count // size))
 
-    def finish(self) -> str:
+    def finish(self) -> None:
         for key in (mllog.RUN_START, mllog.RUN_STOP):
             if key not in self._seen:
                 raise nothing_read(key)
-        return mllog.SUCCESS
 
 
 def nothing_read(what: str) -> BenchError:
@@ -244,9 +249,16 @@ def nothing_read(what: str) -> BenchError:
     )
 
 
-def is_resumable(plan: TrainingPlan) -> bool:
-    """Return whether the program continues from its own checkpoints in a later attempt."""
-    return plan.config.program is not None and plan.config.program.resumes
+def _finite(loss: float, what: str, step: int) -> float:
+    """Return the loss; raise BenchError if it is not a finite number."""
+    if math.isfinite(loss):
+        return loss
+    raise BenchError(
+        f"the {what} loss is {loss} at step {step}",
+        where="the output of the program",
+        fix="lower the program's learning rate, or look for values that are not finite in its rows and weights",
+        rule="RUN-05",
+    )
 
 
 def first_step(records: list[dict[str, Any]]) -> int | None:

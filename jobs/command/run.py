@@ -6,6 +6,7 @@ packages.
 """
 
 import json
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -219,8 +220,6 @@ class Followed:
             with self._reading():
                 if (said := self._reader.finished()) is not None:
                     self._take(said, now_s)
-            self.log_output()
-            self._recorder.finish()
         self._kept.finish()
         if left := self._child.left():
             raise BenchError(
@@ -230,12 +229,15 @@ class Followed:
                 "background: work that it leaves behind is neither timed nor judged",
                 rule="RUN-22",
             )
+        if self._is_reading:
+            self.log_output()
+            self._recorder.finish()
 
     def _require_success(self, code: int | None) -> None:
         if not code:
             return
         self._kept.finish()
-        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
         raise BenchError(
             f"the program of rank {self._begun.who.rank} ended with {how}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command.argv",
