@@ -86,20 +86,20 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether the user's program, or a script among its words, does not exist on this machine."""
     settings = subject.plan.config.program
     assert settings is not None
-    first, *words = (word for word in settings.argv)
-    folder = Path(settings.folder) if settings.folder and not placeholders(settings.folder) else None
-    where, fix = "engine.command.argv", "correct the path; ranks start in the run folder, unless engine.command.folder is set"
+    where, fix = (
+        "engine.command.argv",
+        "correct the path; programs start in the run folder, or in engine.command.folder",
+    )
+    first, *words = settings.argv
     if first != "python" and not placeholders(first) and shutil.which(first, path=_search_path(settings)) is None:
         yield broken("RUN-08", f"the program {first} does not exist, or cannot be executed", where, fix=fix)
     else:
         yield first
+    folder = settings.folder or "/"
     for word in words:
-        path = Path(folder or "/", word)
-        is_script = path.suffix in SCRIPTS and not placeholders(word) and not word.startswith("-")
-        if is_script and (folder or path.is_absolute() and Path(word).is_absolute()) and not path.is_file():
-            yield broken("RUN-08", f"the file {word} does not exist", where, fix=fix)
-        elif is_script and not folder and not Path(word).is_absolute():
-            yield broken("RUN-08", f"the file {word} is not in the folder of this command", where, fix=fix)
+        is_script = word.endswith(SCRIPTS) and not word.startswith("-") and not placeholders(f"{folder}{word}")
+        if is_script and not Path(folder, word).is_file():
+            yield broken("RUN-08", f"the file {word} does not exist here", where, fix=fix)
 
 
 def _search_path(settings: Program) -> str | None:

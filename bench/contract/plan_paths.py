@@ -21,12 +21,10 @@ def expanded(text: str | None) -> str | None:
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return the paths that a run reads and writes, by their usual variable."""
     named, data, task = {"LOGDIR": config.cluster.paths.logs}, config.data, config.task
-    if data is not None and data.source is not DataSource.random and _is_needed(config, "data", data.source):
+    if data is not None and data.source is not DataSource.random and _is_read(config, "data"):
         named = {"DATADIR": config.cluster.paths.data} | named
     starts_from_files = (
-        task.training is not None
-        and task.training.starts_from is not StartsFrom.random
-        and _is_needed(config, "model", task.training.starts_from)
+        task.training is not None and task.training.starts_from is not StartsFrom.random and _is_read(config, "model")
     )
     if starts_from_files or (data is not None and data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
@@ -39,10 +37,9 @@ def named_paths(config: Config) -> dict[str, str | None]:
     return named
 
 
-def _is_needed(config: Config, placeholder: str, origin: DataSource | StartsFrom) -> bool:
-    """Return whether a folder is read: what a program brings itself is not, unless its words name the folder."""
-    is_own = origin in (DataSource.program, StartsFrom.program)
-    return not is_own or (config.program is not None and config.program.uses(placeholder))
+def _is_read(config: Config, placeholder: str) -> bool:
+    """Return whether a folder is read: by a program only if a placeholder passes the folder to it."""
+    return config.program is None or config.program.uses(placeholder)
 
 
 def to_prepare(plan: plans.Plan) -> list[str]:

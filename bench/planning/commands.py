@@ -79,7 +79,11 @@ def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint must be prepared before the first trial."""
     if config.task.training is None:
         return False
-    return config.training_data.source.needs_preparation or config.training.starts_from is StartsFrom.task
+    needs_rows = config.training_data.source.needs_preparation
+    needs_base = config.training.starts_from is StartsFrom.task
+    if (program := config.program) is not None:  # it reads only what a placeholder passes to it
+        needs_rows, needs_base = needs_rows and program.uses("data"), needs_base and program.uses("model")
+    return needs_rows or needs_base
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:

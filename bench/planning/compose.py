@@ -309,7 +309,7 @@ def _absolute(path: str | None) -> str | None:
 
 def _absolute_file(word: str) -> str:
     """Return the absolute path of a word that names a file here, such as train.py: the program starts elsewhere."""
-    is_file = ("." in word or "/" in word) and os.path.isfile(word)
+    is_file = ("." in word or "/" in word) and Path(word).is_file()
     return os.path.abspath(word) if is_file else word
 
 

@@ -7,13 +7,12 @@ from bench.contract.training import StartsFrom
 
 
 def data_dir(config: Config) -> str | None:
-    """Return the folder of the rows; None for random rows, which exist in memory only, and for a program's own data.
+    """Return the folder of the rows; None for random rows, which exist in memory only.
 
     Prepared rows have one folder per data config and vocabulary size, so that they never mix.
     """
     root, source = config.cluster.paths.data, config.training_data.source
-    is_unused = source is DataSource.program and not (config.program and config.program.uses("data"))
-    if source is DataSource.random or is_unused:
+    if source is DataSource.random:
         return None
     if root is None or source in (DataSource.prepared, DataSource.program):
         return root
@@ -21,12 +20,9 @@ def data_dir(config: Config) -> str | None:
 
 
 def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
-    """Return the folder of the checkpoint that training starts from; None for random weights, and for
-    those that a program brings."""
+    """Return the folder of the checkpoint that training starts from; None for random weights."""
     root = config.cluster.paths.model
-    start = config.training.starts_from
-    is_unused = start is StartsFrom.program and not (config.program and config.program.uses("model"))
-    if root is None or start is StartsFrom.random or is_unused:
+    if root is None or config.training.starts_from is StartsFrom.random:
         return None
     if base is None:
         return root

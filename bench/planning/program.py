@@ -169,7 +169,10 @@ def layout(config: Config) -> tuple[World, Batch]:
 def make(
     config: Config, *, max_steps: int, evaluation: Evaluation, submission: Submission, base: TrainingPlan | None
 ) -> TrainingPlan:
-    """Return the plan of a program, without estimates. Which steps it evaluates is its own choice."""
+    """Return the plan of a program, without estimates. Which steps it evaluates is its own choice.
+
+    Rows and initial weights are inputs of the run only if a placeholder passes their folder to the program.
+    """
     world, batch = layout(config)
     data, share = config.training_data, documents.attention_share(config)
     is_known = config.model.is_known and data.seq_length > 0
@@ -190,7 +193,7 @@ def make(
         else None,
         attention_share=share,
         peak_tflops=flops.peak_tflops(config),
-        data_dir=data_dir(config),
-        base_dir=base_dir(config, base),
+        data_dir=data_dir(config) if config.program and config.program.uses("data") else None,
+        base_dir=base_dir(config, base) if config.program and config.program.uses("model") else None,
         base=base,
     )

@@ -323,7 +323,11 @@ def _model(plan: TrainingPlan) -> str:
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
     if data.source is DataSource.program:
-        counts = {"training rows": data.train_rows, "evaluation rows": data.eval_rows, "tokens per row": data.seq_length}
+        counts = {
+            "training rows": data.train_rows,
+            "evaluation rows": data.eval_rows,
+            "tokens per row": data.seq_length,
+        }
         known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         return f"the program's own{f': {known}' if known else ''}"
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
@@ -353,7 +357,8 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         times = {Per.rank: "each rank", Per.node: "each node", Per.job: "node 0"}[program.per]
         yield "engine", f"command, started on {times}: {shlex.join(program.argv)}"
         where = "the output" if program.file is None or program.adapter is Adapter.hf_trainer else program.file
-        yield "read by", f"adapter {program.adapter.name}, from {where}; what only the program says is marked in the log"
+        word = "what only the program says is marked in the log"
+        yield "read by", f"adapter {program.adapter.name}, from {where}; {word}"
     hf = plan.config.huggingface
     if hf is None:
         return

@@ -11,7 +11,8 @@ data, seed, steps, batch, lr = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.
 torch.manual_seed(seed)
 sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 512}
 heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rms_norm_eps=1e-5))
+init = {"initializer_range": math.sqrt(2 / (5 * 128)), "rms_norm_eps": 1e-5}  # as runstop's own tiny Llama
+model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **init))
 
 
 def rows(split):
@@ -24,7 +25,7 @@ def rows(split):
 tokens, labels = rows("train")
 order = torch.randperm(len(tokens))
 optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * n / steps)))
 for step in range(1, steps + 1):
     own = order[torch.arange((step - 1) * batch, step * batch) % len(order)]
     loss = model(input_ids=tokens[own], labels=labels[own]).loss

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contract import atomic_files, mllog, run_files
+from bench.contract import atomic_files, checksums, mllog, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.plan_paths import expanded
 from bench.contract.program import Program, placeholders
-from bench.contract.schema import Device, GpuVendor
+from bench.contract.schema import DataSource, Device, GpuVendor
+from bench.contract.training import StartsFrom
 from jobs.node_checks import facts, hardware
 from jobs.ranks.identity import node_name
 from jobs.ranks.program import Begun
 from jobs.tasks import describe
+from jobs.tasks import inputs as checked
 
 if TYPE_CHECKING:
     from jobs.ranks.telemetry import Sampler
@@ -31,6 +34,25 @@ def program(filled: Program, settings: Program, log: mllog.Writer) -> None:
         path = Path(filled.folder or ".", word)
         if path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES:
             log.event(mllog.INPUT_SHA256, atomic_files.sha256(path), input=f"program {path.name}")
+
+
+def inputs(plan: TrainingPlan, log: mllog.Writer) -> None:
+    """Check the rows and weights of the plan whose folders the program gets, and log their checksums.
+
+    The program reads them itself, so whole files are compared with the checksums from when they were written.
+
+    Raises:
+        ConfigError: they are missing, are not those of the plan, or were changed.
+    """
+    if plan.base_dir is not None and plan.config.training.starts_from is not StartsFrom.program:
+        checked.check_weights(plan, log, None)
+    if plan.data_dir is None or plan.data.source is DataSource.program:
+        return
+    folder = Path(expanded(plan.data_dir) or plan.data_dir)
+    known = checksums.listed(folder)
+    if differing := checksums.differing(checksums.of_files(folder, known), known):
+        raise checksums.changed(f"the rows were changed: {differing}", folder, fix="prepare or copy the rows again")
+    checked.open_rows(plan, log)
 
 
 def trial(plan: TrainingPlan, trial: Trial) -> dict[str, Any]:

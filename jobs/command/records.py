@@ -159,8 +159,8 @@ class StepRecorder:
             raise BenchError(
                 f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
                 where="task.training.max_steps, engine.command",
-                fix="pass {max_steps} to the program, or set task.training.max_steps to the steps that it trains; if its "
-                "lines do not show every step, set engine.command.every_steps (hf_trainer) or print the last step",
+                fix="pass {max_steps} to the program, or set task.training.max_steps to the steps that it trains; if "
+                "its lines do not show every step, set engine.command.every_steps (hf_trainer) or print the last step",
                 rule="RUN-23",
             )
 
@@ -265,5 +265,3 @@ def first_step(records: list[dict[str, Any]]) -> int | None:
     """Return the first step that an attempt reported, from its records; None if it reported none."""
     steps = [record.get("value") for record in records if record.get("key") == mllog.TIMED_FROM]
     return next((step for step in steps if isinstance(step, int)), None)
-
-

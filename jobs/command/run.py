@@ -66,6 +66,7 @@ def run(begun: Begun[TrainingPlan]) -> None:
         log_caches(begun.folder / run_files.caches(begun.trial.index), log)
         log.start(mllog.INIT_START)
         describe.program(filled, settings, log)
+        describe.inputs(plan, log)
     telemetry = describe.Telemetry(begun)
     recorder.start()
     child = Child(
