@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from bench.contract import families
 from bench.contract.model import Model
 from bench.planning import compose
-from jobs.weights import families
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def llama(m: Model) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        **families.family_of(m).config(m), attn_implementation="sdpa", use_cache=False, dtype=torch.bfloat16
+        **families.of_model(m).config_of(m), attn_implementation="sdpa", use_cache=False, dtype=torch.bfloat16
     )
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)

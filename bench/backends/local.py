@@ -20,6 +20,7 @@ from bench.backends.nodes.processes import python_paths
 from bench.backends.protocol import Job, JobState
 from bench.contract import plan as plans
 from bench.contract import transport
+from bench.contract.data import DataSource
 from bench.contract.data_files import FORMATS
 from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan
@@ -123,7 +124,7 @@ RUNNER = ("psutil",)
 FLASH_PIP = "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """Packages that ranks import; installed by the extra `engine`."""
-TEXTS = ("tokenizers", "pyarrow")
+TEXTS = ("tokenizers", "pyarrow", "jinja2")
 """Packages that prepare rows from texts; installed by the extra `data`."""
 
 LOAD = ("mlperf_loadgen", "aiohttp", "tokenizers", "psutil")
@@ -186,10 +187,11 @@ def _of_texts(plan: Plan) -> Iterator[str]:
         yield TEXTS[0]
     if plan.config.data is None:
         return
-    source, rows = plan.config.data.source, expanded(plan.inputs.rows)
-    if source.reads_files and not (rows and Path(rows).exists()):
+    data, rows = plan.config.data, expanded(plan.inputs.rows)
+    if data.source.reads_files and not (rows and Path(rows).exists()):
         yield "tokenizers"
-        if FORMATS[source].suffixes == (".parquet",):
+        yield from ["jinja2"] if data.source is DataSource.chat else []
+        if FORMATS[data.source].suffixes == (".parquet",) or str(data.files).endswith(".parquet"):
             yield "pyarrow"
 
 

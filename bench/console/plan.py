@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from bench.console import diagnosis
 from bench.console.sheet import show
+from bench.contract import families
 from bench.contract.plan import Plan, Recomputed
 from bench.contract.schema import Config
 from bench.images import needed
-from bench.planning import layouts, local_sgd
+from bench.planning import layouts, local_sgd, model_folder
 from bench.planning.estimates import model_memory as needs
 from bench.planning.estimates.parameters import parameters
 from bench.planning.layouts import Layout
@@ -34,7 +35,9 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
     """Return the rows of a plan: name and value."""
     own = kinds.report_of(plan.kind).plan_rows(plan)
     return [
-        *own,
+        *own[:1],
+        *_model_read(plan.config),
+        *own[1:],
         *_detected(plan),
         *_image(plan),
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
@@ -43,6 +46,29 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
         ("files", ", ".join(plan.files)),
         *costs.plan_rows(plan),
     ]
+
+
+def _model_read(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what was read from config.json, with model=hf."""
+    m = config.model
+    if not model_folder.is_read(m):
+        return
+    serving = config.task.serving
+    folder = (serving.server.model if serving else None) or config.cluster.paths.model
+    others = {
+        "biases on q, k and v": m.qkv_bias,
+        "norms on q and k": m.qk_norm,
+        "tied embeddings": m.tied_embeddings,
+        f"RoPE scaled by {m.rope_scaling_factor:g}": m.rope_scaling_factor != 1,
+    }
+    sizes = (
+        f"{m.num_layers} layers, hidden {m.hidden_size:,}, MLP {m.ffn_hidden_size:,}",
+        f"{m.num_attention_heads} heads of {m.head_size}, {m.num_query_groups} query groups",
+        f"vocabulary {m.vocab_size:,}",
+        *(name for name, has in others.items() if has),
+    )
+    family = m.family if m.described else families.of_model(m).name
+    yield "read", f"{folder}/config.json: {family}, {parameters(m):,} parameters; {'; '.join(sizes)}"
 
 
 def _vboost(plan: "Plan") -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bench.contract import run_files
+from bench.contract import codec, run_files
 from bench.contract.checksums import MANIFEST as MANIFEST
 from bench.contract.model import Model
 from bench.contract.schema import Config, Precision
@@ -43,6 +43,8 @@ MODEL_FIELDS = (
     "tied_embeddings",
 )
 """Fields that must match between a checkpoint and the model; shapes alone do not show all differences."""
+LATER_FIELDS = {"head_dim": None, "qkv_bias": False, "qk_norm": False, "experts": None}
+"""The same, with the values that a manifest leaves out."""
 
 
 def steps(folder: Path) -> list[int]:
@@ -148,7 +150,14 @@ _TAKES = {Stored.fp8: "precision=fp8 with task.training.trains=lora", Stored.nf4
 
 def model_of(model: Model) -> dict[str, Any]:
     """Return a model's fields for a manifest."""
-    return {name: getattr(model, name) for name in MODEL_FIELDS}
+    later = {name: _of_weights(codec.plain(getattr(model, name))) for name in LATER_FIELDS}
+    given = {name: value for name, value in later.items() if value != LATER_FIELDS[name]}
+    return {name: getattr(model, name) for name in MODEL_FIELDS} | given
+
+
+def _of_weights(value: Any) -> Any:
+    """Return a model's field without the coefficient of the experts' loss, which is of the training."""
+    return {k: v for k, v in value.items() if k != "aux_loss_coef"} if isinstance(value, dict) else value
 
 
 def require_model(folder: Path, model: Model) -> None:
@@ -158,11 +167,11 @@ def require_model(folder: Path, model: Model) -> None:
         ConfigError: the model differs.
     """
     try:
-        converted = manifest(folder)["model"]
+        converted = LATER_FIELDS | manifest(folder)["model"]
         wrong = [
             f"{name} {converted[name]} instead of {expected}"
-            for name, expected in model_of(model).items()
-            if converted[name] != expected
+            for name, expected in (LATER_FIELDS | model_of(model)).items()
+            if _of_weights(converted[name]) != expected
         ]
     except (KeyError, TypeError):
         return

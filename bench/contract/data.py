@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.codec import OMIT_DEFAULT
+from bench.errors import ConfigError
 
 
 class DataSource(Enum):
@@ -20,16 +21,23 @@ class DataSource(Enum):
     dolly = "dolly"
     pubmedqa = "pubmedqa"
     program = "program"
+    text = "text"
+    chat = "chat"
 
     @property
     def reads_files(self) -> bool:
         """Whether the rows are tokenised from text files."""
-        return self in (DataSource.fineweb_edu, DataSource.c4, DataSource.dolly, DataSource.pubmedqa)
+        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a record is a question with an answer, to which `prompt_type` adds the text around them."""
+        return self in (DataSource.dolly, DataSource.pubmedqa)
 
     @property
     def has_answers(self) -> bool:
-        """Whether a record is a prompt with an answer, not only text."""
-        return self in (DataSource.dolly, DataSource.pubmedqa)
+        """Whether a record has answers, not only text."""
+        return self.has_prompts or self is DataSource.chat
 
     @property
     def needs_preparation(self) -> bool:
@@ -49,6 +57,21 @@ class PromptType(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
+class Columns:
+    """The names of the columns in the user's files, for the sources text and chat."""
+
+    text: str = "text"
+    messages: str | None = None
+    """A list of turns. None: messages, or else conversations."""
+    tools: str = "tools"
+    """The functions that an assistant may call, for the chat template. A file need not have this column."""
+    instruction: str = "instruction"
+    input: str = "input"
+    """May be missing or empty."""
+    output: str = "output"
+
+
+@dataclass(slots=True, kw_only=True)
 class Data:
     """Rows of seq_length tokens with a loss mask."""
 
@@ -56,7 +79,8 @@ class Data:
     summary: str
     source: DataSource
     seq_length: int
-    train_rows: int
+    train_rows: int | None
+    """None: all rows of the files, counted by `runstop prepare`. A plan has the number."""
     eval_rows: int
     answer_only: bool
     """True: loss on answers (summaries, for reports) only; False: on every token."""
@@ -69,11 +93,15 @@ class Data:
     """A tokenizer.json, or its folder; None: the one in MODEL."""
     packing: bool = False
     """True: documents fill every row one after another. False: one record per row, truncated or padded."""
+    columns: Columns | None = field(default=None, metadata=OMIT_DEFAULT)
+    """For the sources text and chat."""
+    chat_template: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """For the source chat: a file with a Jinja template. None: the template of the tokenizer."""
     document_mask: bool = field(default=False, metadata=OMIT_DEFAULT)
     """With packing. True: a token attends only to its own document, positions start at 0 in each document, and no token
     predicts the next document. False: attention covers the whole row."""
     prompt_type: PromptType | None = None
-    """For sources whose records have answers."""
+    """For sources whose records are questions with answers."""
     test_split: float | None = None
     """Share of the records for evaluation, chosen by the seed; None: the first eval_rows rows of the files."""
     sample: int | None = None
@@ -87,3 +115,24 @@ class Data:
     def needs_model_folder(self) -> bool:
         """Whether the tokenizer in MODEL is needed."""
         return self.source.reads_files and self.tokenizer is None and self.sample is None
+
+    @property
+    def named_columns(self) -> Columns:
+        """The names of the columns in the user's files."""
+        return self.columns or Columns()
+
+    @property
+    def num_train_rows(self) -> int:
+        """The number of training rows.
+
+        Raises:
+            ConfigError: it was not counted.
+        """
+        if self.train_rows is None:
+            raise ConfigError(
+                f"the training rows of {self.name} were not counted",
+                where="data.train_rows",
+                fix="run runstop prepare with the same settings, or set data.train_rows to a number",
+                rule="CFG-06",
+            )
+        return self.train_rows

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bench.contract.codec import OMIT_DEFAULT
+from bench.contract.described_model import Described
 
 
 class Weights(Enum):
@@ -46,7 +47,11 @@ class Experts:
     normalize_top_k: bool = True
     """Whether the weights of a token's experts add up to 1."""
     aux_loss_coef: float = 0.0
-    """Coefficient of the load-balancing loss in training."""
+    """Coefficient of the load-balancing loss in training: the mean over layers of num_experts * sum over experts of
+    (its tokens / all tokens) * (mean of its probabilities), for each micro-batch. 0: no such loss.
+
+    Source: transformers 5.23, load_balancing_loss_func, which first takes both means over the tokens of all layers.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +86,12 @@ class Model:
     """Whether each head of q and of k is normalised (RMSNorm) before RoPE, as in Qwen3."""
     experts: Experts | None = field(default=None, metadata=OMIT_DEFAULT)
     """None: every layer has one MLP of ffn_hidden_size."""
+    attention_sinks: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Whether each head has one more logit in its softmax, which is learned and has no value, as in gpt-oss."""
+    sliding_window: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Number of keys that a query of every second layer sees at most, from the first layer on. None: all before it."""
+    described: Described | None = field(default=None, metadata=OMIT_DEFAULT)
+    """What transformers says about a model of the family transformers; engine=huggingface builds it from this."""
     weights: Weights = Weights.checkpoint
 
     @property
@@ -92,6 +103,11 @@ class Model:
     def head_size(self) -> int:
         """Return the size of an attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def mlp_size(self) -> int:
+        """Return the width of an MLP: that of one expert, if there are experts."""
+        return self.experts.ffn_hidden_size if self.experts else self.ffn_hidden_size
 
     @property
     def q_size(self) -> int:

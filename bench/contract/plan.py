@@ -84,6 +84,8 @@ class World:
     cp: int
     vpp: int
     sp: bool
+    ep: int = field(default=1, metadata=OMIT_DEFAULT)
+    """Over how many of the dp * cp ranks the experts are split; the others hold the same experts."""
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """Number of local SGD groups of consecutive ranks, each split in this way; None: no local SGD."""
 

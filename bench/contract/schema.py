@@ -136,6 +136,8 @@ class Parallel:
     cp: int | None
     vpp: int = 1
     """Model chunks per pipeline rank (interleaved schedule)."""
+    ep: int = field(default=1, metadata=OMIT_DEFAULT)
+    """Over how many ranks of a data-parallel group the experts of each layer are split."""
     sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True

@@ -14,7 +14,17 @@ from bench import masking, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
-from bench.planning.compose import CONF, compose, plan_of, register, search_path, typed, with_gpus, with_new_options
+from bench.planning.compose import (
+    CONF,
+    compose,
+    plan_of,
+    register,
+    search_path,
+    typed,
+    with_gpus,
+    with_model_read,
+    with_new_options,
+)
 from bench.planning.compose_errors import explained
 from bench.runs.summary import summary, with_overrides
 
@@ -73,7 +83,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
         with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
-            complete = with_gpus(config, words)
+            complete = with_model_read(with_gpus(config, words), overrides)
             planned.append((plan_of(typed(complete), words), complete, overrides))
 
     register()

@@ -65,7 +65,7 @@ def _sizes(config: Config) -> list[tuple[str, object, object]]:
     return [
         *((f"model.{key}", getattr(m, key), required) for key, required in LLAMA2_70B.items()),
         ("data.seq_length", d.seq_length, rules["max_sequence_length"]),
-        ("data.train_rows", d.train_rows, rules[mllog.TRAIN_SAMPLES]),
+        ("data.train_rows", d.num_train_rows, rules[mllog.TRAIN_SAMPLES]),
         ("data.eval_rows", d.eval_rows, rules[mllog.EVAL_SAMPLES]),
         ("task.training.lora.rank", lora and lora.rank, rules[mllog.LORA_RANK]),
         ("task.training.lora.alpha", lora and lora.alpha, rules[mllog.LORA_ALPHA]),

@@ -12,13 +12,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contract import cluster, old_plans
+from bench.contract import cluster, codec, old_plans
 from bench.contract.model import Weights
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, gpu_detection, make_plan
+from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
@@ -84,11 +84,14 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
 def plan_of(config: Config, overrides: Sequence[str]) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well."""
     _check_num_hosts(config, overrides)
-    config = as_planned(config)
-    if config.task.training is None or config.task.training.base is None:
-        return make_plan.make(config)
-    shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
-    return make_plan.make(config, _with_first_hosts(_composed([f"task={config.training.base}", *shared])))
+    config = row_counts.with_train_rows(as_planned(config), overrides)
+    base = None
+    if config.task.training is not None and config.task.training.base is not None:
+        shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
+        base = _with_first_hosts(_composed([f"task={config.training.base}", *shared]))
+    plan = make_plan.make(config, base)
+    model_folder.check(plan)
+    return plan
 
 
 def override_key(override: str) -> str:
@@ -183,10 +186,11 @@ def _with_new_option(override: str) -> str:
 def _of_hydra(words: Sequence[str]) -> "DictConfig":
     """Return what Hydra composes from conf/launch.yaml and the overrides.
 
-    If the cluster's device is `auto`, the GPUs of this machine are found and composed as overrides.
+    If the cluster's device is `auto`, the GPUs of this machine are found and composed as overrides. With model=hf, the
+    sizes of the model are read from its folder.
     """
     words = with_new_options(words)
-    return with_gpus(_composed_by_hydra(words), words)
+    return with_model_read(with_gpus(_composed_by_hydra(words), words), words)
 
 
 def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
@@ -194,6 +198,36 @@ def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
     if config.cluster.device != Device.auto:
         return config
     return _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
+
+
+def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":
+    """Return the config with the sizes of model=hf from the folder's config.json, but for those that overrides set.
+
+    A size in a task's file is meant for the task's own model. A model that transformers describes is also probed here,
+    so that config.yaml is complete.
+
+    Raises:
+        ConfigError: as `model_folder.read`.
+    """
+    from omegaconf import OmegaConf
+
+    if not OmegaConf.is_missing(config.model, "source"):
+        return config
+    serving = OmegaConf.select(config, "task.serving.server.model")
+    where = "cluster.paths.model" if serving is None else "task.serving.server.model"
+    read = model_folder.read(serving or config.cluster.paths.model, where=where, engine=config.engine.name)
+    overridden = {override_key(override) for override in overrides}
+    for name, value in model_folder.values(read).items():
+        if f"model.{name}" not in overridden:
+            # A block that is null, such as experts, takes its type from the block above.
+            OmegaConf.update(config, "model", {name: value}, merge=True, force_add=True)
+    if read.described is not None:
+        config.model.described = read.described
+        completed = described_models.completed(typed(config))
+        config.model.described = completed.model.described
+        if completed.task.training is not None and completed.task.training.lora is not None:
+            OmegaConf.update(config, "task.training.lora", codec.plain(completed.task.training.lora))
+    return config
 
 
 def _composed_by_hydra(words: Sequence[str]) -> "DictConfig":
@@ -267,6 +301,7 @@ def typed(config: "DictConfig") -> Config:
         setattr(paths, name, _absolute(getattr(paths, name)))
     if typed_config.data is not None:
         typed_config.data.tokenizer = _absolute(typed_config.data.tokenizer)
+        typed_config.data.chat_template = _absolute(typed_config.data.chat_template)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)

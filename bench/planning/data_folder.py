@@ -1,5 +1,6 @@
 """The folders of a run's rows and initial weights."""
 
+from bench.contract import data_files
 from bench.contract.plan import fingerprint
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Config, DataSource
@@ -16,7 +17,7 @@ def data_dir(config: Config) -> str | None:
         return None
     if root is None or source in (DataSource.prepared, DataSource.program):
         return root
-    return f"{root}/{config.training_data.name}-{fingerprint(config.training_data, config.model.vocab_size)}"
+    return data_files.rows_dir(root, config.training_data, config.model.vocab_size)
 
 
 def base_dir(config: Config, base: TrainingPlan | None) -> str | None:

@@ -14,6 +14,7 @@ from bench.contract.plan import Batch
 from bench.contract.schema import Config, Precision
 from bench.errors import ConfigError
 from bench.planning.conf_folder import CONF
+from bench.planning.estimates.parameters import largest_trained
 
 FOLDER = CONF / "deepspeed"
 AUTO = "auto"
@@ -108,7 +109,7 @@ def gathered(config: Config, num_ranks: int, num_weights: int) -> int:
     live = min(num_weights, own.most_live)
     if num_ranks == 1:
         return live if hf.offload_parameters else 0
-    largest = model.hidden_size * max(model.vocab_size, model.ffn_hidden_size)
+    largest = largest_trained(model, None)
     return live + min(num_weights, own.prefetched + largest)
 
 

@@ -187,7 +187,9 @@ def memory(config: Config, world: World, requests: list[GenerationRequest]) -> G
 
 
 def kv_bytes(config: Config, world: World) -> float:
-    """Return the KV cache bytes of one token on one GPU, for all of its layers."""
+    """Return the KV cache bytes of one token on one GPU, for all of its layers; windows of attention save none."""
+    if config.model.described is not None:
+        return float(config.model.described.kv_width * BYTES[config.precision])
     of_layer = 2 * config.model.kv_size * BYTES[config.precision]
     return config.model.num_layers * of_layer / shards(config, world)
 
@@ -209,8 +211,8 @@ def _temporary_bytes(config: Config, world: World, batch: int, prompt: int) -> f
 def cost(config: Config, world: World, requests: list[GenerationRequest]) -> TokenCost | None:
     """Return the time of one token of one request by memory bandwidth alone; None if the bandwidth was not measured.
 
-    Each token reads all weights except the embedding (one row), and the KV cache of the tokens before it: on average
-    the prompt and half of the answer.
+    Each token reads all weights that it uses except the embedding (one row), and the KV cache of the tokens before it:
+    on average the prompt and half of the answer.
     """
     device = gpu(config)
     if device is None or device.rates is None:
@@ -218,7 +220,10 @@ def cost(config: Config, world: World, requests: list[GenerationRequest]) -> Tok
     model = config.model
     embedding = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size * BYTES[config.precision]
     before = fmean(one.prompt_tokens + one.length / 2 for one in requests)
-    read = _weight_bytes(config, world) - embedding / shards(config, world)
+    used = 1.0
+    if model.described is not None:
+        used = model.described.active_parameters / model.described.parameters
+    read = used * _weight_bytes(config, world) - embedding / shards(config, world)
     read += before * kv_bytes(config, world)
     return TokenCost(
         bytes_per_token=read,

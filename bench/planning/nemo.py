@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from bench.contract.layers import differs_from_llama
+from bench.contract.families import llama
 from bench.contract.model import Activation, Model, Norm, Position
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind, Runtime
 from bench.contract.task import Kind
@@ -37,7 +37,7 @@ def check(config: Config) -> None:
 
 def _model(config: Config) -> Iterator[Refusal]:
     m, training = config.model, config.training
-    is_gpt, is_llama = _is_gpt(m), not differs_from_llama(m)
+    is_gpt, is_llama = _is_gpt(m), llama.FAMILY.has_layers_of(m) and m.head_dim is None
     parts = f"{m.norm.name}, {m.activation.name}, {m.position.name} positions, bias={str(m.bias).lower()}"
     what = f"NeMo has recipes only for Llama 2 and GPT-3, but this model has {parts}"
     yield not (is_gpt or is_llama), what, "model", "choose a Llama 2 or GPT-3 model"

@@ -28,6 +28,7 @@ def split(config: Config, *, tp: int, pp: int, cp: int, sp: bool) -> World:
         cp=cp,
         vpp=config.parallel.vpp,
         sp=sp,
+        ep=config.parallel.ep,
     )
 
 
@@ -47,6 +48,7 @@ def check(config: Config, world: World) -> None:
     _check_pipeline(config, world)
     _check_sequence(config, world)
     _check_ranks(world)
+    _check_experts(config, world)
     _check_fp8_gemms(config, world)
     _check_4_bit_blocks(config, world)
     _check_batch(config, world)
@@ -60,7 +62,7 @@ def check_tensor_parallel(config: Config, world: World) -> None:
     sizes = {
         "attention heads": m.num_attention_heads,
         "query groups": m.num_query_groups,
-        "FFN columns": m.ffn_hidden_size,
+        "FFN columns": m.mlp_size,
         "vocabulary entries": m.vocab_size,
     }
 
@@ -132,6 +134,23 @@ def _check_ranks(world: World) -> None:
             where="parallel.tp, parallel.pp, parallel.cp",
             fix=f"make tp x pp x cp one of {_listed(divisors(world.num_ranks))}, "
             f"or set cluster.ranks_per_node={per_replica}",
+        )
+
+
+def _check_experts(config: Config, world: World) -> None:
+    """Raise ConfigError if the replicas cannot share the experts, or the experts' layer does not support the split."""
+    replicas = world.dp * world.cp
+    if replicas % world.ep:
+        raise ConfigError(
+            f"ep {world.ep} does not divide the {replicas} ranks of dp {world.dp} x cp {world.cp} that hold them",
+            where="parallel.ep",
+            fix=f"set parallel.ep to one of {_listed(divisors(replicas))}",
+        )
+    if config.model.experts is not None and world.tp > 1 and not world.sp:
+        raise ConfigError(
+            f"with experts, tensor parallelism needs sequence parallelism, but tp is {world.tp} and sp is false",
+            where="parallel.tp, parallel.sp",
+            fix="set parallel.sp=true, or parallel.tp=1",
         )
 
 

@@ -120,7 +120,7 @@ def max_steps(config: Config) -> int:
     if training.max_steps is not None:
         return training.max_steps
     assert training.epochs is not None
-    return training.epochs * (config.training_data.train_rows // config.training_recipe.global_batch_size)
+    return training.epochs * (config.training_data.num_train_rows // config.training_recipe.global_batch_size)
 
 
 def batches(config: Config, world: World) -> Batch:

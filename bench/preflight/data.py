@@ -1,49 +1,34 @@
 """Check data files, prepared rows, tokenizers and checkpoints by headers, names and sizes."""
 
-import ast
 import codecs
 import gzip
 import json
 import os
 import re
-import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, data_files, llama_config
+from bench.contract import atomic_files, chat, data_files, hugging_face
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
-from bench.contract.layers import differs_from_llama
-from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Config, Data
 from bench.errors import BenchError, ConfigError
-from bench.fetch import record, sources
+from bench.fetch import sources
+from bench.fetch.commands import model_command as model_command
+from bench.fetch.commands import or_download as or_download
+from bench.planning import npy_header
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
-SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HASHED_BYTES = 2**20
 """Larger files are compared by size only: reading a terabyte on a login node takes too long."""
-NPY = b"\x93NUMPY"
 DTYPES = {"tokens": (re.compile(r"[<>|=][iu][1248]"), "whole numbers"), "counts": (re.compile(r"\|[biu]1"), "bool")}
 """The dtypes that ranks can read in NAME_tokens.npy and NAME_counts.npy, and a name for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Npy:
-    """The header of an .npy file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-    """The size of the whole file that shape and dtype imply."""
 
 
 def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
@@ -55,13 +40,13 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
             "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
         )
         return
-    for name, count in (("train", planned.train_rows), ("eval", planned.eval_rows)):
+    for name, count in (("train", planned.num_train_rows), ("eval", planned.eval_rows)):
         parts = DTYPES | ({"starts": DTYPES["counts"]} if planned.document_mask else {})
         for part, (dtype, kind) in parts.items():
             path, shape = folder / f"{name}_{part}.npy", (count, planned.seq_length)
             fix = f"prepare {planned.name} again, or correct data.{name}_rows and data.seq_length"
             try:
-                header = npy(path)
+                header = npy_header.read(path)
             except (OSError, ValueError) as error:
                 yield broken("CFG-06", f"{path.name} cannot be read: {_reason(error)}", str(path), fix=fix)
                 continue
@@ -76,31 +61,6 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
                 yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
 
 
-def npy(path: Path) -> Npy:
-    """Read the header of an .npy file. Source: numpy.lib.format, versions 1.0 to 3.0.
-
-    Raises:
-        ValueError: it is not an .npy file, or its header is damaged.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start[:6] != NPY or len(start) < 8:
-            raise ValueError("this is not an .npy file")
-        size, kind = (2, "<H") if start[6] == 1 else (4, "<I")
-        length = struct.unpack(kind, file.read(size).ljust(size, b"\0"))[0]
-        text = file.read(min(length, 2**16)).decode("utf-8", errors="replace")
-    try:
-        header = ast.literal_eval(text)
-        shape, dtype = tuple(map(int, header["shape"])), str(header["descr"])
-    except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
-        raise ValueError("the header of the .npy file is damaged") from error
-    count = 1
-    for extent in shape:
-        count *= extent
-    width = int(dtype[2:]) if dtype[2:].isdecimal() else 0
-    return Npy(shape, dtype, 8 + size + length + count * width)
-
-
 def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """Yield an error if a folder contains no checkpoint that the run can load.
 
@@ -108,11 +68,19 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
     """
     model = config.model
     located = checkpoints.located(folder, config)
-    if checkpoints.is_source(located):
-        yield from _hugging_face(located, model)
-        return
     path = located / "metadata.json"
-    if located != folder and not path.exists():
+    if checkpoints.is_source(folder) and not path.exists():
+        try:
+            hugging_face.check(folder, model)
+        except hugging_face.MissingWeightsError as error:
+            fix = error.fix + or_download(model_command(folder, model))
+            yield broken("CFG-06", error.what, error.where, fix=fix)
+            return
+        except ConfigError as error:
+            yield broken("CFG-06", error.what, error.where, fix=error.fix)
+            return
+        if located == folder:  # this engine reads the folder itself
+            return
         stored = checkpoints.preferred(config)
         flag = "" if stored is checkpoints.Stored.plain else f" --{stored.name}"
         command = f"python -m jobs.tasks.convert weights plan.json {folder} FOLDER{flag}"
@@ -121,7 +89,7 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         yield broken("CFG-06", what, str(folder), fix=fix)
         return
     if not path.exists():
-        fix = "set MODEL to the checkpoint folder that contains metadata.json"
+        fix = "set MODEL to a folder with config.json and *.safetensors, or to a checkpoint folder with metadata.json"
         fix += or_download(model_command(folder, model))
         yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
@@ -136,59 +104,6 @@ def checkpoint(folder: Path, config: Config) -> Iterator[Finding]:
         checkpoints.require(located, config)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
-
-
-def model_command(folder: Path, model: Model) -> str:
-    """Return the command that downloads a model into a folder, or what the folder lacks of it; empty if there is none.
-
-    A folder of another repository stays as it is: only a new folder is named then.
-    """
-    with suppress(ConfigError):
-        if (known := record.read(folder)) is not None:
-            return "" if known.complete and not _is_incomplete(folder, known) else known.command(folder)
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    return sources.model_command(model, str(folder) if is_new else "FOLDER")
-
-
-def _is_incomplete(folder: Path, known: record.Record) -> bool:
-    return any(not (folder / name).is_file() for name in known.files)
-
-
-def or_download(command: str) -> str:
-    """Return the second half of a fix: the command of `runstop fetch`, if there is one."""
-    if not command:
-        return ""
-    return f"; where to get it: {command}" if " mlperf " in command else f"; to download it: {command}"
-
-
-def _hugging_face(folder: Path, model: Model) -> Iterator[Finding]:
-    """Yield an error if config.json does not match a Llama plan, or safetensors files are missing.
-
-    The ranks compare the shapes of weights, and the config.json of a GPT-2.
-    """
-    index = folder / SAFETENSORS_INDEX
-    try:
-        config = json.loads((folder / checkpoints.SOURCE).read_text())
-        if not differs_from_llama(model):
-            llama_config.check(config, model, where=str(folder / checkpoints.SOURCE))
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {SAFETENSORS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        fix = "download the model's config.json, *.safetensors and their index again"
-        fix += or_download(model_command(folder, model))
-        yield broken("CFG-06", f"the Hugging Face folder cannot be read: {_reason(error)}", str(folder), fix=fix)
-        return
-    except ConfigError as error:
-        yield broken("CFG-06", error.what, error.where, fix=error.fix)
-        return
-    if missing := sorted(name for name in files if not (folder / name).is_file()):
-        fix = "download the model's *.safetensors; pickled *.bin weights are not supported"
-        fix += or_download(model_command(folder, model))
-        yield broken(
-            "CFG-06",
-            f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
-            str(folder),
-            fix=fix,
-        )
 
 
 def manifest(folder: Path) -> Iterator[Finding]:
@@ -250,7 +165,7 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
     if rows.exists():
         yield from prepared_rows(rows, plan.config.training_data)
         yield from manifest(rows)
-        yield from _other_tokenizer(rows, tokenizer)
+        yield from _other_tokenizer(rows, tokenizer, plan.config.training_data)
         yield from _other_files(rows)
         yield from _new_files(rows, root, plan)
         yield f"already prepared: {rows}"
@@ -261,7 +176,7 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
         except ConfigError as error:
             fix = error.fix + or_download(sources.data_command(plan.config.training_data))
             raise ConfigError(error.what, where=error.where, fix=fix) from error
-        _check_head(files[0], plan.config.training_data.source)
+        _check_head(files[0], plan.config.training_data)
         yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
@@ -293,31 +208,53 @@ def prompts(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _tokenizer(plan: Plan) -> Path | None:
-    """Return the path of tokenizer.json; None if MODEL is not set, which another check reports.
+    """Return the path of the tokenizer; None if MODEL is not set, which another check reports.
 
     Raises:
-        ConfigError: it does not exist, does not match the model, or has no end-of-document token.
+        ConfigError: it does not exist, does not match the model, or has no end-of-document token or chat template.
     """
     place = expanded(data_files.tokenizer_place(plan.config, plan.inputs.rows))
     if place is None:
         return None
     try:
-        path = data_files.find_tokenizer(Path(place))
+        data_files.find_tokenizer(Path(place))
     except ConfigError as error:
         fix = error.fix + or_download(model_command(Path(place), plan.config.model))
         raise ConfigError(error.what, where=error.where, fix=fix, rule=error.rule) from error
-    data_files.check_vocabulary(path, data_files.num_ids(path), plan.config.model.vocab_size)
-    if not read_object(path.with_name(data_files.TOKENIZER_CONFIG)).get("eos_token"):
-        raise data_files.unnamed_token(path, "eos_token")
+    path = data_files.checked_tokenizer(plan.config, plan.inputs.rows)
+    if path is not None and (data := plan.config.data) is not None:
+        _check_chat_template(path, data)
     return path
 
 
-def _other_tokenizer(rows: Path, tokenizer: Path | None) -> Iterator[Finding]:
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+
+
+def _check_chat_template(tokenizer: Path, data: Data) -> None:
+    """Raise ConfigError if the source needs a chat template that is missing or that Jinja cannot parse."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    if data.source is not DataSource.chat:
+        return
+    for text in chat.templates(tokenizer, data.chat_template).values():
+        known = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", text)
+        try:
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)  # noqa: S701 - renders nothing
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template is not valid in line {error.lineno}: {error.message}",
+                where=data.chat_template or str(tokenizer.parent),
+                fix="copy the template of the model again, or set data.chat_template to a Jinja file",
+                rule="CFG-06",
+            ) from error
+
+
+def _other_tokenizer(rows: Path, tokenizer: Path | None, data: Data) -> Iterator[Finding]:
     recorded = read_object(rows / MANIFEST).get("tokenizer")
     if tokenizer is None or not isinstance(recorded, dict):
         return
     try:
-        data_files.check_same_tokenizer(rows, recorded, tokenizer)
+        data_files.check_same_tokenizer(rows, recorded, tokenizer, data)
     except ConfigError as error:
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
@@ -374,22 +311,21 @@ def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
         yield broken("CFG-08", error.what, error.where, fix=error.fix)
 
 
-def _check_head(path: Path, source: DataSource) -> None:
+def _check_head(path: Path, data: Data) -> None:
     """Check the first record of a file.
 
     Raises:
         ConfigError: it does not have the format of this source.
     """
-    columns, fix = data_files.FORMATS[source].columns, data_files.columns_fix(source)
-    if path.suffix == ".parquet":
-        names = _parquet_columns(path)
-        missing = [] if names is None else [name for name in columns if name not in names]
-        wrong = f"column {', '.join(missing)} is missing; the columns are {', '.join(names or [])}" if missing else None
-    else:
-        first = data_files.with_our_columns(_first(path), source)
-        wrong = None if first is None else data_files.check_record(first, columns)
-    if wrong:
-        raise ConfigError(f"the first record is not valid: {wrong}", where=str(path), fix=fix)
+    try:
+        if path.suffix != ".parquet":
+            if (first := _first(path)) is not None:
+                data_files.read_record(first, data)
+        elif (names := _parquet_columns(path)) is not None:
+            data_files.columns_in_file(names, data)
+    except ValueError as error:
+        fix = data_files.columns_fix(data)
+        raise ConfigError(f"the first record is not valid: {error}", where=str(path), fix=fix) from error
 
 
 def _parquet_columns(path: Path) -> list[str] | None:

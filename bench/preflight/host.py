@@ -16,8 +16,6 @@ from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 from bench.texts import control_character, quoted
 
-CONFIG_JSON = "config.json"
-"""A file that every Hugging Face folder contains."""
 MIN_FREE_MIB = 200
 """Disk space for logs, adapters and figures of a small run."""
 MACHINE_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -110,10 +108,7 @@ def takes_checkpoint(plan: Plan) -> bool:
 
 def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if the checkpoint that the site must provide is missing or incomplete."""
-    folder, config = _local_path(subject.plan.inputs.checkpoint, "MODEL"), subject.plan.config
-    if config.task.generation and config.huggingface and (folder / CONFIG_JSON).exists():
-        yield str(folder)  # the Hugging Face generator reads this format directly
-        return
+    folder = _local_path(subject.plan.inputs.checkpoint, "MODEL")
     yield from data.checkpoint(folder, subject.plan.config)
     yield from data.manifest(checkpoints.located(folder, subject.plan.config))
     yield str(folder)

@@ -51,8 +51,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         run = per_s * projected.steps * step_s
         parts.append(f"{amount(run)} {currency} (estimate) for {projected.steps:,} steps of a trial")
         gbs, data = trained.batch.global_batch_size, trained.data
-        if data.source is not DataSource.random and data.train_rows >= gbs:
-            parts.append(f"{amount(per_s * (data.train_rows // gbs) * step_s)} for an epoch")
+        if data.source is not DataSource.random and data.num_train_rows >= gbs:
+            parts.append(f"{amount(per_s * (data.num_train_rows // gbs) * step_s)} for an epoch")
         parts.append(f"{amount(1e6 * per_s * step_s / trained.batch.tokens_per_step)} for a million tokens")
     if plan.walltime_min is not None:
         parts.append(f"at most {amount(60 * per_s * plan.walltime_min)} {currency} until the time limit")

@@ -10,7 +10,7 @@ from bench.contract.generation import GenerationMemory, TokenCost
 from bench.contract.plan_kinds import GenerationPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import costs, drawings
+from bench.report import costs, described_models, drawings
 from bench.report.canvas import canvas, save
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, memory_label, memory_row, ranks_text, telemetry_rows
@@ -145,6 +145,7 @@ def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
     weights = "random weights" if plan.base_dir is None else plan.base_dir
     return [
         ("model", f"{c.model.name}, {weights}, in {plan.weights.name}"),
+        *described_models.rows(c.model),
         ("engine", c.engine.name.name),
         ("answers", answers(plan)),
         ("order", order(plan)),

@@ -12,6 +12,7 @@ from typing import Any
 from bench import rules
 from bench.contract import atomic_files
 from bench.contract.codec import plain
+from bench.contract.plan import World
 from bench.errors import LogError
 from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
@@ -85,7 +86,11 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
         yield "cluster", c.cluster.summary
         yield "container image", c.container.image or "none"
         yield "precision", c.precision.name
-        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp} on {w.num_nodes} node(s)"
+        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp}{_ep(w)} on {w.num_nodes} node(s)"
+
+
+def _ep(world: World) -> str:
+    return f", ep {world.ep}" if world.ep > 1 else ""
 
 
 _PLACEHOLDER = re.compile(rf"\s*|.*(UNKNOWN|PLACEHOLDER|{NO_DEVICES}).*")

@@ -10,20 +10,22 @@ from typing import Any
 from bench import report
 from bench.contract import run_files, transport
 from bench.contract.engine import Strategy
+from bench.contract.layers import Layer, differs_from_llama, has_head_kernels, layer_of
 from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.modules import ModuleTimes
 from bench.contract.plan import Recomputed
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.program import Adapter, Per
-from bench.contract.schema import DataSource, Device, Precision
+from bench.contract.schema import Config, DataSource, Device, EngineName, Precision
 from bench.contract.training import Recompute, StartsFrom
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.official import Verdict
 from bench.mlperf.result import NO_TARGET, UNVERIFIED, Result, Span
 from bench.mlperf.titles import title
 from bench.planning import layouts, projection
-from bench.planning.estimates import transports
-from bench.report import costs, figures, sets
+from bench.planning.estimates import memory_traffic, transports
+from bench.planning.estimates.parameters import active_parameters
+from bench.report import costs, described_models, figures, sets
 from bench.report.compare import claim
 from bench.report.kinds import KindReport, ShownTrial
 from bench.report.sets import TrialSet
@@ -285,9 +287,12 @@ STEP_PARTS = {
 def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
+        *described_models.rows(plan.config.model),
         ("data", _data(plan)),
         *_document_mask(plan),
         *_engine(plan),
+        *_experts(plan),
+        *_layers(plan.config),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
         ("learning rate", _learning_rate(plan)),
@@ -317,7 +322,26 @@ def _model(plan: TrainingPlan) -> str:
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
     if m is None:
         return f"{c.model.name}{lora}{weights}" if c.model.is_known else "unknown: the program's own"
-    return f"{c.model.name}: {m.parameters:,} parameters, {m.trainable_parameters:,} trainable{lora}{weights}"
+    active = f" ({active_parameters(c.model):,} per token)" if c.model.experts else ""
+    return f"{c.model.name}: {m.parameters:,} parameters{active}, {m.trainable_parameters:,} trainable{lora}{weights}"
+
+
+def _experts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield the experts of a layer, the layer that computes them, and the load-balancing loss."""
+    experts, config = plan.config.model.experts, plan.config
+    if experts is None:
+        return
+    count = f"{experts.num_experts} per layer, {experts.experts_per_token} per token"
+    if config.huggingface is not None:
+        yield "experts", count
+        return
+    is_split = config.cluster.device is Device.cuda and plan.world.ep > 1
+    dispatcher = "all-to-all" if is_split else "all-gather"
+    held = f", {experts.num_experts // plan.world.ep} on each rank" if plan.world.ep > 1 else ""
+    frozen = "; experts and router are frozen" if config.training.lora else ""
+    loss = f"coefficient {experts.aux_loss_coef:g}" if experts.aux_loss_coef else "none"
+    how = f"megatron-core's MoE layer, {dispatcher} dispatcher{frozen}; load-balancing loss: {loss}"
+    yield "experts", f"{count}{held}; {how}"
 
 
 def _data(plan: TrainingPlan) -> str:
@@ -331,7 +355,9 @@ def _data(plan: TrainingPlan) -> str:
         known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         return f"the program's own{f': {known}' if known else ''}"
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
-    rows = f"{data.train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    rows = (
+        f"{data.num_train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
+    )
     return f"{name}: {rows}"
 
 
@@ -371,12 +397,28 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     yield "engine", f"huggingface: {how}"
 
 
+def _layers(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield which layers run and what they cost, if they are not runstop's own with all their kernels."""
+    is_own, is_whole = layer_of(config) is not Layer.megatron, has_head_kernels(config.model)
+    if config.model.experts is not None:  # `_experts` describes their layer
+        return
+    if config.engine.name is not EngineName.megatron or config.precision is Precision.fp32 or (is_own and is_whole):
+        return
+    more = f"{100 * (memory_traffic.relative_to_fused(config) - 1):.0f} % more bytes in element-wise kernels (estimate)"
+    if is_own:
+        yield "layers", f"runstop's own, but heads of {config.model.head_size} are left to plain torch: {more}"
+    else:
+        why = ", ".join(f"{key} is {value}" for key, value in differs_from_llama(config.model).items())
+        yield "layers", f"megatron-core's own, because {why}: {more}; no FP8, no 4 bits, no offloading"
+
+
 def _ranks(plan: TrainingPlan) -> str:
     w, cluster = plan.world, plan.config.cluster
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
     device = cluster.gpu.name if cluster.gpu else cluster.device.name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     groups = "" if w.groups is None else f"{w.groups} groups of "
+    vpp += f", ep {w.ep}" if w.ep > 1 else ""
     return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"
 
 
@@ -448,6 +490,8 @@ def _step_time(plan: TrainingPlan) -> str:
         return "not estimated: runstop does not know the program"
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
+    if plan.cost is None and plan.config.model.experts is not None:
+        return "not estimated: no rates were measured for a mixture of experts"
     if plan.cost is None:
         return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}

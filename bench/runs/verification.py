@@ -205,6 +205,8 @@ def _config(config_yaml: str, plan: Plan) -> Compared:
     except ConfigError as error:
         return _information(what, error.what)
     config = compose.as_planned(config)
+    if config.data is not None and config.data.train_rows is None and plan.config.data is not None:
+        config.data.train_rows = plan.config.data.train_rows  # counted before the plan was written
     in_config, in_plan = _leaves(codec.plain(config)), _leaves(codec.plain(plan.config))
     differing = (
         f"{key} is {in_plan.get(key)!r:.40} in the plan, and {in_config.get(key)!r:.40} in {CONFIG}"

@@ -307,6 +307,7 @@ def of_plan(name: str, plan: Plan) -> PlannedArm:
     """Return the values of an arm's plan that the study stores."""
     w, config = plan.world, plan.config
     split = {"groups": w.groups or 1, "dp": w.dp, "tp": w.tp, "pp": w.pp, "cp": w.cp}
+    split |= {"ep": w.ep} if w.ep > 1 else {}
     gpu = config.cluster.gpu
     memory_gib, capacity_gib = plan.estimated_memory_gib
     return PlannedArm(

@@ -53,7 +53,7 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
     }
     with atomic_folder(folder) as part:
         for name, paths in files.items():
-            num_rows = data.train_rows if name == "train" else data.eval_rows
+            num_rows = data.num_train_rows if name == "train" else data.eval_rows
             shape, last = (num_rows, data.seq_length), paths[-1]
             manifest["splits"][name] = _write(part, name, _checked(paths, shape, vocab_size), shape=shape, where=last)
             manifest["source"]["files"] += [described(path) for path in paths]

@@ -25,15 +25,21 @@ class Documents:
     tokens: np.ndarray
     lengths: np.ndarray
     prompts: np.ndarray
+    counts: np.ndarray | None = None
+    """Of conversations: the tokens of the assistant's turns [T]. None: all tokens behind the prompts."""
 
     def chosen(self, which: np.ndarray) -> "Documents":
         """Return the documents selected by a mask [D]."""
         if which.all():
             return self
-        return Documents(self.tokens[np.repeat(which, self.lengths)], self.lengths[which], self.prompts[which])
+        is_chosen = np.repeat(which, self.lengths)
+        counts = None if self.counts is None else self.counts[is_chosen]
+        return Documents(self.tokens[is_chosen], self.lengths[which], self.prompts[which], counts)
 
     def answers(self) -> np.ndarray:
-        """Return the mask of tokens that are not in a prompt [T]."""
+        """Return the mask of tokens that are not in a prompt, or those of the assistant's turns [T]."""
+        if self.counts is not None:
+            return self.counts
         return self.positions() >= np.repeat(self.prompts, self.lengths)
 
     def positions(self) -> np.ndarray:
@@ -54,15 +60,20 @@ class Rows:
     """Of packed rows: which tokens are the first one of a document in their row [R, S]."""
 
 
-def chunks(tokens: np.ndarray, documents: np.ndarray, *, seq_length: int) -> Iterator[Documents]:
+def chunks(
+    tokens: np.ndarray, documents: np.ndarray, counts: np.ndarray | None = None, *, seq_length: int
+) -> Iterator[Documents]:
     """Yield the documents of a block in chunks that need little memory; documents are (length, prompt) [D, 2]."""
     room = np.maximum(documents[:, 0], min(seq_length, CHUNK_TOKENS)).cumsum()
     starts, begin = np.concatenate([[0], documents[:, 0].cumsum()]), 0
     while begin < len(documents):
         used = room[begin - 1] if begin else 0
         stop = max(begin + 1, int(np.searchsorted(room, used + CHUNK_TOKENS, side="right")))
-        part = tokens[starts[begin] : starts[stop]]
-        yield Documents(np.asarray(part), *np.asarray(documents[begin:stop], dtype=np.int64).T)
+        part = slice(starts[begin], starts[stop])
+        lengths, prompts = np.asarray(documents[begin:stop], dtype=np.int64).T
+        yield Documents(
+            np.asarray(tokens[part]), lengths, prompts, None if counts is None else np.asarray(counts[part])
+        )
         begin = stop
 
 
@@ -78,8 +89,11 @@ def padded(documents: Documents, *, seq_length: int, answer_only: bool, pad: int
     lengths = np.minimum(documents.lengths, seq_length)
     real = np.arange(seq_length) < lengths[:, None]
     tokens = np.full(real.shape, pad, dtype=np.int32)
-    tokens[real] = documents.tokens[documents.positions() < seq_length]
-    counts = real & (np.arange(seq_length) >= documents.prompts[:, None]) if answer_only else real
+    is_kept = documents.positions() < seq_length
+    tokens[real] = documents.tokens[is_kept]
+    counts = real.copy()
+    if answer_only:
+        counts[real] = documents.answers()[is_kept]
     return Rows(tokens, counts, lengths)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.contract import data_files
-from bench.contract.data import DataSource
-from bench.contract.data_files import FORMATS, check_record, columns_fix
+from bench.contract.data import Data
+from bench.contract.data_files import columns_fix
 from bench.errors import ConfigError
 
 BLOCK_BYTES = 4 * 2**20
@@ -183,40 +183,37 @@ NOT_JSON = "write one JSON object on each line"
 NOT_UTF_8 = "write the file again as UTF-8"
 
 
-def read(block: Block, source: DataSource) -> Iterator[dict[str, str]]:
-    """Yield a block's records, each with text in all columns of the source.
+T = TypeVar("T")
+
+
+def read(block: Block, data: Data, convert: Callable[[Any], T]) -> Iterator[T]:
+    """Yield a block's records, converted from the source's format (`data_files.read_record`).
 
     Raises:
-        ConfigError: the file is damaged, or a record does not have the source's format.
+        ConfigError: the file is damaged, a record does not have the source's format, or `convert` raised ValueError.
     """
-    columns, fix = FORMATS[source].columns, columns_fix(source)
+    fix = columns_fix(data)
     if block.form == "parquet":
-        located = _parquet(block, columns, fix)
+        located = _parquet(block, data, fix)
     else:
         located = {"lines": _lines, "gzip": _gzip_lines, "array": _array, "by_pmid": _by_pmid}[block.form](block)
     for place, raw in located:
-        record = data_files.with_our_columns(raw, source)
-        if wrong := check_record(record, columns) or _broken_text(record, columns):
-            raise refused(f"{place}: {wrong}", block.path, fix)
-        yield record
+        try:
+            record = data_files.read_record(raw, data)
+        except ValueError as error:
+            raise refused(f"{place}: {error}", block.path, fix) from error
+        try:
+            yield convert(record)
+        except ValueError as error:
+            raise refused(f"{place}: {error}", block.path, f"correct or remove this record, or {fix}") from error
 
 
-def _broken_text(record: dict[str, str], columns: tuple[str, ...]) -> str | None:
-    try:
-        for name in columns:
-            record[name].encode()
-    except UnicodeEncodeError:
-        return f"{name} contains an unpaired surrogate, which is not a valid character"
-    return None
-
-
-def _parquet(block: Block, columns: tuple[str, ...], fix: str) -> Iterator[tuple[object, Any]]:
+def _parquet(block: Block, data: Data, fix: str) -> Iterator[tuple[object, Any]]:
     with parquet_file(Path(block.path)) as file:
-        names = file.schema_arrow.names
-        if missing := [name for name in columns if name not in names]:
-            raise refused(
-                f"column {', '.join(missing)} is missing; the columns are {', '.join(names)}", block.path, fix
-            )
+        try:
+            columns = data_files.columns_in_file(file.schema_arrow.names, data)
+        except ValueError as error:
+            raise refused(str(error), block.path, fix) from error
         groups, number = list(range(block.start, block.stop)), block.first - 1
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups, columns=list(columns)):
             for record in batch.to_pylist():

@@ -157,7 +157,7 @@ def load(plan: TrainingPlan, name: str) -> Rows:
         ConfigError: a file is missing or its shape is not the plan's, or a file was changed since it was written.
     """
     folder, data = Path(str(plan.data_dir)), plan.config.training_data
-    num_rows = data.train_rows if name == "train" else data.eval_rows
+    num_rows = data.num_train_rows if name == "train" else data.eval_rows
     if data.source is DataSource.random:
         return _random(num_rows, data, vocab_size=plan.config.model.vocab_size)
     try:
@@ -264,7 +264,7 @@ def train_order(plan: TrainingPlan, seed: int) -> Iterator[np.ndarray]:
     """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped."""
     rng, size = np.random.default_rng(seed), plan.batch.global_batch_size
     while True:
-        order = rng.permutation(plan.config.training_data.train_rows)
+        order = rng.permutation(plan.config.training_data.num_train_rows)
         yield from order[: len(order) // size * size].reshape(-1, size)
 
 

@@ -28,6 +28,11 @@ def fineweb_edu(record: dict[str, str], prompt_type: None = None) -> tuple[str, 
     return "", record["text"]
 
 
+def text(record: dict[str, str], prompt_type: None = None) -> tuple[str, str]:
+    """Return an empty prompt and the text."""
+    return "", record["text"]
+
+
 def dolly(record: dict[str, str], prompt_type: PromptType) -> tuple[str, str]:
     return prompt(record["instruction"], record["context"], prompt_type), record["response"]
 

@@ -47,11 +47,11 @@ def are_enough(data: Data, *, num_tokens: int, num_documents: int, longest: int)
     """Return whether these documents fill all rows, so that the remaining files need not be read.
 
     Packed rows waste at most the end of one document. With answer_only, padded documents may be skipped, and with
-    test_split the share depends on all documents; then all files are read.
+    test_split the share depends on all documents; then all files are read, as for rows that are to be counted.
     """
-    rows = data.eval_rows + data.train_rows
-    if data.test_split is not None:
+    if data.test_split is not None or data.train_rows is None:
         return False
+    rows = data.eval_rows + data.train_rows
     if data.packing:
         return num_tokens - longest >= rows * data.seq_length
     return not data.answer_only and num_documents >= rows
@@ -59,7 +59,7 @@ def are_enough(data: Data, *, num_tokens: int, num_documents: int, longest: int)
 
 def require(available: dict[str, int], data: Data, where: str) -> None:
     """Raise ConfigError if the files have fewer rows than the config requires."""
-    for name, needed in (("eval", data.eval_rows), ("train", data.train_rows)):
+    for name, needed in (("eval", data.eval_rows), ("train", data.train_rows or 1)):
         if available[name] < needed:
             held = f"{available['train']:,} for training, {available['eval']:,} for evaluation"
             few = available["train"] < 1 or available["eval"] < 1

@@ -1,8 +1,9 @@
-"""Load a model's tokenizer.json with Hugging Face's tokenizers, and encode documents with BOS and EOS.
+"""Load a model's tokenizer.json or tokenizer.model with Hugging Face's tokenizers, and encode documents.
 
-A document is BOS (if the tokenizer adds one), its tokens, EOS. Whether there is a BOS is set by add_bos_token in
-tokenizer_config.json or, without it, by the post-processor of tokenizer.json. EOS is eos_token of
+A document of text is BOS (if the tokenizer adds one), its tokens, EOS. Whether there is a BOS is set by add_bos_token
+in tokenizer_config.json or, without it, by the post-processor of tokenizer.json. EOS is eos_token of
 tokenizer_config.json. A special token that is spelled out in a text, such as </s>, is text and never ends a document.
+A conversation has the special tokens that its chat template writes, and no others.
 """
 
 import json
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.contract import chat, sentencepiece_model
 from bench.contract.data_files import TOKENIZER_CONFIG, bad_tokenizer, unnamed_token
+from jobs.data.chat_template import Rendered
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Tokenizers
@@ -126,21 +129,16 @@ class Tokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """Load a tokenizer.json and the tokenizer_config.json in the same folder.
+    """Load a tokenizer.json or tokenizer.model, and the tokenizer_config.json in the same folder.
 
     Raises:
         ConfigError: it cannot be read, or it has no EOS.
     """
-    from tokenizers import Tokenizer as Tokenizers
-
-    try:
-        inner = Tokenizers.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise bad_tokenizer(path, error) from error
+    config = config_of(path)
+    inner = _loaded(path, config)
     inner.no_truncation()
     inner.no_padding()
     inner.encode_special_tokens = True
-    config = _config(path.with_name(TOKENIZER_CONFIG))
     added = inner.encode("", add_special_tokens=True).ids
     eos = _token(inner, config, "eos_token", path)
     bos = _token(inner, config, "bos_token", path)
@@ -154,21 +152,43 @@ def load(path: Path) -> Tokenizer:
     return Tokenizer(inner, encoder_of(inner), bos if adds_bos else None, eos, eos if pad is None else pad, num_ids)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
+def _loaded(path: Path, config: dict[str, Any]) -> "Tokenizers":
+    from tokenizers import Tokenizer as Tokenizers
+
+    from jobs.data import sentencepiece
+
+    if path.suffix == ".model":
+        return sentencepiece.load(path, config)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return dict(config)
-    except (OSError, ValueError, TypeError) as error:
+        return Tokenizers.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
         raise bad_tokenizer(path, error) from error
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the settings next to a tokenizer; those of a SentencePiece model are completed from the model.
+
+    Raises:
+        ConfigError: tokenizer_config.json is damaged.
+    """
+    file, own = path.with_name(TOKENIZER_CONFIG), dict[str, Any]()
+    if path.suffix == ".model":
+        model = sentencepiece_model.read(path)
+        ids = {"bos_token": model.bos_id, "eos_token": model.eos_id, "unk_token": model.unk_id}
+        own = {name: model.piece(number) for name, number in ids.items() if model.piece(number) is not None}
+        own["add_bos_token"] = "bos_token" in own
+    if not file.exists():
+        return own
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return own | dict(config)
+    except (OSError, ValueError, TypeError) as error:
+        raise bad_tokenizer(file, error) from error
 
 
 def _token(inner: "Tokenizers", config: dict[str, Any], name: str, path: Path) -> int | None:
     """Return the id of a token in the config, which is a text or {"content": text}."""
-    text = config.get(name)
-    text = text.get("content") if isinstance(text, dict) else text
-    if text is None:
+    if (text := chat.token_texts(config, [name]).get(name)) is None:
         return None
     if (number := inner.token_to_id(text)) is None:
         raise bad_tokenizer(path, f"{name} in {TOKENIZER_CONFIG} is {text!r}, which is not a token of this file")
@@ -189,6 +209,37 @@ def encode(tokenizer: Tokenizer, parts: Sequence[tuple[str, str]]) -> list[tuple
         (_document(tokenizer, encoding.ids), _num_before(tokenizer, encoding.offsets, len(prompt)))
         for encoding, (prompt, _) in zip(encodings, parts, strict=True)
     ]
+
+
+def encode_conversations(
+    tokenizer: Tokenizer, conversations: Sequence[Rendered]
+) -> list[tuple[np.ndarray, int, np.ndarray]]:
+    """Return each conversation's tokens, the number of tokens before the first that counts, and which ones count.
+
+    A token counts if it has a character of the assistant's text.
+    """
+    tokenizer.inner.encode_special_tokens = False
+    try:
+        texts = [conversation.text for conversation in conversations]
+        encodings = tokenizer.inner.encode_batch(texts, add_special_tokens=False)
+    finally:
+        tokenizer.inner.encode_special_tokens = True
+    encoded = []
+    for encoding, conversation in zip(encodings, conversations, strict=True):
+        begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+        counts = np.zeros(len(begins), dtype=bool)
+        for start, end in conversation.spans:
+            counts |= (begins < end) & (ends > start)
+        first = int(counts.argmax()) if counts.any() else len(counts)
+        encoded.append((np.array(encoding.ids, dtype=np.int32), first, counts))
+    return encoded
+
+
+def special_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return the texts of the special tokens."""
+    added = tokenizer.inner.get_added_tokens_decoder()
+    eos = tokenizer.inner.id_to_token(tokenizer.eos)
+    return sorted({str(token.content) for token in added.values() if token.special} | {str(eos)})
 
 
 def _document(tokenizer: Tokenizer, ids: list[int]) -> np.ndarray:

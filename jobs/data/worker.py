@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.contract.data import DataSource, PromptType
+from bench.contract import codec
+from bench.contract.data import Data
 from bench.errors import BenchError
 from jobs.data import tokenization
-from jobs.data import tokenizer as tokenizers
 from jobs.data.records import Block
 from jobs.data.writing import described
 
@@ -37,10 +37,10 @@ def main() -> None:
 def answers(lines: Iterable[str]) -> Iterator[str]:
     """Yield the result of each job; the first line has the settings."""
     remaining = iter(lines)
-    settings, load = json.loads(next(remaining)), cache(tokenizers.load)
+    settings, encoder = json.loads(next(remaining)), cache(_encoder)
     for line in remaining:
         try:
-            answer: dict[str, Any] = {"done": _result(json.loads(line), settings, load)}
+            answer: dict[str, Any] = {"done": _result(json.loads(line), settings, encoder)}
         except BenchError as error:
             answer = {"error": {"what": error.what, "where": error.where, "fix": error.fix, "rule": error.rule}}
         except OSError as error:
@@ -48,15 +48,18 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
         yield json.dumps(answer)
 
 
-def _result(job: dict[str, Any], settings: dict[str, Any], load: Any) -> dict[str, Any]:
+def _encoder(data: str, tokenizer: str) -> tokenization.Encoder:
+    return tokenization.encoder_of(codec.typed(Data, json.loads(data)), Path(tokenizer))
+
+
+def _result(job: dict[str, Any], settings: dict[str, Any], encoder: Any) -> dict[str, Any]:
     """Do a job: describe a file, or tokenise a block."""
     if "file" in job:
         return described(Path(job["file"]))
-    kind = None if settings["prompt_type"] is None else PromptType[settings["prompt_type"]]
-    source, tokenizer = DataSource[settings["source"]], load(Path(settings["tokenizer"]))
-    block, folder = Block(**job["block"]), Path(settings["folder"])
+    data, block, folder = settings["data"], Block(**job["block"]), Path(settings["folder"])
+    encoding = encoder(json.dumps(data), settings["tokenizer"])
     return asdict(
-        tokenization.tokenize_block(block, job["number"], folder, source=source, kind=kind, tokenizer=tokenizer)
+        tokenization.tokenize_block(block, job["number"], folder, data=codec.typed(Data, data), encoder=encoding)
     )
 
 

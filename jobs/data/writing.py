@@ -90,7 +90,7 @@ def write(folder: Path, work: Path, blocks: list[TokenBlock], data: Data, *, pad
     splits.require(available, data, where)
     written = {}
     for name, mask in masks.items():
-        num_rows = data.train_rows if name == "train" else data.eval_rows
+        num_rows = (data.train_rows or available["train"]) if name == "train" else data.eval_rows
         sizes = {"num_rows": num_rows, "seq_length": data.seq_length}
         with opened(folder, name, **sizes, document_mask=data.document_mask) as out:
             for rows in _rows(_documents(work, blocks, mask, data), data, pad):
@@ -100,6 +100,8 @@ def write(folder: Path, work: Path, blocks: list[TokenBlock], data: Data, *, pad
         written[name] = out.written | {"rows_there": available[name], "documents": int(mask.sum())}
     records = splits.described(documents, chosen, data)
     records |= {"left_out_empty": sum(block.num_empty for block in blocks)}
+    if with_special_tokens := sum(block.num_with_special_tokens for block in blocks):
+        records |= {"left_out_special_tokens": with_special_tokens}
     records |= {"left_out_long_prompts": int((~(chosen.train | chosen.eval)).sum())}
     version = {"starts_version": STARTS_VERSION} if data.document_mask else {}
     return {"data": data.name, "records": records, "splits": written} | version
@@ -110,7 +112,7 @@ def _documents(work: Path, blocks: list[TokenBlock], mask: np.ndarray, data: Dat
     start = 0
     for block in blocks:
         listed, tokens = tokenization.documents(work, block), tokenization.tokens(work, block)
-        for chunk in packing.chunks(tokens, listed, seq_length=data.seq_length):
+        for chunk in packing.chunks(tokens, listed, tokenization.counts(work, block), seq_length=data.seq_length):
             stop = start + len(chunk.lengths)
             if mask[start:stop].any():
                 yield chunk.chosen(mask[start:stop])

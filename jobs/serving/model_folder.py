@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.contract import plan_paths
+from bench.contract import families, plan_paths
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Precision
 from bench.contract.serving import Server
@@ -60,10 +60,8 @@ def write_random(plan: ServingPlan, folder: Path, *, seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from jobs.weights import families
-
     model, dtype = plan.config.model, torch.float32 if plan.config.precision is Precision.fp32 else torch.bfloat16
-    family = families.family_of(model)
+    family = families.of_model(model)
     folder.mkdir(parents=True)
     files: dict[str, dict[str, Any]] = {}
     for weight in family.weights(model):
@@ -81,7 +79,7 @@ def write_random(plan: ServingPlan, folder: Path, *, seed: int) -> None:
         list(pool.map(write, range(len(files)), files))
     index = {name: file for file, shapes in files.items() for name in shapes}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    settings = family.config(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    settings = family.config_of(model) | {"torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / CONFIG).write_text(json.dumps(settings | {"bos_token_id": None, "eos_token_id": None}, indent=1))
     (folder / GENERATION).write_text(json.dumps({"do_sample": False}))
     _write_tokenizer(folder, size=model.vocab_size, longest=model.max_seq_length)

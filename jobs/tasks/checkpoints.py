@@ -240,7 +240,7 @@ def _must_be_same(plan: TrainingPlan, trial: Trial) -> dict[str, Any]:
     return {
         "seed": trial.seed,
         "global_batch_size": plan.batch.global_batch_size,
-        "train_rows": config.training_data.train_rows,
+        "train_rows": config.training_data.num_train_rows,
         "seq_length": config.training_data.seq_length,
         "trains": config.training.trains.name,
         "max_steps": plan.max_steps,

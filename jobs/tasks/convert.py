@@ -231,7 +231,7 @@ def _add_adapters(verbs: Any) -> None:
 
 
 def _add_export(verbs: Any) -> None:
-    summary = "Convert the trained model of a trial to a Hugging Face folder (Llama or GPT-2)."
+    summary = "Convert the trained model of a trial to a Hugging Face folder of its family."
     example = (
         "python -m jobs.tasks.convert export RUN/checkpoints/trial_0/step_320 out --tokenizer /models/Llama-2-7b-hf"
     )

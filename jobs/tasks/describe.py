@@ -73,7 +73,7 @@ def batch(plan: TrainingPlan) -> Facts:
         mllog.GLOBAL_BATCH_SIZE: plan.config.training_recipe.global_batch_size,
         mllog.MICRO_BATCH_SIZE: plan.batch.micro_batch_size,
         mllog.GRADIENT_ACCUMULATION_STEPS: plan.batch.gradient_accumulation_steps,
-        mllog.TRAIN_SAMPLES: plan.config.training_data.train_rows,
+        mllog.TRAIN_SAMPLES: plan.config.training_data.num_train_rows,
         mllog.EVAL_SAMPLES: plan.config.training_data.eval_rows,
         "max_sequence_length": plan.config.training_data.seq_length,
         "document_mask": plan.config.training_data.document_mask or None,
@@ -110,7 +110,7 @@ def parallelism(plan: TrainingPlan) -> Facts:
         mllog.TENSOR_PARALLELISM: plan.world.tp,
         mllog.PIPELINE_PARALLELISM: plan.world.pp,
         mllog.CONTEXT_PARALLELISM: plan.world.cp,
-        mllog.EXPERT_PARALLELISM: 1,
+        mllog.EXPERT_PARALLELISM: plan.world.ep,
     }
 
 

@@ -125,7 +125,7 @@ def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
             fix=f"set model=tiny, or model.vocab_size to {num_words} or more",
         )
 
-    splits = (("train", data.train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))
+    splits = (("train", data.num_train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))
     with atomic_folder(folder) as part:
         for name, num_rows, seed in splits:
             rows = tiny_reports.rows(num_rows, seq_length=data.seq_length, seed=seed, with_summaries=data.answer_only)

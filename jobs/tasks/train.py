@@ -221,7 +221,7 @@ def log_evaluation(plan: TrainingPlan, loss: float, step: int, log: mllog.Writer
     """
     at = place(plan, step)
     epochs = (
-        at["samples_count"] / plan.config.training_data.train_rows
+        at["samples_count"] / plan.config.training_data.num_train_rows
     )  # required by the open division of ruleset 5.1.0
     log.event(mllog.EVAL_ACCURACY, timing.finite(loss, "evaluation", step), **at, epoch_num=epochs)
     log.stop(mllog.EVAL_STOP, **at)

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, checksums, llama_config
+from bench.contract import checkpoint, checksums, families, hugging_face
 from bench.contract.checkpoint import FOLDERS, MANIFEST, Stored
+from bench.contract.families import Unit, Weight
 from bench.contract.model import Model
 from bench.contract.plan import fingerprint
 from bench.errors import ConfigError
@@ -44,7 +45,7 @@ class Conversion:
     source: Source
     model: Model
     folder: Path
-    units: list[tensor_map.Unit]
+    units: list[Unit]
     derived: list[str]
     stored: Stored
 
@@ -69,14 +70,17 @@ def prepare(source: Path, model: Model, folder: Path | None = None, *, stored: S
         ConfigError: config.json or a tensor's name, shape or dtype does not match the model; or NF4 does not fit.
     """
     opened = open_source(source)
-    llama_config.check(opened.config, model, where=str(source / "config.json"))
-    if stored is Stored.nf4 and (model.hidden_size % nf4.BLOCK or model.ffn_hidden_size % nf4.BLOCK):
-        sizes = f"the rows of {model.name} have {model.hidden_size} and {model.ffn_hidden_size} weights"
+    families.check(opened.config, model, where=str(source / "config.json"))
+    widths = sorted({model.hidden_size, model.q_size, model.ffn_hidden_size})
+    if stored is Stored.nf4 and any(width % nf4.BLOCK for width in widths):
+        sizes = f"the rows of {model.name} have {' and '.join(map(str, widths))} weights"
         what = f"NF4 needs rows with a multiple of {nf4.BLOCK} weights, but {sizes}"
         raise ConfigError(what, where=str(source / "config.json"), fix="convert without --nf4")
-    units = tensor_map.units(model, fused=tensor_map.is_fused(opened))
+    units = families.of_model(model).units(model, fused=hugging_face.is_fused(opened.tensors))
     to = folder or source / FOLDERS[stored]
-    return Conversion(opened, model, to.absolute(), units, tensor_map.check(opened, units), stored)
+    unused = hugging_face.check_tensors(opened.tensors, units, where=str(source))
+    hugging_face.check_dtypes({name: x for name, x in opened.tensors.items() if name not in unused}, where=str(source))
+    return Conversion(opened, model, to.absolute(), units, unused, stored)
 
 
 def convert(conversion: Conversion, *, workers: int = 1) -> bool:
@@ -169,11 +173,11 @@ def finish(conversion: Conversion) -> None:
     part.rename(conversion.folder)
 
 
-def _convert_unit(conversion: Conversion, unit: tensor_map.Unit) -> dict[str, Any]:
+def _convert_unit(conversion: Conversion, unit: Unit) -> dict[str, Any]:
     return checkpoint_writer.write(conversion.part / f"{unit.name}.distcp", _pieces(conversion, unit))
 
 
-def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoint_writer.Piece]:
+def _pieces(conversion: Conversion, unit: Unit) -> Iterator[checkpoint_writer.Piece]:
     """Yield the pieces of a unit's tensors, one tensor at a time."""
     for weight in unit.weights:
         data = tensor_map.fuse(weight, conversion.source.read(weight.sources), conversion.model)
@@ -184,7 +188,7 @@ def _pieces(conversion: Conversion, unit: tensor_map.Unit) -> Iterator[checkpoin
             yield from quantised(conversion, weight, data)
 
 
-def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+def _in_fp8(conversion: Conversion, weight: Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
     """Yield a linear's scale, then its weight in FP8, rounded to BF16 first, as precision=fp8 does on loading."""
     assert weight.layer is not None and weight.axis is not None
     data, linear = data.to(quantize.BF16), weight.key.removesuffix("weight")
@@ -196,7 +200,7 @@ def _in_fp8(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> 
         yield replace(piece, data=quantize.quantize_weight(piece.data, scale))
 
 
-def _in_nf4(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+def _in_nf4(conversion: Conversion, weight: Weight, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
     """Yield a linear's 4-bit numbers and each block's absmax, of the weight rounded to BF16; blocks are not split."""
     assert weight.axis is not None
     linear = weight.key.removesuffix("weight")
@@ -206,19 +210,20 @@ def _in_nf4(conversion: Conversion, weight: tensor_map.Weight, data: Tensor) -> 
     yield from _split(conversion, blocks, linear + nf4.STORED_ABSMAX, absmax)
 
 
-def _split(
-    conversion: Conversion, weight: tensor_map.Weight, key: str, data: Tensor
-) -> Iterator[checkpoint_writer.Piece]:
-    whole, begin = tuple(data.shape), [0] * data.dim()
+def _split(conversion: Conversion, weight: Weight, key: str, data: Tensor) -> Iterator[checkpoint_writer.Piece]:
+    whole, begin, index = tuple(data.shape), [0] * data.dim(), weight.index
+    stack = _stack(conversion.model)[: len(index)]
     pieces = data.chunk(weight.num_pieces, weight.axis) if weight.axis is not None else [data]
     for piece in pieces:
-        if weight.layer is None:
-            yield checkpoint_writer.Piece(key, whole, tuple(begin), piece)
-        else:
-            stacked, offset = (conversion.model.num_layers, *whole), (weight.layer, *begin)
-            yield checkpoint_writer.Piece(key, stacked, offset, piece.unsqueeze(0))
+        stacked = piece.view((1,) * len(index) + piece.shape)
+        yield checkpoint_writer.Piece(key, (*stack, *whole), (*index, *begin), stacked)
         if weight.axis is not None:
             begin[weight.axis] += piece.shape[weight.axis]
+
+
+def _stack(model: Model) -> tuple[int, ...]:
+    """Return the sizes of the axes before those of one layer's, or one expert's, tensor."""
+    return (model.num_layers, model.experts.num_experts) if model.experts else (model.num_layers,)
 
 
 def _hash_shard(conversion: Conversion, name: str) -> dict[str, Any]:
@@ -270,7 +275,7 @@ def _require_room(conversion: Conversion) -> None:
         )
 
 
-def _num_bytes(conversion: Conversion, weight: tensor_map.Weight) -> int:
+def _num_bytes(conversion: Conversion, weight: Weight) -> int:
     """Return the size of a weight in the checkpoint, without the scale of one in FP8."""
     sources = [conversion.source.tensors[name] for name in weight.sources]
     if conversion.stored is Stored.plain or not weight.is_linear:

@@ -1,6 +1,5 @@
-"""Read a Hugging Face folder: config.json, and the tensors of its *.safetensors by file, shape and dtype."""
+"""Read the tensors of a Hugging Face folder."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,31 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from bench.contract import atomic_files
+from bench.contract import atomic_files, hugging_face
+from bench.contract.hugging_face import INDEX as INDEX
+from bench.contract.hugging_face import SINGLE as SINGLE
+from bench.contract.hugging_face import Stored
 from bench.errors import ConfigError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+"""Largest size of a file that is written, unless a single tensor is larger."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """File, shape and dtype of one tensor."""
-
-    file: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_elements(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_elements * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +44,8 @@ def open_source(folder: Path) -> Source:
     Raises:
         ConfigError: no Hugging Face folder with safetensors, or a shard is missing, damaged or not as in the index.
     """
-    config, index = _json(folder / "config.json"), None
-    if (folder / INDEX).exists():
-        index = _json(folder / INDEX).get("weight_map", {})
-    elif not (folder / SINGLE).exists():
-        raise ConfigError(
-            "the folder contains no *.safetensors",
-            where=str(folder / INDEX),
-            fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported",
-        )
-    files = sorted(set(index.values())) if index is not None else [SINGLE]
-    tensors: dict[str, Stored] = {}
-    for file in files:
-        for name, stored in _header(folder, file).items():
-            if name in tensors:
-                _refuse(folder / file, f"the tensor {name} is in two files, this file and {tensors[name].file}")
-            tensors[name] = stored
-    for name, file in (index or {}).items():
-        if name not in tensors or tensors[name].file != file:
-            _refuse(folder / file, f"the tensor {name} is missing, but {INDEX} lists it in this file")
-    return Source(folder, config, files, tensors)
+    config, tensors = hugging_face.config(folder), hugging_face.tensors(folder)
+    return Source(folder, config, sorted({stored.file for stored in tensors.values()}), tensors)
 
 
 def sha256(path: Path) -> str:
@@ -90,36 +57,9 @@ def sha256(path: Path) -> str:
     digest = atomic_files.sha256(path)
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
-        _refuse(path, f"the SHA-256 of the file is {digest}, but its name in the cache is {blob}")
-    return digest
-
-
-def _header(folder: Path, file: str) -> dict[str, Stored]:
-    try:
-        with safe_open(folder / file, framework="pt") as shard:
-            views = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - it is not a mapping
-            return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
-    except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"a shard cannot be read: {error}",
-            where=str(folder / file),
-            fix="download this file again, because it is incomplete",
-        ) from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("the file is not a JSON object")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"{path.name}: the SHA-256 of the file is {digest}, but its name in the cache is {blob}",
             where=str(path),
-            fix="give a Hugging Face folder with config.json and *.safetensors",
-        ) from error
-    return content
-
-
-def _refuse(path: Path, what: str) -> None:
-    raise ConfigError(f"{path.name}: {what}", where=str(path), fix="download the model again to an empty folder")
+            fix="download the model again to an empty folder",
+        )
+    return digest

@@ -160,7 +160,7 @@ def test_blocks_of_any_size_hold_the_records_of_the_file(
     path.write_bytes(text.encode())
     with mock.patch.object(records, "BLOCK_BYTES", size):
         cut = list(records.cut(path))
-    read = [record for block in cut for record in records.read(block, DataSource.c4)]
+    read = [record for block in cut for record in records.read(block, config(source=DataSource.c4), dict)]
     assert read == written
     assert sum(block.num_bytes for block in cut) <= len(text.encode())
 
@@ -198,7 +198,8 @@ def test_blocks_of_pubmedqas_own_file_hold_its_records(
     path.write_text(starts + json.dumps(written, indent=indent), encoding="utf-8")
     with mock.patch.object(records, "BLOCK_BYTES", size):
         cut = list(records.cut(path))
-    read = [record for block in cut for record in records.read(block, DataSource.pubmedqa)]
+    data = config(source=DataSource.pubmedqa)
+    read = [record for block in cut for record in records.read(block, data, dict)]
     assert [(one["question"], one["context"], one["answer"]) for one in read] == [
         (one["QUESTION"], "\n".join(one["CONTEXTS"]), one["LONG_ANSWER"]) for one in written.values()
     ]
@@ -223,7 +224,8 @@ def test_an_invalid_file_by_pmid_is_refused(text: str, message: str | None, tmp_
     (tmp_path / "p.json").write_text(text)
 
     def read() -> list[dict[str, str]]:
-        return [one for block in records.cut(tmp_path / "p.json") for one in records.read(block, DataSource.pubmedqa)]
+        data, blocks = config(source=DataSource.pubmedqa), records.cut(tmp_path / "p.json")
+        return [one for block in blocks for one in records.read(block, data, dict)]
 
     if message is None:
         assert read() == [{"question": "", "context": "oak", "answer": "oak"}]

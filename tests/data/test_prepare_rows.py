@@ -266,7 +266,9 @@ def with_train_rows(planned: Plan, num_rows: int) -> Plan:
 
 
 TOKENIZERS: dict[str, Callable[[Path], Any]] = {
-    "there is no tokenizer.json at this path": lambda folder: (folder / "tokenizer.json").unlink(),
+    "there is no tokenizer.json and no tokenizer.model at this path": lambda folder: (
+        folder / "tokenizer.json"
+    ).unlink(),
     "not a tokenizer.json of Hugging Face tokenizers": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "the tokenizer has no eos_token": lambda folder: (folder / "tokenizer_config.json").unlink(),
     "is '<end>', which is not a token of this file": lambda folder: write_tokenizer(folder, {"eos_token": "<end>"}),

@@ -28,7 +28,9 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
 
     @wraps(compose)
     def composed(overrides: list[str]) -> Config:
-        if any("searchpath" in override for override in overrides):  # a folder of the test, which may change
+        if any(
+            "searchpath" in override or override == "model=hf" for override in overrides
+        ):  # a folder that may change
             return compose(overrides)
         gpus = sys.modules.get("pynvml")  # the GPUs of a test: a plan depends on those of its machine
         key = (os.getcwd(), id(gpus), *map(os.environ.get, PATHS), *overrides)

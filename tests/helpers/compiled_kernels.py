@@ -1,4 +1,5 @@
-"""Compile the kernels of generation for an H100 or H200, without one: `python -m tests.helpers.compiled_kernels`.
+"""Compile the kernels of generation and of heads for an H100 or H200, without one: `python -m
+tests.helpers.compiled_kernels`.
 
 What Triton's interpreter forgives (two types of one variable, a return inside a branch) stops its compiler. It runs in
 a process of its own, since Triton decides when it is imported whether kernels are interpreted. Prints the registers and
@@ -18,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from jobs.engines.megatron import head_norm_kernels, rope_kernels
 from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
@@ -60,15 +62,42 @@ def variants() -> Iterator[Variant]:
     pointers = ("qkv", "keys", "values", "out")
     types = {f"{name}_ptr": "*bf16" for name in pointers} | {"positions_ptr": "*i64", "done_ptr": "*i32"}
     types |= {f"{name}_ptr": "*fp32" for name in ("angles", "outs", "lses")} | {"scale": "fp32", "capacity": "i32"}
-    for repeats, parts in ((1, 8), (8, 1)):
+    types |= {"eps": "fp32"}
+    for repeats, parts, added in ((1, 8, None), (8, 1, None), (7, 8, "*bf16")):
         constants = {"PARTS": parts, "ROWS": 16, "HALF": 64, "REPEATS": repeats, "KEYS": 64, "OVERLAPPED": True}
-        yield Variant(f"attend {repeats} x {parts}", attention_kernels._attend, types, constants)
+        own = {f"{name}_ptr": added for name in ("bias", "q_norm", "k_norm")}
+        what = " with bias and norms" if added else ""
+        yield Variant(f"attend {repeats} x {parts}{what}", attention_kernels._attend, types | own, constants)
+    yield from of_heads()
     types = {f"{name}_ptr": "*i64" for name in ("tokens", "positions", "rows", "seeds")} | {"done_ptr": "*i32"}
     types |= {"logits_ptr": "*fp32", "best_ptr": "*fp32", "best_token_ptr": "*i32"}
     types |= {"vocab_size": "i32", "capacity": "i32", "temperature": "fp32"}
     for is_drawn in (False, True):
         constants = {"TOKENS": 2048, "SIZE": 16, "IS_DRAWN": is_drawn}
         yield Variant(f"append {is_drawn}", sampling_kernels._append, types, constants)
+
+
+def of_heads() -> Iterator[Variant]:
+    """Yield the kernels of training between qkv and attention, for Llama and with biases and norms."""
+    shared = {"freqs_ptr": "*fp32", "eps": "fp32", "num_rows": "i32"}
+    types = shared | {f"{name}_ptr": "*bf16" for name in ("qkv", "low", "b", "q", "k", "v")}
+    types |= {"lora_scale": "fp32", "rank": "i32"}
+    for rank, added in ((16, None), (16, "*bf16"), (64, None), (64, "*bf16")):
+        tile = rope_kernels._tile(8192, 8, rank)
+        options = {name: tile.pop(name) for name in ("num_warps", "maxnreg") if name in tile}
+        constants = tile | {"repeats": 4, "HALF": 64, "RANK": rank, "OVERWRITE": added is not None}
+        own = {f"{name}_ptr": added for name in ("bias", "q_weight", "k_weight")}
+        what = " with bias and norms" if added else ""
+        yield Variant(f"rope rank {rank}{what}", rope_kernels._rope, types | own, constants, options)
+    types = shared | {f"{name}_ptr": "*bf16" for name in ("dq", "dk", "dv", "qkv", "q_weight", "k_weight", "out")}
+    types |= {"groups": "i32", "repeats": "i32", "out_q_ptr": "*fp8e4nv", "out_scale_ptr": "*fp32"}
+    constants = {"QUERIES": 32, "GROUPS": 8, "HALF": 64, "QUANTIZE": True, "POWERS": False}
+    yield Variant("backward of rope", rope_kernels._rope_backward, types, constants)
+    for rows, parts in ((1, None), (8, "*fp32")):
+        own = {"parts_ptr": parts, "out_ptr": None if parts else "*bf16"}
+        what = f"backward of rope and norms, {rows} rows"
+        options = {"num_warps": 8 if parts else 4}
+        yield Variant(what, head_norm_kernels._backward, types | own, constants | {"ROWS": rows}, options)
 
 
 def compiled(one: Variant) -> str:

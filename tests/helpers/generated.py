@@ -1,4 +1,4 @@
-"""Answers of our generator, once per rank of TP: `python -m tests.helpers.generated FOLDER`.
+"""Answers of our generator, once per rank of TP: `python -m tests.helpers.generated FOLDER …`.
 
 It reads the model and the runs from FOLDER/requests.json, and rank 0 writes FOLDER/answers.json.
 """
@@ -17,9 +17,14 @@ from tests.helpers import tiny_llama
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    content = json.loads((folder / "requests.json").read_text())
     torch.distributed.init_process_group("gloo")
+    for folder in sys.argv[1:]:
+        answer(Path(folder))
+    torch.distributed.destroy_process_group()
+
+
+def answer(folder: Path) -> None:
+    content = json.loads((folder / "requests.json").read_text())
     from jobs.engines.megatron.generation.generator import MegatronGenerator
     from jobs.engines.megatron.generation.ranks import Ranks
 
@@ -35,7 +40,6 @@ def main() -> None:
         answers.append([answer.tokens for answer in generator.generate(batch, seed=3)])
     if ranks.rank == 0:
         (folder / "answers.json").write_text(json.dumps(answers))
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

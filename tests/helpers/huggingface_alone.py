@@ -85,3 +85,27 @@ def row_loss(model: torch.nn.Module, rows: Rows, index: int) -> Tensor:
     tokens = torch.from_numpy(rows.tokens[index].astype(np.int64))
     losses = torch.nn.functional.cross_entropy(model(tokens[None]).logits[0, :-1], tokens[1:], reduction="none")
     return losses[torch.from_numpy(rows.counts[index, 1:])].mean()
+
+
+def by_hand(plan: Plan, model: torch.nn.Module, rows: Rows, batches: np.ndarray) -> tuple[list[float], list[float]]:
+    """Train one step with each batch of row indices, one row at a time in plain torch.
+
+    Return losses, and gradient norms before clipping.
+    """
+    r, trained = plan.config.recipe, [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": r.weight_decay},
+        {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(r.adam_beta1, r.adam_beta2), eps=r.adam_eps)
+    losses, norms = [], []
+    for step, batch in enumerate(batches, 1):
+        for one in optimizer.param_groups:
+            one["lr"] = r.lr * step / r.lr_warmup_steps
+        loss = torch.stack([row_loss(model, rows, index) for index in batch]).mean()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, r.clip_grad)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms

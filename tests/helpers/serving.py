@@ -1,10 +1,10 @@
 """Plans of serving tasks for tests: the tiny task, or the stub that injects faults in place of a server."""
 
-import json
 from pathlib import Path
 
 from bench.contract.plan_kinds import ServingPlan
 from bench.planning import compose
+from helpers import model_folders
 from helpers.paths import ROOT
 
 STUB = "{python},-m,helpers.stub_server,{port}"
@@ -39,12 +39,11 @@ def elsewhere(url: str, tokenizer_folder: Path) -> tuple[str, ...]:
 
 
 def tokenizer(folder: Path) -> Path:
-    """Write a folder with no more of a model than the client needs; token n is the word wn."""
+    """Write a model folder whose weights have only headers; token n is the word wn."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    folder.mkdir(parents=True)
+    model_folders.write(folder, compose.compose(["task=serve_tiny"]).config.model)
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(WORDS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return folder

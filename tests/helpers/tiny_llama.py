@@ -1,4 +1,4 @@
-"""Tiny random Llamas of transformers, as Hugging Face folders and converted checkpoints, with plans for generation."""
+"""Tiny random models of transformers, as Hugging Face folders and converted checkpoints, with plans for generation."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench.contract import families
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import Batching, Generation, Order, Sampling, WeightPrecision
 from bench.contract.model import Activation, Model, Norm, Position
-from jobs.weights import conversion, families
+from jobs.weights import conversion
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 VOCABULARY = 512
 
@@ -27,24 +28,47 @@ def model(**changes: Any) -> Model:
     return Model(**{"name": "tiny", "source": "made here"} | shape | heads | parts | changes)
 
 
-def write(folder: Path, model: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "LlamaForCausalLM":
-    """Write a random model in FP32 with its conversions, and return transformers' own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_scaling_factor": 8.0, "rope_base": 500000},
+    "smollm": {"family": "llama", "tied_embeddings": True, "rope_base": 100000},
+    "mistral": {"family": "mistral", "head_dim": 64},
+    "qwen2": {"family": "qwen2", "qkv_bias": True, "tied_embeddings": True, "rope_base": 1000000, "norm_epsilon": 1e-6},
+    "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 64, "rope_base": 1000000, "norm_epsilon": 1e-6},
+}
+"""The shapes of the families: the width of all heads is not always the hidden size, but 256 in two of them."""
+
+
+def of_family(name: str, **changes: Any) -> Model:
+    """Return the model of a family."""
+    return model(**FAMILIES[name] | changes)
+
+
+def theirs(model: Model) -> "PreTrainedModel":
+    """Return transformers' model of this shape, in FP32, with random weights, norms and biases.
 
     BF16 holds its weights exactly. They are large enough for tokens that do not repeat themselves at once.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
-    config = families.family_of(model).config(model) | {"initializer_range": 0.15}
-    theirs = LlamaForCausalLM(LlamaConfig(**config)).eval()
-    for name, weight in theirs.named_parameters():
+    config = families.of_model(model).config_of(model) | {"initializer_range": 0.15}
+    built = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).eval()
+    for name, weight in built.named_parameters():
         if "norm" in name:
             weight.data.uniform_(0.5, 1.5)
+        elif name.endswith("bias"):
+            weight.data.uniform_(-1, 1)
         weight.data.copy_(weight.data.bfloat16())
-    theirs.save_pretrained(folder)
+    return built
+
+
+def write(folder: Path, model: Model, *, stored: tuple[Stored, ...] = (Stored.plain,)) -> "PreTrainedModel":
+    """Write a random model in FP32 with its conversions, and return transformers' own."""
+    built = theirs(model)
+    built.save_pretrained(folder)
     for one in stored:
         conversion.convert(conversion.prepare(folder, model, stored=one))
-    return theirs
+    return built
 
 
 @dataclass(frozen=True)

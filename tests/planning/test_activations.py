@@ -25,6 +25,8 @@ LAYERS = {
     "gpt_gqa_lora": ("task=lora_tiny", "model.num_query_groups=2", *GPT),
     "llama": ("task=pretrain_tiny", "model.num_query_groups=2"),
     "gpt": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT),
+    "experts": ("model=tiny_moe", "model.family=null", "task=pretrain_tiny", "model.num_query_groups=2"),
+    "experts_lora": ("model=tiny_moe", "model.family=null", "task=lora_tiny", "model.num_query_groups=2"),
     "gpt_gqa": ("task=pretrain_tiny", "model.num_query_groups=2", *GPT),
 }
 FUSED = {
@@ -35,7 +37,7 @@ FUSED = {
     "trained_gpt_fp8": ("task=pretrain_tiny", "model.num_query_groups=8", *GPT, "precision=fp8"),
 }
 """Of the hand-written layers, whose statistics of norms and scales of rows are counted."""
-CPU_MASK_BYTES = {"llama_lora": 2 * HIDDEN, "gpt_gqa_lora": 2 * HIDDEN}
+CPU_MASK_BYTES = dict.fromkeys(("llama_lora", "gpt_gqa_lora", "experts_lora"), 2 * HIDDEN)
 """Dropout on a CPU stores its masks, here of two inputs, in BF16; on a GPU as booleans, which the formula counts."""
 pytestmark = pytest.mark.trains
 

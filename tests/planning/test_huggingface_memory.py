@@ -41,16 +41,18 @@ def model(kind: str, num_layers: int, attention: str) -> Any:
     import transformers
 
     sizes: dict[str, Any] = {"vocab_size": 512, "attn_implementation": attention, "use_cache": False}
-    if kind == "llama":
-        config: Any = transformers.LlamaConfig(
+    if kind != "gpt":
+        kind_of_config = transformers.Qwen3Config if kind == "qwen3" else transformers.LlamaConfig
+        config: Any = kind_of_config(
             hidden_size=64,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=32 if kind == "qwen3" else 16,
             intermediate_size=176,
             num_hidden_layers=num_layers,
             **sizes,
         )
-        return transformers.LlamaForCausalLM(config)
+        return transformers.AutoModelForCausalLM.from_config(config)
     dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     config = transformers.GPT2Config(
@@ -83,6 +85,9 @@ def stored_bytes(net: Any, *, autocast: bool) -> int:
 
 
 CASES = {
+    "qwen3 fp32": ("qwen3", "sdpa", "fp32", None),
+    "qwen3 eager autocast": ("qwen3", "eager", "bf16", "autocast"),
+    "qwen3 adapters bf16": ("qwen3", "sdpa", "bf16", "pure"),
     "llama fp32": ("llama", "sdpa", "fp32", None),
     "llama eager fp32": ("llama", "eager", "fp32", None),
     "llama bf16": ("llama", "sdpa", "bf16", "pure"),
@@ -108,20 +113,20 @@ def test_a_layer_stores_as_much_as_autograd_saves_in_transformers(name: str) -> 
     import torch
 
     kind, attention, precision, bf16 = CASES[name]
-    targets = [module for module in MODULES if module in name]
+    targets, has_adapters = [module for module in MODULES if module in name], "adapters" in name
     is_autocast, dtype = bf16 == "autocast", torch.float32 if precision == "fp32" else torch.bfloat16
     stored = []
     for num_layers in (2, 3):  # the first layer stores less if no adapter reads its input
-        net = model("gpt" if kind == "gpt" else "llama", num_layers, attention)
-        net = net.to(torch.float32 if is_autocast and kind != "adapters" else dtype)
-        if kind == "adapters":
+        net = model("llama" if kind == "adapters" else kind, num_layers, attention)
+        net = net.to(torch.float32 if is_autocast and not has_adapters else dtype)
+        if has_adapters:
             net = adapted(net, torch.float32 if is_autocast else dtype, targets or list(MODULES[:4]))
         stored.append(stored_bytes(net, autocast=is_autocast))
-    sizes = GPT if kind == "gpt" else LLAMA
+    sizes = {"gpt": GPT, "qwen3": [*LLAMA, "head_dim=32", "qk_norm=true"]}.get(kind, LLAMA)
     config = config_of(
         [
             *(f"model.{size}" for size in sizes),
-            *([SEPARATE(",".join(targets))] if targets else LORA if kind == "adapters" else ALL),
+            *([SEPARATE(",".join(targets))] if targets else LORA if has_adapters else ALL),
             f"data.seq_length={ROW}",
             f"precision={precision}",
             f"{BLOCK}.attention={attention}",

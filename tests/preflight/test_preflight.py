@@ -20,10 +20,10 @@ from bench import preflight
 from bench.contract import checkpoint
 from bench.contract.schema import Data, DataSource
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, npy_header
 from bench.preflight import data, host
 from bench.rules.check import Subject
-from jobs.weights import families
+from helpers import model_folders
 
 ON_SLURM = ("task=lora70b", "cluster=dgx2", "container=pyxis")
 PATHS = {"DATADIR": "/lustre/data", "MODEL": "/lustre/model", "LOGDIR": "/lustre/logs", "CONT": "/lustre/a.sqsh"}
@@ -315,7 +315,7 @@ def test_headers_are_read_as_numpy_writes_them(
     npy_format.write_array(file, np.zeros(shape, dtype), version=version)
     path = tmp_path_factory.mktemp("npy") / "a.npy"
     path.write_bytes(file.getvalue())
-    assert data.npy(path) == data.Npy(shape, dtype, path.stat().st_size)
+    assert npy_header.read(path) == npy_header.Npy(shape, dtype, path.stat().st_size)
 
 
 def test_a_manifest_shows_missing_truncated_and_changed_files(tmp_path: Path) -> None:
@@ -365,8 +365,12 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
 
 
 def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Path) -> None:
+    config = compose.compose([]).config
     (tmp_path / "config.json").write_text("{}")
-    (source,) = data.checkpoint(tmp_path, compose.compose([]).config)
+    (unknown,) = data.checkpoint(tmp_path, config)
+    assert "config.json has model_type None" in unknown.what
+    model_folders.write(tmp_path, config.model)
+    (source,) = data.checkpoint(tmp_path, config)
     assert "not converted" in source.what and "python -m jobs.tasks.convert weights" in source.fix
 
 
@@ -374,24 +378,23 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
     config = compose.compose(["engine=huggingface"]).config
     (tmp_path / "config.json").write_text("{")
     (damaged,) = data.checkpoint(tmp_path, config)
-    assert "the Hugging Face folder cannot be read" in damaged.what
-    llama = families.family_of(config.model).config(config.model)
+    assert "config.json cannot be read" in damaged.what
     for wrong, what in (
-        ({"model_type": "mistral"}, "the folder has model_type 'mistral', but"),
+        ({"model_type": "mistral"}, "model_type is mistral, but tiny is a llama"),
         ({"vocab_size": 7}, "vocab_size is 7"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(llama | wrong))
+        model_folders.write(tmp_path, config.model, **wrong)
         (other,) = data.checkpoint(tmp_path, config)
         assert what in other.what and other.where.endswith("config.json")
-    (tmp_path / "config.json").write_text(json.dumps(llama))
+    model_folders.write(tmp_path, config.model)
+    assert list(data.checkpoint(tmp_path, config)) == []
+    (tmp_path / "model.safetensors").unlink()
     (pickled,) = data.checkpoint(tmp_path, config)
-    assert "1 of 1 files of the model are missing, such as model.safetensors" in pickled.what
+    assert "the folder contains no *.safetensors" in pickled.what
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1", "b": "2"}}')
     (tmp_path / "1").touch()
     (partial,) = data.checkpoint(tmp_path, config)
     assert "1 of 2 files of the model are missing, such as 2" in partial.what
-    (tmp_path / "2").touch()
-    assert list(data.checkpoint(tmp_path, config)) == []
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])

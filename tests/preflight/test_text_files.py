@@ -71,7 +71,10 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
         lambda cache: (cache / "c4.jsonl").write_bytes(lines([{"txt": ""}])),
     ),
     "the first record is not JSON": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"text\n")),
-    "there is no tokenizer.json at this path": ("CFG-06", lambda cache: (cache / "tokenizer.json").unlink()),
+    "there is no tokenizer.json and no tokenizer.model at this path": (
+        "CFG-06",
+        lambda cache: (cache / "tokenizer.json").unlink(),
+    ),
     "the tokenizer has no eos_token": (
         *("CFG-06",),
         lambda cache: (cache / "tokenizer_config.json").write_text('{"bos_token": "<s>"}'),

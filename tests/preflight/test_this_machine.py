@@ -20,7 +20,7 @@ from bench.planning import compose
 from bench.preflight import data, host, secrets
 from bench.rules.check import CannotTellError, Subject
 from bench.rules.finding import Finding, broken
-from helpers import text_data
+from helpers import model_folders, text_data
 from helpers.serving import planned as to_serve
 
 TOKEN = "hf_" + "aB3" * 11
@@ -112,7 +112,7 @@ def test_a_generator_reads_hugging_face_weights_and_their_tokenizer(tmp_path: Pa
     (none,) = data.prompts(subject(plan))
     assert isinstance(none, Finding) and none.rule == "CFG-06" and "tokenizer.json" in none.what
     text_data.write_tokenizer(model)
-    (model / "config.json").write_text("{}")
+    model_folders.write(model, plan.config.model)
     assert short(host.checkpoint(subject(plan))) == [str(model)]
     assert short(data.prompts(subject(plan))) == [str(model / "tokenizer.json")]
     (model / "tokenizer_config.json").write_text("{}")
@@ -127,7 +127,7 @@ def test_files_cannot_be_checked_if_their_paths_are_not_set(tmp_path: Path, monk
         list(data.prompts(subject(plan)))
     with pytest.raises(CannotTellError, match="MODEL is not set"):
         list(host.checkpoint(subject(plan)))
-    assert [*data._other_tokenizer(tmp_path, None)] == []
+    assert [*data._other_tokenizer(tmp_path, None, compose.compose([]).config.training_data)] == []
 
 
 def test_text_files_that_cannot_be_read_or_written_are_reported(

@@ -48,15 +48,15 @@ def test_a_server_that_runs_elsewhere_has_no_folder(tmp_path: Path) -> None:
 
 def test_a_copy_without_eos_links_the_weights_and_changes_three_files(tmp_path: Path) -> None:
     source = serving.tokenizer(tmp_path / "llama")
-    (source / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    config = read(source / "config.json")
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3], "top_k": 50}))
-    (source / "model.safetensors").write_bytes(b"weights")
     plan = serving.planned("model.weights=checkpoint", f"cluster.paths.model={source}")
     created = prepared(plan, tmp_path / "below/made")
     assert created == tmp_path / "below/made"
     links = {path.name: path.readlink() for path in created.iterdir() if path.is_symlink()}
     assert links == {name: source / name for name in ("tokenizer.json", "model.safetensors")}
-    assert read(created / "config.json") == {"model_type": "llama", "eos_token_id": None}
+    assert read(created / "config.json") == config | {"eos_token_id": None}
     assert read(created / "generation_config.json") == {"eos_token_id": None, "top_k": 50}
     assert read(created / "tokenizer_config.json") == {"eos_token": None}
     assert read(source / "config.json")["eos_token_id"] == 2, "the site's folder is unchanged"

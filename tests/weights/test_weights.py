@@ -243,17 +243,18 @@ def sha256sum(path: Path) -> str:
 
 QKV = "model.layers.0.self_attn.k_proj.weight"
 CONFIGS = {
-    "rope_theta is 500000.0, but rope_base is 10000.0": {"rope_theta": 500000.0},
-    "rope scaling factor is 32.0, but rope_scaling_factor is 1.0": {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}},
+    "rope_theta is 500000.0, but tiny has 10000.0": {"rope_theta": 500000.0},
+    "'factor': 32.0, ": {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}},
     "rope_type is yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-    "low_freq_factor is 2.0, ": {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 2.0}},
-    "rms_norm_eps is 1e-06, but norm_epsilon is 1e-05": {"rms_norm_eps": 1e-6},
-    "num_key_value_heads is 4, but num_query_groups is 2": {"num_key_value_heads": None},
-    "tie_word_embeddings is True, but tied_embeddings is False": {"tie_word_embeddings": True},
-    "attention_bias is True, but bias is False": {"attention_bias": True},
-    "head_dim is 8, but hidden_size / heads is 4": {"head_dim": 8},
-    "the folder has model_type 'mistral', but": {"model_type": "mistral"},
-    "the folder has quantised weights, but": {"quantization_config": {"bits": 4}},
+    "low_freq_factor is 2.0 (supported: 1.0)": {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 2.0}},
+    "rms_norm_eps is 1e-06, but tiny has 1e-05": {"rms_norm_eps": 1e-6},
+    "num_key_value_heads is 4, but tiny has 2": {"num_key_value_heads": None},
+    "tie_word_embeddings is True, but tiny has False": {"tie_word_embeddings": True},
+    "attention_bias is true (supported: false)": {"attention_bias": True},
+    "head_dim is 8, but tiny has 4": {"head_dim": 8},
+    "model_type is mistral, but tiny is a llama": {"model_type": "mistral"},
+    "config.json has model_type 'bloom', but runstop knows only custom_llama, gpt2, ": {"model_type": "bloom"},
+    "the weights are quantised (awq), but": {"quantization_config": {"quant_method": "awq"}},
 }
 TENSORS = {
     "1 of 21 tensors are missing: model.norm.weight": {"model.norm.weight": None},
@@ -301,7 +302,7 @@ def damage_config(source: Path) -> None:
     ("damage", "message"),
     [
         (damage_cut, "a shard cannot be read"),
-        (damage_missing, "a shard cannot be read"),
+        (damage_missing, "1 of 2 files of the model are missing, such as model-2.safetensors"),
         (damage_twice, "in two files, this file and model-1.safetensors"),
         (damage_blob, "its name in the cache is 0000"),
         (damage_pickled, "the folder contains no *.safetensors"),

@@ -105,6 +105,22 @@ def start(
         )
 
 
+def run_program(words: Sequence[str], request: str) -> int:
+    """Run a Python module of `jobs` on this machine, with a text as its stdin, and return its exit code.
+
+    The module shares this process's output, and a terminal's Ctrl-C ends it too.
+    """
+    argv = [sys.executable, "-m", *words]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, env={**os.environ, **python_paths()}) as process:
+        try:
+            process.communicate(request)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    return exit_code_of(process.returncode)
+
+
 def environment(own: Mapping[str, str], master: tuple[str, int], attempt: str | None = None) -> dict[str, str]:
     """Return the environment of this node's ranks: this process's, the plan's, the address of rank 0, their attempt."""
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}

@@ -90,7 +90,7 @@ def _how(run: Run, name: str) -> list[str]:
         *([f"Container image: {image}", ""] if image else []),
         f"`{name}/config.yaml` is the requested config; `{name}/plan.json` is the plan that every rank reads.",
         f"{world.num_ranks} ranks on {world.num_nodes} node{'s' * (world.num_nodes > 1)}: "
-        f"dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}.",
+        f"dp {world.dp} x tp {world.tp} x pp {world.pp} x cp {world.cp}{f', ep {world.ep}' if world.ep > 1 else ''}.",
         f"On each rank, in a folder with that plan.json, with `{environment}`:",
         "",
         *(f"    {shlex.join(command.argv)}" for command in plan.commands),

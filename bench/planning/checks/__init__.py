@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterable
 
+from bench.contract import families
 from bench.contract.cluster import require_even
+from bench.contract.described_model import FAMILY
 from bench.contract.model import Position
-from bench.contract.schema import BackendName, Config, Device, Precision
+from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning import program, replicas
-from bench.planning.checks import generation, local_sgd, ranges, texts
+from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
 _CURRENCY = re.compile("[A-Z]{3}")
@@ -21,11 +23,13 @@ def check(config: Config) -> None:
     _check_kind(config)
     ranges.check(config)
     _check_heads(config)
+    _check_family(config)
     _check_positions(config)
     _check_cluster(config)
     _check_walltime(config)
     generation.check_sharing(config)
     local_sgd.check(config)
+    experts.check(config)
     program.check(config)
 
 
@@ -57,13 +61,54 @@ def _check_heads(config: Config) -> None:
     m = config.model
     if not m.is_known:
         return
-    if m.num_attention_heads % m.num_query_groups or m.hidden_size % m.num_attention_heads:
+    if m.num_attention_heads % m.num_query_groups or (m.head_dim is None and m.hidden_size % m.num_attention_heads):
         raise ConfigError(
             f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
             f"{m.num_query_groups}, but each of these numbers must be a multiple of the next number",
             where="model",
-            fix="set num_attention_heads to a divisor of hidden_size, and num_query_groups to a divisor of "
-            "num_attention_heads",
+            fix="set num_attention_heads to a divisor of hidden_size, or set head_dim; and num_query_groups to a "
+            "divisor of num_attention_heads",
+        )
+    if m.position is Position.rope and m.head_size % 2:
+        raise ConfigError(
+            f"a head has {m.head_size} numbers, but RoPE rotates pairs of them",
+            where="model.head_dim",
+            fix="set model.head_dim to an even number",
+        )
+
+
+def _check_family(config: Config) -> None:
+    """Refuse a model without the layers of its family, and an engine that does not have them."""
+    if config.model.family is None:
+        return
+    if config.model.family == FAMILY:
+        _check_described(config)
+        return
+    family, engine = families.of_model(config.model), config.engine.name
+    if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
+        why = f": {family.why_not_others}" if family.why_not_others else ""
+        raise ConfigError(
+            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
+            f"{why}",
+            where="engine, model.family",
+            fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
+        )
+
+
+def _check_described(config: Config) -> None:
+    """Refuse a model that transformers describes with another engine, and one that was not read from a folder."""
+    described = config.model.described
+    if described is None:
+        raise ConfigError(
+            f"model.family is {FAMILY}, which only model=hf sets",
+            where="model.family",
+            fix="set model=hf, engine=huggingface and MODEL to a Hugging Face folder",
+        )
+    if config.engine.name is not EngineName.huggingface:
+        raise ConfigError(
+            f"engine={config.engine.name.name} does not have the layers of {described.architecture}",
+            where="engine, model",
+            fix="set engine=huggingface",
         )
 
 

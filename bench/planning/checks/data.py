@@ -3,11 +3,21 @@
 from bench.contract.data import Data, DataSource
 from bench.errors import ConfigError
 
+SAMPLED = (DataSource.fineweb_edu, DataSource.c4, DataSource.dolly, DataSource.pubmedqa)
+"""The sources in whose formats records can be generated."""
+
 
 def check(data: Data) -> None:
     """Raise ConfigError if rows cannot be prepared with these settings."""
     if data.source.reads_files:
         _check_files(data)
+        _check_columns(data)
+    elif data.train_rows is None and data.source is not DataSource.prepared:
+        raise ConfigError(
+            f"the rows of {data.name} are generated, but train_rows is null",
+            where="data.train_rows",
+            fix="set data.train_rows to a number; rows can be counted only in files",
+        )
     _check_document_mask(data)
     _check_lengths(data)
 
@@ -42,8 +52,10 @@ def _check_files(data: Data) -> None:
             where="data.files",
             fix="set data.files to a file, folder or glob below DATADIR, or set data.sample=1000 for generated records",
         )
-    if data.source.has_answers != (data.prompt_type is not None):
-        has, fix = ("answers", "plain, headings or inst") if data.source.has_answers else ("text only", "null")
+    if data.source.has_prompts != (data.prompt_type is not None):
+        has, fix = ("answers", "plain, headings or inst") if data.source.has_prompts else ("text only", "null")
+        if data.source is DataSource.chat:
+            has = "prompts of a chat template"
         given = data.prompt_type.name if data.prompt_type else None
         raise ConfigError(
             f"records of {data.source.name} have {has}, but prompt_type is {given}",
@@ -64,6 +76,28 @@ def _check_files(data: Data) -> None:
             f"seq_length is {data.seq_length} tokens, but must be 2 tokens or more",
             where="data.seq_length",
             fix="set data.seq_length to 2 or more",
+        )
+
+
+def _check_columns(data: Data) -> None:
+    for key, is_set, sources in (
+        ("columns", data.columns is not None, (DataSource.text, DataSource.chat)),
+        ("chat_template", data.chat_template is not None, (DataSource.chat,)),
+    ):
+        if is_set and data.source not in sources:
+            names = " or ".join(source.name for source in sources)
+            raise ConfigError(
+                f"data.{key} is set, but the source {data.source.name} does not use it",
+                where=f"data.{key}, data.source",
+                fix=f"set data.{key}=null, or data={names}",
+            )
+    if data.sample is not None and (data.train_rows is None or data.source not in SAMPLED):
+        what = "train_rows is null" if data.train_rows is None else f"the source is {data.source.name}"
+        raise ConfigError(
+            f"data.sample generates records, but {what}",
+            where="data.sample",
+            fix=f"set data.sample=null and data.files; with data.sample set data.train_rows and one of the sources "
+            f"{', '.join(source.name for source in SAMPLED)}",
         )
 
 

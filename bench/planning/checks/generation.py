@@ -9,6 +9,7 @@ from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, Device, EngineName, Precision, ProfileKind
 from bench.contract.task import Kind
 from bench.errors import ConfigError
+from bench.planning.checks.huggingface import attention_of
 from bench.planning.parallelism import NF4_BLOCK
 
 Refusal = tuple[bool, str, str, str]
@@ -168,18 +169,22 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
 def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     """Yield what engine=megatron does not support."""
     unmet, tp = differs_from_llama(config.model), config.parallel.tp or 1
-    what = f"engine=megatron generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
-    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama model"
-    for key in ("hidden_size", "ffn_hidden_size"):
+    differing = ", ".join(f"{key} is {value}" for key, value in unmet.items())
+    what = f"engine=megatron generates only with the layers of Llama, Mistral or Qwen, but {differing}"
+    yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama, Mistral or Qwen model"
+    for key in ("hidden_size", "q_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
-        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but model.{key} / tp is {width}"
+        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but {key} / tp is {width}"
         is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 
 
 def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Iterator[Refusal]:
     """Yield what engine=huggingface does not support."""
-    unmet = differs_from_llama(config.model)
+    described = config.model.described
+    if described is not None:
+        yield attention_of(hf.attention, described)
+    unmet = {} if described is not None else differs_from_llama(config.model)
     what = (
         f"engine=huggingface generates only with Llama models, but {', '.join(f'{k} is {v}' for k, v in unmet.items())}"
     )

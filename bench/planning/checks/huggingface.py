@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bench.contract.described_model import Described
 from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
 from bench.contract.layers import differs_from_llama
 from bench.contract.model import Activation, Norm, Position
 from bench.contract.schema import Config, Device, EngineName, Precision
-from bench.contract.training import MomentPrecision, Trains
+from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 
@@ -76,6 +77,15 @@ def _check_block(config: Config) -> None:
 
 
 def _model(config: Config) -> Iterator[Unsupported]:
+    yield Unsupported(
+        not closed_division.deviations(config),
+        "this run belongs to MLPerf's closed division, for which only engine=megatron is verified",
+        "engine, task",
+        "set task.submittable=false, or engine=megatron",
+    )
+    if config.model.described is not None:
+        yield from _described(config, config.model.described)
+        return
     unmet, trains_all = differs_from_llama(config.model), config.training.trains is Trains.all
     differing = ", ".join(f"{key} is {value}" for key, value in unmet.items())
     yield Unsupported(
@@ -92,11 +102,40 @@ def _model(config: Config) -> Iterator[Unsupported]:
         ", ".join(unmet),
         "choose a Llama or GPT-2 model, or engine=megatron",
     )
+
+
+def _described(config: Config, described: Described) -> Iterator[Unsupported]:
+    """Yield the limits of a model that transformers describes."""
+    hf = config.huggingface
+    assert hf is not None
+    yield Unsupported(*attention_of(hf.attention, described))
+    may_recompute = config.training_recipe.recompute is not Recompute.none
+    recomputes = may_recompute if hf.activation_checkpointing is None else hf.activation_checkpointing
     yield Unsupported(
-        not closed_division.deviations(config),
-        "this run belongs to MLPerf's closed division, for which only engine=megatron is verified",
-        "engine, task",
-        "set task.submittable=false, or engine=megatron",
+        recomputes and not described.can_recompute,
+        f"transformers cannot recompute the layers of {described.architecture}",
+        f"recipe.recompute, {BLOCK}.activation_checkpointing",
+        "set recipe.recompute=none",
+    )
+    known = [one.name for one in described.projections]
+    unknown = [] if config.training.lora is None else set(config.training.lora.peft_modules) - set(known)
+    yield Unsupported(
+        bool(unknown),
+        f"{described.architecture} has no linear layers named {', '.join(sorted(unknown))}",
+        "task.training.lora.target_modules",
+        f"set target_modules to some of {', '.join(known)}, or to linear_qkv and linear_proj: those of its attention",
+    )
+
+
+def attention_of(attention: Attention, described: Described) -> tuple[bool, str, str, str]:
+    """Return whether a model lacks an attention implementation, the problem, its key, and the fix."""
+    known = described.attention_implementations
+    return (
+        attention.name not in known,
+        f"{described.architecture} needs what {attention.name} attention does not compute, such as attention sinks or "
+        "capped scores",
+        f"{BLOCK}.attention",
+        f"set {BLOCK}.attention={' or '.join(known)}",
     )
 
 

@@ -25,9 +25,10 @@ def check(config: Config, memory: Memory) -> None:
 
 def _smaller(config: Config) -> dict[str, str]:
     """Return the config keys that decide the memory, and how to reduce it."""
+    experts = "parallel.ep (experts), " if config.model.experts else ""
     return {
         "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        "fix": "raise parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "fix": f"raise {experts}parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
         "or set recipe.recompute=full" + _smaller_states(config),
     }
 
@@ -55,5 +56,6 @@ def check_offload(config: Config) -> None:
         raise ConfigError(
             "offload_activations needs runstop's own layers, but this model uses megatron-core's layers",
             where="recipe.offload_activations, precision",
-            fix="set recipe.offload_activations=false; adapters of a Llama with precision=bf16 use runstop's layers",
+            fix="set recipe.offload_activations=false; adapters of a Llama, Mistral or Qwen with precision=bf16 use "
+            "runstop's layers",
         )

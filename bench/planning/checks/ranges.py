@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from bench.contract.schema import Config, DataSource
 from bench.errors import ConfigError
 
+EXPERTS = ("num_experts", "experts_per_token", "ffn_hidden_size")
 MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
 """Larger numbers are typing errors: a score needs 10 trials."""
 
@@ -82,7 +83,8 @@ def _positive(config: Config) -> dict[str, float | None]:
     rows = config.data if config.data and config.data.source is not DataSource.program else None  # 0: unknown
     return {
         **(_values("model", config.model, model) if config.model.is_known else {}),
-        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp")),
+        **(_values("model.experts", config.model.experts, EXPERTS) if config.model.experts else {}),
+        **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp", "ep")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
@@ -99,7 +101,9 @@ def _not_negative(config: Config) -> dict[str, float | None]:
     vboost = config.cluster.slurm.vboost if config.cluster.slurm else None
     of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
     of_data = _values("data", config.data, ("seq_length", "train_rows", "eval_rows")) if config.data else {}
-    return {**of_recipe, **of_data, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
+    of_experts = _values("model.experts", config.model.experts, ("aux_loss_coef",)) if config.model.experts else {}
+    of_config = {"seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
+    return {**of_recipe, **of_data, **of_experts, **of_config}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:

@@ -13,6 +13,8 @@ from bench.errors import ConfigError
 
 MAX_NAME, MAX_TEXT = 100, 4096
 """Characters. A run folder's name contains up to two names, and file systems allow 255 bytes; for paths PATH_MAX."""
+CONFIG_JSON, MAX_CONFIG_JSON = "model.described.config_json", 65536
+"""Only ranks read it, as JSON."""
 NAMES = {"task.name", "task.benchmark", "cluster.name", "container.name", "model.name", "data.name"}
 """Texts that become names of folders, files and jobs."""
 WORDS = {f"cluster.slurm.{key}" for key in ("partition", "gpu_type", "account", "qos", "reservation")}
@@ -54,8 +56,9 @@ def _check(place: str, text: str) -> None:
     if letter := texts.control_character(text):
         what = f"contains the control or format character U+{ord(letter):04X}"
         raise _refused(place, text, what, "write a text of printable characters on one line")
-    if len(text) > MAX_TEXT:
-        raise _refused(place, text, f"has more than {MAX_TEXT:,} characters", "write a shorter text")
+    most = MAX_CONFIG_JSON if place == CONFIG_JSON else MAX_TEXT
+    if len(text) > most:
+        raise _refused(place, text, f"has more than {most:,} characters", "write a shorter text")
     for places, pattern, fix in _PATTERNS:
         if place in places:
             _check_name(place, text, pattern, fix)

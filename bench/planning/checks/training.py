@@ -24,7 +24,7 @@ def check(config: Config) -> None:
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
     """Raise ConfigError if the run would never evaluate (rules CFG-02 and CFG-03)."""
-    r, rows = config.training_recipe, config.training_data.train_rows
+    r, rows = config.training_recipe, config.training_data.num_train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
             f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
@@ -51,7 +51,7 @@ def _check_profile(config: Config) -> None:
 
 def check_steps(config: Config, max_steps: int) -> None:
     """Raise ConfigError if no step follows the warm-up of the learning rate, or there are too many steps."""
-    warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.train_rows
+    warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.num_train_rows
     if max_steps < 1:
         raise ConfigError(
             f"an epoch has only {rows} samples, but one batch has {config.training_recipe.global_batch_size} samples",
@@ -86,9 +86,11 @@ def _check_precision(config: Config) -> None:
         )
     what = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
     unmet = differs_from_llama(config.model)
-    if unmet and (trains is Trains.qlora or precision is Precision.fp8):
+    differing = _listed(f"{key} is {value}" for key, value in unmet.items())
+    is_ours = config.model.described is None
+    if is_ours and unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
-            f"{what} needs a Llama model, but " + _listed(f"{k} is {v}" for k, v in unmet.items()),
+            f"{what} needs the layers of Llama, Mistral or Qwen, but {differing}",
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16 and task.training.trains=lora, or choose a model with RMSNorm, swiglu, rope and no "
             "bias",
@@ -139,7 +141,8 @@ def _check_lora(config: Config) -> None:
             fix="set engine=huggingface, or task.training.lora.shared_a=true",
         )
     possible = LORA_TARGETS if lora.shared_a else (*PEFT_MODULES, *peft)
-    if unknown := sorted(set(lora.target_modules) - set(possible)):
+    is_described = config.model.described is not None  # its names are checked with the engine
+    if not is_described and (unknown := sorted(set(lora.target_modules) - set(possible))):
         only_separate = lora.shared_a and set(unknown) <= {*PEFT_MODULES, *peft}
         raise ConfigError(
             f"target_modules contains {_listed(unknown)}, which cannot have adapters"

@@ -5,7 +5,7 @@ from bench.contract.model import Activation, Norm, Position
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Lora
-from bench.planning.estimates.parameters import linears
+from bench.planning.estimates.parameters import EXPERT_LINEARS, linears
 from bench.planning.parallelism import tokens
 
 SCALE_BYTES = 4
@@ -25,14 +25,15 @@ def layer_bytes(config: Config, world: World) -> float:
 
 
 def _frozen_layer_bytes(config: Config, world: World) -> float:
-    """Return the bytes that a layer of a frozen base stores per token. Hidden width h, K or V width k, MLP width f.
+    """Return the bytes that a layer of a frozen base stores per token. Widths: hidden h, Q q, K or V k, MLP f.
 
     | stored tensor                              | in FP8         | in BF16     | split over       |
     | ------------------------------------------ | -------------- | ----------- | ---------------- |
     | inputs of qkv and fc1, normalized          | 2 h            | 4 h         | tp if sp         |
     | their scales per row; 1 / rms              | 8; 8           | 0; 8        | not split        |
-    | q, k, v after RoPE                         | 2 (h + 2 k)    | 2 (h + 2 k) | tp               |
-    | output of attention                        | 2 h            | 2 h         | tp               |
+    | q, k, v after RoPE                         | 2 (q + 2 k)    | 2 (q + 2 k) | tp               |
+    | with norms on q and k: `qk_norm_bytes`     |                |             | tp               |
+    | output of attention                        | 2 q            | 2 q         | tp               |
     | softmax statistics                         | 4 heads        | 4 heads     | tp               |
     | gate and up; their scales                  | 2 f; 8         | 4 f; 0      | tp; not split    |
     | LoRA: A dropout(x)                         | 2 rank         | 2 rank      | not split        |
@@ -43,7 +44,7 @@ def _frozen_layer_bytes(config: Config, world: World) -> float:
     model, lora, tp = config.model, config.training.lora, world.tp
     assert lora is not None
     row = quantized_bytes(config) * model.hidden_size / world.sequence_tp + _scale_bytes(config)
-    attention = (2 * model.hidden_size + 4 * model.num_attention_heads) / tp
+    attention = (2 * model.q_size + 4 * model.num_attention_heads) / tp + qk_norm_bytes(config, world)
     adapters = 2 * lora.rank * len(lora.target_modules)
     return 2 * (row + SCALE_BYTES) + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention + adapters
 
@@ -55,8 +56,9 @@ def _trained_layer_bytes(config: Config, world: World) -> float:
     | ------------------------------------------ | -------------- | ------------- |
     | inputs of the two norms                    | 2 p h          | tp if sp      |
     | 1 / rms of both, LayerNorm's means too     | 8; 16          | not split     |
-    | q, k, v after RoPE                         | p (h + 2 k)    | tp            |
-    | output of attention                        | p h            | tp            |
+    | q, k, v after RoPE                         | p (q + 2 k)    | tp            |
+    | with norms on q and k: `qk_norm_bytes`     |                | tp            |
+    | output of attention                        | p q            | tp            |
     | softmax statistics                         | 4 heads        | tp            |
     | output of fc1 (swiglu: gate and up)        | q f; 2 q f     | tp            |
     | in FP8, its scales per row                 | 4; 8           | not split     |
@@ -67,7 +69,7 @@ def _trained_layer_bytes(config: Config, world: World) -> float:
     model, size = config.model, BYTES[config.precision]
     stats = SCALE_BYTES * (2 if model.norm is Norm.LayerNorm else 1)
     norms = 2 * (size * model.hidden_size / world.sequence_tp + stats)
-    attention = (size * model.hidden_size + 4 * model.num_attention_heads) / world.tp
+    attention = (size * model.q_size + 4 * model.num_attention_heads) / world.tp + qk_norm_bytes(config, world)
     return norms + (qkv_bytes(config, world) + fc1_bytes(config, world)) + attention
 
 
@@ -95,6 +97,15 @@ def qkv_bytes(config: Config, world: World) -> float:
     return BYTES[config.precision] * linears(config.model)["linear_qkv"].num_out / world.tp
 
 
+def qk_norm_bytes(config: Config, world: World) -> float:
+    """Return the bytes per token that norms on the heads of q and k store: their inputs, and 1 / rms of each head."""
+    model = config.model
+    if not model.qk_norm:
+        return 0.0
+    heads = model.num_attention_heads + model.num_query_groups
+    return (BYTES[config.precision] * (model.q_size + model.kv_size) + SCALE_BYTES * heads) / world.tp
+
+
 def fc1_bytes(config: Config, world: World) -> float:
     """Return the bytes per token of the fc1 output that a hand-written layer stores: gate and up have scales each."""
     num_scales = 2 if config.model.activation is Activation.swiglu else 1
@@ -112,7 +123,7 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     | -------------------------- | ----------------- | ---------- | ------------------------------------------------ |
     | inputs of the two norms    | 2 p h             | tp if sp   | backward of the norms                            |
     | q, k, v                    | `_megatron_qkv_bytes`          | backward of attention                            |
-    | output of attention        | p h               | tp         | backward of attention                            |
+    | output of attention        | p q               | tp         | backward of attention                            |
     | softmax statistics         | 4 heads           | tp         | backward of attention                            |
     | output of fc1              | p f, swiglu 2 p f | tp         | backward of the activation                       |
     | LoRA: dropout(x), its mask | (p + 1) width(x)  | as x       | gradient of A                                    |
@@ -124,22 +135,51 @@ def _megatron_layer_bytes(config: Config, world: World) -> float:
     model, lora, size, tp = config.model, config.training.lora, BYTES[config.precision], world.tp
     projections = linears(model)
     stored = 2 * size * model.hidden_size / world.sequence_tp + _megatron_qkv_bytes(config, world)
-    stored += size * (model.hidden_size + projections["linear_fc1"].num_out) / tp
+    stored += size * (model.q_size + projections["linear_fc1"].num_out) / tp
     stored += 4 * model.num_attention_heads / tp
+    if model.experts is not None:
+        stored += _experts_bytes(config, world) - size * projections["linear_fc1"].num_out / tp
+        projections = {name: linear for name, linear in projections.items() if name not in EXPERT_LINEARS}
     for name, linear in projections.items():
         split = world.sequence_tp if linear.is_column else tp
         stored += linear.num_in * _stored_input_bytes(name, lora, size) / split
     return stored + (size * lora.rank * len(lora.target_modules) if lora else 0)
 
 
+def _experts_bytes(config: Config, world: World) -> float:
+    """Return the bytes that megatron-core's MoE layer stores per token, if the experts get equally many tokens.
+
+    p bytes per number, hidden width h, width f of an expert, E experts, of which a token has k:
+
+    | stored tensor                                 | bytes           | split over |
+    | --------------------------------------------- | --------------- | ---------- |
+    | trained: input of the router                  | p h             | tp if sp   |
+    | trained: inputs of the experts' fc1           | k p h           | not split  |
+    | output of fc1 (gate and up)                   | 2 k p f         | tp         |
+    | trained: input of fc2                         | k p f           | tp         |
+    | weights of the k experts, also in FP32; indices | k (p + 20)    | not split  |
+    | weights of all experts, and which are chosen  | (p + 1) E       | not split  |
+
+    The dispatcher gathers the tokens of all tp and ep ranks; of these a rank computes those of its experts.
+    """
+    model, size, experts = config.model, BYTES[config.precision], config.model.experts
+    assert experts is not None, "only layers with experts have this part"
+    k, h, f = experts.experts_per_token, model.hidden_size, experts.ffn_hidden_size
+    stored = 2 * k * size * f / world.tp + k * (size + 20) + (size + 1) * experts.num_experts
+    if config.training.lora is None:
+        stored += size * h / world.sequence_tp + k * size * h + k * size * f / world.tp
+    return stored
+
+
 def _megatron_qkv_bytes(config: Config, world: World) -> float:
-    """Return the bytes of q, k and v that a BF16 or FP32 layer stores per token. K or V width k, head width d.
+    """Return the bytes of q, k and v that a BF16 or FP32 layer stores per token. Q width q, K or V width k, head
+    width d. The inputs of norms on q and k are a part of the output of qkv.
 
     | stored tensor                                          | bytes       | split over |
     | ------------------------------------------------------ | ----------- | ---------- |
-    | the whole output of qkv, because v is a view of it     | p (h + 2 k) | tp         |
-    | with RoPE: q and k after it                            | p (h + k)   | tp         |
-    | without RoPE, under GQA: q, copied into its own tensor | p h         | tp         |
+    | the whole output of qkv, because v is a view of it     | p (q + 2 k) | tp         |
+    | with RoPE: q and k after it                            | p (q + k)   | tp         |
+    | without RoPE, under GQA: q, copied into its own tensor | p q         | tp         |
     | with RoPE: cosines and sines, for q and for k          | 4 p d       | not split  |
 
     All rows of a micro-batch share the cosines and sines; this counts them for each row.
@@ -147,10 +187,10 @@ def _megatron_qkv_bytes(config: Config, world: World) -> float:
     model, size = config.model, BYTES[config.precision]
     qkv, angles = linears(model)["linear_qkv"].num_out, 0
     if model.position is Position.rope:
-        qkv += model.hidden_size + model.kv_size
-        angles = 4 * model.hidden_size // model.num_attention_heads
+        qkv += model.q_size + model.kv_size
+        angles = 4 * model.head_size
     elif model.num_query_groups < model.num_attention_heads:
-        qkv += model.hidden_size
+        qkv += model.q_size
     return size * (qkv / world.tp + angles)
 
 

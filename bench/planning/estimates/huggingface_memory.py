@@ -7,6 +7,7 @@ all gradients. The parts of the estimate are those of the higher peak, so that t
 import math
 from dataclasses import dataclass
 
+from bench.contract.described_model import Described
 from bench.contract.engine import MOST_ZERO_STAGE, Attention, Bf16, HuggingFace, Strategy
 from bench.contract.model import Norm
 from bench.contract.plan import Memory, Recomputed, World
@@ -59,10 +60,19 @@ def residual_bytes(config: Config, hf: HuggingFace) -> int:
 
 def layer_bytes(config: Config, hf: HuggingFace) -> float:
     """Return the bytes that one layer stores per token of one micro-batch."""
+    if config.model.described is not None:
+        return _probed_bytes(config, config.model.described)
     is_llama = config.model.norm is Norm.RMSNorm
     if config.training.trains is not Trains.all:
         return _frozen_llama_bytes(config, hf)
     return _llama_bytes(config, hf) if is_llama else _gpt2_bytes(config, hf)
+
+
+def _probed_bytes(config: Config, described: Described) -> float:
+    """Return the bytes per token that a layer stored when it was probed, at the row length of the plan."""
+    probe = described.probe
+    assert probe is not None, "a plan of training probes the layers"
+    return probe.bytes_per_token + probe.bytes_per_key * config.training_data.seq_length
 
 
 def _llama_bytes(config: Config, hf: HuggingFace) -> float:
@@ -75,10 +85,21 @@ def _llama_bytes(config: Config, hf: HuggingFace) -> float:
     | inputs of q, k, v and of gate, up                      | 2 p h            | 5 p h          |
     | q, k, v after RoPE, output of attention; see attention | p (h + 2 k), p h | as without     |
     | gate, its SiLU, up, their product                      | 4 p f            | 4 p f          |
+    | norms on q and k: `_qk_norm_bytes`                     |                  |                |
     """
     h, f, p = config.model.hidden_size, config.model.ffn_hidden_size, compute_bytes(config)
     norms = 8 * h + 8 + (8 * h + 5 * p * h if is_autocast(config, hf) else 4 * p * h)
-    return norms + _attention_bytes(config, hf) + 4 * p * f
+    return norms + _attention_bytes(config, hf) + _qk_norm_bytes(config, p) + 4 * p * f
+
+
+def _qk_norm_bytes(config: Config, weight: int) -> float:
+    """Return the bytes that norms on the heads of q and k store: their inputs in FP32, and 1 / rms of each head.
+
+    weight: bytes per element of what a trained weight of a norm stores, 0 for a frozen one.
+    """
+    m = config.model
+    heads = m.num_attention_heads + m.num_query_groups
+    return ((4 + weight) * (m.q_size + m.kv_size) + 4 * heads) if m.qk_norm else 0.0
 
 
 def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
@@ -104,8 +125,9 @@ def _frozen_llama_bytes(config: Config, hf: HuggingFace) -> float:
     else:  # attention's output, the input of o_proj, is stored already
         inputs = p * sum(size for names, size in _shared_inputs(config) if names.intersection(modules))
     if hf.attention is Attention.eager and (has_copies or "o_proj" not in modules):
-        inputs -= p * h  # eager attention does not store its output, and no other operation does
-    return 8 * h + 8 + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
+        inputs -= p * config.model.q_size  # eager attention does not store its output, and no other operation does
+    norms = 8 * h + 8 + _qk_norm_bytes(config, 0)
+    return norms + _attention_bytes(config, hf) + 3 * p * f + inputs + len(modules) * p * lora.rank
 
 
 def _shared_inputs(config: Config) -> tuple[tuple[frozenset[str], int], ...]:
@@ -140,11 +162,11 @@ def _attention_bytes(config: Config, hf: HuggingFace) -> float:
     elements per token, in the GEMM precision (with Llama or autocast in FP32 as well), and k, v for every head.
     """
     model, p, a = config.model, compute_bytes(config), config.model.num_attention_heads
-    stored = p * (linears(model)["linear_qkv"].num_out + model.hidden_size)
+    stored = p * (linears(model)["linear_qkv"].num_out + model.q_size)
     if hf.attention is not Attention.eager:
         return stored + 4 * a
     is_upcast = p == 2 and (model.norm is Norm.RMSNorm or is_autocast(config, hf))
-    repeated = 2 * p * (model.hidden_size - model.kv_size)
+    repeated = 2 * p * (model.q_size - model.kv_size)
     return stored + repeated + (p + (4 if is_upcast else 0)) * a * config.training_data.seq_length
 
 
@@ -281,6 +303,8 @@ def _base_bytes(config: Config, size: int) -> float:
 def _weights_in_4_bits(config: Config) -> int:
     """Return how many weights of the base are stored in 4 bits."""
     is_qlora = config.training.trains is Trains.qlora
+    if config.model.described is not None:
+        return sum(one.weights for one in config.model.described.projections) if is_qlora else 0
     return config.model.num_layers * linear_weights(config.model) if is_qlora else 0
 
 
@@ -444,11 +468,19 @@ def _activation_bytes(config: Config, hf: HuggingFace, world: World, recomputed:
     count, num_layers = tokens(config, world), config.model.num_layers
     over = hf.num_gpus if hf.strategy is Strategy.balanced else 1
     layer, hidden = layer_bytes(config, hf), residual_bytes(config, hf) * config.model.hidden_size
-    whole = num_layers / over
+    whole, logits = num_layers / over, _logit_bytes(config)
     if recomputed.full:
         stored = hidden * (min(whole, 1) if hf.offload_activations else whole)
-        return count * (stored + layer)
-    return count * layer * (min(whole, HOST_LAYERS) if hf.offload_activations else whole)
+        return count * (stored + layer + logits)
+    return count * (layer * (min(whole, HOST_LAYERS) if hf.offload_activations else whole) + logits)
+
+
+def _logit_bytes(config: Config) -> float:
+    """Return the bytes per token that are stored between the last layer and the loss, such as capped logits."""
+    described = config.model.described
+    if described is None or described.probe is None:
+        return 0.0
+    return described.probe.bytes_per_logit * config.model.vocab_size
 
 
 def _dequantized_bytes(config: Config) -> float:

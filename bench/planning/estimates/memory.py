@@ -124,14 +124,17 @@ def _fullest_stage(config: Config, world: World, recomputed: Recomputed) -> tupl
 def _parts(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -> dict[str, float]:
     """Return the memory of a rank of one pipeline stage by part, in GiB."""
     lora, size = config.training.lora, BYTES[config.precision]
-    base, adapters = rank_parameters(config.model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
+    stage = {"tp": world.tp, "pp": world.pp, "pp_rank": pp_rank}
+    base, adapters = rank_parameters(config.model, lora, **stage, ep=world.ep)
     trainable = adapters if lora else base
+    # dp * cp ranks share the states of the experts of all ep ranks.
+    sharded = trainable if lora else rank_parameters(config.model, None, **stage)[0]
     shards = world.dp * world.cp if config.parallel.distributed_optimizer else 1
     return {
         "base_weights_gib": (base * size + _quantized_weights_bytes(config, world, pp_rank)) / GIB,
         "adapter_weights_gib": adapters * size / GIB,
         "gradients_gib": trainable * MAIN_GRADIENT_BYTES / GIB,
-        "optimizer_gib": _optimizer_bytes(config, trainable / shards) / GIB,
+        "optimizer_gib": _optimizer_bytes(config, (sharded if shards > 1 else trainable) / shards) / GIB,
         "activations_gib": _activation_bytes(config, world, recomputed, pp_rank) / GIB,
         "workspace_gib": _workspace_bytes(config, world, recomputed, pp_rank) / GIB,
     }
@@ -140,7 +143,7 @@ def _parts(config: Config, world: World, recomputed: Recomputed, pp_rank: int) -
 def _stage(config: Config, world: World, pp_rank: int, parts: dict[str, float]) -> Memory:
     """Return the memory of a rank of one pipeline stage, given its parts."""
     model, lora, device, total_gib = config.model, config.training.lora, gpu(config), sum(parts.values())
-    base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank)
+    base, adapters = rank_parameters(model, lora, tp=world.tp, pp=world.pp, pp_rank=pp_rank, ep=world.ep)
     whole, adapters_total = parameters(model), lora_parameters(model, lora) if lora else 0
     return Memory(
         **parts,

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from bench.contract.layers import Layer, layer_of
+from bench.contract.layers import Layer, has_head_kernels, layer_of
 from bench.contract.model import Activation
 from bench.contract.schema import Config, Precision
+from bench.contract.training import Trains
 from bench.planning.estimates.activations import quantized_bytes
+from bench.planning.estimates.parameters import linears
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,7 @@ class Traffic:
     residual: int
     """Per element of the hidden state, in kernels that tp splits only under sp: norms, residual, adapters of qkv."""
     attention: int
-    """Per element of the hidden state, in kernels that tp always splits: the adapter of proj."""
+    """Per element of the output of attention, in kernels that tp always splits: the adapter of proj."""
     qkv: float
     """Per element of the qkv output."""
     fc1: float
@@ -59,19 +61,50 @@ _GELU_BACKWARD = {Precision.fp8: 9.0, Precision.bf16: 8.0}
 """For the trained layer instead of SwiGLU: fc1's output is as wide as the activation. FP8 includes transposing."""
 
 
+_HEAD_NORMS_FORWARD = {Layer.frozen: 2, Layer.megatron: 4, Layer.trained: 0}
+_HEAD_NORMS_BACKWARD = {Layer.frozen: 6, Layer.megatron: 6, Layer.trained: 6}
+"""Per element of the qkv output, for norms on the heads of q and k: with an adapter, the sum with B is also written;
+the backward pass reads it, and makes q and k from it again. megatron-core has two norms in plain torch."""
+
+
 def forward_traffic(config: Config) -> Traffic:
     """Return the traffic of a layer's forward pass."""
-    return _traffic(config, _FORWARD, _GELU_FORWARD)
+    return _of_heads(config, _traffic(config, _FORWARD, _GELU_FORWARD), _FORWARD, _HEAD_NORMS_FORWARD)
 
 
 def backward_traffic(config: Config) -> Traffic:
     """Return the traffic of a layer's backward pass; the gradient of a bias reads that of the linear's output."""
-    counted = _traffic(config, _BACKWARD, _GELU_BACKWARD)
-    if layer_of(config) is not Layer.trained or not config.model.bias:
+    m = config.model
+    counted = _of_heads(config, _traffic(config, _BACKWARD, _GELU_BACKWARD), _BACKWARD, _HEAD_NORMS_BACKWARD)
+    if layer_of(config) is not Layer.trained or not (m.bias or m.qkv_bias):
         return counted
     read = quantized_bytes(config)
-    residual, qkv, fc1 = counted.residual + 2 * read, counted.qkv + read, counted.fc1 + read
-    return Traffic(residual=residual, attention=counted.attention, qkv=qkv, fc1=fc1)
+    counted = replace(counted, qkv=counted.qkv + read)
+    return replace(counted, residual=counted.residual + 2 * read, fc1=counted.fc1 + read) if m.bias else counted
+
+
+def relative_to_fused(config: Config) -> float:
+    """Return the bytes of a layer's element-wise kernels relative to runstop's own layer with all its kernels."""
+    fused = Layer.trained if config.training.trains is Trains.all else Layer.frozen
+    norms = (_HEAD_NORMS_FORWARD[fused] + _HEAD_NORMS_BACKWARD[fused]) * config.model.qk_norm
+    passes = (_FORWARD[fused, config.precision], _BACKWARD[fused, config.precision])
+    expected = sum(_bytes(config, one) for one in passes) + norms * linears(config.model)["linear_qkv"].num_out
+    return (_bytes(config, forward_traffic(config)) + _bytes(config, backward_traffic(config))) / expected
+
+
+def _bytes(config: Config, traffic: Traffic) -> float:
+    """Return the bytes per token of one pass through a layer, without tensor parallelism."""
+    sizes, model = {name: linear.num_out for name, linear in linears(config.model).items()}, config.model
+    of_linears = traffic.qkv * sizes["linear_qkv"] + traffic.fc1 * sizes["linear_fc1"]
+    return of_linears + traffic.residual * model.hidden_size + traffic.attention * model.q_size
+
+
+def _of_heads(
+    config: Config, counted: Traffic, by_layer: dict[tuple[Layer, Precision], Traffic], norms: dict[Layer, int]
+) -> Traffic:
+    """Return the traffic with norms of heads, and without kernels for heads of this size, as megatron-core's layer."""
+    qkv = counted.qkv if has_head_kernels(config.model) else by_layer[Layer.megatron, Precision.bf16].qkv
+    return replace(counted, qkv=qkv + norms[layer_of(config)] * config.model.qk_norm)
 
 
 def _traffic(

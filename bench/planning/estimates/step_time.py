@@ -117,9 +117,12 @@ _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 
 
 def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
-    """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks."""
+    """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks.
+
+    None also for a mixture of experts: no rate of megatron-core's MoE layer was measured.
+    """
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
-    if gpu is None or gpu.rates is None or config.precision is Precision.fp32:
+    if gpu is None or gpu.rates is None or config.precision is Precision.fp32 or config.model.experts is not None:
         return None
     collectives = network.collectives(config, world, gpu.rates)
     if collectives is None:
@@ -335,7 +338,7 @@ class _Step:
         of the kernel without a mask.
         """
         length = self.attention_share * self.config.training_data.seq_length
-        tflop = 2 * length * hidden_bytes(self.config, self.world, 1) / self.world.tp / 1e12
+        tflop = 2 * length * self.config.model.q_size * tokens(self.config, self.world) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
     def narrow_heads(self, share: float | None) -> float:
@@ -351,8 +354,8 @@ class _Step:
         if cp == 1:
             return 0.0
         share = 1 - 1 / (2 * cp)  # of the queries that also attend to keys of earlier chunks
-        hidden, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
-        return self.bytes_s((hidden * model.hidden_size + kv * 2 * model.kv_size) / self.world.tp)
+        q, kv = (4 + 6 * share, 11 + 16 * cp) if backward else (4 + 30 * share, 4 + 4 * cp)
+        return self.bytes_s((q * model.q_size + kv * 2 * model.kv_size) / self.world.tp)
 
     def transpose_s(self, weights: int) -> float:
         """Return the seconds in which FP8 transposes a layer's weights, without those that the GEMM rate includes.
@@ -368,7 +371,7 @@ class _Step:
     def traffic_s(self, traffic: Traffic) -> float:
         """Return the seconds of a layer's element-wise kernels."""
         model, w, projections = self.config.model, self.world, linears(self.config.model)
-        per_token = model.hidden_size * (traffic.residual / w.sequence_tp + traffic.attention / w.tp)
+        per_token = model.hidden_size * traffic.residual / w.sequence_tp + model.q_size * traffic.attention / w.tp
         per_token += traffic.qkv * projections["linear_qkv"].num_out / w.tp
         per_token += traffic.fc1 * projections["linear_fc1"].num_out / w.tp
         return self.bytes_s(per_token)

@@ -1,6 +1,7 @@
 """Estimate the peak of temporary tensors in a pass, without activations stored for the backward pass."""
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
+from bench.contract.model import Model
 from bench.contract.plan import Recomputed, World
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Trains
@@ -29,7 +30,7 @@ def head_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
     In a pipeline the stage's input replaces the embedding's output (`memory`).
     """
     size, hidden, logits = BYTES[config.precision], hidden_bytes(config, world), logits_bytes(config, world)
-    if layer_of(config) is Layer.trained:
+    if config.training.lora is None:
         return logits + size * config.model.hidden_size * config.model.vocab_size / world.tp + hidden
     has_embedding = world.pp == 1 and not stores_inputs(config, recomputed)
     forward = logits + (2 + has_embedding) * hidden
@@ -57,25 +58,26 @@ def layer_bytes(config: Config, world: World, recomputed: Recomputed) -> float:
     """Return the estimated peak of temporary tensors in one layer, without the stored activations.
 
     p bytes per element, q bytes per quantized element (1 in FP8, else p), o width of the fc1 output, w width of the qkv
-    output; all are split over tp:
+    output, a width of q; all are split over tp:
 
     | phase                 | bytes per token                                                                        |
     | --------------------- | -------------------------------------------------------------------------------------- |
     | forward of the MLP    | output of fc1 p o, output of the activation q f                                        |
     | backward of the MLP   | gradients of the activation p f and of fc1 q o; p o more if fc1 is recomputed; for the |
     |                       | weights' gradients also the activation q f and, in FP8, transposed operands of fc1 o   |
-    | backward of attention | gradients of attention p h and of qkv p w; p w more if qkv is recomputed; with cp also |
+    | backward of attention | gradients of attention p a and of qkv p w; p w more if qkv is recomputed; with cp also |
     |                       | k and v of every cp rank and their gradients, 4 p k cp                                 |
 
-    In FP8, transposed operands of h more, not split over tp, are in HIDDEN_BYTES. The buffers for weights are counted
-    in `weight_buffers_bytes`.
+    With experts, the MLP counts once for each expert of a token. In FP8, transposed operands of h more, not split over
+    tp, are in HIDDEN_BYTES. The buffers for weights are counted in `weight_buffers_bytes`.
     """
     model, size, quantized = config.model, BYTES[config.precision], quantized_bytes(config)
     fc1, qkv = linears(model)["linear_fc1"], linears(model)["linear_qkv"]
-    mlp = size * model.ffn_hidden_size + (quantized + (size if recomputed.fc1_layers else 0)) * fc1.num_out
+    mlp = size * model.mlp_size + (quantized + (size if recomputed.fc1_layers else 0)) * fc1.num_out
     if layer_of(config) is Layer.trained:
-        mlp += quantized * model.ffn_hidden_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
-    attention = size * (model.hidden_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
+        mlp += quantized * model.mlp_size + (fc1.num_out if config.precision is Precision.fp8 else 0)
+    mlp *= _mlps_per_token(model)
+    attention = size * (model.q_size + (2 if recomputed.qkv_layers else 1) * qkv.num_out)
     if world.cp > 1:
         attention += 4 * size * model.kv_size * world.cp
     count = tokens(config, world)
@@ -87,5 +89,9 @@ def forward_bytes(config: Config, world: World) -> float:
     """Return the bytes of temporary tensors in the forward pass of one layer; see `layer_bytes` for the parts."""
     model, count = config.model, tokens(config, world)
     fc1 = linears(model)["linear_fc1"]
-    split = BYTES[config.precision] * fc1.num_out + quantized_bytes(config) * model.ffn_hidden_size
-    return (split / world.tp + HIDDEN_BYTES * model.hidden_size) * count
+    split = BYTES[config.precision] * fc1.num_out + quantized_bytes(config) * model.mlp_size
+    return (_mlps_per_token(model) * split / world.tp + HIDDEN_BYTES * model.hidden_size) * count
+
+
+def _mlps_per_token(model: Model) -> int:
+    return model.experts.experts_per_token if model.experts else 1

@@ -7,6 +7,7 @@ adapters. Without `shared_a`, each linear layer has its own A, as PEFT alone tra
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
@@ -14,9 +15,11 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
+from bench.contract import families
 from bench.contract.plan import Plan
 from bench.contract.training import Lora
 from bench.errors import ConfigError
+from jobs.engines.huggingface.described import transformers_folder, transformers_model
 from jobs.weights.adapter_init import init_adapter
 from jobs.weights.adapters import MODULES
 
@@ -28,15 +31,16 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     """Add adapters on the meta device to the model, and freeze all other parameters.
 
     Raises:
-        ConfigError: the model is not a Llama.
+        ConfigError: the linears of this family have other names than Llama's.
     """
-    lora = _lora(plan)
-    if model.config.model_type != "llama":
+    family = None if plan.config.model.described else families.of_model(plan.config.model)
+    if family is not None and not family.has_peft_linears:
         raise ConfigError(
-            f"only Llama models can have adapters, but {plan.config.model.name} is a {model.config.model_type} model",
+            f"a model of the family {family.name} cannot have adapters, but {plan.config.model.name} is one",
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )
+    lora = _lora(plan)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.peft_modules)
     )
@@ -65,6 +69,9 @@ def is_adapter(name: str) -> bool:
 
 def initial_weight(name: str, shape: tuple[int, ...], plan: Plan, seed: int) -> Tensor:
     """Return an adapter's initial weight; with a shared A, the same as engine=megatron draws from this seed."""
+    if plan.config.model.described is not None:
+        path, _, letter = peft_name(name).removesuffix(".weight").rpartition(".lora_")
+        return init_adapter(shape, letter, seed=seed, name=path)
     place = _PLACE.search(name)
     assert place is not None, name
     layer, module, letter = place.groups()
@@ -85,6 +92,30 @@ def peft_tensors(tensors: dict[str, Tensor], plan: Plan) -> Iterator[tuple[str, 
         if _lora(plan).shared_a and ".q_proj.lora_A" in name:
             for other in (".k_proj.lora_A", ".v_proj.lora_A"):
                 yield peft_name(name.replace(".q_proj.lora_A", other)), tensor.clone()
+
+
+def check_complete(tensors: dict[str, Tensor], plan: Plan, folder: Path) -> None:
+    """Check that a PEFT folder has the adapters of a plan whose model transformers describes.
+
+    Raises:
+        ConfigError: one is missing, or there are others.
+    """
+    described = plan.config.model.described
+    assert described is not None
+    adapted = [name for name, *_ in transformers_model.projections(transformers_folder.meta_model(described))]
+    expected = {
+        f"{PEFT_PREFIX}{name}.lora_{letter}.weight"
+        for name in adapted
+        if name.rpartition(".")[2] in _lora(plan).peft_modules
+        for letter in "AB"
+    }
+    if differing := sorted(expected ^ set(tensors)):
+        state = "is missing" if differing[0] in expected else "is not in the plan"
+        raise ConfigError(
+            f"the adapters do not match this plan: the tensor {differing[0]} {state}",
+            where=str(folder),
+            fix="give the plan.json of the run that trained these adapters, and the index of its trial",
+        )
 
 
 def _lora(plan: Plan) -> Lora:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -12,14 +13,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Module, Parameter
 
-from bench.contract import checksums
+from bench.contract import checksums, families
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface.described import transformers_folder
 from jobs.engines.huggingface.weights import canonical
 from jobs.weights import adapters as peft
-from jobs.weights import conversion, families
-from jobs.weights.export import SHARD_BYTES
-from jobs.weights.source import INDEX, SINGLE
+from jobs.weights import conversion
+from jobs.weights.source import SHARD_BYTES
 
 
 def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
@@ -33,25 +34,36 @@ def save_adapters(plan: TrainingPlan, model: Module, folder: Path) -> None:
 
 
 def save_model(plan: TrainingPlan, model: Module, folder: Path) -> None:
-    """Write the weights as transformers does, and inside the folder their conversion for engine=megatron."""
+    """Write the weights as transformers does, and inside the folder their conversion for engine=megatron.
+
+    A model that transformers describes has no conversion.
+    """
     part, is_writer = folder.with_name(folder.name + ".part"), torch.distributed.get_rank() == 0
     if is_writer:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-    files: dict[str, list[str]] = {}
-    for number, tensors in enumerate(_files(model, is_writer), 1):
-        if is_writer:
-            files[f"part-{number}"] = list(tensors)
-            save_file(tensors, part / f"part-{number}", metadata={"format": "pt"})
+    described, tensors = plan.config.model.described, _whole(model, is_writer)
+    if is_writer and described is not None:
+        transformers_folder.write(part, described, tensors, dtype="float32")
+    elif is_writer:
+        _write(plan, tensors, part)
+    else:
+        deque(tensors, maxlen=0)  # takes part in the gathers
     if is_writer:
-        _rename_shards(part, files)
-        described = families.family_of(plan.config.model).config(plan.config.model)
-        (part / "config.json").write_text(json.dumps(described | {"dtype": "float32"}, indent=2) + "\n")
-        if described["model_type"] == "llama":
-            conversion.convert(conversion.prepare(part, plan.config.model))
         checksums.write(part, checksums.weight_files(part))
         part.rename(folder)
     torch.distributed.barrier()
+
+
+def _write(plan: TrainingPlan, tensors: Iterator[tuple[str, Tensor]], part: Path) -> None:
+    files: dict[str, list[str]] = {}
+    for number, shard in enumerate(_files(tensors), 1):
+        files[f"part-{number}"] = list(shard)
+        save_file(shard, part / f"part-{number}", metadata={"format": "pt"})
+    transformers_folder.rename_shards(part, files)
+    config = families.of_model(plan.config.model).config_of(plan.config.model)
+    (part / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+    conversion.convert(conversion.prepare(part, plan.config.model))
 
 
 def full_tensor(parameter: Parameter) -> Tensor:
@@ -67,28 +79,21 @@ def full_tensor(parameter: Parameter) -> Tensor:
         return parameter.detach().clone()
 
 
-def _files(model: Module, is_writer: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file on the writing rank; the other ranks take part in the gathers."""
+def _files(whole: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of each file."""
     tensors, size = dict[str, Tensor](), 0
-    for name, parameter in model.named_parameters():
-        if adapters.is_adapter(name):
-            continue
-        weight = full_tensor(parameter)
+    for name, weight in whole:
         size += weight.nbytes
         if tensors and size > SHARD_BYTES:
             yield tensors
             tensors, size = {}, weight.nbytes
-        tensors[canonical(name)] = weight.cpu().contiguous() if is_writer else torch.empty(0)
+        tensors[name] = weight
     yield tensors
 
 
-def _rename_shards(folder: Path, files: dict[str, list[str]]) -> None:
-    """Rename the files to the names that transformers expects; if there are several, write their index."""
-    if len(files) == 1:
-        (folder / "part-1").rename(folder / SINGLE)
-        return
-    named = {part: f"model-{n:05}-of-{len(files):05}.safetensors" for n, part in enumerate(files, 1)}
-    for part, name in named.items():
-        (folder / part).rename(folder / name)
-    index = {name: named[part] for part, names in files.items() for name in names}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=2) + "\n")
+def _whole(model: Module, is_writer: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the base by transformers' names: in host memory on the writing rank, else without memory."""
+    for name, parameter in model.named_parameters():
+        if not adapters.is_adapter(name):
+            weight = full_tensor(parameter)
+            yield canonical(name), weight.cpu().contiguous() if is_writer else weight.to("meta")

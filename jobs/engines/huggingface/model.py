@@ -1,7 +1,7 @@
 """Build a plan's model with transformers on the meta device; its strategy allocates the weights."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.nn import Module, Parameter
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from bench.contract import families
 from bench.contract.engine import Bf16
 from bench.contract.modules import Part
 from bench.contract.plan import Plan
@@ -18,15 +19,12 @@ from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
 from bench.contract.training import Trains
 from jobs.engines.huggingface import adapters, quantized
+from jobs.engines.huggingface.described import transformers_model
 from jobs.engines.huggingface.packages import settings
 from jobs.profiles.ranges import forward_range
-from jobs.weights import families
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-Around = Callable[[], AbstractContextManager[Any]]
-"""Returns a context in which modules are built and which allocates their parameters (ZeRO stage 3)."""
+Around = transformers_model.Around
 
 
 def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedModel:
@@ -52,7 +50,10 @@ def build(plan: TrainingPlan, *, around: Around | None = None) -> PreTrainedMode
 
 def build_base(plan: Plan, *, around: Around | None = None) -> PreTrainedModel:
     """Return the model in FP32 without adapters; parameters are on the meta device, or where `around` puts them."""
-    described = families.family_of(plan.config.model).config(plan.config.model)
+    if (model_of := plan.config.model.described) is not None:
+        own = transformers_model.parsed(model_of.config_json, where="model.described.config_json")
+        return transformers_model.build(own, attention=settings(plan).attention.name, around=around)
+    described = families.of_model(plan.config.model).config_of(plan.config.model)
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     with ExitStack() as stack:
         stack.enter_context(no_init_weights())
@@ -114,9 +115,8 @@ def tie(model: PreTrainedModel, plan: TrainingPlan) -> None:
 
 
 def layers(model: PreTrainedModel) -> list[Module]:
-    """Return the decoder layers of a Llama or a GPT-2."""
-    stack = model.get_decoder()
-    return list(stack.layers if hasattr(stack, "layers") else stack.h)
+    """Return the decoder layers."""
+    return list(transformers_model.layer_list(model)[1])
 
 
 def _device_of(name: str, devices: dict[str, torch.device]) -> torch.device:

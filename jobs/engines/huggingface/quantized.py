@@ -35,7 +35,9 @@ def replace_linears(model: PreTrainedModel) -> None:
         bnb_4bit_use_double_quant=IS_DOUBLE,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    replace_with_bnb_linear(model, modules_to_not_convert=["lm_head"], quantization_config=config)
+    head = model.get_output_embeddings()
+    heads = [name for name, module in model.named_modules() if module is head]
+    replace_with_bnb_linear(model, modules_to_not_convert=heads or ["lm_head"], quantization_config=config)
     model.is_loaded_in_4bit = True  # PEFT then uses its adapters for 4-bit linears
 
 
@@ -64,21 +66,22 @@ def make_trainable(model: Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if is_quantized(child._parameters.get("weight")):
-                setattr(module, name, PackedLinear(child.in_features, child.out_features))
+                setattr(module, name, PackedLinear(child.in_features, child.out_features, child.bias))
 
 
 class PackedLinear(Module):
-    """A frozen linear without bias in 4 bits, with the kernels of bitsandbytes' Linear4bit.
+    """A frozen linear in 4 bits, with the kernels of bitsandbytes' Linear4bit.
 
     `weight` has one dimension, so that it can be sharded at any element. The scales are not a parameter: each rank has
     all of them.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: Parameter | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         num_elements = in_features * out_features // PACKED
         self.weight = Parameter(torch.empty(num_elements, dtype=STORAGE), requires_grad=False)
+        self.bias = None if bias is None else Parameter(bias.data.to(STORAGE), requires_grad=False)
         self.scales: Any = None
 
     def pack(self, weight: Tensor, device: torch.device) -> Tensor:
@@ -93,7 +96,7 @@ class PackedLinear(Module):
         return packed.flatten()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _PackedProduct.apply(x.to(torch.bfloat16), self.weight, self.scales)  # type: ignore[no-untyped-call]
+        y: Tensor = _PackedProduct.apply(x.to(torch.bfloat16), self.weight, self.scales, self.bias)  # type: ignore[no-untyped-call]
         return y.to(x.dtype)
 
 
@@ -105,19 +108,19 @@ class _PackedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Any, bias: Tensor | None) -> Tensor:
         from bitsandbytes import matmul_4bit
 
         ctx.save_for_backward(packed)
         ctx.scales = scales
-        y: Tensor = matmul_4bit(x, packed, quant_state=scales)
+        y: Tensor = matmul_4bit(x, packed, quant_state=scales, bias=bias)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, y_grad: Tensor) -> tuple[Tensor, None, None, None]:
         from bitsandbytes.functional import dequantize_4bit
 
         (packed,) = ctx.saved_tensors
         weight: Tensor = dequantize_4bit(packed.view(-1, 1), ctx.scales)
-        return y_grad @ weight.to(y_grad.dtype), None, None
+        return y_grad @ weight.to(y_grad.dtype), None, None, None

@@ -55,7 +55,7 @@ def fill(model: Module, source: Source, device: torch.device, *, only_trained: b
                 continue
             name = f"{prefix}.{key}" if prefix else key
             is_4bit = quantized.is_quantized(parameter)
-            is_packed = isinstance(module, quantized.PackedLinear)
+            is_packed = isinstance(module, quantized.PackedLinear) and key == "weight"
             is_in_4_bits = is_4bit or is_packed
             shape = (module.out_features, module.in_features) if is_in_4_bits else full_shape(parameter)
             weight = source.read(name, shape)

@@ -3,21 +3,23 @@
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bench.contract import checkpoint, llama_config
+from bench.contract import checkpoint, families, hugging_face
 from bench.contract.checkpoint import Stored
+from bench.contract.described_model import Described
+from bench.contract.families import Weight
 from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from jobs.engines.huggingface import adapters
+from jobs.engines.huggingface.described import transformers_folder
 from jobs.weights import adapters as peft
-from jobs.weights import families, source, tensor_map
+from jobs.weights import source, tensor_map
 from jobs.weights.checkpoint_reader import Reader, Wanted
-from jobs.weights.tensor_map import Weight
 
 RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
 Shape = tuple[int, ...]
@@ -40,19 +42,36 @@ class RandomWeights:
 
     def __init__(self, plan: Plan, seed: int, device: torch.device) -> None:
         self._plan, self._seed, self._device = plan, seed, device
+        self._own = None
+        if (described := plan.config.model.described) is not None:
+            self._own = transformers_folder.InitialWeights(described, self._seed_of, device)
         self._std = math.sqrt(2 / (5 * plan.config.model.hidden_size))  # SmallInit (Nguyen and Salazar, 2019)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         if adapters.is_adapter(name):
             return adapters.initial_weight(name, shape, self._plan, self._seed)
+        if self._own is not None:
+            return self._own.read(canonical(name), shape)
         if len(shape) == 1:
             return torch.full(shape, float(name.endswith("weight")))
         std = self._std
         if name.endswith(RESIDUAL_PROJECTIONS):
             std /= math.sqrt(2 * self._plan.config.model.num_layers)
-        digest = hashlib.sha256(f"{self._seed} {canonical(name)}".encode()).hexdigest()
-        generator = torch.Generator(self._device).manual_seed(int(digest[:12], 16))
+        generator = torch.Generator(self._device).manual_seed(self._seed_of(canonical(name)))
         return torch.empty(shape, device=self._device).normal_(std=std, generator=generator)
+
+    def _seed_of(self, name: str) -> int:
+        return int(hashlib.sha256(f"{self._seed} {name}".encode()).hexdigest()[:12], 16)
+
+
+class DescribedFolder:
+    """The folder of a model that transformers describes."""
+
+    def __init__(self, folder: Path, described: Described) -> None:
+        self._folder = transformers_folder.Folder(folder, described)
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        return self._folder.read(canonical(name), shape)
 
 
 class HuggingFaceFolder:
@@ -64,16 +83,13 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path, model: Model) -> None:
         self._source, self._model = source.open_source(folder), model
-        if self._source.config.get("model_type") == "gpt2":
-            _check_gpt2(self._source.config, model, where=str(folder / "config.json"))
-        else:
-            llama_config.check(self._source.config, model, where=str(folder / "config.json"))
-            if tensor_map.is_fused(self._source):
-                raise ConfigError(
-                    "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
-                    where=str(folder),
-                    fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
-                )
+        families.check(self._source.config, model, where=str(folder / "config.json"))
+        if hugging_face.is_fused(self._source.tensors):
+            raise ConfigError(
+                "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
+                where=str(folder),
+                fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
+            )
 
     def read(self, name: str, shape: Shape) -> Tensor:
         stored = self._source.tensors.get(canonical(name))
@@ -102,16 +118,16 @@ class MegatronFolder:
                 where=str(folder),
                 fix="set MODEL to the Hugging Face folder, or to a conversion without --fp8 and --nf4",
             )
-        self._reader, self._model, self._family = Reader(folder), model, families.family_of(model)
-        weights = self._family.weights(model)
+        self._reader, self._model = Reader(folder), model
+        weights = families.of_model(model).weights(model)
         self._places = {name: (weight, i) for weight in weights for i, name in enumerate(weight.sources)}
         self._last: tuple[str, list[Tensor]] = ("", [])
 
     def read(self, name: str, shape: Shape) -> Tensor:
         weight, index = self._places[canonical(name)]
-        if self._last[0] != f"{weight.layer} {weight.key}":  # q, k and v are read one after another
-            parts = self._family.parts(weight, self._read_full(weight), self._model)
-            self._last = (f"{weight.layer} {weight.key}", parts)
+        if self._last[0] != f"{weight.index} {weight.key}":  # q, k and v are read one after another
+            parts = tensor_map.parts(weight, self._read_full(weight), self._model)
+            self._last = (f"{weight.index} {weight.key}", parts)
         part = self._last[1][index]
         if tuple(part.shape) != shape:
             raise _wrong_model(
@@ -120,11 +136,11 @@ class MegatronFolder:
         return part
 
     def _read_full(self, weight: Weight) -> Tensor:
-        whole, is_layer = self._reader.stored(weight.key).whole, weight.layer is not None
-        data = torch.empty((1, *whole[1:]) if is_layer else whole)
-        offset = (weight.layer or 0, *(0 for _ in whole[1:]))
-        self._reader.read([Wanted(weight.key, whole, offset, data)])
-        return data[0] if is_layer else data
+        whole = self._reader.stored(weight.key).whole
+        shape = whole[len(weight.index) :]
+        data = torch.empty((1,) * len(weight.index) + tuple(shape))
+        self._reader.read([Wanted(weight.key, whole, (*weight.index, *(0 for _ in shape)), data)])
+        return data.view(shape)
 
 
 class Adapters:
@@ -138,7 +154,9 @@ class Adapters:
         model, lora = plan.config.model, plan.config.training.lora
         assert lora is not None, "the plan trains adapters"
         self._tensors = peft.load(folder, model, lora)
-        if lora.shared_a:
+        if model.described is not None:
+            adapters.check_complete(self._tensors, plan, folder)
+        elif lora.shared_a:
             peft.fused(self._tensors, model, lora, folder)  # raises if an adapter is missing or different
         else:
             peft.check_complete(self._tensors, model, lora, folder)
@@ -166,35 +184,12 @@ def open_folder(folder: Path, plan: Plan) -> Source:
         ConfigError: the folder is neither, or it holds another model.
     """
     model = plan.config.model
+    if model.described is not None:
+        return DescribedFolder(folder, model.described)
     if checkpoint.is_source(folder):
         return HuggingFaceFolder(folder, model)
     checkpoint.require(folder, plan.config)
     return MegatronFolder(folder, model)
-
-
-GPT2_DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-"""The defaults of keys that config.json may omit. Source: transformers 5.23, GPT2Config."""
-
-
-def _check_gpt2(config: dict[str, Any], model: Model, *, where: str) -> None:
-    """Check the keys of config.json that the shapes of weights do not determine.
-
-    Raises:
-        ConfigError: config.json describes another model than the plan.
-    """
-    expected = families.family_of(model).config(model)
-    names = ("model_type", "n_head", *GPT2_DEFAULTS)
-    actual = {name: config.get(name, GPT2_DEFAULTS.get(name)) for name in names}
-    wrong = [
-        f"{name} is {got} instead of {expected.get(name)}" for name, got in actual.items() if got != expected.get(name)
-    ]
-    if wrong:
-        raise ConfigError(
-            f"this is not a checkpoint of {model.name}: {'; '.join(wrong)}",
-            where=where,
-            fix="set MODEL to a folder of this model (GPT-3 here uses exact GELU, not GPT-2's tanh approximation)",
-            rule="CFG-06",
-        )
 
 
 def _wrong_model(model: Model, folder: Path, *, name: str, shape: Shape | None, expected: Shape) -> ConfigError:

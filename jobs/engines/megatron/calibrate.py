@@ -22,7 +22,7 @@ from bench.contract import plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.ranks.identity import Rank
 
-HEAT_S = 2.4
+HEAT_S = 2.2
 """A point is timed for so long, after a quarter of this time untimed: the GPU then runs at its power limit."""
 PROFILED_STEPS = 3
 COPY_BYTES, COPIES = 2**30, 12

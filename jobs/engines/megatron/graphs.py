@@ -20,6 +20,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor
 
 from bench.contract.modules import Part, Phase
@@ -63,12 +64,18 @@ Prefetcher = DequantizedWeights | PrefetchedTransposes
 def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> TrainingPass:
     """Return the pass of a plan without pipeline parallelism."""
 
+    cp, accumulation = parallel_state.get_context_parallel_world_size(), plan.batch.gradient_accumulation_steps
+    experts = plan.config.model.experts
+
     def run(batch: MicroBatch) -> Tensor:
+        if experts is not None and experts.aux_loss_coef:
+            scale = torch.full((), cp / accumulation, device=torch.cuda.current_device())
+            MoEAuxLossAutoScaler.set_loss_scale(scale)
         with profile_range(Phase.forward):
             total = summed_loss(chunk, batch)
-            mean = total / plan.batch.micro_batch_size * parallel_state.get_context_parallel_world_size()
+            mean = total / plan.batch.micro_batch_size * cp
         with profile_range(Phase.backward):
-            (mean / plan.batch.gradient_accumulation_steps).backward()
+            (mean / accumulation).backward()
         return total.detach()
 
     def run_and_join(batch: MicroBatch) -> Tensor:

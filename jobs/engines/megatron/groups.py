@@ -38,6 +38,7 @@ def split(plan: Plan) -> None:
         pipeline_model_parallel_size=w.pp,
         virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
         context_parallel_size=w.cp,
+        expert_model_parallel_size=w.ep,
         create_gloo_process_groups=False,  # nothing here uses the second set of groups
     )
 
@@ -55,6 +56,7 @@ def _connect_groups(plan: Plan) -> None:
         parallel_state.get_pipeline_model_parallel_group(),
         parallel_state.get_context_parallel_group(),
         parallel_state.get_model_parallel_group(),
+        *((parallel_state.get_expert_tensor_and_model_parallel_group(),) if plan.world.ep > 1 else ()),
     )
     replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
     replica_groups = (None, replicas) if plan.replicas_reduce else ()
@@ -66,11 +68,13 @@ def end_ranks() -> None:
     """Destroy the process groups, and drop megatron-core's references to them, which keep gloo's threads alive."""
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
     parallel_state.destroy_model_parallel()
     parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = (
         None  # destroy_model_parallel of 0.16.1 does not reset it
     )
     RotaryEmbedding.forward.cache_clear()  # its entries hold the context-parallel group
+    get_moe_layer_wise_logging_tracker().clear()  # the sums of load-balancing losses, with their groups
     process_group.shut_down()
     groups.shut_down()

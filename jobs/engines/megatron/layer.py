@@ -11,7 +11,12 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig, Transformer
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
 
+from bench.contract.model import Model
 from bench.contract.training import Lora
 from jobs.engines.megatron.attention import Attention
 from jobs.engines.megatron.frozen import linear
@@ -38,41 +43,79 @@ class Norm(torch.nn.Module):
 
     def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        parameters: Iterator[Any] = norm.parameters()
-        for parameter in parameters:
-            parameter.sequence_parallel = config.sequence_parallel
-        return norm
+        return _marked(kind, config, hidden_size, eps)
 
 
-def trained_spec(ops: TrainedOps, **recomputed: bool) -> ModuleSpec:
+class HeadNorm(torch.nn.Module):
+    """torch's RMSNorm of the heads of q or of k; the gradients of its weight are summed over the TP ranks."""
+
+    def __new__(cls, config: LayerConfig, hidden_size: int, eps: float = 1e-5) -> Any:
+        return _marked(torch.nn.RMSNorm, config, hidden_size, eps)
+
+
+def _marked(kind: type[torch.nn.Module], config: LayerConfig, size: int, eps: float) -> torch.nn.Module:
+    """Return a norm whose parameters megatron-core knows to be the same on all TP ranks."""
+    norm = kind(size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+    parameters: Iterator[Any] = norm.parameters()
+    for parameter in parameters:
+        parameter.sequence_parallel = config.sequence_parallel
+    return norm
+
+
+class Router(TopKRouter):
+    """megatron-core's router, whose linear needs no Transformer Engine: that of 0.16.1 does, by an undefined name."""
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Return the logits [S, B, experts] of hidden states [S, B, hidden]."""
+        return torch.nn.functional.linear(input, self.weight)
+
+
+def trained_spec(ops: TrainedOps, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
     """Return the spec of the layer that trains all weights; recomputed: arguments of TrainedLayer."""
     column, row = ColumnParallelLinear, RowParallelLinear
-    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row)
+    submodules = _submodules(qkv=column, proj=row, fc1=column, fc2=row, qk_norm=qk_norm)
     return ModuleSpec(TrainedLayer, params={"ops": ops, **recomputed}, submodules=submodules)
 
 
-def lora_spec(lora: Lora, fp8_ops: Fp8Ops | None, **recomputed: bool) -> ModuleSpec:
-    """Return the spec of a frozen layer, with adapters on the linears that LoRA targets.
+def lora_spec(lora: Lora, fp8_ops: Fp8Ops, *, qk_norm: bool = False, **recomputed: bool) -> ModuleSpec:
+    """Return the spec of the hand-written frozen layer, with adapters on the linears that LoRA targets.
 
-    fp8_ops: the operations of the hand-written layer; None: use megatron-core's layer.
-    recomputed: arguments of the hand-written layer that select what it recomputes.
+    recomputed: arguments of the layer that select what it recomputes.
     """
-    column, adapted_column, row, adapted_row = _frozen_linears(fp8_ops) if fp8_ops else _LINEARS
-    submodules = _submodules(
-        qkv=adapted_column if "linear_qkv" in lora.target_modules else column,
-        proj=adapted_row if "linear_proj" in lora.target_modules else row,
-        fc1=column,
-        fc2=row,
-    )
-    if fp8_ops is None:
-        return ModuleSpec(TransformerLayer, submodules=submodules)
+    submodules = _submodules(**_adapted(lora, _frozen_linears(fp8_ops)), qk_norm=qk_norm)
     return ModuleSpec(Fp8Layer, params={"ops": fp8_ops, **recomputed}, submodules=submodules)
 
 
-def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear) -> TransformerLayerSubmodules:
-    """Return the submodules of a layer with these linears."""
-    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj)
+def megatron_spec(model: Model, lora: Lora | None) -> ModuleSpec:
+    """Return the spec of megatron-core's layer, with adapters on the linears that LoRA targets.
+
+    A model with experts has megatron-core's MoE layer in place of the MLP; experts and router have no adapters.
+    """
+    submodules = _submodules(**_adapted(lora, _LINEARS), qk_norm=model.qk_norm)
+    if model.experts is not None:
+        linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        experts = ModuleSpec(SequentialMLP, submodules=linears)
+        submodules.mlp = ModuleSpec(MoELayer, submodules=MoESubmodules(experts=experts, router=Router))
+    return ModuleSpec(TransformerLayer, submodules=submodules)
+
+
+def _adapted(lora: Lora | None, linears: Sequence[Linear]) -> dict[str, Linear]:
+    """Return a layer's linears by their short names; those that LoRA targets have adapters."""
+    column, adapted_column, row, adapted_row = linears
+    targets = lora.target_modules if lora else []
+    return {
+        "qkv": adapted_column if "linear_qkv" in targets else column,
+        "proj": adapted_row if "linear_proj" in targets else row,
+        "fc1": column,
+        "fc2": row,
+    }
+
+
+def _submodules(*, qkv: Linear, proj: Linear, fc1: Linear, fc2: Linear, qk_norm: bool) -> TransformerLayerSubmodules:
+    """Return the submodules of a layer with these linears; qk_norm: with norms of the heads of q and k."""
+    norm = HeadNorm if qk_norm else None
+    norms = {"q_layernorm": norm, "k_layernorm": norm}
+    attention = SelfAttentionSubmodules(linear_qkv=qkv, core_attention=Attention, linear_proj=proj, **norms)
     causal = {"attn_mask_type": AttnMaskType.causal}
     return TransformerLayerSubmodules(
         input_layernorm=Norm,

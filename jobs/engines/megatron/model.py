@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from bench.contract.layers import Layer, has_fp8_head, layer_of
-from bench.contract.model import Activation, Position
+from bench.contract.model import Activation, Model, Position
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
@@ -152,6 +152,9 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         activation_func=torch.nn.functional.silu if is_swiglu else torch.nn.functional.gelu,
         bias_activation_fusion=is_swiglu,  # saves gate and up only; GELU would become its tanh approximation
         add_bias_linear=m.bias,
+        kv_channels=m.head_size,
+        add_qkv_bias=m.qkv_bias,
+        qk_layernorm=m.qk_norm,  # TP ranks then add up the gradients of these norms over their heads
         init_method_std=math.sqrt(2 / (5 * m.hidden_size)),  # SmallInit (Nguyen and Salazar, 2019)
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -159,6 +162,7 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         pipeline_model_parallel_size=w.pp,
         virtual_pipeline_model_parallel_size=w.vpp if w.vpp > 1 else None,
         context_parallel_size=w.cp,
+        expert_model_parallel_size=w.ep,
         sequence_parallel=w.sp,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -170,7 +174,38 @@ def layer_config(plan: TrainingPlan, ops: Ops | None) -> layer.LayerConfig:
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
         gradient_accumulation_fusion=False,
+        **_moe_settings(m),
     )
+
+
+def _moe_settings(m: Model) -> dict[str, Any]:
+    """Return megatron-core's settings of a mixture of experts."""
+    experts = m.experts
+    if experts is None:
+        return {}
+    # megatron-core adds the losses of all layers, each divided by k; runstop's coefficient is that of their mean.
+    aux_loss_coef = experts.aux_loss_coef * experts.experts_per_token / m.num_layers
+    return {
+        "num_moe_experts": experts.num_experts,
+        "moe_router_topk": experts.experts_per_token,
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        # The softmax over the k best logits is the softmax over all, divided by the sum of the k best.
+        "moe_router_pre_softmax": not experts.normalize_top_k,
+        "moe_router_load_balancing_type": "aux_loss" if aux_loss_coef else "none",
+        "moe_aux_loss_coeff": aux_loss_coef,
+        "moe_token_dispatcher_type": dispatcher(),
+    }
+
+
+def dispatcher() -> str:
+    """Return megatron-core's name of the dispatcher of tokens to experts.
+
+    All-to-all sends each token only to the ranks of its experts. On one rank there is nothing to send, and all-gather
+    needs less memory: docs/results/2026-11-26-families.md. The all-to-all dispatcher of 0.16.1 creates a CUDA stream,
+    so CPUs need the all-gather one.
+    """
+    is_split = parallel_state.get_expert_model_parallel_world_size() > 1
+    return "alltoall" if is_split and torch.cuda.is_available() else "allgather"
 
 
 def _build_chunk(
@@ -221,11 +256,14 @@ def _layer_specs(plan: TrainingPlan, ops: Ops | None, num_layers: int) -> list[M
     num_per_rank = plan.recompute.qkv_layers, plan.recompute.fc1_layers, plan.recompute.offloaded_layers
     qkv, fc1, offloaded = (math.ceil(n / plan.world.vpp) for n in num_per_rank)
     lora = plan.config.training.lora
+    if ops is None:
+        return [layer.megatron_spec(plan.config.model, lora)] * num_layers
     if _is_trained(plan):
         spec = partial(layer.trained_spec, cast(TrainedOps, ops))
     else:
         assert lora is not None
-        spec = partial(layer.lora_spec, lora, cast(Fp8Ops | None, ops))
+        spec = partial(layer.lora_spec, lora, cast(Fp8Ops, ops))
+    spec = partial(spec, qk_norm=plan.config.model.qk_norm)
     return [
         spec(recompute_qkv=i < qkv, recompute_fc1=i < fc1, offload=is_offloaded(i, offloaded, num_layers))
         for i in range(num_layers)

@@ -1,6 +1,7 @@
 """RoPE in Triton, forward and backward. A forward program processes a tile of the heads of one or more groups, and
-first adds the output of the adapter's B and the linear's bias; a backward program processes one row. Without angles the
-heads are only split and merged.
+first adds the output of the adapter's B and the linear's bias, and applies the norms of the heads; a backward program
+processes one row, without norms (`head_norm_kernels` has the pass with norms). Without angles the heads are only split
+and merged. Heads whose size is not a power of two are left to plain torch.
 """
 
 from typing import Any
@@ -9,9 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jobs.engines.megatron import torch_math
 from jobs.engines.megatron.frozen.lora_kernels import padded
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import Lora, Quantized
-from jobs.engines.megatron.row_kernels import quantized_like, scale_of
+from jobs.engines.megatron.row_kernels import quantize, quantized_like, scale_of
 from jobs.engines.megatron.triton_target import FACTOR
 
 _ROWS, _ROWS_OF_LARGE_RANK = 16, 64
@@ -23,21 +26,55 @@ _REGISTERS = 128
 """Maximum registers per thread for a large B, so that two programs fit on a multiprocessor."""
 
 
-def rope(qkv: Tensor, freqs: Tensor, groups: int, lora: Lora | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    return split_heads(qkv, None, freqs, groups, freqs.shape[-1], lora)
+NO_NORMS = (None, None, 0.0)
+"""The arguments of the kernel in place of the norms of the heads."""
+
+
+def rope(
+    qkv: Tensor,
+    freqs: Tensor,
+    groups: int,
+    lora: Lora | None = None,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return split_heads(qkv, bias, freqs, groups, freqs.shape[-1], lora, norms)
 
 
 def split_heads(
-    qkv: Tensor, bias: Tensor | None, freqs: Tensor | None, groups: int, dim: int, lora: Lora | None = None
+    qkv: Tensor,
+    bias: Tensor | None,
+    freqs: Tensor | None,
+    groups: int,
+    dim: int,
+    lora: Lora | None = None,
+    norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v of the rows of qkv, each contiguous.
+
+    With norms, qkv is overwritten by the sum that they read: with the bias and the adapter's output, rounded.
+    """
+    if not is_supported(dim):
+        return torch_math.split_heads(qkv, bias, freqs, groups, dim, lora, norms)
     num_rows, repeats = len(qkv), qkv.shape[1] // dim // groups - 2
     q, k, v = (qkv.new_empty(num_rows, heads, dim) for heads in (groups * repeats, groups, groups))
     low, b, scale = lora or (qkv, qkv, 0.0)
     rank = low.shape[1] if lora else 0
     options = _tile(num_rows, groups, rank) | {"HALF": dim // 2, "RANK": padded(rank)}
+    options["OVERWRITE"] = norms is not None and (bias is not None or lora is not None)
     grid = (triton.cdiv(num_rows, options["ROWS"]), groups // options["GROUPS"])
-    _rope[grid](qkv, bias, freqs, low, b, scale, q, k, v, num_rows, rank, repeats, **options)
+    _rope[grid](qkv, bias, freqs, low, b, scale, *(norms or NO_NORMS), q, k, v, num_rows, rank, repeats, **options)
     return q, k, v
+
+
+def is_supported(dim: int) -> bool:
+    """Return whether the kernels support heads of this size; see also bench.contract.layers.has_head_kernels."""
+    return dim & (dim - 1) == 0
+
+
+def with_quantized(rows: Tensor, *, to_fp8: bool, powers: bool = False) -> tuple[Tensor, Quantized]:
+    """Return rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
+    return rows, quantize(rows, powers=powers) if to_fp8 else Quantized(rows, None)
 
 
 def _tile(num_rows: int, groups: int, rank: int) -> dict[str, Any]:
@@ -54,7 +91,9 @@ def rope_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor, *, to_fp8: bool = True
 ) -> tuple[Tensor, Quantized]:
     """Return the gradient of the rows, and the same quantised to FP8 (or, without FP8, the same tensor)."""
-    out = _empty_rows(dq, dk)
+    if not is_supported(dq.shape[2]):
+        return with_quantized(torch_math.merge_heads(dq, dk, dv, freqs).to(dq.dtype), to_fp8=to_fp8)
+    out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     _launch_backward(dq, dk, dv, freqs, out, quantized, QUANTIZE=to_fp8, POWERS=False)
     return out, quantized
@@ -62,13 +101,16 @@ def rope_backward(
 
 def merge_heads(dq: Tensor, dk: Tensor, dv: Tensor, freqs: Tensor | None, *, to_fp8: bool) -> Quantized:
     """Return the gradient of the rows, in FP8 with scales that are powers of two, or without a scale."""
-    out = _empty_rows(dq, dk)
+    if not is_supported(dq.shape[2]):
+        return with_quantized(torch_math.merge_heads(dq, dk, dv, freqs).to(dq.dtype), to_fp8=to_fp8, powers=True)[1]
+    out = empty_rows(dq, dk)
     quantized = quantized_like(out) if to_fp8 else Quantized(out, None)
     _launch_backward(dq, dk, dv, freqs, None if to_fp8 else out, quantized, QUANTIZE=to_fp8, POWERS=True)
     return quantized
 
 
-def _empty_rows(dq: Tensor, dk: Tensor) -> Tensor:
+def empty_rows(dq: Tensor, dk: Tensor) -> Tensor:
+    """Return uninitialised rows of qkv."""
     num_rows, groups, dim = dk.shape
     return dq.new_empty(num_rows, (dq.shape[1] + 2 * groups) * dim)
 
@@ -84,20 +126,20 @@ def _launch_backward(
 
 
 @triton.jit
-def _load_heads(row_ptr, at, inside, HALF: tl.constexpr):
+def load_heads(row_ptr, at, inside, HALF: tl.constexpr):
     """Return both halves of heads in FP32."""
     low = tl.load(row_ptr + at, inside, other=0.0).to(tl.float32)
     return low, tl.load(row_ptr + at + HALF, inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
+def store_heads(row_ptr, at, inside, low, high, HALF: tl.constexpr):
     tl.store(row_ptr + at, low.to(row_ptr.dtype.element_ty), inside)
     tl.store(row_ptr + at + HALF, high.to(row_ptr.dtype.element_ty), inside)
 
 
 @triton.jit
-def _offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
+def head_offsets(groups, repeats, QUERIES: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
     """Return the offsets of a row's heads (queries in q and qkv, keys in k and qkv), and their masks."""
     query, group, plane = tl.arange(0, QUERIES)[:, None], tl.arange(0, GROUPS)[:, None], tl.arange(0, HALF)[None, :]
     q_in_qkv = (query // repeats * (repeats + 2) + query % repeats) * (2 * HALF) + plane
@@ -124,10 +166,20 @@ def _half_head(
 
 
 @triton.jit
+def _normed(x, y, q_weight_ptr, k_weight_ptr, is_query, eps, HALF: tl.constexpr):
+    """Return both halves of heads [rows, D / 2], normalised, with the weights of q's or of k's norm."""
+    plane = tl.arange(0, HALF)
+    weight_ptr = q_weight_ptr if is_query else k_weight_ptr
+    low, high = tl.load(weight_ptr + plane).to(tl.float32), tl.load(weight_ptr + HALF + plane).to(tl.float32)
+    rstd = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / (2 * HALF) + eps)[:, None]
+    return x * rstd * low[None, :], y * rstd * high[None, :]
+
+
+@triton.jit
 def _rope(
-    qkv_ptr, bias_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_ptr, k_ptr, v_ptr, num_rows, rank,
-    repeats: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
-    RANK: tl.constexpr,
+    qkv_ptr, bias_ptr, freqs_ptr, low_ptr, b_ptr, lora_scale, q_weight_ptr, k_weight_ptr, eps, q_ptr, k_ptr, v_ptr,
+    num_rows, rank, repeats: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr,
+    HALF: tl.constexpr, RANK: tl.constexpr, OVERWRITE: tl.constexpr,
 ):  # fmt: skip
     row, first = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * GROUPS
     groups, plane, inside = tl.num_programs(1) * GROUPS, tl.arange(0, HALF)[None, :], (row < num_rows)[:, None]
@@ -144,6 +196,13 @@ def _rope(
         begin = (group * (repeats + 2) + head) * (2 * HALF)
         x = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin, row, num_rows, width, rank, HALF, RANK)
         y = _half_head(qkv_ptr, bias_ptr, low, b_ptr, lora_scale, begin + HALF, row, num_rows, width, rank, HALF, RANK)
+        if OVERWRITE:
+            x, y = rounded(x, qkv_ptr), rounded(y, qkv_ptr)
+            at = qkv_ptr + row[:, None] * width + begin + plane
+            tl.store(at, x.to(qkv_ptr.dtype.element_ty), inside)
+            tl.store(at + HALF, y.to(qkv_ptr.dtype.element_ty), inside)
+        if q_weight_ptr is not None and head <= repeats:
+            x, y = _normed(x, y, q_weight_ptr, k_weight_ptr, head < repeats, eps, HALF)
         if freqs_ptr is not None and head <= repeats:
             x, y = x * cos - y * sin, y * cos + x * sin
         if head < repeats:
@@ -157,12 +216,12 @@ def _rope(
 
 
 @triton.jit
-def _rounded(x, pointer):
+def rounded(x, pointer):
     return x.to(pointer.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
-def _most(low, high):
+def _largest(low, high):
     return tl.max(tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1), 0)
 
 
@@ -170,8 +229,27 @@ def _most(low, high):
 def _rotated_back(low, high, cos, sin, pointer):
     """Return both halves rotated by minus the angle and rounded; without an angle, unchanged."""
     if cos is not None:
-        low, high = _rounded(low * cos + high * sin, pointer), _rounded(high * cos - low * sin, pointer)
+        low, high = rounded(low * cos + high * sin, pointer), rounded(high * cos - low * sin, pointer)
     return low, high
+
+
+@triton.jit
+def store_row(
+    out_ptr, out_q_ptr, out_scale_ptr, row, is_row, begin, q_in_qkv, is_query, k_in_qkv, is_group,
+    q_low, q_high, k_low, k_high, v_low, v_high, HALF: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of a row's heads, and the same in FP8 with their scale."""
+    if out_ptr is not None:
+        store_heads(out_ptr + begin, q_in_qkv, is_query, q_low, q_high, HALF)
+        store_heads(out_ptr + begin, k_in_qkv, is_group, k_low, k_high, HALF)
+        store_heads(out_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
+    if QUANTIZE:
+        most = tl.maximum(_largest(q_low, q_high), tl.maximum(_largest(k_low, k_high), _largest(v_low, v_high)))
+        scale = scale_of(most, POWERS)
+        store_heads(out_q_ptr + begin, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
+        store_heads(out_q_ptr + begin, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
+        store_heads(out_q_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
+        tl.store(out_scale_ptr + row, scale, is_row)
 
 
 @triton.jit
@@ -180,25 +258,18 @@ def _rope_backward(
     GROUPS: tl.constexpr, HALF: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = _offsets(groups, repeats, QUERIES, GROUPS, HALF)
+    at_q, q_in_qkv, is_query, at_k, k_in_qkv, is_group = head_offsets(groups, repeats, QUERIES, GROUPS, HALF)
     cos, sin = None, None
     if freqs_ptr is not None:
         angle = tl.load(freqs_ptr + row * (2 * HALF) + tl.arange(0, HALF))[None, :]
         cos, sin = tl.cos(angle), tl.sin(angle)
-    low, high = _load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)
+    low, high = load_heads(dq_ptr + row * groups * repeats * (2 * HALF), at_q, is_query, HALF)
     q_low, q_high = _rotated_back(low, high, cos, sin, dq_ptr)
-    low, high = _load_heads(dk_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    low, high = load_heads(dk_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
     k_low, k_high = _rotated_back(low, high, cos, sin, dk_ptr)
-    v_low, v_high = _load_heads(dv_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
+    v_low, v_high = load_heads(dv_ptr + row * groups * (2 * HALF), at_k, is_group, HALF)
     begin = row * groups * (repeats + 2) * (2 * HALF)
-    if out_ptr is not None:
-        _store_heads(out_ptr + begin, q_in_qkv, is_query, q_low, q_high, HALF)
-        _store_heads(out_ptr + begin, k_in_qkv, is_group, k_low, k_high, HALF)
-        _store_heads(out_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low, v_high, HALF)
-    if QUANTIZE:
-        most = tl.maximum(_most(q_low, q_high), tl.maximum(_most(k_low, k_high), _most(v_low, v_high)))
-        scale = scale_of(most, POWERS)
-        _store_heads(out_q_ptr + begin, q_in_qkv, is_query, q_low / scale, q_high / scale, HALF)
-        _store_heads(out_q_ptr + begin, k_in_qkv, is_group, k_low / scale, k_high / scale, HALF)
-        _store_heads(out_q_ptr + begin, k_in_qkv + 2 * HALF, is_group, v_low / scale, v_high / scale, HALF)
-        tl.store(out_scale_ptr + row, scale)
+    store_row(
+        out_ptr, out_q_ptr, out_scale_ptr, row, row >= 0, begin, q_in_qkv, is_query, k_in_qkv, is_group,
+        q_low, q_high, k_low, k_high, v_low, v_high, HALF, QUANTIZE, POWERS,
+    )  # fmt: skip

@@ -31,8 +31,9 @@ def alone() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(48, 64), (64, 64), (176, 64)])
-def test_a_packed_linear_computes_what_bitsandbytes_does(shape: tuple[int, int]) -> None:
+def test_a_packed_linear_computes_what_bitsandbytes_does(shape: tuple[int, int], has_bias: bool) -> None:
     """Bit for bit, in both passes; the weights are bits in BF16 elements, some of which are no numbers."""
     from bitsandbytes.nn import Linear4bit
 
@@ -40,9 +41,11 @@ def test_a_packed_linear_computes_what_bitsandbytes_does(shape: tuple[int, int])
     num_out, num_in = shape
     whole, x = torch.randn(shape), torch.randn(2, 5, num_in, dtype=torch.bfloat16)
     whole[0, :8] = 9  # eight of the largest 4-bit number: 32 ones
-    theirs = Linear4bit(num_in, num_out, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+    theirs = Linear4bit(num_in, num_out, bias=has_bias, compute_dtype=torch.bfloat16, quant_type="nf4")
+    if has_bias:
+        theirs.bias.data = theirs.bias.data.bfloat16()
     quantized.quantize(theirs, whole, CPU)
-    own = quantized.PackedLinear(num_in, num_out)
+    own = quantized.PackedLinear(num_in, num_out, theirs.bias)
     with torch.no_grad():
         own.weight.copy_(own.pack(whole, CPU))
     assert own.weight.nbytes == whole.numel() // 2 and own.weight.isnan().any()

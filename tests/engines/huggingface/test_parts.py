@@ -114,8 +114,8 @@ GPT = (
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"activation_function": "gelu_new"}, "activation_function is gelu_new instead of gelu"),
-        ({"n_head": 4}, "n_head is 4 instead of 2"),
+        ({"activation_function": "gelu_new"}, 'activation_function is "gelu_new"'),
+        ({"n_head": 4}, "n_head is 4, but gpt3_126m has 2"),
     ],
 )
 def test_gpt_2_with_other_settings_is_refused(wrong: dict[str, object], what: str, tmp_path: Path) -> None:

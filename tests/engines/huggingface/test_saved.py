@@ -22,11 +22,11 @@ from helpers.huggingface_runs import BLOCK, FSDP2, needed
 
 needed()
 
+from bench.contract import families  # noqa: E402
 from jobs.engines.huggingface import adapters, folders, placement, quantized, training_state  # noqa: E402
 from jobs.engines.huggingface import model as models  # noqa: E402
 from jobs.engines.huggingface import weights as huggingface_weights  # noqa: E402
 from jobs.engines.huggingface.engine import HuggingFaceEngine  # noqa: E402
-from jobs.weights import families  # noqa: E402
 from jobs.weights.adapter_init import init_adapter  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="the group is gloo's")
@@ -74,7 +74,7 @@ def test_model_is_saved_in_shards_named_as_transformers_does(plan: Plan, saved: 
     following = [next(whole[name].nbytes for name in index if index[name] == file) for file in files[1:]]
     assert max(sizes) == EMBEDDING + MATRIX
     assert all(size + first > EMBEDDING + MATRIX for size, first in zip(sizes[:-1], following, strict=True))
-    described = families.family_of(plan.config.model).config(plan.config.model)
+    described = families.of_model(plan.config.model).config_of(plan.config.model)
     assert json.loads((saved / "config.json").read_text()) == described | {"dtype": "float32"}
     assert not (saved / "left over").exists() and not saved.with_name("out.part").exists()
 
@@ -111,7 +111,7 @@ def test_saved_model_and_its_conversion_load_unchanged(
 
 
 def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_weights.tensor_map, "is_fused", lambda source: "lm_head.weight" in source.tensors)
+    monkeypatch.setattr(huggingface_weights.hugging_face, "is_fused", lambda tensors: "lm_head.weight" in tensors)
     with pytest.raises(ConfigError, match="this folder has q, k and v in one tensor"):
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
     config = json.loads((saved / "config.json").read_text()) | {"num_hidden_layers": 3}
@@ -120,12 +120,13 @@ def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: 
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
 
 
-def test_gpt_is_saved_as_one_file_with_tied_embedding_without_conversion(tmp_path: Path) -> None:
+def test_gpt_is_saved_as_one_file_with_tied_embedding_and_its_conversion_loads(tmp_path: Path) -> None:
     engine = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
     engine.save(tmp_path / "out", adapters=False)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "config.json",
         "manifest.json",
+        "megatron_core",
         "model.safetensors",
     ]
     content = load_file(tmp_path / "out" / "model.safetensors")
@@ -133,6 +134,9 @@ def test_gpt_is_saved_as_one_file_with_tied_embedding_without_conversion(tmp_pat
     assert_close(content, weights(engine.placement.model), rtol=0, atol=0)
     assert [name for name, p in content.items() if name.endswith(".bias") and p.any()] == []
     assert len(models.layers(engine.placement.model)) == 1
+    other = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 8)
+    other.load(tmp_path / "out" / "megatron_core", adapters=False)
+    assert_close(weights(other.placement.model), weights(engine.placement.model), rtol=0, atol=0)
 
 
 def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
@@ -156,11 +160,9 @@ def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
     other = HuggingFaceEngine(plan, 7)
     other.load(tmp_path / "out", adapters=True)
     assert_close(weights(other.placement.model), own, rtol=0, atol=0)
-    gpt: Any = SimpleNamespace(config=SimpleNamespace(model_type="gpt2"))
-    with pytest.raises(
-        ConfigError, match=f"only Llama models can have adapters, but {plan.config.model.name} is a gpt2 model"
-    ):
-        adapters.attach(gpt, plan)
+    gpt = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
+    with pytest.raises(ConfigError, match="a model of the family gpt2 cannot have adapters"):
+        adapters.attach(gpt.placement.model, tiny(tmp_path, "all", *GPT))
     lora: Any = plan.config.training.lora
     lora.rank += 1
     with pytest.raises(ConfigError, match="the adapters do not match this plan"):

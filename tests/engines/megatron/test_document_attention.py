@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from jobs.engines.megatron import attention
 
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch's, in a thread without a context
 S, H, D, SCALE = 24, 4, 16, 0.3
 ALONE: Any = SimpleNamespace(size=lambda: 1)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

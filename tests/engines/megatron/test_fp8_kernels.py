@@ -19,6 +19,7 @@ from torch.nn.functional import rms_norm, silu
 from helpers import ranks
 from jobs.engines.megatron.frozen.ops import Fp8Ops
 from jobs.engines.megatron.frozen.torch_ops import TorchOps
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 
 if sys.platform != "linux":
@@ -40,6 +41,7 @@ TOLERANCE = 5e-3
 HALF_ULP = 2.0**-4
 """Spacing of E4M3 numbers between 1 and 2."""
 LARGEST, SMALLEST_EXPONENT = 448, -6
+EPS = 0.01
 RANK, LARGE_RANK = 12, 40
 """LoRA ranks; tiles are higher for the large one."""
 DROP, KEEP_ALL = Dropout(0.1, 2_000_000_011), Dropout(0.0, 1)
@@ -238,33 +240,45 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
 
 @with_plain
 @pytest.mark.parametrize(
-    ("groups", "repeats", "dim", "adapted"),
-    [(2, 4, 32, False), (2, 4, 32, True), (3, 1, 64, True)],
-    ids=["grouped", "grouped, adapted", "adapted"],
-)
-def test_rope(monkeypatch: pytest.MonkeyPatch, ops: Fp8Ops, groups: int, repeats: int, dim: int, adapted: bool) -> None:
+    ("groups", "repeats", "dim", "added"),
+    [(2, 4, 32, ""), (2, 4, 32, "lora"), (3, 1, 64, "lora"), (3, 7, 32, "bias lora"), (1, 2, 32, "norms"),
+     (3, 1, 64, "bias lora norms"),
+     (2, 2, 24, "lora"), (2, 2, 24, "norms")],
+    ids=["grouped", "grouped, adapted", "adapted", "bias", "norms", "all", "no power of two",
+         "no power of two, norms"],
+)  # fmt: skip
+def test_rope(monkeypatch: pytest.MonkeyPatch, ops: Fp8Ops, groups: int, repeats: int, dim: int, added: str) -> None:
     monkeypatch.setattr(rope_kernels, "_PROGRAMS", 1)  # one program takes all groups of its rows, if the rank is large
     num_rows, heads, rank = 20, groups * (repeats + 2), RANK if dim < 64 else LARGE_RANK
     angles = torch.rand(num_rows, dim // 2, device=DEVICE) * 50
     freqs, qkv = angles.repeat(1, 2), random(num_rows, heads * dim)
-    lora = Lora(random(num_rows, rank), random(heads * dim, rank, spread=0.01), 2.0)
+    lora = Lora(random(num_rows, rank), random(heads * dim, rank, spread=0.01), 2.0) if "lora" in added else None
+    bias = random(heads * dim) if "bias" in added else None
+    norms = HeadNorms(1 + random(dim) / 4, 1 + random(dim) / 4, EPS) if "norms" in added else None
 
     def rotated(qkv: Tensor) -> Tensor:
         """Return q, k and v in FP64, concatenated; a head's halves are real and imaginary parts."""
-        low, high = qkv.view(num_rows, groups, repeats + 2, dim).chunk(2, dim=-1)
+        heads = qkv.view(num_rows, groups, repeats + 2, dim)
+        q, k, v = heads[:, :, :-2], heads[:, :, -2:-1], heads[:, :, -1]
+        if norms:
+            q, k = (rms_norm(x, (dim,), fp64(w), EPS) for x, w in ((q, norms.q_D), (k, norms.k_D)))
         rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
-        qk = torch.complex(low, high) * rotation[:, None, None]
+        qk = torch.complex(*torch.cat([q, k], dim=2).chunk(2, dim=-1)) * rotation[:, None, None]
         qk = torch.cat([qk.real, qk.imag], dim=-1)
-        v = torch.cat([low, high], dim=-1)[:, :, -1]
-        return torch.cat([qk[:, :, :-2].flatten(1), qk[:, :, -2].flatten(1), v.flatten(1)], dim=1)
+        return torch.cat([qk[:, :, :-1].flatten(1), qk[:, :, -1].flatten(1), v.flatten(1)], dim=1)
 
-    added = lora.scale * fp64(lora.low) @ fp64(lora.b).T if adapted else 0
-    got = ops.rope(qkv, freqs, groups, lora if adapted else None)
+    total = fp64(qkv) + (lora.scale * fp64(lora.low) @ fp64(lora.b).T if lora else 0)
+    total += 0 if bias is None else fp64(bias)
+    got = ops.rope(qkv, freqs, groups, lora, bias, norms)
     assert [part.shape[1:] for part in got] == [(groups * repeats, dim), (groups, dim), (groups, dim)]
-    check(torch.cat([part.flatten(1) for part in got], dim=1), rotated(fp64(qkv) + added))
-    grad = torch.cat([fp64(part).flatten(1) for part in got], dim=1)
-    (expected,) = gradients(rotated, fp64(qkv), grad=grad)
-    for gradient in ops.rope_backward(*got, freqs):
+    check(torch.cat([part.flatten(1) for part in got], dim=1), rotated(total))
+    grads = [random(num_rows, part[0].numel()).view_as(part) for part in got]
+    grad = torch.cat([fp64(part).flatten(1) for part in grads], dim=1)
+    if norms:
+        check(qkv, total)
+        total = fp64(qkv)
+    (expected,) = gradients(rotated, total, grad=grad)
+    for gradient in ops.normed_rope_backward(*grads, freqs, qkv, norms) if norms else ops.rope_backward(*grads, freqs):
         check(gradient, expected)
 
 
@@ -354,6 +368,7 @@ def test_tp_ranks_with_different_inputs_have_different_dropout(
             tp_group=Ranks(rank),
             qkv=linear,
             proj=linear,
+            self_attention=SimpleNamespace(q_layernorm=None),
             training=is_training,
         )
         layer_pass = layer._LayerPass(fake, torch.zeros(4, 1, 1, 2), None, 1, [5, 2**31 - 1], weights)

@@ -91,6 +91,8 @@ def dense(engine: model.ModelAndOptimizer) -> dict[str, Tensor]:
     for name, part in chunk.named_modules():
         if hasattr(part, "nf4"):
             weights[f"{name}.weight"] = nf4.dequantize(part.nf4, part.config.params_dtype)
+        elif hasattr(part, "weight_scale"):
+            weights[f"{name}.weight"] = part.quantized.values.float() * part.weight_scale
     return weights
 
 

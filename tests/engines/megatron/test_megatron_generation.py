@@ -43,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "grouped queries": {},
     "3.1's scaling": {"rope_scaling_factor": 8.0, "rope_base": 500000, "num_query_groups": 1},
     "a group for each head, tied": {"num_query_groups": 4, "tied_embeddings": True},
+    "Qwen2": tiny_llama.FAMILIES["qwen2"],
+    "Qwen3": tiny_llama.FAMILIES["qwen3"],
 }
 DEVICE = torch.device(ranks.DEVICE)
 LENGTHS = [(5, 40), (31, 7), (1, 64), (12, 1), (17, 23), (3, 33)]
@@ -395,7 +397,7 @@ class Half:
         (
             {"activation": Activation.gelu},
             WeightPrecision.bf16,
-            "Llama models only, but in this model model.activation is gelu",
+            "but in this model model.activation is gelu",
         ),
         ({"num_query_groups": 1}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 1 query groups"),
         ({"vocab_size": 511}, WeightPrecision.bf16, "parallel.tp=2 does not divide the 511 rows of the vocabulary"),

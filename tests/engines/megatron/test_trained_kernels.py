@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
 from helpers import ranks
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.trained.ops import NormStats, NormWeights, Operand, TrainedOps
 from jobs.engines.megatron.trained.torch_ops import Fp8TorchOps, PlainTorchOps
 
@@ -170,32 +171,50 @@ def test_norm_backward(ops: TrainedOps, has_bias: bool, num_rows: int, width: in
 
 
 @pytest.mark.parametrize(
-    ("groups", "repeats", "dim", "has_bias", "rotates"),
-    [(2, 4, 32, False, False), (2, 4, 32, True, True), (3, 1, 64, False, True), (3, 1, 64, True, False)],
-    ids=["grouped, learned positions", "grouped, bias, RoPE", "RoPE", "bias, learned positions"],
-)
-def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, has_bias: bool, rotates: bool) -> None:
+    ("groups", "repeats", "dim", "parts"),
+    [(2, 4, 32, ""), (2, 4, 32, "bias rope"), (3, 1, 64, "rope"), (3, 1, 64, "bias"), (2, 4, 32, "norms rope"),
+     (3, 1, 64, "bias norms"), (2, 2, 24, "bias rope"), (2, 2, 24, "norms rope")],
+    ids=["grouped, learned positions", "grouped, bias, RoPE", "RoPE", "bias, learned positions", "norms, RoPE",
+         "bias, norms, learned positions", "no power of two", "no power of two, norms"],
+)  # fmt: skip
+def test_heads(ops: TrainedOps, groups: int, repeats: int, dim: int, parts: str) -> None:
+    """With norms, rows are summed by fewer programs than there are rows, and the last program has fewer rows."""
     num_rows, width = 20, groups * (repeats + 2) * dim
     angles = torch.rand(num_rows, dim // 2, device=DEVICE) * 50
-    qkv, bias = random(num_rows, width), random(width) if has_bias else None
-    freqs = angles.repeat(1, 2) if rotates else None
+    qkv, bias = random(num_rows, width), random(width) if "bias" in parts else None
+    freqs = angles.repeat(1, 2) if "rope" in parts else None
+    norms = HeadNorms(1 + random(dim) / 4, 1 + random(dim) / 4, EPS) if "norms" in parts else None
 
-    def split(qkv: Tensor) -> Tensor:
+    def split(qkv: Tensor, *weights: Tensor) -> Tensor:
         """Return q, k and v in FP64, concatenated; a head's halves are real and imaginary parts."""
-        qkv = qkv if bias is None else qkv + fp64(bias)
         heads = qkv.view(num_rows, groups, repeats + 2, dim)
-        low, high = heads.chunk(2, dim=-1)
-        rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
-        qk = torch.complex(low, high) * rotation[:, None, None]
-        qk = torch.cat([qk.real, qk.imag], dim=-1) if rotates else heads
-        return torch.cat([qk[:, :, :-2].flatten(1), qk[:, :, -2].flatten(1), heads[:, :, -1].flatten(1)], dim=1)
+        qk, v = [heads[:, :, :-2], heads[:, :, -2:-1]], heads[:, :, -1]
+        if weights:
+            qk = [rms_norm(x, (dim,), weight, EPS) for x, weight in zip(qk, weights, strict=True)]
+        if freqs is not None:
+            rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[:, None, None]
+            turned = (torch.complex(*x.chunk(2, dim=-1)) * rotation for x in qk)
+            qk = [torch.cat([x.real, x.imag], dim=-1) for x in turned]
+        return torch.cat([x.flatten(1) for x in (*qk, v)], dim=1)
 
-    got = ops.split_heads(qkv, bias, freqs, groups, dim)
+    weights = [fp64(norms.q_D), fp64(norms.k_D)] if norms else []
+    total = fp64(qkv) + (0 if bias is None else fp64(bias))
+    got = ops.split_heads(qkv, bias, freqs, groups, dim, norms)
     assert [part.shape[1:] for part in got] == [(groups * repeats, dim), (groups, dim), (groups, dim)]
-    check(torch.cat([part.flatten(1) for part in got], dim=1), split(fp64(qkv)))
-    grad = torch.cat([fp64(part).flatten(1) for part in got], dim=1)
-    (expected,) = gradients(split, fp64(qkv), grad=grad)
-    check(ops.merge_heads(*got, freqs), expected)
+    check(torch.cat([part.flatten(1) for part in got], dim=1), split(total, *weights))
+    grads = [random(num_rows, part[0].numel()).view_as(part) for part in got]
+    grad = torch.cat([fp64(part).flatten(1) for part in grads], dim=1)
+    if norms is None:
+        (expected,) = gradients(split, total, grad=grad)
+        check(ops.merge_heads(*grads, freqs), expected)
+        return
+    check(qkv, total)
+    expected, *of_weights = gradients(split, fp64(qkv), *weights, grad=grad)
+    merged, own = ops.merge_normed_heads(*grads, freqs, qkv, norms)
+    check(merged, expected)
+    for got_D, of_weight in zip(own, of_weights, strict=True):
+        assert got_D.dtype is torch.float32
+        torch.testing.assert_close(got_D.double(), of_weight, rtol=1e-4, atol=1e-4 * of_weight.abs().max().item())
 
 
 @pytest.mark.parametrize("width", [1344, WIDE])

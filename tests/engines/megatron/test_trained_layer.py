@@ -18,7 +18,7 @@ from helpers import ranks
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
     from test_engine_units import TINY, one_rank  # noqa: F401
-    from test_full_fine_tuning import SHAPES
+    from test_full_fine_tuning import SHAPES as LLAMA_AND_GPT3
 
     from jobs.engines.megatron import model
 
@@ -32,14 +32,18 @@ BOUNDS = {"fp32": 1e-6, "bf16": 0.01, "fp8": 0.1}
 BF16 rounds each number by up to 2^-9 of it, E4M3 by up to 2^-4.
 """
 SEQ, BATCH = 16, 2
+SHAPES = LLAMA_AND_GPT3 | {
+    "qwen2": ("model.qkv_bias=true", "model.rope_base=500000"),
+    "qwen3": ("model.qk_norm=true", "model.head_dim=16", "model.rope_base=500000"),
+}
+"""Of Qwen3, the width of all heads is twice the hidden size."""
 
 
 def in_fp64(plan: Plan, w: dict[str, Tensor], x_SBH: Tensor, freqs_SD: Tensor | None) -> Tensor:
     """Return the layer's output, computed with torch's functions."""
     m = plan.config.model
-    attended = attention(
-        plan, linear(norm(plan, w, "input_layernorm", x_SBH), *parameters_of(w, "linear_qkv")), freqs_SD
-    )
+    qkv = linear(norm(plan, w, "input_layernorm", x_SBH), *parameters_of(w, "linear_qkv"))
+    attended = attention(plan, w, qkv, freqs_SD)
     x_SBH = x_SBH + linear(attended, *parameters_of(w, "linear_proj"))
     hidden = linear(norm(plan, w, "pre_mlp_layernorm", x_SBH), *parameters_of(w, "linear_fc1"))
     if m.activation.name == "swiglu":
@@ -63,12 +67,15 @@ def norm(plan: Plan, w: dict[str, Tensor], name: str, x_SBH: Tensor) -> Tensor:
     return layer_norm(x_SBH, (m.hidden_size,), weight, bias, m.norm_epsilon)
 
 
-def attention(plan: Plan, qkv: Tensor, freqs_SD: Tensor | None) -> Tensor:
-    """Return attention's output [S, B, H]; RoPE rotates pairs of coordinates as complex numbers."""
+def attention(plan: Plan, w: dict[str, Tensor], qkv: Tensor, freqs_SD: Tensor | None) -> Tensor:
+    """Return attention's output [S, B, O]; RoPE rotates pairs of coordinates as complex numbers."""
     m = plan.config.model
-    groups, dim = m.num_query_groups, m.hidden_size // m.num_attention_heads
+    groups, dim = m.num_query_groups, m.head_size
     qkv = qkv.unflatten(2, (groups, -1, dim)).permute(1, 2, 3, 0, 4)  # [B, G, R + 2, S, D]
     q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
+    if m.qk_norm:
+        weights = (parameters_of(w, f"{name}_layernorm")[0] for name in "qk")
+        q, k = (rms_norm(x, (dim,), weight, m.norm_epsilon) for x, weight in zip((q, k), weights, strict=True))
     if freqs_SD is not None:
         turn = torch.polar(torch.ones_like(freqs_SD[:, : dim // 2]).double(), freqs_SD[:, : dim // 2].double())
         turned = (torch.complex(*x.chunk(2, dim=-1)) * turn for x in (q, k))
@@ -83,7 +90,7 @@ def test_gradients_are_those_of_autograd_in_fp64(shape: str, precision: str) -> 
     engine = built(shape, f"precision={precision}")
     layer = engine.unwrapped_chunks()[0].decoder.layers[0]
     weights = dict(layer.named_parameters())
-    freqs = engine.unwrapped_chunks()[0].rotary_pos_emb(SEQ) if shape == "llama" else None
+    freqs = engine.unwrapped_chunks()[0].rotary_pos_emb(SEQ) if shape != "gpt3" else None
     expected = {name: p.detach().double().requires_grad_() for name, p in weights.items()}
     inputs = [random(SEQ, BATCH, 32, seed=seed).to(layer.ops.dtype).requires_grad_() for seed in (1, 2)]
     exact = [x.detach().double().requires_grad_() for x in inputs]

@@ -87,7 +87,7 @@ def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> lis
     """Return this rank's part of every bucket; is_sharded: each replica updates a part."""
     shards: list[Shard] = []
     for chunk in chunks:
-        for buffer in chunk.buffers:
+        for buffer in chunk.buffers + chunk.expert_parallel_buffers:
             for bucket in buffer.buckets:
                 shards.append(_shard_of(len(shards), buffer, bucket, is_sharded))
     return shards

@@ -9,6 +9,7 @@ from torch import Tensor
 from jobs.engines.megatron import fp8_gemm
 from jobs.engines.megatron.frozen.lora_kernels import add_down_gradient, down, down_backward
 from jobs.engines.megatron.frozen.nf4_kernels import dequantize
+from jobs.engines.megatron.head_norm_kernels import normed_rope_backward
 from jobs.engines.megatron.linear_weights import DequantizedWeights, PrefetchedTransposes, Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, Quantized
 from jobs.engines.megatron.rope_kernels import rope, rope_backward
@@ -37,6 +38,7 @@ class GpuOps:
     norm_backward_quantize = staticmethod(norm_backward_quantize)
     rope = staticmethod(rope)
     rope_backward = staticmethod(rope_backward)
+    normed_rope_backward = staticmethod(normed_rope_backward)
     swiglu_quantize = staticmethod(swiglu_quantize)
     swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
     down = staticmethod(down)
@@ -61,6 +63,7 @@ class PlainGpuOps:
     norm_backward_quantize = staticmethod(partial(norm_backward_quantize, to_fp8=False))
     rope = staticmethod(rope)
     rope_backward = staticmethod(partial(rope_backward, to_fp8=False))
+    normed_rope_backward = staticmethod(partial(normed_rope_backward, to_fp8=False))
     swiglu_quantize = staticmethod(partial(swiglu_quantize, to_fp8=False))
     swiglu_backward_quantize = staticmethod(swiglu_backward_quantize)
     down = staticmethod(down)

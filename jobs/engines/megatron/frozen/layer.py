@@ -1,4 +1,6 @@
-"""Llama's layer with frozen linears in FP8, BF16 or NF4, with hand-written passes that save memory and time.
+"""A layer with frozen linears in FP8, BF16 or NF4, with hand-written passes that save memory and time.
+
+It is Llama's layer: RMSNorm, SwiGLU, RoPE. q, k and v may have biases (Qwen2), and the heads of q and k norms (Qwen3).
 
 The base is frozen, so no linear needs its input for a weight gradient. The layer saves the normalised inputs of qkv and
 fc1 in FP8 (for the gradients of the norms and of LoRA), q, k, v and the output of attention in BF16, and gate and up in
@@ -25,6 +27,7 @@ from jobs.engines.megatron import tensor_parallel
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.frozen.ops import Fp8Ops, FrozenWeights
 from jobs.engines.megatron.hand_written_layer import HandWrittenLayer
+from jobs.engines.megatron.head_norms import head_norms
 from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 from jobs.profiles.ranges import profile_range
 
@@ -33,7 +36,7 @@ Seeds = list[int] | Tensor
 
 
 class Fp8Layer(HandWrittenLayer):
-    """Llama's layer with frozen linears and LoRA adapters."""
+    """The layer with frozen linears and LoRA adapters."""
 
     ops: Fp8Ops
     weights: FrozenWeights
@@ -69,6 +72,12 @@ class Adapter(NamedTuple):
     drop: Dropout
 
 
+Heads = tuple[Tensor, Tensor, Tensor]
+"""q, k and v, with RoPE applied to q and k."""
+SavedHeads = Heads | tuple[Tensor]
+"""Heads, or with norms of the heads the rows of qkv [M, O] that the norms read: q and k are made from them again."""
+
+
 @dataclass(slots=True)
 class SavedActivations:
     """The activations that the forward pass saves for the backward pass; qkv and gate_up are None if recomputed."""
@@ -76,7 +85,7 @@ class SavedActivations:
     normed: Quantized
     rstd_M: Tensor
     qkv_low_MR: Tensor | None
-    qkv: tuple[Tensor, Tensor, Tensor] | None
+    qkv: SavedHeads | None
     attended_MO: Tensor
     lse: Tensor
     proj_low_MR: Tensor | None
@@ -85,9 +94,7 @@ class SavedActivations:
     gate_up: Quantized | None
 
 
-SavedByAttention = tuple[
-    Quantized, Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor] | None, Tensor, Tensor, Tensor | None
-]
+SavedByAttention = tuple[Quantized, Tensor, Tensor | None, SavedHeads | None, Tensor, Tensor, Tensor | None]
 SavedByMlp = tuple[Quantized, Tensor, Quantized | None]
 """The first seven of `SavedActivations`, and the last three."""
 
@@ -138,7 +145,7 @@ class _LayerPass:
         weights: Sequence[Tensor | None],
     ) -> None:
         self.layer, self.ops, self.batch, self.eps = layer, layer.ops, batch, layer.config.layernorm_epsilon
-        self.weights = layer.weights
+        self.weights, self.norms = layer.weights, head_norms(layer.self_attention, self.eps)
         self.freqs_MD = freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
         self.tp = tensor_parallel.TensorParallel(layer.tp_group, layer.config.sequence_parallel)
         self.attention_options = {"group": parallel_state.get_context_parallel_group(), "documents": documents}
@@ -155,22 +162,27 @@ class _LayerPass:
             normed, rstd_M = self.ops.norm_quantize(x_MH, self.layer.input_layernorm.weight, self.eps)
         with profile_range(Part.adapters):
             low_MR = self.tp.gather(self.ops.down(normed, self.qkv.a_RI, self.qkv.drop)) if self.qkv else None
-        qkv = self.heads(normed, low_MR)
+        qkv, to_save = self.heads(normed, low_MR)
         with profile_range(Part.attention):
             attended, lse = attend(*qkv, scale=qkv[0].shape[-1] ** -0.5, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
         y_MH, proj_low_MR = self.project(attended_MO)
-        saved_qkv = None if self.layer.recompute_qkv else qkv
+        saved_qkv = None if self.layer.recompute_qkv else to_save
         return y_MH, (normed, rstd_M, low_MR, saved_qkv, attended_MO, lse, proj_low_MR)
 
-    def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
+    def heads(self, normed: Quantized, low_MR: Tensor | None) -> tuple[Heads, SavedHeads]:
+        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k; and what to save of them."""
         with profile_range(Part.qkv):
             qkv_MO = self.ops.matmul(self.tp.gather_quantized(normed), self.weights.forward(self.layer.qkv))
         lora = Lora(low_MR, self.qkv.b_OR, self.qkv.scale) if self.qkv and low_MR is not None else None
+        heads = self.split(qkv_MO, lora, self.layer.qkv.bias)
+        return heads, heads if self.norms is None else (qkv_MO,)
+
+    def split(self, qkv_MO: Tensor, lora: Lora | None = None, bias_O: Tensor | None = None) -> Heads:
+        """Return q, k and v of the rows; with norms, the rows get the adapter's output and the bias."""
         groups = self.layer.self_attention.num_query_groups_per_partition
         with profile_range(Part.rope):
-            q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, groups, lora)
+            q, k, v = self.ops.rope(qkv_MO, self.freqs_MD, groups, lora, bias_O, self.norms)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def project(self, attended_MO: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -229,22 +241,21 @@ class _LayerPass:
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of the layer's input (None unless needed), and of A and B of qkv and of proj."""
         attended_grad, *proj_grads = self.project_backward(grad_MH, grad, saved)
-        qkv = saved.qkv
-        if qkv is None:
-            with profile_range(Phase.recomputation):
-                qkv = self.heads(saved.normed, saved.qkv_low_MR)
-        q, k, v = qkv
-        del qkv
+        heads, kept = self.saved_heads(saved)
+        q, k, v = heads
+        del heads
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, q.shape[-1]))
         options = {"scale": q.shape[-1] ** -0.5, **self.attention_options}
         with profile_range(Part.attention):
             dq, dk, dv = attend_backward(attended_grad.view_as(q), q, k, v, out, saved.lse, **options)
         del attended_grad, q, k, v, out
-        saved.qkv = None
         with profile_range(Part.rope):
             flat = dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1)
-            qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
-            del flat
+            if self.norms is None:
+                qkv_grad_MO, qkv_grad = self.ops.rope_backward(*flat, self.freqs_MD)
+            else:
+                qkv_grad_MO, qkv_grad = self.ops.normed_rope_backward(*flat, self.freqs_MD, kept[0], self.norms)
+            del flat, kept
         low_grad_MR: Tensor | None = None
         qkv_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.qkv:
@@ -265,6 +276,14 @@ class _LayerPass:
         with profile_range(Part.norm):
             dx_MH = self.ops.norm_backward(normed_grad, grad_MH, saved.normed, saved.rstd_M, weight_H, adapted)
         return dx_MH, *qkv_grads, *proj_grads
+
+    def saved_heads(self, saved: SavedActivations) -> tuple[Heads, SavedHeads]:
+        """Return q, k and v again, and what was saved of them, which is freed; recompute what was not saved."""
+        kept, saved.qkv = saved.qkv, None
+        if kept is None:
+            with profile_range(Phase.recomputation):
+                return self.heads(saved.normed, saved.qkv_low_MR)
+        return (self.split(*kept), kept) if len(kept) == 1 else (kept, kept)
 
     def project_backward(
         self, grad_MH: Tensor, grad: Quantized, saved: SavedActivations

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import Adapted, Dropout, Lora, Quantized
 
 
@@ -85,15 +86,28 @@ class Fp8Ops(Protocol):
         """Return the result of `norm_backward`, and the same in FP8."""
 
     def rope(
-        self, qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None, /
+        self,
+        qkv: Tensor,
+        freqs_MD: Tensor,
+        groups: int,
+        lora: Lora | None = None,
+        bias_O: Tensor | None = None,
+        norms: HeadNorms | None = None,
+        /,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [M, G*R, D], k and v [M, G, D] with RoPE applied to q and k.
 
-        qkv: rows of each group's queries, key and value; the adapter's output is added first.
+        qkv: rows of each group's queries, key and value; the adapter's output and the bias are added first.
+        norms: applied before RoPE. They overwrite qkv by the sum that they read, for `normed_rope_backward`.
         """
 
     def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor, /) -> tuple[Tensor, Quantized]:
         """Return the gradient of qkv, in the data type of dq and in FP8."""
+
+    def normed_rope_backward(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor, qkv: Tensor, norms: HeadNorms, /
+    ) -> tuple[Tensor, Quantized]:
+        """Return the same through the norms, which read qkv; their weights are frozen."""
 
     def swiglu_quantize(self, gate_up: Tensor, /, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:
         """Return silu(gate) * up [M, F] in FP8, and gate and up for the backward pass.

@@ -12,9 +12,18 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from jobs.engines.megatron.hashing import hash32
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.linear_weights import QuantizedLinear, Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, Adapted, Dropout, Lora, Quantized
-from jobs.engines.megatron.torch_math import dequantize, norm, quantize_rows, rotate, swiglu_gradient
+from jobs.engines.megatron.torch_math import (
+    dequantize,
+    merge_heads,
+    merge_normed_heads,
+    norm,
+    quantize_rows,
+    split_heads,
+    swiglu_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -78,21 +87,24 @@ class TorchOps:
         return grad_MH, self.quantize(grad_MH)
 
     def rope(
-        self, qkv: Tensor, freqs_MD: Tensor, groups: int, lora: Lora | None = None
+        self,
+        qkv: Tensor,
+        freqs_MD: Tensor,
+        groups: int,
+        lora: Lora | None = None,
+        bias_O: Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dim = freqs_MD.shape[-1]
-        dtype, qkv = qkv.dtype, qkv.float()
-        if lora:
-            qkv = qkv + lora.scale * (lora.low.float() @ lora.b.float().T)
-        qkv = qkv.view(len(qkv), groups, -1, dim)
-        qk = rotate(qkv[:, :, :-1], freqs_MD.cos(), freqs_MD.sin()).to(dtype)
-        return qk[:, :, :-1].flatten(1, 2), qk[:, :, -1].contiguous(), qkv[:, :, -1].to(dtype).contiguous()
+        return split_heads(qkv, bias_O, freqs_MD, groups, freqs_MD.shape[-1], lora, norms)
 
     def rope_backward(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor) -> tuple[Tensor, Quantized]:
-        groups = dk.shape[1]
-        dqk = torch.cat([dq.unflatten(1, (groups, -1)), dk[:, :, None]], dim=2).float()
-        dqk = rotate(dqk, freqs_MD.cos(), -freqs_MD.sin()).to(dq.dtype)
-        dqkv = torch.cat([dqk, dv[:, :, None]], dim=2).flatten(1)
+        dqkv = merge_heads(dq, dk, dv, freqs_MD).to(dq.dtype)
+        return dqkv, self.quantize(dqkv)
+
+    def normed_rope_backward(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor, qkv: Tensor, norms: HeadNorms
+    ) -> tuple[Tensor, Quantized]:
+        dqkv = merge_normed_heads(dq, dk, dv, freqs_MD, qkv, norms)[0].to(dq.dtype)
         return dqkv, self.quantize(dqkv)
 
     def swiglu_quantize(self, gate_up: Tensor, *, keep: bool = True) -> tuple[Quantized, Quantized | None]:

@@ -1,4 +1,4 @@
-"""Decode attention in Triton, for one new token per slot: RoPE, update of the KV cache, and flash decoding.
+"""Decode attention in Triton, for one new token per slot: bias, norms of the heads, RoPE, KV cache, flash decoding.
 
 A program processes the queries of one group of one slot and a part of its keys (split-K), so that a few slots also
 occupy the full GPU. The program of the first part reads the new key and value from the linear's output and writes them
@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from jobs.engines.megatron import rope_kernels
 from jobs.engines.megatron.generation.one_row_kernels import launch_options
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.triton_target import FACTOR
 
 _KEYS = 64
@@ -25,10 +27,20 @@ _PROGRAMS = 264
 _MOST_PARTS = 16
 
 
-def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
+def attend(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    angles: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norms: HeadNorms | None = None,
+) -> Tensor:
     """Return the output [B, G * R * D] for qkv [B, G * (R + 2) * D] and keys, values [B, G, T, D].
 
     positions [B]: of the new tokens, whose keys and values are written to the cache; angles [T, D]: RoPE's angles.
+    bias [G * (R + 2) * D] is added to qkv; norms normalise the heads of q and k before RoPE.
     """
     num_slots, (_, groups, capacity, dim) = len(qkv), keys.shape
     repeats = qkv.shape[1] // (groups * dim) - 2
@@ -38,9 +50,15 @@ def attend(qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, angles:
     lses = torch.empty(num_slots, groups, parts, rows, dtype=torch.float32, device=qkv.device)
     options = {"PARTS": parts, "ROWS": rows, "HALF": dim // 2, "REPEATS": repeats, "KEYS": _KEYS, "num_warps": 4}
     options |= launch_options()
-    tensors = (qkv, keys, values, positions, angles, out, outs, lses, _counters(qkv.device))
-    _attend[(parts, groups, num_slots)](*tensors, dim**-0.5, capacity, **options)
+    inputs = (qkv, bias, *(norms or rope_kernels.NO_NORMS), keys, values, positions, angles)
+    outputs = (out, outs, lses, _counters(qkv.device))
+    _attend[(parts, groups, num_slots)](*inputs, *outputs, dim**-0.5, capacity, **options)
     return out
+
+
+def is_supported(dim: int) -> bool:
+    """Return whether the kernel supports heads of this size: halves of 16 or more, for tensor cores."""
+    return dim >= 32 and rope_kernels.is_supported(dim)
 
 
 def num_parts(num_groups: int, capacity: int) -> int:
@@ -61,6 +79,20 @@ def _halves(ptr, head, column, inside, HALF: tl.constexpr):
     at = ptr + head * (2 * HALF) + column
     low = tl.load(at, inside, other=0.0).to(tl.float32)
     return low, tl.load(at + HALF, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _prepared(ptr, bias_ptr, norm_ptr, eps, head, half, inside, HALF: tl.constexpr):
+    """Return both halves of heads in FP32, with the bias added, and normalised."""
+    low, high = _halves(ptr, head, half, inside, HALF)
+    if bias_ptr is not None:
+        bias_low, bias_high = _halves(bias_ptr, head, half, inside, HALF)
+        low, high = low + bias_low, high + bias_high
+    if norm_ptr is not None:
+        rstd = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
+        low *= rstd * tl.load(norm_ptr + half).to(tl.float32)
+        high *= rstd * tl.load(norm_ptr + HALF + half).to(tl.float32)
+    return low, high
 
 
 @triton.jit
@@ -109,13 +141,16 @@ def _merge(
 
 @triton.jit
 def _own(
-    new_ptr, keys_ptr, values_ptr, own_at, q_low, q_high, cos, sin, scale, half, column,
+    new_ptr, bias_ptr, norm_ptr, eps, keys_ptr, values_ptr, own_at, q_low, q_high, cos, sin, scale, half, column,
     HALF: tl.constexpr, REPEATS: tl.constexpr,
 ):  # fmt: skip
     """Write the new token's key and value to the cache; return its scores and its value."""
-    low, high = _halves(new_ptr, REPEATS, half, half < HALF, HALF)
+    low, high = _prepared(new_ptr, bias_ptr, norm_ptr, eps, REPEATS, half, half < HALF, HALF)
     low, high = _apply_rope(low, high, cos, sin, keys_ptr)
     v = tl.load(new_ptr + (REPEATS + 1) * (2 * HALF) + column)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + (REPEATS + 1) * (2 * HALF) + column)
+        v = (v.to(tl.float32) + bias.to(tl.float32)).to(values_ptr.dtype.element_ty)
     tl.store(keys_ptr + own_at + half, low)
     tl.store(keys_ptr + own_at + HALF + half, high)
     tl.store(values_ptr + own_at + column, v)
@@ -145,7 +180,8 @@ def _with_keys(
 
 @triton.jit
 def _attend(
-    qkv_ptr, keys_ptr, values_ptr, positions_ptr, angles_ptr, out_ptr, outs_ptr, lses_ptr, done_ptr, scale, capacity,
+    qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, eps, keys_ptr, values_ptr, positions_ptr, angles_ptr, out_ptr, outs_ptr,
+    lses_ptr, done_ptr, scale, capacity,
     PARTS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, REPEATS: tl.constexpr, KEYS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -155,19 +191,21 @@ def _attend(
     angle = tl.load(angles_ptr + position * DIM + half)
     cos, sin, slot_at = tl.cos(angle), tl.sin(angle), index.to(tl.int64) * capacity * DIM
     per_part, new_ptr = tl.cdiv(tl.cdiv(position, PARTS), KEYS) * KEYS, qkv_ptr + index * (REPEATS + 2) * DIM
+    if bias_ptr is not None:
+        bias_ptr += tl.program_id(1) * (REPEATS + 2) * DIM
     if OVERLAPPED:
         first = part * per_part + tl.arange(0, KEYS)
         _prefetch(keys_ptr + slot_at, first, capacity, 2 * HALF)
         _prefetch(values_ptr + slot_at, first, capacity, 2 * HALF)
         gdc_wait()
-    low, high = _halves(new_ptr, row, half, row < REPEATS, HALF)
+    low, high = _prepared(new_ptr, bias_ptr, q_norm_ptr, eps, row, half, row < REPEATS, HALF)
     q_low, q_high = _apply_rope(low, high, cos, sin, keys_ptr)
     most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
     if part == 0:
         most, own_v = _own(
-            new_ptr, keys_ptr, values_ptr, slot_at + position * DIM, q_low, q_high, cos, sin, scale, half, column,
-            HALF, REPEATS,
+            new_ptr, bias_ptr, k_norm_ptr, eps, keys_ptr, values_ptr, slot_at + position * DIM, q_low, q_high, cos, sin,
+            scale, half, column, HALF, REPEATS,
         )  # fmt: skip
         out, total = out + own_v, total + 1.0
     for begin in range(part * per_part, tl.minimum(position, (part + 1) * per_part), KEYS):

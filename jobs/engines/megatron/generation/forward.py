@@ -23,7 +23,8 @@ from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.ops import GenerationOps
 from jobs.engines.megatron.generation.ranks import OneRank, Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
-from jobs.engines.megatron.generation.weights import Weights
+from jobs.engines.megatron.generation.weights import Layer, Weights
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -47,7 +48,7 @@ class Decoder:
 
     @property
     def dim(self) -> int:
-        return self.model.hidden_size // self.model.num_attention_heads
+        return self.model.head_size
 
     @property
     def groups(self) -> int:
@@ -56,6 +57,9 @@ class Decoder:
 
     def norm(self, weight_H: Tensor) -> NormWeights:
         return NormWeights(weight_H, None, self.model.norm_epsilon)
+
+    def head_norms(self, layer: Layer) -> HeadNorms | None:
+        return layer.head_norms(self.model.norm_epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,10 @@ def prefill(decoder: Decoder, cache: KvCache, angles_TD: Tensor, prompts: Prompt
 def step_logits(decoder: Decoder, cache: KvCache, angles_TD: Tensor) -> Tensor:
     """Return the logits [B, V] in FP32 after the newest token of every slot; its key and value go to the cache."""
 
-    def attended(layer: int, qkv_BO: Tensor) -> Tensor:
-        return decoder.ops.attend(qkv_BO, cache.keys[layer], cache.values[layer], cache.positions_B, angles_TD)
+    def attended(index: int, qkv_BO: Tensor) -> Tensor:
+        caches = cache.keys[index], cache.values[index], cache.positions_B, angles_TD
+        layer = decoder.weights.layers[index]
+        return decoder.ops.attend(qkv_BO, *caches, bias_O=layer.qkv_bias_O, norms=decoder.head_norms(layer))
 
     return _logits(decoder, _layers(decoder, _embedded(decoder, cache.tokens_B), attended))
 
@@ -96,10 +102,12 @@ def prompt_logits(decoder: Decoder, cache: KvCache, angles_TD: Tensor, prompts: 
     num_tokens, batch = prompts.tokens_SB.shape
     angles_MD = angles_TD[:num_tokens].repeat_interleave(batch, dim=0)
 
-    def attended(layer: int, qkv_MO: Tensor) -> Tensor:
-        heads = decoder.trained.split_heads(qkv_MO, None, angles_MD, decoder.groups, decoder.dim)
+    def attended(index: int, qkv_MO: Tensor) -> Tensor:
+        layer, shape = decoder.weights.layers[index], (decoder.groups, decoder.dim)
+        norms = decoder.head_norms(layer)
+        heads = decoder.trained.split_heads(qkv_MO, layer.qkv_bias_O, angles_MD, *shape, norms)
         q, k, v = (x.unflatten(0, (num_tokens, batch)) for x in heads)
-        for cached, new in ((cache.keys[layer], k), (cache.values[layer], v)):
+        for cached, new in ((cache.keys[index], k), (cache.values[index], v)):
             cached[prompts.slots_B, :, :num_tokens] = new.permute(1, 2, 0, 3)
         out_SBND, _ = attend(q, k, v, scale=decoder.dim**-0.5, group=_NO_CP)
         return out_SBND.flatten(2).flatten(0, 1)

@@ -27,7 +27,7 @@ class MegatronGenerator:
     """This rank's part of the model; see `jobs.engines.generation.Generator`.
 
     Raises:
-        ConfigError: the model is not of Llama's architecture, or TP cannot split it.
+        ConfigError: the model's layers are unlike Llama's, or TP cannot split it.
     """
 
     def __init__(self, plan: GenerationPlan, seed: int, *, ranks: Ranks, device: torch.device) -> None:
@@ -108,15 +108,15 @@ def build_decoder(model: Model, weights: Weights, place: weights.Place, sampling
 
 
 def require_llama(model: Model) -> None:
-    """Check that the model has Llama's architecture.
+    """Check that the model has Llama's layers; heads of another size, qkv_bias and qk_norm are also implemented.
 
     Raises:
-        ConfigError: it has another one, which is not implemented here.
+        ConfigError: it has others.
     """
     if unmet := differs_from_llama(model):
         raise ConfigError(
-            "engine=megatron supports generation with Llama models only, but in this model "
+            "engine=megatron generates only with layers such as Llama's (RMSNorm, swiglu, rope), but in this model "
             + ", ".join(f"{k} is {v}" for k, v in unmet.items()),
             where=", ".join(unmet),
-            fix="choose a Llama model, or engine=huggingface",
+            fix="choose a Llama, Mistral or Qwen model, or engine=huggingface",
         )

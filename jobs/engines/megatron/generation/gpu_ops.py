@@ -15,6 +15,7 @@ from jobs.engines.megatron.generation.one_row_kernels import WeightOperands, gat
 from jobs.engines.megatron.generation.ops import TorchOps
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import FP8, Quantized
 from jobs.engines.megatron.trained.ops import NormWeights
 
@@ -52,9 +53,20 @@ class GpuOps:
         return _kernels(x_MI).multiply(x_MI, gated_operands(weight), norm=norm, residual=None, out=out_MF)
 
     def attend(
-        self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
+        self,
+        qkv_BO: Tensor,
+        keys_BGTD: Tensor,
+        values_BGTD: Tensor,
+        positions_B: Tensor,
+        angles_TD: Tensor,
+        *,
+        bias_O: Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        return attention_kernels.attend(qkv_BO, keys_BGTD, values_BGTD, positions_B, angles_TD)
+        caches = keys_BGTD, values_BGTD, positions_B, angles_TD
+        if not attention_kernels.is_supported(keys_BGTD.shape[3]):
+            return self.many_rows.attend(qkv_BO, *caches, bias_O=bias_O, norms=norms)
+        return attention_kernels.attend(qkv_BO, *caches, bias=bias_O, norms=norms)
 
     def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
         if ranks.size > 1 or sampling.top_k is not None or sampling.top_p is not None:

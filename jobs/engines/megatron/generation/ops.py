@@ -19,6 +19,7 @@ from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.sampling import next_tokens
 from jobs.engines.megatron.generation.weights import Linear
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 
 
@@ -37,12 +38,20 @@ class GenerationOps(Protocol):
         """Return silu(gate) * up [M, F], for the gates and ups weight norm(x); gates are the first half."""
 
     def attend(
-        self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
+        self,
+        qkv_BO: Tensor,
+        keys_BGTD: Tensor,
+        values_BGTD: Tensor,
+        positions_B: Tensor,
+        angles_TD: Tensor,
+        *,
+        bias_O: Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """Return the attention output [B, O] of one new token per slot.
 
-        Its key and value are written to the cache, and it attends to all tokens up to itself. RoPE rotates its queries
-        and its key by the angles of its position.
+        Its key and value are written to the cache, and it attends to all tokens up to itself. The bias is added to qkv;
+        then the norms normalise its queries and its key, and RoPE rotates them by the angles of its position.
         """
 
     def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
@@ -68,10 +77,18 @@ class TorchOps:
         return self.trained.swiglu(self.linear(x_MI, weight, norm=norm))[0].values
 
     def attend(
-        self, qkv_BO: Tensor, keys_BGTD: Tensor, values_BGTD: Tensor, positions_B: Tensor, angles_TD: Tensor
+        self,
+        qkv_BO: Tensor,
+        keys_BGTD: Tensor,
+        values_BGTD: Tensor,
+        positions_B: Tensor,
+        angles_TD: Tensor,
+        *,
+        bias_O: Tensor | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         slots_B, (_, groups, capacity, dim) = torch.arange(len(qkv_BO), device=qkv_BO.device), keys_BGTD.shape
-        q, k, v = self.trained.split_heads(qkv_BO, None, angles_TD[positions_B], groups, dim)
+        q, k, v = self.trained.split_heads(qkv_BO, bias_O, angles_TD[positions_B], groups, dim, norms)
         keys_BGTD[slots_B, :, positions_B], values_BGTD[slots_B, :, positions_B] = k, v
         is_seen_BT = torch.arange(capacity, device=qkv_BO.device) <= positions_B[:, None]
         out_BN1D = scaled_dot_product_attention(

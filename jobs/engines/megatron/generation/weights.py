@@ -20,6 +20,7 @@ from bench.contract.model import Model
 from bench.errors import ConfigError
 from jobs.engines.megatron import quantize
 from jobs.engines.megatron.generation.ranks import Ranks
+from jobs.engines.megatron.head_norms import HeadNorms
 from jobs.engines.megatron.quantize import BF16, FP8, LARGEST, SMALLEST_AMAX
 from jobs.weights import nf4
 from jobs.weights.checkpoint_reader import Reader, Shape, Wanted
@@ -81,6 +82,15 @@ class Layer:
     fc1: Linear
     """Gates first, then ups."""
     fc2: Linear
+    qkv_bias_O: Tensor | None = None
+    q_norm_D: Tensor | None = None
+    k_norm_D: Tensor | None = None
+
+    def head_norms(self, eps: float) -> HeadNorms | None:
+        """Return the norms of the heads of q and k; None if the model has none."""
+        if self.q_norm_D is None or self.k_norm_D is None:
+            return None
+        return HeadNorms(self.q_norm_D, self.k_norm_D, eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +128,19 @@ def from_nf4(weight: nf4.Nf4) -> Linear:
 def shapes(model: Model, tp: int) -> dict[str, tuple[int, int]]:
     """Return O and I of a layer's linears on one of tp ranks, by their names in `Layer`."""
     hidden, width = model.hidden_size, model.ffn_hidden_size
-    kv = hidden // model.num_attention_heads * model.num_query_groups
     return {
-        "qkv": ((hidden + 2 * kv) // tp, hidden),
-        "proj": (hidden, hidden // tp),
+        "qkv": ((model.q_size + 2 * model.kv_size) // tp, hidden),
+        "proj": (hidden, model.q_size // tp),
         "fc1": (2 * width // tp, hidden),
         "fc2": (hidden, width // tp),
     }
+
+
+def _vector_sizes(model: Model, tp: int) -> dict[str, int]:
+    """Return the sizes of a layer's norms and bias on one of tp ranks, by their names in `Layer`."""
+    norms = {"norm_H": model.hidden_size, "mlp_norm_H": model.hidden_size}
+    bias = {"qkv_bias_O": shapes(model, tp)["qkv"][0]} if model.qkv_bias else {}
+    return norms | bias | ({"q_norm_D": model.head_size, "k_norm_D": model.head_size} if model.qk_norm else {})
 
 
 def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None:
@@ -154,7 +170,13 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
 
 _EMBEDDING, _HEAD, _NORM = "embedding.word_embeddings.weight", "output_layer.weight", "decoder.final_layernorm.weight"
 _LAYERS = "decoder.layers."
-_NORMS = {"norm_H": "input_layernorm", "mlp_norm_H": "pre_mlp_layernorm"}
+_VECTORS = {
+    "norm_H": "input_layernorm.weight",
+    "mlp_norm_H": "pre_mlp_layernorm.weight",
+    "qkv_bias_O": "self_attention.linear_qkv.bias",
+    "q_norm_D": "self_attention.q_layernorm.weight",
+    "k_norm_D": "self_attention.k_layernorm.weight",
+}
 _LINEARS = {
     "qkv": "self_attention.linear_qkv",
     "proj": "self_attention.linear_proj",
@@ -198,7 +220,10 @@ def random_weights(model: Model, place: Place, *, seed: int) -> Weights:
 
     def layer() -> Layer:
         parts: dict[str, Any] = {name: store(matrix(*shape), precision) for name, shape in shapes(model, tp).items()}
-        return Layer(**parts | {name: torch.ones(model.hidden_size, **options) for name in _NORMS})
+        vectors = {name: torch.ones(size, **options) for name, size in _vector_sizes(model, tp).items()}
+        if model.qkv_bias:
+            vectors["qkv_bias_O"].zero_()
+        return Layer(**parts | vectors)
 
     num_rows = model.vocab_size // tp
     embedding_VH = matrix(num_rows, model.hidden_size)
@@ -254,9 +279,11 @@ class _Loader:
         return Weights(embedding_VH, layers, norm_H, Linear(head_VH))
 
     def _layer(self, index: int, linear: Callable[[str, int], Linear]) -> Layer:
-        hidden = (self.model.hidden_size,)
-        parts: dict[str, Any] = {name: self._read_layer(f"{key}.weight", index, hidden) for name, key in _NORMS.items()}
-        return Layer(**parts | {name: linear(name, index) for name in _LINEARS})
+        parts: dict[str, Any] = {name: linear(name, index) for name in _LINEARS}
+        for name, size in _vector_sizes(self.model, 1).items():
+            split = Split(axis=1) if name == "qkv_bias_O" else None
+            parts[name] = self._read_layer(_VECTORS[name], index, (size,), split=split)
+        return Layer(**parts)
 
     def _quantized(self, name: str, index: int) -> Linear:
         """Read an unquantised linear and quantise it."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from jobs.engines.megatron import fp8_gemm, rope_kernels, row_kernels
+from jobs.engines.megatron import fp8_gemm, head_norm_kernels, rope_kernels, row_kernels
+from jobs.engines.megatron.head_norms import HeadNormGradients, HeadNorms
 from jobs.engines.megatron.linear_weights import Unquantized
 from jobs.engines.megatron.quantize import BF16
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
@@ -54,12 +55,23 @@ class Bf16GpuOps:
         return norm_kernels.norm_backward(grad_MH, residual_MH, x_MH, stats, weights, to_fp8=self.to_fp8)
 
     def split_heads(
-        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
+        self,
+        qkv_MO: Tensor,
+        bias_O: Tensor | None,
+        freqs_MD: Tensor | None,
+        groups: int,
+        head_dim: int,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return rope_kernels.split_heads(qkv_MO, bias_O, freqs_MD, groups, head_dim)
+        return rope_kernels.split_heads(qkv_MO, bias_O, freqs_MD, groups, head_dim, norms=norms)
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
         return rope_kernels.merge_heads(dq, dk, dv, freqs_MD, to_fp8=self.to_fp8)
+
+    def merge_normed_heads(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None, qkv_MO: Tensor, norms: HeadNorms
+    ) -> tuple[Operand, HeadNormGradients]:
+        return head_norm_kernels.merge_normed_heads(dq, dk, dv, freqs_MD, qkv_MO, norms, to_fp8=self.to_fp8)
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
         hidden, saved = row_kernels.swiglu_quantize(gate_up_M2F, to_fp8=self.to_fp8, powers=True)

@@ -1,19 +1,19 @@
 """The transformer layer that trains all weights. Its hand-written forward and backward passes support every precision.
 
-Llama has RMSNorm, SwiGLU, RoPE and GQA without biases; GPT-3 has LayerNorm, exact GELU and biases. Weight gradients are
-added directly to `weight.main_grad`, the FP32 buffers of megatron-core's DistributedDataParallel. Autograd only gets
-the gradient of the layer's input. The inputs of qkv and fc1 are recomputed from the inputs of the norms, the input of
-fc2 from the input of its activation function.
+Llama has RMSNorm, SwiGLU, RoPE and GQA without biases; Qwen2 has biases of q, k and v, and Qwen3 norms of the heads of
+q and k; GPT-3 has LayerNorm, exact GELU and biases. Weight gradients are added directly to `weight.main_grad`, the FP32
+buffers of megatron-core's DistributedDataParallel. Autograd only gets the gradient of the layer's input. The inputs of
+qkv and fc1 are recomputed from the inputs of the norms, the input of fc2 from the input of its activation function.
 
-These tensors are saved for the backward pass; hidden width h, K or V width k, MLP width f, p bytes per element (2 in
-BF16 and FP8, 4 in FP32), q bytes per element of a GEMM operand (1 in FP8, else p):
+These tensors are saved for the backward pass; hidden width h, Q width n, K or V width k, MLP width f, p bytes per
+element (2 in BF16 and FP8, 4 in FP32), q bytes per element of a GEMM operand (1 in FP8, else p):
 
 | saved tensor                       | bytes per token                | split over           |
 | ---------------------------------- | ------------------------------ | -------------------- |
 | inputs of the two norms            | 2 p h                          | tp if sp             |
 | 1 / rms of both; LayerNorm's means | 8; 8 more                      | not split            |
-| q, k, v                            | p (h + 2 k)                    | tp; 0 if recomputed  |
-| output of attention                | p h                            | tp                   |
+| q, k, v; with their norms, qkv     | p (n + 2 k)                    | tp; 0 if recomputed  |
+| output of attention                | p n                            | tp                   |
 | softmax statistics                 | 4 heads                        | tp                   |
 | gate and up, or the input of GELU  | 2 q f or q f                   | tp; 0 if recomputed  |
 | their scales, in FP8               | 8 or 4                         | not split; likewise  |
@@ -37,6 +37,7 @@ from torch.nn import Parameter
 from bench.contract.modules import Part, Phase
 from jobs.engines.megatron.attention import attend, attend_backward
 from jobs.engines.megatron.hand_written_layer import HandWrittenLayer
+from jobs.engines.megatron.head_norms import head_norms
 from jobs.engines.megatron.tensor_parallel import ParallelLinear, Pending, TensorParallel
 from jobs.engines.megatron.trained.ops import LinearWeights, NormStats, NormWeights, Operand, TrainedOps
 from jobs.profiles.ranges import profile_range
@@ -64,13 +65,19 @@ class TrainedLayer(HandWrittenLayer):
         return y_SBH, None
 
 
+Heads = tuple[Tensor, Tensor, Tensor]
+"""q, k and v, with RoPE applied to q and k."""
+SavedHeads = Heads | tuple[Tensor]
+"""Heads, or with norms of the heads the rows of qkv [M, O] that the norms read: q and k are made from them again."""
+
+
 @dataclass(slots=True)
 class SavedActivations:
     """The activations saved for the backward pass; qkv and activation are None if they are recomputed."""
 
     input_MH: Tensor
     stats: NormStats
-    qkv: tuple[Tensor, Tensor, Tensor] | None
+    qkv: SavedHeads | None
     attended_MO: Tensor
     lse: Tensor
     mlp_input_MH: Tensor
@@ -78,7 +85,7 @@ class SavedActivations:
     activation: Operand | None
 
 
-SavedByAttention = tuple[NormStats, tuple[Tensor, Tensor, Tensor] | None, Tensor, Tensor]
+SavedByAttention = tuple[NormStats, SavedHeads | None, Tensor, Tensor]
 SavedByMlp = tuple[Tensor, NormStats, Operand | None]
 """Fields of `SavedActivations`: stats to lse, and the last three."""
 Norm = torch.nn.RMSNorm | torch.nn.LayerNorm
@@ -123,6 +130,7 @@ class _LayerPass:
         self.fc1, self.fc2 = layer.mlp.linear_fc1, layer.mlp.linear_fc2
         self.freqs_MD = None if freqs is None else freqs.squeeze(2).expand(-1, batch, -1).flatten(0, 1)
         self.tp = TensorParallel(layer.tp_group, layer.config.sequence_parallel)
+        self.norms = head_norms(layer.self_attention, layer.config.layernorm_epsilon)
         self.attention_options = {
             "scale": layer.self_attention.hidden_size_per_attention_head**-0.5,
             "group": parallel_state.get_context_parallel_group(),
@@ -133,24 +141,30 @@ class _LayerPass:
         """Return the output of attention (without proj's bias and the residual x), and the activations to save."""
         with profile_range(Part.norm):
             normed, stats = self.ops.norm(x_MH, self.norm_weights(self.layer.input_layernorm))
-        qkv = self.heads(self.tp.gather_quantized(normed))
+        qkv, to_save = self.heads(self.tp.gather_quantized(normed))
         with profile_range(Part.attention):
             attended, lse = attend(*qkv, **self.attention_options)
         attended_MO = attended.flatten(2).flatten(0, 1)
-        saved_qkv = qkv if keep and not self.layer.recompute_qkv else None
-        del normed, attended, qkv
+        saved_qkv = to_save if keep and not self.layer.recompute_qkv else None
+        del normed, attended, qkv, to_save
         with profile_range(Part.output):
             y_MH = self.ops.matmul(self.ops.operand(attended_MO), self.weights.forward(self.layer.proj))
         return self.tp.reduce(y_MH), (stats, saved_qkv, attended_MO, lse)
 
-    def heads(self, normed: Operand) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k."""
-        attention, linear = self.layer.self_attention, self.layer.qkv
+    def heads(self, normed: Operand) -> tuple[Heads, SavedHeads]:
+        """Return q [S, B, N, D], k and v [S, B, G, D], with RoPE applied to q and k; and what to save of them."""
+        linear = self.layer.qkv
         with profile_range(Part.qkv):
             qkv_MO = self.ops.matmul(normed, self.weights.forward(linear))
+        heads = self.split(qkv_MO, linear.bias)
+        return heads, heads if self.norms is None else (qkv_MO,)
+
+    def split(self, qkv_MO: Tensor, bias_O: Tensor | None = None) -> Heads:
+        """Return q, k and v of the rows; with norms, the bias is added to the rows."""
+        attention = self.layer.self_attention
         shape = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
         with profile_range(Part.rope):
-            q, k, v = self.ops.split_heads(qkv_MO, linear.bias, self.freqs_MD, *shape)
+            q, k, v = self.ops.split_heads(qkv_MO, bias_O, self.freqs_MD, *shape, self.norms)
         return self._unflat(q), self._unflat(k), self._unflat(v)
 
     def mlp(self, x_MH: Tensor, y_MH: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, SavedByMlp]:
@@ -220,24 +234,36 @@ class _LayerPass:
             self.ops.add_weight_gradient(main_grad(self.layer.proj.weight), grad, self.ops.operand(saved.attended_MO))
         del grad
         normed: Pending[Operand] | None = None
-        qkv, saved.qkv = saved.qkv, None
-        if qkv is None:
+        kept, saved.qkv = saved.qkv, None
+        if kept is None:
             normed = self.start_recompute_norm(x_MH, saved.stats, norm)
             with profile_range(Phase.recomputation):
-                qkv = self.heads(normed.wait())
+                qkv, kept = self.heads(normed.wait())
+        else:
+            qkv = self.split(*kept) if len(kept) == 1 else kept
         out = self._unflat(saved.attended_MO.view(len(saved.attended_MO), -1, qkv[0].shape[-1]))
         with profile_range(Part.attention):
             grads = attend_backward(attended_grad.view_as(out), *qkv, out, saved.lse, **self.attention_options)
         del attended_grad, qkv, out
         normed = normed or self.start_recompute_norm(x_MH, saved.stats, norm)
-        with profile_range(Part.rope):
-            dq, dk, dv = grads
-            qkv_grad = self.ops.merge_heads(dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1), self.freqs_MD)
-        del grads, dq, dk, dv
+        qkv_grad = self.merge(grads, kept)
+        del grads, kept
         with profile_range(Part.qkv):
             normed_grad = self.linear_backward(self.layer.qkv, qkv_grad, normed)
         del qkv_grad, normed
         return self.norm_backward(normed_grad, grad_MH, x_MH, saved.stats, norm)[0]
+
+    def merge(self, grads: Heads, kept: SavedHeads) -> Operand:
+        """Return the gradient of the qkv rows, and add those of the norms of the heads, which read the rows `kept`."""
+        dq, dk, dv = (x.flatten(0, 1) for x in grads)
+        with profile_range(Part.rope):
+            if self.norms is None:
+                return self.ops.merge_heads(dq, dk, dv, self.freqs_MD)
+            grad, gradients = self.ops.merge_normed_heads(dq, dk, dv, self.freqs_MD, kept[0], self.norms)
+            attention = self.layer.self_attention
+            main_grad(attention.q_layernorm.weight).add_(gradients.q_D)
+            main_grad(attention.k_layernorm.weight).add_(gradients.k_D)
+            return grad
 
     def linear_backward(self, linear: ParallelLinear, grad: Operand, normed: Pending[Operand]) -> Tensor:
         """Add the weight gradients of qkv or fc1; return the gradient of its input (under SP, of this rank's rows).

@@ -6,8 +6,6 @@ in BF16, or in FP8 with one scale per row. A result that is also stored in BF16 
 quantised, so that both copies hold the same values.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 from jobs.engines.megatron.quantize import BF16, FP8, Quantized
 from jobs.engines.megatron.row_kernels import scale_of
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
+from jobs.engines.megatron.triton_target import num_multiprocessors
 
 
 def empty_operand(num_rows: int, width: int, device: torch.device, to_fp8: bool) -> Operand:
@@ -90,7 +89,7 @@ def norm_backward(
     out = empty_operand(num_rows, width, x.device, to_fp8) if to_fp8 else Operand(dx)
     block = triton.next_power_of_2(width)
     num_warps = min(32, max(1, block // 256))
-    rows = triton.cdiv(num_rows, _num_multiprocessors(x.device) * 32 // num_warps)
+    rows = triton.cdiv(num_rows, num_multiprocessors(x.device) * 32 // num_warps)
     programs = triton.cdiv(num_rows, rows)
     parts = torch.empty(1 if weights.bias_H is None else 2, programs, width, dtype=torch.float32, device=x.device)
     _norm_backward[(programs,)](
@@ -121,11 +120,6 @@ def _launch_norm(
 def _empty_stats(x: Tensor, weights: NormWeights) -> NormStats:
     rstd, mean = torch.empty(2, len(x), dtype=torch.float32, device=x.device)
     return NormStats(rstd, None if weights.bias_H is None else mean)
-
-
-@cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @triton.jit

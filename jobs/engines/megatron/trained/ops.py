@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from jobs.engines.megatron.head_norms import HeadNormGradients, HeadNorms
 from jobs.engines.megatron.quantize import Quantized
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
 
@@ -94,16 +95,28 @@ class TrainedOps(Protocol):
         """
 
     def split_heads(
-        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
+        self,
+        qkv_MO: Tensor,
+        bias_O: Tensor | None,
+        freqs_MD: Tensor | None,
+        groups: int,
+        head_dim: int,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [M, N, D], k and v [M, G, D], each contiguous, with the bias added and RoPE applied to q and k.
 
         qkv: rows of each group's queries, key and value; freqs: RoPE's angles, None for learned positions. Without bias
         and RoPE the results may be views.
+        norms: applied before RoPE. They overwrite qkv by the sum that they read, for `merge_normed_heads`.
         """
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
         """Return the gradient of the qkv rows [M, O] of `split_heads`."""
+
+    def merge_normed_heads(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None, qkv_MO: Tensor, norms: HeadNorms
+    ) -> tuple[Operand, HeadNormGradients]:
+        """Return the same through the norms, which read qkv, and the gradients of their weights."""
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
         """Return silu(gate) * up [M, F], and the tensor for `swiglu_backward`; gates are the first half of a row."""

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from jobs.engines.megatron.head_norms import HeadNormGradients, HeadNorms
 from jobs.engines.megatron.linear_weights import Unquantized
 from jobs.engines.megatron.quantize import BF16, FP8, amax, quantize_weight, weight_scale
 from jobs.engines.megatron.tensor_parallel import ParallelLinear
-from jobs.engines.megatron.torch_math import dequantize, quantize_rows, rotate, swiglu_gradient
+from jobs.engines.megatron.torch_math import (
+    dequantize,
+    merge_heads,
+    merge_normed_heads,
+    quantize_rows,
+    split_heads,
+    swiglu_gradient,
+)
 from jobs.engines.megatron.trained.ops import NormGradients, NormStats, NormWeights, Operand
 
 
@@ -68,20 +76,24 @@ class PlainTorchOps:
         return dx_MH, self.operand(dx_MH), gradients
 
     def split_heads(
-        self, qkv_MO: Tensor, bias_O: Tensor | None, freqs_MD: Tensor | None, groups: int, head_dim: int
+        self,
+        qkv_MO: Tensor,
+        bias_O: Tensor | None,
+        freqs_MD: Tensor | None,
+        groups: int,
+        head_dim: int,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = _add_bias(qkv_MO.float(), bias_O).view(len(qkv_MO), groups, -1, head_dim)
-        q, k, v = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2], qkv[:, :, -1]
-        if freqs_MD is not None:
-            q, k = (rotate(x, freqs_MD.cos(), freqs_MD.sin()) for x in (q, k))
-        return q.to(self.dtype).contiguous(), k.to(self.dtype).contiguous(), v.to(self.dtype).contiguous()
+        return split_heads(qkv_MO, bias_O, freqs_MD, groups, head_dim, norms=norms)
 
     def merge_heads(self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None) -> Operand:
-        grads = [x.float() for x in (dq, dk, dv)]
-        if freqs_MD is not None:
-            grads[:2] = (rotate(x, freqs_MD.cos(), -freqs_MD.sin()) for x in grads[:2])
-        groups = dk.shape[1]
-        return self.operand(torch.cat([x.unflatten(1, (groups, -1)) for x in grads], dim=2).flatten(1))
+        return self.operand(merge_heads(dq, dk, dv, freqs_MD))
+
+    def merge_normed_heads(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, freqs_MD: Tensor | None, qkv_MO: Tensor, norms: HeadNorms
+    ) -> tuple[Operand, HeadNormGradients]:
+        grad_MO, gradients = merge_normed_heads(dq, dk, dv, freqs_MD, qkv_MO, norms)
+        return self.operand(grad_MO), gradients
 
     def swiglu(self, gate_up_M2F: Tensor) -> tuple[Operand, Operand]:
         gate_MF, up_MF = gate_up_M2F.float().chunk(2, dim=1)
