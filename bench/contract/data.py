@@ -20,14 +20,14 @@ class DataSource(Enum):
     c4 = "c4"
     dolly = "dolly"
     pubmedqa = "pubmedqa"
-    program = "program"
     text = "text"
     chat = "chat"
+    program = "program"
 
     @property
     def reads_files(self) -> bool:
         """Whether the rows are tokenised from text files."""
-        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random)
+        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random, DataSource.program)
 
     @property
     def has_prompts(self) -> bool:
