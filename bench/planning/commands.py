@@ -108,7 +108,7 @@ def _training_outputs(config: Config) -> list[str]:
     """Return the files that a trial writes in addition to its log; {} is the trial's number."""
     outputs = [] if config.training_data.source is DataSource.random else [run_files.loss_figure("{}")]
     if config.program is not None:
-        return outputs + ([f"{run_files.checkpoints('{}')}/"] if config.program.uses("checkpoints") else [])
+        return outputs + ([f"{run_files.program_checkpoints('{}')}/"] if config.program.uses("checkpoints") else [])
     outputs += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return outputs + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
 

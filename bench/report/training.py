@@ -292,7 +292,7 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         *_document_mask(plan),
         *_engine(plan),
         *_experts(plan),
-        *_layers(plan.config),
+        *([] if plan.config.program else _layers(plan.config)),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
         ("learning rate", _learning_rate(plan)),

@@ -27,7 +27,7 @@ def output_folder(folder: Path, trial: Trial) -> Path:
 
 def checkpoint_folder(folder: Path, trial: Trial) -> Path:
     """Return the folder for the program's checkpoints, which the next attempt finds again."""
-    return folder / run_files.checkpoints(trial.index)
+    return folder / run_files.program_checkpoints(trial.index)
 
 
 def values(plan: TrainingPlan, trial: Trial, who: Rank, folder: Path) -> dict[str, str]:
