@@ -368,9 +368,10 @@ def _document_mask(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         return
     source = "data.lengths" if data.source is DataSource.random else "the lengths of the prepared documents"
     left = (
-        "document lengths are unknown until the rows are prepared: FLOPs and step time are upper bounds"
+        "document lengths are unknown until the rows are prepared: FLOPs are an upper bound"
         if share is None
-        else f"{100 * share:.3g} % of the attention operations of rows without a mask (by {source})"
+        else f"{100 * share:.3g} % of the attention operations of rows without a mask (by {source}); the step time is "
+        "estimated as without a mask"
     )
     waits = plan.config.huggingface is None and plan.cost is not None and plan.cost.host_s > 0
     graph = "; no CUDA graph, because the documents differ between micro-batches" if waits else ""

@@ -55,7 +55,7 @@ REFUSALS = (
     "the launch was killed before it wrote plan.json",
     "the launch was killed before it submitted a job",
     "all trials have finished; there is nothing to resume",
-    "job 100 is PENDING",
+    "a run can be resumed only after its job has ended, but job 100 is PENDING",
 )
 """Why a run is not resumed: nothing was started, or nothing is missing."""
 AT_ONCE = 6

@@ -51,7 +51,7 @@ def test_share_is_the_mean_over_packed_random_rows() -> None:
     assert documents.share([float(length) for length in lengths], seq_length=256) == pytest.approx(measured, rel=0.05)
 
 
-def test_a_mask_lowers_flops_and_the_time_of_attention() -> None:
+def test_a_mask_lowers_flops_and_not_the_estimated_time() -> None:
     masked = planned("task=pretrain_7b", *GPU, *RANDOM)
     whole = planned("task=pretrain_7b", *GPU, "model.weights=random", "data.packing=true")
     share = documents.share([100, 500, 1500], seq_length=masked.data.seq_length)
@@ -59,9 +59,7 @@ def test_a_mask_lowers_flops_and_the_time_of_attention() -> None:
     m = masked.config.model
     attention = 6 * masked.data.seq_length**2 * m.hidden_size * m.num_layers / 1e12
     assert whole.tflop_per_sample - masked.tflop_per_sample == pytest.approx((1 - share) * attention)
-    assert masked.cost and whole.cost
-    ratio = masked.cost.attention_s / whole.cost.attention_s
-    assert share < ratio < 2 * share, "shorter attention is computed at a lower rate"
+    assert masked.cost is not None and masked.cost == whole.cost
     (row,) = (value for name, value in report.plan_rows(masked) if name == "document mask")
     assert row.startswith("each token attends only to its own document; ") and "by data.lengths" in row
     assert "document mask" not in dict(report.plan_rows(whole))
@@ -71,7 +69,7 @@ def test_unknown_lengths_are_an_upper_bound() -> None:
     plan = planned("task=pretrain_7b", *GPU, "data.document_mask=true", "cluster.paths.data=/nowhere")
     whole = planned("task=pretrain_7b", *GPU, "cluster.paths.data=/nowhere")
     assert plan.attention_share is None and plan.tflop_per_sample == whole.tflop_per_sample and plan.cost == whole.cost
-    assert "FLOPs and step time are upper bounds" in dict(report.plan_rows(plan))["document mask"]
+    assert "FLOPs are an upper bound" in dict(report.plan_rows(plan))["document mask"]
 
 
 def test_rows_bound_by_the_host_get_no_cuda_graph() -> None:

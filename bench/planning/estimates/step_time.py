@@ -14,7 +14,7 @@ from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
 from bench.contract.training import Trains
-from bench.planning.estimates import documents, network
+from bench.planning.estimates import network
 from bench.planning.estimates.activations import BYTES, layer_bytes
 from bench.planning.estimates.memory import MAIN_GRADIENT_BYTES, MASTER_WEIGHT_BYTES, NF4_BYTES, moment_bytes
 from bench.planning.estimates.memory_traffic import Traffic, backward_traffic, forward_traffic
@@ -130,8 +130,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
     offloads = config.training_recipe.offload_moments or recomputed.offloaded_layers
     if offloads and gpu.rates.host_gbs is None:
         return None
-    share = documents.attention_share(config) or 1.0  # unknown lengths: an upper bound
-    return _Step(config, world, gpu.rates, collectives, share).cost(recomputed)
+    return _Step(config, world, gpu.rates, collectives).cost(recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,6 @@ class _Step:
     world: World
     rates: Rates
     collectives: Collectives
-    attention_share: float = 1.0
-    """The part of causal attention that a document mask leaves."""
 
     def cost(self, recomputed: Recomputed) -> Cost:
         """Return the seconds of the step for one pipeline stage; every micro-batch costs the same."""
@@ -334,10 +331,10 @@ class _Step:
     def attention_s(self, tflops: float, tflops_4096: float | None) -> float:
         """Return the seconds of one layer's causal attention forward; backward has 2.5 times the operations.
 
-        With a document mask rows count as rows of one document with the same operations per token. The rates are those
-        of the kernel without a mask.
+        With a document mask the time is the same: the kernel that attends within documents is slower, and its 25 % of
+        the operations took as long as all of them (docs/results/2026-11-26-document-mask.md).
         """
-        length = self.attention_share * self.config.training_data.seq_length
+        length = self.config.training_data.seq_length
         tflop = 2 * length * self.config.model.q_size * tokens(self.config, self.world) / self.world.tp / 1e12
         return tflop / rate_at(length, [4096, 8192], [tflops_4096 or tflops, tflops])
 
