@@ -85,7 +85,7 @@ def _nothing_to_prepare(config: Config) -> ConfigError:
     return ConfigError(
         f"the rows of {config.data.name} are not made from files: {reason}",
         where="data",
-        fix="set data=text or data=chat with data.files, or run runstop launch without this step",
+        fix="set data=text or data=chat with data.files; other data needs no runstop prepare before runstop launch",
     )
 
 

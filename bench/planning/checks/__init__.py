@@ -10,7 +10,7 @@ from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
-from bench.planning import replicas
+from bench.planning import program, replicas
 from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
@@ -30,6 +30,7 @@ def check(config: Config) -> None:
     generation.check_sharing(config)
     local_sgd.check(config)
     experts.check(config)
+    program.check(config)
 
 
 def _check_kind(config: Config) -> None:
@@ -58,6 +59,8 @@ def _check_kind(config: Config) -> None:
 
 def _check_heads(config: Config) -> None:
     m = config.model
+    if not m.is_known:
+        return
     if m.num_attention_heads % m.num_query_groups or (m.head_dim is None and m.hidden_size % m.num_attention_heads):
         raise ConfigError(
             f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
@@ -68,7 +71,7 @@ def _check_heads(config: Config) -> None:
         )
     if m.position is Position.rope and m.head_size % 2:
         raise ConfigError(
-            f"a head has {m.head_size} numbers, but RoPE rotates pairs of them",
+            f"the size of a head is {m.head_size}, but RoPE needs an even number",
             where="model.head_dim",
             fix="set model.head_dim to an even number",
         )
@@ -85,8 +88,7 @@ def _check_family(config: Config) -> None:
     if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
         why = f": {family.why_not_others}" if family.why_not_others else ""
         raise ConfigError(
-            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
-            f"{why}",
+            f"engine={engine.name} has no layers for {config.model.name} (family {family.name}){why}",
             where="engine, model.family",
             fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
         )
@@ -97,13 +99,13 @@ def _check_described(config: Config) -> None:
     described = config.model.described
     if described is None:
         raise ConfigError(
-            f"model.family is {FAMILY}, which only model=hf sets",
+            f"model.family is {FAMILY}, but only model=hf may set this family",
             where="model.family",
             fix="set model=hf, engine=huggingface and MODEL to a Hugging Face folder",
         )
     if config.engine.name is not EngineName.huggingface:
         raise ConfigError(
-            f"engine={config.engine.name.name} does not have the layers of {described.architecture}",
+            f"engine={config.engine.name.name} has no layers for {described.architecture}",
             where="engine, model",
             fix="set engine=huggingface",
         )
@@ -111,7 +113,7 @@ def _check_described(config: Config) -> None:
 
 def _check_positions(config: Config) -> None:
     s, m = config.data.seq_length if config.data else 0, config.model
-    if s > m.max_seq_length and m.position is Position.learned:
+    if m.is_known and s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
             f"data.seq_length is {s} tokens, but {m.name} has position embeddings for only {m.max_seq_length} tokens",
             where="data.seq_length, model.max_seq_length",
@@ -155,7 +157,7 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; for a GPU with FP8, set its dense peak in cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its dense peak",
         )
 
 
