@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: of_config(folder, lambda config: config.update(model_type="gemma9")),
         "set engine=huggingface",
     ),
-    "the file is not a tokenizer.json": (
+    "tokenizer.json cannot be used": (
         lambda folder: (folder / "tokenizer.json").write_text('{"a"'),
         "copy tokenizer.json",
     ),
@@ -180,7 +180,7 @@ def words(tmp_path: Path) -> list[str]:
     from helpers import tiny_llama  # which imports torch
 
     folder = tmp_path / "qwen3"
-    model_folders.write(folder, tiny_llama.of_family("qwen3"))
+    model_folders.write(folder, tiny_llama.model(family="qwen3", qk_norm=True, head_dim=64))
     text_data.write_tokenizer(folder, text_data.CONFIG | {"chat_template": TEMPLATE})
     turns = [{"role": "user", "content": "Name a tree."}, {"role": "assistant", "content": "oak"}]
     (tmp_path / "chat.jsonl").write_bytes(lines([{"messages": turns}] * 60))
