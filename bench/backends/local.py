@@ -25,6 +25,7 @@ from bench.contract.data_files import FORMATS
 from bench.contract.engine import NEMO, VERSION
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
+from bench.contract.program import Program, placeholders
 from bench.contract.schema import PORTS, Device, GpuVendor
 from bench.errors import ConfigError, SubmitError
 from bench.images.needed import FLASH, huggingface_modules
@@ -77,6 +78,39 @@ def _nemo_version_of(python: Path) -> str | None:
     return next((match[1] for match in names if match), None)
 
 
+def runs_program(plan: Plan) -> bool:
+    """Return whether the ranks run the user's program outside of a container."""
+    return plan.config.program is not None and not containers.is_ours(plan)
+
+
+def program(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the user's program, or a script among its words, does not exist on this machine."""
+    settings = subject.plan.config.program
+    assert settings is not None
+    where, fix = (
+        "engine.command.argv",
+        "correct the path; programs start in the run folder, or in engine.command.folder",
+    )
+    first, *words = settings.argv
+    if first != "python" and not placeholders(first) and shutil.which(first, path=_search_path(settings)) is None:
+        yield broken("RUN-08", f"the program {first} does not exist, or cannot be executed", where, fix=fix)
+    else:
+        yield first
+    folder = settings.folder or "/"
+    for word in words:
+        is_script = word.endswith(SCRIPTS) and not word.startswith("-") and not placeholders(f"{folder}{word}")
+        if is_script and not Path(folder, word).is_file():
+            yield broken("RUN-08", f"the file {word} does not exist here", where, fix=fix)
+
+
+def _search_path(settings: Program) -> str | None:
+    """Return the folders in which the program is searched."""
+    return settings.environment.get("PATH") or os.environ.get("PATH")
+
+
+PROGRAM_CHECK = Check("the user's program", ("RUN-08",), program, runs_program)
+SCRIPTS = (".py", ".sh")
+"""The ends of words of argv that are files, which must exist."""
 NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 
 
@@ -85,6 +119,8 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
+RUNNER = ("psutil",)
+"""What the runner of a user's program imports, which this process needs as well."""
 FLASH_PIP = "pip install flash-attn --no-build-isolation"
 ENGINE = ("torch", "megatron.core", "numpy", "psutil")
 """Packages that ranks import; installed by the extra `engine`."""
@@ -127,6 +163,9 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
 def packages(subject: Subject) -> Iterator[Finding | str]:
     """Yield the packages that ranks on this machine cannot import; they run in this process's Python."""
     config, huggingface = subject.plan.config, subject.plan.config.huggingface
+    if config.program is not None:
+        yield ", ".join(RUNNER)
+        return
     is_of_engine = bool(config.task.training or config.task.generation)
     wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
@@ -272,6 +311,7 @@ CHECKS = (
     Check("container engine", ("HST-08",), engine, containers.is_ours),
     Check("Python packages of the ranks", ("RUN-08",), packages, lambda plan: not containers.is_ours(plan)),
     NEMO_CHECK,
+    PROGRAM_CHECK,
     Check("GPUs of this machine", ("HW-03",), gpus, needs_gpus),
     Check("GPUs in CUDA_VISIBLE_DEVICES", ("HW-03",), named_gpus, names_gpus),
     Check("network selected for NCCL", ("NCC-01", "NCC-02"), network, selects_network),

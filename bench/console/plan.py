@@ -92,7 +92,9 @@ def _image(plan: "Plan") -> Iterator[tuple[str, str]]:
         return
     gpu, wanted = plan.config.cluster.gpu, needed.needed(plan.config)
     not_run = "" if gpu is None or gpu.has_run else f"; not run on {gpu.name}"
-    if wanted is None:
+    if plan.config.program is not None:
+        yield "image", f"the program's own, with Python 3.11, psutil and msgspec for runstop's runner{not_run}"
+    elif wanted is None:
         yield "image", f"none of containers/build.sh has this engine for this GPU{not_run}"
     else:
         packages = ", ".join(wanted.packages)

@@ -8,7 +8,10 @@ from bench.errors import ConfigError
 
 
 class DataSource(Enum):
-    """The source of the rows: a built-in grammar, rows prepared by the site, random tokens, or files to tokenise."""
+    """The source of the rows: a built-in grammar, rows prepared by the site, random tokens, or files to tokenise.
+
+    program: engine=command, whose program reads its own data; rows and tokens are 0 if they are unknown.
+    """
 
     grammar = "grammar"
     prepared = "prepared"
@@ -19,11 +22,12 @@ class DataSource(Enum):
     pubmedqa = "pubmedqa"
     text = "text"
     chat = "chat"
+    program = "program"
 
     @property
     def reads_files(self) -> bool:
         """Whether the rows are tokenised from text files."""
-        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random)
+        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random, DataSource.program)
 
     @property
     def has_prompts(self) -> bool:

@@ -136,6 +136,19 @@ GROUP_JOINED = "group_joined"
 ATTACHED_FILE = "attached_file"
 """A file that another program wrote: its path relative to the log's folder, {bytes} and {sha256}."""
 
+PROGRAM = "program"
+"""engine=command: the {argv} of the user's program on rank 0, {per} what it is started, its {adapter}, and the
+{placeholders} by which it got values of the plan."""
+PROGRAM_OUTPUT = "program_output"
+"""When the program has ended: its {exit_code}, {lines} and {bytes} of its output, the {unreadable} lines among its
+records with the {first} of them, and the {runner_s} by the runner's clock next to {by_program}: the program's own."""
+TIMED_FROM = "timed_from"
+"""The first step that a program reported: steps are timed from its end on, with {samples_count, step}."""
+BY_PROGRAM = "by_program"
+"""Metadata of a record with what only the program says: true for its value, or the values themselves."""
+PROGRAM_TIME_MS = "program_time_ms"
+"""Metadata of a record of the program's own: its time_ms there. time_ms is when the runner read it."""
+
 STRATEGY = "strategy"
 """engine=huggingface: how the model is distributed, with the {engine} and its settings, and {rank_bytes}: the bytes of
 weights on each rank while no layer runs."""

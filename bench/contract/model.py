@@ -56,7 +56,7 @@ class Experts:
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """Architecture of a decoder-only transformer."""
+    """Architecture of a decoder-only transformer. All sizes are 0 for a model that runstop does not know."""
 
     name: str
     source: str
@@ -93,6 +93,11 @@ class Model:
     described: Described | None = field(default=None, metadata=OMIT_DEFAULT)
     """What transformers says about a model of the family transformers; engine=huggingface builds it from this."""
     weights: Weights = Weights.checkpoint
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the sizes are known; those of a program's own model need not be."""
+        return self.num_layers > 0
 
     @property
     def head_size(self) -> int:

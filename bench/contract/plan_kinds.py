@@ -49,17 +49,19 @@ class TrainingPlan(Plan):
     trials: list[Trial]
     recompute: Recomputed
     """Recomputation of every rank, by recipe.recompute or, for `fit`, by memory."""
-    memory: Memory
+    memory: Memory | None
+    """None with engine=command: the memory of a program is unknown."""
     cost: Cost | None
-    """None if the rates of the GPU are unknown. With local SGD: of an inner step."""
+    """None if the rates of the GPU are unknown, and with engine=command. With local SGD: of an inner step."""
     local_sgd: Prediction | None = field(default=None, metadata=codec.OMIT_DEFAULT)
     """None without local SGD."""
     deepspeed: dict[str, Any] | None = field(default=None, metadata=codec.OMIT_DEFAULT)
     """DeepSpeed's complete settings, without "auto". None with other engines and strategies."""
     cuda_graph: bool = False
     """Whether a CUDA graph launches the kernels of a micro-batch."""
-    tflop_per_sample: float
-    """Of the model, forward and backward. With a document mask and unknown lengths: an upper bound."""
+    tflop_per_sample: float | None
+    """Of the model, forward and backward; None for an unknown model. With a document mask and unknown lengths: an upper
+    bound."""
     attention_share: float | None = field(default=None, metadata=codec.OMIT_DEFAULT)
     """With a document mask: attention operations relative to rows without. None: no mask, or lengths are unknown."""
     peak_tflops: float | None
@@ -77,7 +79,7 @@ class TrainingPlan(Plan):
 
     @property
     def estimated_memory_gib(self) -> tuple[float | None, float | None]:
-        return self.memory.total_gib, self.memory.capacity_gib
+        return (None, None) if self.memory is None else (self.memory.total_gib, self.memory.capacity_gib)
 
     @property
     def recipe(self) -> Recipe:

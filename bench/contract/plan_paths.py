@@ -21,9 +21,11 @@ def expanded(text: str | None) -> str | None:
 def named_paths(config: Config) -> dict[str, str | None]:
     """Return the paths that a run reads and writes, by their usual variable."""
     named, data, task = {"LOGDIR": config.cluster.paths.logs}, config.data, config.task
-    if data is not None and data.source is not DataSource.random:
+    if data is not None and data.source is not DataSource.random and _is_read(config, "data"):
         named = {"DATADIR": config.cluster.paths.data} | named
-    starts_from_files = task.training is not None and task.training.starts_from is not StartsFrom.random
+    starts_from_files = (
+        task.training is not None and task.training.starts_from is not StartsFrom.random and _is_read(config, "model")
+    )
     if starts_from_files or (data is not None and data.needs_model_folder):
         named["MODEL"] = config.cluster.paths.model
     if task.generation and config.model.weights is not Weights.random:
@@ -33,6 +35,11 @@ def named_paths(config: Config) -> dict[str, str | None]:
     if config.container.runtime is not Runtime.none and config.container.image:
         named["CONT"] = config.container.image
     return named
+
+
+def _is_read(config: Config, placeholder: str) -> bool:
+    """Return whether a folder is read: by a program only if a placeholder passes the folder to it."""
+    return config.program is None or config.program.uses(placeholder)
 
 
 def to_prepare(plan: plans.Plan) -> list[str]:

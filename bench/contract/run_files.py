@@ -120,6 +120,11 @@ def checkpoints(trial: int | str) -> str:
     return f"checkpoints/trial_{trial}"
 
 
+def program_checkpoints(trial: int | str) -> str:
+    """Return the folder in which a user's program keeps its own checkpoints, for its next attempt."""
+    return f"program_checkpoints/trial_{trial}"
+
+
 def loss_figure(trial: int | str) -> str:
     """Return the figure of a trial's losses."""
     return f"loss_{trial}.png"

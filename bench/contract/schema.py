@@ -17,6 +17,7 @@ from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
 from bench.contract.engine import Nemo as Nemo
 from bench.contract.model import Model
+from bench.contract.program import Program as Program
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Task
 from bench.contract.training import Recipe, Training
@@ -50,11 +51,12 @@ class Precision(Enum):
 
 
 class EngineName(Enum):
-    """The engines: ours on megatron-core, Hugging Face's libraries, or NeMo with its own loop."""
+    """The engines: ours on megatron-core, Hugging Face's libraries, NeMo with its own loop, or the user's program."""
 
     megatron = "megatron"
     huggingface = "huggingface"
     nemo = "nemo"
+    command = "command"
 
 
 class BackendName(Enum):
@@ -121,6 +123,7 @@ class Engine:
     name: EngineName
     huggingface: HuggingFace | None = field(default=None, metadata=OMIT_DEFAULT)
     nemo: Nemo | None = field(default=None, metadata=OMIT_DEFAULT)
+    command: Program | None = field(default=None, metadata=OMIT_DEFAULT)
     """Only the block of the chosen engine is set."""
 
 
@@ -284,6 +287,11 @@ class Config:
     def nemo(self) -> Nemo | None:
         """The settings of engine=nemo; None with another engine."""
         return self.engine.nemo if self.engine.name is EngineName.nemo else None
+
+    @property
+    def program(self) -> Program | None:
+        """The settings of engine=command; None with another engine."""
+        return self.engine.command if self.engine.name is EngineName.command else None
 
     @property
     def training(self) -> Training:

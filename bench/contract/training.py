@@ -41,11 +41,12 @@ class Trains(Enum):
 
 
 class StartsFrom(Enum):
-    """The initial weights: a checkpoint of the site, the result of another task, or random."""
+    """The initial weights: a checkpoint of the site, the result of another task, random, or what a program chooses."""
 
     checkpoint = "checkpoint"
     task = "task"
     random = "random"
+    program = "program"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def without_image(clue: Clue, plan: Plan | None) -> Clue:
 def less_memory(plan: Plan) -> str | None:
     """Return the smallest valid changes whose estimated memory is below the plan's and fits the GPU, or None."""
     trained = training_plan(plan)
-    if trained is None:
+    if trained is None or trained.memory is None:
         return None
     now, fitting = trained.memory.total_gib, []
     for key, changed in _changes(trained):
@@ -52,7 +52,7 @@ def less_memory(plan: Plan) -> str | None:
             needed = required(make_plan.make(changed), TrainingPlan).memory
         except ConfigError:
             continue
-        if needed.fits is not False and needed.total_gib < now:
+        if needed is not None and needed.fits is not False and needed.total_gib < now:
             fitting.append((key, needed.total_gib))
     best = {key.split("=")[0]: f"{key} ({gib:.1f} GiB)" for key, gib in reversed(fitting)}  # the smallest of each key
     if not best:

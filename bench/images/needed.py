@@ -45,11 +45,13 @@ def huggingface_modules(config: Config, huggingface: HuggingFace) -> Iterator[st
 
 
 def needed(config: Config) -> Needed | None:
-    """Return the image of a config; None if there is none: no image has engine=megatron for AMD's GPUs."""
+    """Return the image of a config; None if there is none: for engine=megatron on AMD's GPUs, and for a program."""
     gpu, task = config.cluster.gpu, config.task
     is_amd = config.cluster.device is Device.cuda and gpu is not None and gpu.vendor is GpuVendor.amd
     if task.serving is not None:
         return None if is_amd else Needed(f"serve {task.serving.server.name.name}", ("mlcommons-loadgen",))
+    if config.program is not None:
+        return None
     if config.nemo is not None:
         return None if is_amd else Needed("nemo", (NEMO,))
     if config.huggingface is not None and (task.training or task.generation):

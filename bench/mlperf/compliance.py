@@ -10,7 +10,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf import clock_checks, local_sgd, pace_checks, provenance_checks, recipe_checks, step_checks
+from bench.mlperf import (
+    clock_checks,
+    local_sgd,
+    pace_checks,
+    program_checks,
+    provenance_checks,
+    recipe_checks,
+    step_checks,
+)
 from bench.mlperf.benchmarks import BENCHMARKS, DISCLOSED
 from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
@@ -293,6 +301,6 @@ _CHECKS = (
     ),
     _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
-    *(*clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
+    *(*program_checks.CHECKS, *clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
     local_sgd.check,
 )

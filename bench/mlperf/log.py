@@ -15,7 +15,7 @@ from bench.mlperf.reader import Event, Garbled, is_number
 from bench.rules.finding import Finding, Severity, broken
 
 _COUNTS = {
-    *(mllog.RUN_START, mllog.RUN_STOP, mllog.RESUMED, mllog.BLOCK_START, mllog.BLOCK_STOP),
+    *(mllog.RUN_START, mllog.RUN_STOP, mllog.RESUMED, mllog.TIMED_FROM, mllog.BLOCK_START, mllog.BLOCK_STOP),
     *(mllog.EVAL_START, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS, mllog.TRACKED_STATS),
 }
 
@@ -68,7 +68,7 @@ class Pace:
         samples = counted if is_number(counted) else None
         if key in (mllog.RUN_START, mllog.RUN_STOP):
             self._begin(event.time_ms if key == mllog.RUN_START else None)
-        elif key == mllog.RESUMED:  # an earlier attempt trained on these
+        elif key in (mllog.RESUMED, mllog.TIMED_FROM):  # trained in an earlier attempt, or not timed
             self._samples, self._since = samples or 0.0, event.time_ms
         elif key == mllog.BLOCK_START:
             stretch = self._reach(self._block, self._until)

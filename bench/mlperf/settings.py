@@ -9,6 +9,7 @@ from bench.mlperf.reader import is_number
 _SERIES = (
     *("submission_", mllog.CACHE_CLEAR, mllog.SEED, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS),
     *(mllog.RUN_ATTEMPT, mllog.LOG_SHA256, mllog.INPUT_SHA256, mllog.ATTACHED_FILE),
+    *(mllog.PROGRAM, mllog.PROGRAM_OUTPUT, mllog.TIMED_FROM),
     *(mllog.RESUMED, mllog.CHECKPOINT, mllog.DAMAGED_CHECKPOINT),
 )
 """Keys, or prefixes of keys, that are not settings."""

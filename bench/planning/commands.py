@@ -7,6 +7,7 @@ from typing import Any
 from bench.contract import plan as plans
 from bench.contract import run_files, transport
 from bench.contract.plan import NODE_CHECK, NODE_FACTS, PLAN_VERSION, PREPARE, Command, Plan, Trial
+from bench.contract.program import Per, Program
 from bench.contract.schema import Config, DataSource, Device
 from bench.contract.training import StartsFrom
 from bench.planning import nemo
@@ -18,7 +19,7 @@ PROBE_MIN = 10
 def make_commands(config: Config, trials: list[Trial]) -> list[Command]:
     """Return the commands of every rank, in order: node checks, preparation of rows and base checkpoint, trials."""
     prepare, limit = _command(PREPARE, "tasks.prepare", log=run_files.PREPARE_LOG), config.walltime
-    module, python = nemo.trial_program(config)
+    module, python = ("command.run", "python") if config.program else nemo.trial_program(config)
     return [
         *node_commands(config, health=config.launch.health),
         *([prepare] if needs_preparing(config) else []),
@@ -78,7 +79,11 @@ def needs_preparing(config: Config) -> bool:
     """Return whether rows or a base checkpoint must be prepared before the first trial."""
     if config.task.training is None:
         return False
-    return config.training_data.source.needs_preparation or config.training.starts_from is StartsFrom.task
+    needs_rows = config.training_data.source.needs_preparation
+    needs_base = config.training.starts_from is StartsFrom.task
+    if (program := config.program) is not None:  # it reads only what a placeholder passes to it
+        needs_rows, needs_base = needs_rows and program.uses("data"), needs_base and program.uses("model")
+    return needs_rows or needs_base
 
 
 def files(config: Config, trials: list[Trial]) -> list[str]:
@@ -102,6 +107,8 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
 def _training_outputs(config: Config) -> list[str]:
     """Return the files that a trial writes in addition to its log; {} is the trial's number."""
     outputs = [] if config.training_data.source is DataSource.random else [run_files.loss_figure("{}")]
+    if config.program is not None:
+        return outputs + ([f"{run_files.program_checkpoints('{}')}/"] if config.program.uses("checkpoints") else [])
     outputs += [f"{run_files.adapters('{}')}/"] if plans.keeps_adapters(config) else []
     return outputs + ([] if config.training.checkpoint_every_steps is None else [f"{run_files.checkpoints('{}')}/"])
 
@@ -131,9 +138,20 @@ def environment(config: Config) -> dict[str, str]:
     own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
     of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
     of_transport = transport.LOGGING if is_cuda and transport.has_settings(own) else {}
+    if config.program is not None:
+        return _of_program(config.program, is_cuda=is_cuda) | of_transport | own
     is_huggingface = config.huggingface is not None
     of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_huggingface and name == ONLY_MEGATRON)}
     return of_all | of_device | of_transport | own
+
+
+def _of_program(program: Program, *, is_cuda: bool) -> dict[str, str]:
+    """Return what is set for a program: no setting of an engine, and one OpenMP thread only if there is one per rank.
+
+    The runner removes PYTHONSAFEPATH again, so that a program can import the files next to it.
+    """
+    names = ["PYTHONUNBUFFERED", "PYTHONSAFEPATH", *(["OMP_NUM_THREADS"] if program.per is Per.rank else [])]
+    return {name: ENVIRONMENT[name] for name in ENVIRONMENT if name in names} | ({} if is_cuda else CPU_ENVIRONMENT)
 
 
 def walltime_min(config: Config) -> int | None:

@@ -305,6 +305,9 @@ def typed(config: "DictConfig") -> Config:
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
+    if (program := typed_config.engine.command) is not None:
+        program.argv = [_absolute_file(word) for word in program.argv]
+        program.folder = program.folder and (program.folder if "{" in program.folder else _absolute(program.folder))
     huggingface = typed_config.engine.huggingface
     if huggingface is not None and deepspeed.is_path(huggingface.deepspeed_json):
         huggingface.deepspeed_json = _absolute(huggingface.deepspeed_json)
@@ -337,6 +340,12 @@ def read(config_yaml: str) -> Config:
 def _absolute(path: str | None) -> str | None:
     """Return the absolute path; the job's shell expands a path that begins with a variable ($DATADIR)."""
     return path if not path or path.startswith("$") else os.path.abspath(path)
+
+
+def _absolute_file(word: str) -> str:
+    """Return the absolute path of a word that names a file here, such as train.py: the program starts elsewhere."""
+    is_file = ("." in word or "/" in word) and Path(word).is_file()
+    return os.path.abspath(word) if is_file else word
 
 
 def search_path(config_dir: Path | None = None) -> list[str]:

@@ -45,7 +45,14 @@ def choose(config: Config) -> Layout:
 
 
 def ranked(config: Config) -> list[Layout]:
-    """Return every legal layout, best first: layouts that fit by step time, then the others by memory."""
+    """Return every legal layout, best first: layouts that fit by step time, then the others by memory.
+
+    Raises:
+        ConfigError: no layout is legal, or a program of engine=command splits its ranks itself.
+    """
+    if config.program is not None:
+        what = "engine=command has no layouts: the program itself splits its ranks"
+        raise ConfigError(what, where="engine, parallel", fix="set parallel.tp, pp and cp, or choose engine=megatron")
     layouts, first_error, sized = [], None, dict[int, Config]()
     for world in _splits(config):
         of_world = []

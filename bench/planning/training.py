@@ -9,19 +9,17 @@ from bench.contract.plan import (
     Evaluation,
     Submission,
     World,
-    fingerprint,
 )
 from bench.contract.plan_kinds import TrainingPlan
-from bench.contract.schema import Config
-from bench.contract.training import StartsFrom
+from bench.contract.schema import Config, DataSource
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.mlperf.benchmarks import LLAMA2_70B_LORA
-from bench.planning import checks, deepspeed, layouts, local_sgd, nemo
+from bench.planning import checks, deepspeed, layouts, local_sgd, nemo, program
 from bench.planning.checks import memory
 from bench.planning.checks import training as training_checks
 from bench.planning.commands import fields_of_all
-from bench.planning.data_folder import data_dir
+from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import cuda_graph, documents, flops
 from bench.planning.parallelism import num_microbatches
 
@@ -32,6 +30,8 @@ RULES = LLAMA2_70B_LORA.schedule
 
 def make(config: Config, base: Config | None) -> TrainingPlan:
     """Return the plan of a training run; `base` is the config of the task that trains its base checkpoint."""
+    if config.program is not None:
+        return _make_program(config, base)
     of_group = local_sgd.of_one_group(nemo.restricted(config))
     chosen = layouts.choose(of_group)
     steps = max_steps(config)
@@ -65,6 +65,19 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
         data_dir=data_dir(config),
         base_dir=base_dir(config, base_plan),
         base=base_plan,
+    )
+
+
+def _make_program(config: Config, base: Config | None) -> TrainingPlan:
+    """Return the plan of engine=command."""
+    is_own, steps = config.training_data.source is DataSource.program, max_steps(config)
+    training_checks.check_steps(config, steps)
+    return program.make(
+        config,
+        max_steps=steps,
+        evaluation=evaluations(config) if is_own else _checked_evaluations(config),
+        submission=submission(config),
+        base=None if base is None else _make_base(base),
     )
 
 
@@ -160,17 +173,4 @@ def submission(config: Config) -> Submission:
         platform=cluster.platform + mark,
         status=cluster.status,
         deviations=deviations,
-    )
-
-
-def base_dir(config: Config, base: TrainingPlan | None) -> str | None:
-    """Return the folder of the checkpoint that training starts from; None for random weights."""
-    root = config.cluster.paths.model
-    if root is None or config.training.starts_from is StartsFrom.random:
-        return None
-    if base is None:
-        return root
-    b = base.config
-    return (
-        f"{root}/{b.task.name}-{fingerprint(b.model, b.data, b.training_recipe, b.training, b.seed_base, b.precision)}"
     )

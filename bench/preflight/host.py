@@ -139,7 +139,7 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
 def _checkpoints_mib(plan: Plan) -> int:
     """Return the disk space for the checkpoints of all trials; finished trials keep theirs."""
     trained = training_plan(plan)
-    if trained is None or trained.checkpoint_every_steps is None:
+    if trained is None or trained.memory is None or trained.checkpoint_every_steps is None:
         return 0
     size = checkpoints.state_bytes(trained.memory.trainable_parameters, trained.recipe.moments)
     return (checkpoints.NUM_KEPT * len(plan.trials) + 1) * size // 2**20

@@ -1,5 +1,6 @@
 """Show training tasks: plans, results of trials, and sets of trials."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from bench.contract.local_sgd import Average, Compress, Prediction
 from bench.contract.modules import ModuleTimes
 from bench.contract.plan import Recomputed
 from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.program import Adapter, Per
 from bench.contract.schema import Config, DataSource, Device, EngineName, Precision
 from bench.contract.training import Recompute, StartsFrom
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -51,6 +53,7 @@ def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence
     rows = [_time_row(result), _valid_row(result)]
     rows += [] if not result.has_target else [_samples_row(result), _loss_row(result), _target_row(result)]
     rows += _untargeted_losses(result)
+    rows += _program_rows(result)
     rows += [_official_row(verdict, result.division) for verdict in verdicts]
     rows += [*speed_rows(result), _evaluation_row(result), _init_row(result)]
     rows += costs.result_rows(TrainingResult(result=result).measurements)
@@ -150,6 +153,12 @@ def _untargeted_losses(result: Result) -> list[Row]:
     if not result.has_target and not result.has_random_rows and result.eval_final is not None:
         rows.append(("final evaluation", f"{result.eval_final:.4f}", "no target"))
     return rows
+
+
+def _program_rows(result: Result) -> list[Row]:
+    """Return which numbers are the word of a user's program, and where its times contradict the runner's clock."""
+    names = {"LOG-24": "by the program", "LOG-25": "contradiction"}
+    return [(names[found.rule], found.titled, "") for found in result.findings if found.rule in names]
 
 
 def _throughput_row(result: Result) -> Row:
@@ -283,10 +292,10 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
         *_document_mask(plan),
         *_engine(plan),
         *_experts(plan),
-        *_layers(plan.config),
+        *([] if plan.config.program else _layers(plan.config)),
         ("ranks", _ranks(plan)),
         ("batch", _batch(plan)),
-        ("learning rate", f"{plan.config.training_recipe.lr:g}, cosine to 0 at step {plan.max_steps:,}"),
+        ("learning rate", _learning_rate(plan)),
         ("precision", f"{plan.config.precision.name}, recompute {_recompute(plan)}"),
         ("evaluation", _evaluation(plan)),
         ("trials", trials_row(plan)),
@@ -300,10 +309,19 @@ def plan_rows(plan: TrainingPlan) -> list[tuple[str, str]]:
     ]
 
 
+def _learning_rate(plan: TrainingPlan) -> str:
+    lr, program = f"{plan.config.training_recipe.lr:g}", plan.config.program
+    if program is not None:
+        return f"{lr}, passed to the program" if program.uses("lr") else "the program's choice"
+    return f"{lr}, cosine to 0 at step {plan.max_steps:,}"
+
+
 def _model(plan: TrainingPlan) -> str:
     c, m = plan.config, plan.memory
     lora = "" if c.training.lora is None else f" (LoRA rank {c.training.lora.rank}, alpha {c.training.lora.alpha})"
     weights = ", random weights" if c.training.starts_from is StartsFrom.random else ""
+    if m is None:
+        return f"{c.model.name}{lora}{weights}" if c.model.is_known else "unknown: the program's own"
     active = f" ({active_parameters(c.model):,} per token)" if c.model.experts else ""
     return f"{c.model.name}: {m.parameters:,} parameters{active}, {m.trainable_parameters:,} trainable{lora}{weights}"
 
@@ -328,6 +346,14 @@ def _experts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 def _data(plan: TrainingPlan) -> str:
     data = plan.config.training_data
+    if data.source is DataSource.program:
+        counts = {
+            "training rows": data.train_rows,
+            "evaluation rows": data.eval_rows,
+            "tokens per row": data.seq_length,
+        }
+        known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        return f"the program's own{f': {known}' if known else ''}"
     name = "random rows, generated in memory" if data.source is DataSource.random else data.name
     rows = (
         f"{data.num_train_rows:,} training rows, {data.eval_rows:,} evaluation rows, {data.seq_length:,} tokens per row"
@@ -353,7 +379,13 @@ def _document_mask(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
-    """Yield the settings of engine=huggingface; other engines have no such row."""
+    """Yield the settings of engine=huggingface and of a program; other engines have no such row."""
+    if (program := plan.config.program) is not None:
+        times = {Per.rank: "each rank", Per.node: "each node", Per.job: "node 0"}[program.per]
+        yield "engine", f"command, started on {times}: {shlex.join(program.argv)}"
+        where = "the output" if program.file is None or program.adapter is Adapter.hf_trainer else program.file
+        word = "what only the program says is marked in the log"
+        yield "read by", f"adapter {program.adapter.name}, from {where}; {word}"
     hf = plan.config.huggingface
     if hf is None:
         return
@@ -393,6 +425,8 @@ def _ranks(plan: TrainingPlan) -> str:
 
 def _chosen(plan: TrainingPlan) -> str:
     """Return which sizes the plan chose because the config leaves them null."""
+    if plan.config.program is not None:
+        return ""
     names = [name for name in layouts.CHOSEN if getattr(plan.config.parallel, name) is None]
     return f" ({', '.join(names)} automatic)" if names else ""
 
@@ -403,16 +437,23 @@ def _batch(plan: TrainingPlan) -> str:
     micro = f"micro-batch {b.micro_batch_size}{' (automatic)' if is_chosen else ''}"
     groups = "" if plan.world.groups is None else f"{plan.world.groups} groups x "
     sizes = f"{groups}dp {plan.world.dp} x {micro} x gradient accumulation {b.gradient_accumulation_steps}"
+    if plan.config.program is not None:
+        sizes = f"{b.global_batch_size} rows per step; how it is split is the program's choice"
+        return sizes + (f"; {b.tokens_per_step:,} tokens per step" if b.tokens_per_step else "")
     return f"{b.global_batch_size} = {sizes}; {b.tokens_per_step:,} tokens per step"
 
 
 def _evaluation(plan: TrainingPlan) -> str:
     e, gbs, target = plan.evaluation, plan.batch.global_batch_size, plan.config.training.target_eval_loss
     until = "no target" if target is None else f"target: evaluation loss of at most {target:g}"
+    if plan.config.program is not None:
+        return f"when the program evaluates; {until}"
     return f"first after {e.first_step * gbs:,} samples, then every {e.every_steps * gbs:,}; {until}"
 
 
 def _recompute(plan: TrainingPlan) -> str:
+    if plan.config.program is not None:
+        return "by the program"
     text = recompute_text(plan.recompute, plan.config.model.num_layers // plan.world.pp)
     return f"{text} (automatic, to fit memory)" if plan.config.training_recipe.recompute is Recompute.fit else text
 
@@ -446,6 +487,8 @@ def _transport(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _step_time(plan: TrainingPlan) -> str:
+    if plan.config.program is not None:
+        return "not estimated: runstop does not know the program"
     if plan.cost is None and plan.config.huggingface is not None:
         return "not estimated: no time model for engine=huggingface"
     if plan.cost is None and plan.config.model.experts is not None:
@@ -517,6 +560,8 @@ def _training_time(plan: TrainingPlan) -> str:
 
 def _memory(plan: TrainingPlan) -> str:
     m = plan.memory
+    if m is None:
+        return "not estimated: runstop does not know the memory of a program"
     unit, scale = ("GiB", 1) if m.total_gib >= 1 else ("MiB", 1024)
     parts = ", ".join(
         f"{name} {gib * scale:.2g}" if gib * scale < 10 else f"{name} {gib * scale:.1f}"

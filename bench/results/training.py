@@ -76,6 +76,9 @@ class TrainingResult:
             planned[key] = (result.hyperparameters.get(key), value.name)
         if not result.has_target:
             last = result.evaluations[-1].samples if result.evaluations else None
+            if training_plan.config.program is not None:  # which evaluates when it wants, or not at all
+                counts = [last, *(samples for samples, _ in (*result.train_losses, *result.step_times_ms))]
+                last = max((samples for samples in counts if samples is not None), default=None)
             planned["samples trained on"] = (last, training_plan.max_samples)
         return differing(planned)
 

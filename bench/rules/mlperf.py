@@ -88,6 +88,14 @@ LOG: Texts = {
         "correct the name of the benchmark; for maskrcnn and older benchmarks use MLPerf's own checker: "
         "`runstop parse FILE --official 3.1.0`",
     ),
+    "LOG-24": (
+        "losses and evaluations are what the program of engine=command printed",
+        "runstop timed the steps, and did not compute the losses; compare them with those of another program",
+    ),
+    "LOG-25": (
+        "the program's own times contradict the runner's clock",
+        "let the program print each step at once (no buffer), and time whole steps; the results use the runner's clock",
+    ),
     "REC-01": (
         "a value differs from the value that the rules fix",
         "set the value of the rules, or submit to the open division",

@@ -165,4 +165,22 @@ RUN: Texts = {
         "recipe.local_sgd.time_limit_s. The other groups continued and trained its rows too. A resumed run has all "
         "groups again; on one machine recipe.local_sgd.restarts=1 restarts the group",
     ),
+    "RUN-20": (
+        "the program of engine=command ended with an error",
+        "read the last lines of the program in rank_logs/; exit code 127 means that it was not found, 137 that it was "
+        "killed",
+    ),
+    "RUN-21": (
+        "nothing that the program of engine=command printed was read as training",
+        "compare its lines in rank_logs/ with engine.command.adapter and engine.command.patterns; print lines to "
+        "standard output without a buffer, or set engine.command.file to the file that it writes",
+    ),
+    "RUN-22": (
+        "the program of engine=command ended, but processes that it had started still ran",
+        "let it wait for the processes that it starts: work that is left behind is neither timed nor judged",
+    ),
+    "RUN-23": (
+        "the program of engine=command ended before it had trained all steps of the plan",
+        "pass {max_steps} to it, or set task.training.max_steps to the steps that it trains; find out why it ended",
+    ),
 }

@@ -52,6 +52,7 @@ ECHOES: dict[str, tuple[bytes, ...]] = {
 }
 
 ENDS: dict[str, tuple[bytes, ...]] = {
+    "RUN-20": (rb"the program of rank \d{1,6} ended with (?:exit code|signal) \d",),
     "SLU-07": (rb"DUE TO TIME LIMIT", rb"took longer than its walltime"),
     # The batch script is gone.
     "RUN-02": (rb"STEP .{1,80} FAILED \(non-zero exit code or other failure mode\) \*\*\*",),

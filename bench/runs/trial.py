@@ -8,7 +8,9 @@ from typing import Any
 
 from bench.contract import atomic_files, mllog
 from bench.contract.checksums import CHANGED
+from bench.contract.data import DataSource
 from bench.contract.plan import Plan, Trial
+from bench.contract.training import StartsFrom
 from bench.errors import LogError, with_rule
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks, settings
@@ -117,8 +119,11 @@ def input_problems(folder: Path, plan: Plan, trial: Trial, log: Log) -> Iterator
 
 def _expected_inputs(plan: Plan) -> list[str]:
     """Return the inputs whose checksums the log of a trial must name."""
-    rows = [mllog.TRAIN_ROWS, mllog.EVAL_ROWS] if plan.inputs.rows is not None else []
-    return rows + ([mllog.CHECKPOINT_FILES] if plan.inputs.checkpoint is not None else [])
+    data, training = plan.config.data, plan.config.task.training
+    has_rows = plan.inputs.rows is not None and not (data is not None and data.source is DataSource.program)
+    has_own_weights = training is not None and training.starts_from is StartsFrom.program
+    rows = [mllog.TRAIN_ROWS, mllog.EVAL_ROWS] if has_rows else []
+    return rows + ([mllog.CHECKPOINT_FILES] if plan.inputs.checkpoint is not None and not has_own_weights else [])
 
 
 def require_own(folder: Path, trial: Trial) -> None:

@@ -15,8 +15,8 @@ from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import Watchdog, ignore_progress
 from jobs.tasks import inputs
-from jobs.tasks.describe import describe
-from jobs.tasks.train import expect, log_caches
+from jobs.tasks.describe import describe, log_caches
+from jobs.tasks.train import expect
 
 PACKAGES = ("torch", "megatron-core", NEMO, "lightning", "transformer-engine")
 """Packages whose versions are logged, if installed."""

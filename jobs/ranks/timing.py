@@ -148,7 +148,8 @@ def log_memory(plan: TrainingPlan, log: mllog.Writer) -> None:
     )
     torch.distributed.all_reduce(peaks, op=torch.distributed.ReduceOp.MAX)
     allocated, reserved = peaks.tolist()
-    log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": plan.memory.total_gib})
+    estimated = plan.memory and plan.memory.total_gib
+    log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": estimated})
 
 
 def _now() -> "float | torch.cuda.Event":

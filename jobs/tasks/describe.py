@@ -44,6 +44,16 @@ def describe(plan: TrainingPlan, trial: Trial, versions: Mapping[str, str], log:
             log.event(key, value)
 
 
+def log_caches(record: Path, log: mllog.Writer) -> None:
+    """Log whether each node dropped its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
+    if not record.exists():
+        log.event(mllog.CACHE_CLEAR, False, reason="page caches can only be dropped by the cluster")
+        return
+    for line in record.read_text().splitlines():
+        node, _, outcome = line.partition(" ")
+        log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
+
+
 def submission(plan: TrainingPlan, trial: Trial) -> Facts:
     """Return MLPerf's keys of a submission."""
     s = plan.submission
@@ -115,7 +125,7 @@ def size(plan: TrainingPlan) -> Facts:
     is_bound = plan.data.document_mask and plan.attention_share is None
     return {
         mllog.CONFIG_FILENAME: f"task/{plan.config.task.name}.yaml",
-        "trainable_parameters": plan.memory.trainable_parameters,
+        "trainable_parameters": plan.memory and plan.memory.trainable_parameters,
         mllog.MODEL_TFLOP_PER_SAMPLE: None if is_bound else plan.tflop_per_sample,
         mllog.ACCELERATOR_PEAK_TFLOPS: plan.peak_tflops,
     }

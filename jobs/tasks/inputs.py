@@ -6,6 +6,7 @@ download from Hugging Face, has nothing to be compared with: the log names its c
 run's other trials.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ def open_rows(plan: TrainingPlan, log: mllog.Writer) -> "tuple[Rows, Rows]":
 
 def _require_equal(name: str, sha256: str, folder: Path) -> None:
     """Require that all ranks of this process group have opened the same rows."""
+    if "torch" not in sys.modules:  # as in the runner of a user's program, which has no process group
+        return
     import torch
 
     if not torch.distributed.is_initialized():

@@ -21,7 +21,7 @@ from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import AVERAGING, EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, ignore_progress
 from jobs.tasks import inputs
 from jobs.tasks.checkpoints import Checkpoints
-from jobs.tasks.describe import describe
+from jobs.tasks.describe import describe, log_caches
 
 if TYPE_CHECKING:
     from jobs.data.rows import Rows
@@ -126,16 +126,6 @@ def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
     """Set the watchdog's limits from the times of the warm-up, and raise torch's time-outs above them."""
     num_batches = math.ceil(plan.config.training_data.eval_rows / of_group(plan).batch.global_batch_size)
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
-
-
-def log_caches(record: Path, log: mllog.Writer) -> None:
-    """Log whether each node dropped its page cache; the batch script's record has `NODE cleared` or `NODE kept`."""
-    if not record.exists():
-        log.event(mllog.CACHE_CLEAR, False, reason="page caches can only be dropped by the cluster")
-        return
-    for line in record.read_text().splitlines():
-        node, _, outcome = line.partition(" ")
-        log.event(mllog.CACHE_CLEAR, outcome == "cleared", node=node)
 
 
 def train(loop: Loop) -> None:

@@ -20,6 +20,7 @@ NOT_STARTED = 127
 
 def main() -> None:
     launcher, *words = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a launcher that waits for signals in a thread has blocked them
     with suppress(OSError, AttributeError):  # not Linux: the rank itself notices the end of its parent
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(launcher):  # the launcher ended before prctl

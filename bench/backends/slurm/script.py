@@ -19,6 +19,7 @@ from bench.contract import plan as plans
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import GpuRequest, Slurm
 from bench.contract.plan import Plan
+from bench.contract.program import Per
 from bench.contract.schema import PORTS, ContainerFlags, Runtime
 from bench.texts import control_character
 
@@ -296,7 +297,9 @@ def _srun_options(plan: Plan) -> str:
     """Return the options of every srun: they are not defaults, and srun does not take them from the #SBATCH lines."""
     slurm = plan.config.cluster.slurm
     cpus = [f"--cpus-per-task={slurm.cpus_per_rank:d}"] if slurm and slurm.cpus_per_rank else []
-    return " ".join(["--export=ALL", "--mpi=none", *cpus])
+    program = plan.config.program  # other ranks end at once: a site's WaitTime must not end the program then
+    wait = ["--wait=0"] if program is not None and program.per is not Per.rank else []
+    return " ".join(["--export=ALL", "--mpi=none", *cpus, *wait])
 
 
 def _container(plan: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
-from bench.planning import replicas
+from bench.planning import program, replicas
 from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
@@ -30,6 +30,7 @@ def check(config: Config) -> None:
     generation.check_sharing(config)
     local_sgd.check(config)
     experts.check(config)
+    program.check(config)
 
 
 def _check_kind(config: Config) -> None:
@@ -58,6 +59,8 @@ def _check_kind(config: Config) -> None:
 
 def _check_heads(config: Config) -> None:
     m = config.model
+    if not m.is_known:
+        return
     if m.num_attention_heads % m.num_query_groups or (m.head_dim is None and m.hidden_size % m.num_attention_heads):
         raise ConfigError(
             f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
@@ -111,7 +114,7 @@ def _check_described(config: Config) -> None:
 
 def _check_positions(config: Config) -> None:
     s, m = config.data.seq_length if config.data else 0, config.model
-    if s > m.max_seq_length and m.position is Position.learned:
+    if m.is_known and s > m.max_seq_length and m.position is Position.learned:
         raise ConfigError(
             f"data.seq_length is {s} tokens, but {m.name} has position embeddings for only {m.max_seq_length} tokens",
             where="data.seq_length, model.max_seq_length",

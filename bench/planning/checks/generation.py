@@ -158,8 +158,8 @@ def _engine(config: Config, generation: Generation) -> Iterator[Refusal]:
     what = f"engine.name is {name.name}, but {HF} is {'missing' if block is None else 'given'}"
     differs = (name is EngineName.huggingface) != (block is not None)
     yield differs, what, f"engine.name, {HF}", f"set engine={name.name} instead of engine.name"
-    what = "engine=nemo does not support generation"
-    yield name is EngineName.nemo, what, "engine", "choose engine=megatron or huggingface"
+    what = f"engine={name.name} does not support generation"
+    yield name in (EngineName.nemo, EngineName.command), what, "engine", "choose engine=megatron or huggingface"
     if name is EngineName.megatron:
         yield from _ours(config, generation)
     if config.huggingface is not None:

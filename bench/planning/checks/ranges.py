@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from bench.contract.schema import Config
+from bench.contract.schema import Config, DataSource
 from bench.errors import ConfigError
 
 EXPERTS = ("num_experts", "experts_per_token", "ffn_hidden_size")
@@ -80,14 +80,15 @@ def _positive(config: Config) -> dict[str, float | None]:
     )
     gpu = ("memory_gib", "peak_bf16_tflops", "peak_fp8_tflops", "memory_gbs", "link_gbs", "pcie_gbs")
     ends = ("max_steps", "epochs", "target_eval_loss", "checkpoint_every_steps")
+    rows = config.data if config.data and config.data.source is not DataSource.program else None  # 0: unknown
     return {
-        **_values("model", config.model, model),
+        **(_values("model", config.model, model) if config.model.is_known else {}),
         **(_values("model.experts", config.model.experts, EXPERTS) if config.model.experts else {}),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp", "ep")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
-        **(_values("data", config.data, ("seq_length", "train_rows", "eval_rows", "sample")) if config.data else {}),
+        **(_values("data", rows, ("seq_length", "train_rows", "eval_rows", "sample")) if rows else {}),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         **(_values("cluster.gpu", config.cluster.gpu, gpu) if config.cluster.gpu else {}),
         "trials": config.trials,
@@ -99,8 +100,10 @@ def _not_negative(config: Config) -> dict[str, float | None]:
     recipe = ("lr_warmup_steps", "warmup_iterations", "eval_skip", "weight_decay")
     vboost = config.cluster.slurm.vboost if config.cluster.slurm else None
     of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
+    of_data = _values("data", config.data, ("seq_length", "train_rows", "eval_rows")) if config.data else {}
     of_experts = _values("model.experts", config.model.experts, ("aux_loss_coef",)) if config.model.experts else {}
-    return {**of_recipe, **of_experts, "seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
+    of_config = {"seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
+    return {**of_recipe, **of_data, **of_experts, **of_config}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:

@@ -11,8 +11,10 @@ from bench.planning.checks import _check_gpu_precision, _listed, data, huggingfa
 def check(config: Config) -> None:
     """Raise ConfigError if a training task is invalid in every layout."""
     data.check(config.training_data)
-    _check_profile(config)
     _check_training(config)
+    if config.program is not None:  # what the engines support says nothing about it
+        return
+    _check_profile(config)
     _check_lora(config)
     huggingface.check(config)
     _check_precision(config)
