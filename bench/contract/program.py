@@ -18,12 +18,19 @@ class Adapter(Enum):
     """What reads the program's output: a file of jobs/command/adapters/.
 
     mllog: its own `:::MLLOG` lines. hf_trainer: what the Trainer of transformers, and TRL, print. plain: regular
-    expressions of engine.command.patterns.
+    expressions of engine.command.patterns. megatron: Megatron-LM and Megatron-Bridge. The others are named after what
+    prints the lines.
     """
 
     mllog = "mllog"
     hf_trainer = "hf_trainer"
     plain = "plain"
+    megatron = "megatron"
+    nemo = "nemo"
+    torchtitan = "torchtitan"
+    deepspeed = "deepspeed"
+    llama_factory = "llama_factory"
+    maxtext = "maxtext"
 
 
 GROUPS = ("step", "loss", "eval_loss", "tokens", "step_time_s", "eval_time_s", "total_time_s", "resumed")
@@ -74,7 +81,8 @@ class Program:
     patterns: list[str] = field(default_factory=list)
     """For adapter=plain: regular expressions whose groups are named after `GROUPS`."""
     every_steps: int = 1
-    """For adapter=hf_trainer, whose lines do not count steps: optimizer steps between two lines (logging_steps)."""
+    """For adapter=hf_trainer, and llama_factory without a file, whose lines do not count steps: optimizer steps between
+    two lines (logging_steps)."""
     file: str | None = None
     """A file that the adapter reads instead of standard output; hf_trainer: the trainer_state.json that it reads at the
     end."""
