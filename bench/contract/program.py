@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import OMIT_DEFAULT
+
 
 class Per(Enum):
     """How often the program is started: once per rank; once per node, as for torchrun; or once per job, on node 0."""
@@ -92,6 +94,8 @@ class Program:
     """Environment variables, after those of cluster.environment."""
     resumes: bool = False
     """Whether the program continues from {checkpoints} if an earlier attempt left something there."""
+    note: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """What the plan shows about the program, such as where it is from, and that it was not run."""
     stop_s: float = 5.0
     """Seconds that the program gets after SIGTERM before it is killed; launchers kill a rank after 10 s."""
 
