@@ -91,16 +91,16 @@ def program(subject: Subject) -> Iterator[Finding | str]:
         "engine.command.argv",
         "correct the path; programs start in the run folder, or in engine.command.folder",
     )
-    first, *words = settings.argv
+    first, *arguments = settings.argv
     if first != "python" and not placeholders(first) and shutil.which(first, path=_search_path(settings)) is None:
         yield broken("RUN-08", f"the program {first} does not exist, or cannot be executed", where, fix=fix)
     else:
         yield first
     folder = settings.folder or "/"
-    for word in words:
-        is_script = word.endswith(SCRIPTS) and not word.startswith("-") and not placeholders(f"{folder}{word}")
-        if is_script and not Path(folder, word).is_file():
-            yield broken("RUN-08", f"the file {word} does not exist here", where, fix=fix)
+    for argument in arguments:
+        is_script = argument.endswith(SCRIPTS) and not placeholders(f"{folder}{argument}")
+        if is_script and not Path(folder, argument).is_file():
+            yield broken("RUN-08", f"the file {argument} does not exist here", where, fix=fix)
 
 
 def _search_path(settings: Program) -> str | None:

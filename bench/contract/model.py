@@ -97,7 +97,7 @@ class Model:
     @property
     def is_known(self) -> bool:
         """Return whether the sizes are known; those of a program's own model need not be."""
-        return self.num_layers > 0
+        return any((self.num_layers, self.hidden_size, self.num_attention_heads, self.vocab_size))
 
     @property
     def head_size(self) -> int:

@@ -36,7 +36,7 @@ class Adapter(Enum):
 
 
 GROUPS = ("step", "loss", "eval_loss", "tokens", "step_time_s", "eval_time_s", "total_time_s", "resumed")
-"""Names of the groups that patterns of the adapter `plain` may have: the fields of `jobs.command.adapters.Said`."""
+"""Names of the groups that patterns of the adapter `plain` may have: the fields of `jobs.command.adapters.Reported`."""
 
 PLACEHOLDERS = {
     "num_ranks": "number of ranks of the run",
@@ -101,7 +101,7 @@ class Program:
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Yield the texts that may contain placeholders, each with its config key."""
-        yield from ((f"engine.command.argv[{place}]", word) for place, word in enumerate(self.argv))
+        yield from ((f"engine.command.argv[{place}]", text) for place, text in enumerate(self.argv))
         yield from ((f"engine.command.environment.{name}", text) for name, text in self.environment.items())
         yield from ((f"engine.command.{name}", text) for name in ("file", "folder") if (text := getattr(self, name)))
 

@@ -53,7 +53,7 @@ def _check_times(log: Log) -> Iterator[Finding]:
 
 
 def _check_run(log: Log) -> Iterator[Finding]:
-    """Yield that the program's run_start and run_stop are not as far apart as the runner read them."""
+    """Yield that the program's run_start and run_stop contradict the times at which the runner read them."""
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     times = [number(event.metadata.get(mllog.PROGRAM_TIME_MS)) if event else None for event in (start, stop)]
     if start is None or stop is None or times[0] is None or times[1] is None:

@@ -348,7 +348,7 @@ def typed(config: "DictConfig") -> Config:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
     if (program := typed_config.engine.command) is not None:
-        program.argv = [_absolute_file(word) for word in program.argv]
+        program.argv = [_absolute_file(text) for text in program.argv]
         program.folder = program.folder and (program.folder if "{" in program.folder else _absolute(program.folder))
     huggingface = typed_config.engine.huggingface
     if huggingface is not None and deepspeed.is_path(huggingface.deepspeed_json):
@@ -384,10 +384,10 @@ def _absolute(path: str | None) -> str | None:
     return path if not path or path.startswith("$") else os.path.abspath(path)
 
 
-def _absolute_file(word: str) -> str:
+def _absolute_file(text: str) -> str:
     """Return the absolute path of a word that names a file here, such as train.py: the program starts elsewhere."""
-    is_file = ("." in word or "/" in word) and Path(word).is_file()
-    return os.path.abspath(word) if is_file else word
+    is_file = ("." in text or "/" in text) and Path(text).is_file()
+    return os.path.abspath(text) if is_file else text
 
 
 def search_path(config_dir: Path | None = None) -> list[str]:

@@ -158,7 +158,7 @@ def _untargeted_losses(result: Result) -> list[Row]:
 def _program_rows(result: Result) -> list[Row]:
     """Return which numbers are the word of a user's program, and where its times contradict the runner's clock."""
     names = {"LOG-24": "by the program", "LOG-25": "contradiction"}
-    return [(names[found.rule], found.titled, "") for found in result.findings if found.rule in names]
+    return [(names[finding.rule], finding.titled, "") for finding in result.findings if finding.rule in names]
 
 
 def _throughput_row(result: Result) -> Row:
@@ -386,8 +386,8 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         if program.note is not None:
             yield "program", program.note
         where = "the output" if program.file is None or program.adapter is Adapter.hf_trainer else program.file
-        word = "what only the program says is marked in the log"
-        yield "read by", f"adapter {program.adapter.name}, from {where}; {word}"
+        mark = "what only the program says is marked in the log"
+        yield "read by", f"adapter {program.adapter.name}, from {where}; {mark}"
     hf = plan.config.huggingface
     if hf is None:
         return

@@ -76,7 +76,7 @@ class TrainingResult:
             planned[key] = (result.hyperparameters.get(key), value.name)
         if not result.has_target:
             last = result.evaluations[-1].samples if result.evaluations else None
-            if training_plan.config.program is not None:  # which evaluates when it wants, or not at all
+            if training_plan.config.program is not None:  # which chooses when to evaluate
                 counts = [last, *(samples for samples, _ in (*result.train_losses, *result.step_times_ms))]
                 last = max((samples for samples in counts if samples is not None), default=None)
             planned["samples trained on"] = (last, training_plan.max_samples)

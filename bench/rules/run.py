@@ -177,7 +177,7 @@ RUN: Texts = {
     ),
     "RUN-22": (
         "the program of engine=command ended, but processes that it had started still ran",
-        "let it wait for the processes that it starts: work that is left behind is neither timed nor judged",
+        "let it wait for the processes that it starts: abandoned work is neither timed nor judged",
     ),
     "RUN-23": (
         "the program of engine=command ended before it had trained all steps of the plan",

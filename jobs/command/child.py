@@ -159,7 +159,7 @@ class Child:
         return ", ".join(states[:8]) or "it has ended"
 
     def left(self) -> list[str]:
-        """Return the processes that the program left behind, after they had some time to end."""
+        """Return the processes that the program abandoned, after they had some time to end."""
         psutil.wait_procs(self._started(), timeout=SETTLE_S)
         left = []
         for process in self._started():

@@ -30,8 +30,8 @@ def program(filled: Program, settings: Program, log: mllog.Writer) -> None:
     names = sorted({name for _, text in settings.texts() for name in placeholders(text)})
     how = {"per": filled.per.name, "adapter": filled.adapter.name, "placeholders": names}
     log.event(mllog.PROGRAM, settings.argv, **how)
-    for word in dict.fromkeys(filled.argv[1:]):
-        path = Path(filled.folder or ".", word)
+    for argument in dict.fromkeys(filled.argv[1:]):
+        path = Path(filled.folder or ".", argument)
         if path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES:
             log.event(mllog.INPUT_SHA256, atomic_files.sha256(path), input=f"program {path.name}")
 
@@ -106,8 +106,8 @@ def _accelerator(plan: TrainingPlan) -> str | None:
     """Return the name of the node's GPUs by their driver; None if it does not answer."""
     if plan.config.cluster.device is not Device.cuda:
         return "cpu"
-    found, _, _ = hardware.gpus()
-    return found[0].name if found else None
+    listed, _, _ = hardware.gpus()
+    return listed[0].name if listed else None
 
 
 class Telemetry:
@@ -140,5 +140,5 @@ class Telemetry:
 
 def _uuids(num_gpus: int) -> Sequence[str]:
     """Return the UUIDs of the node's first GPUs, as CUDA writes them; empty if the driver does not answer."""
-    found, _, _ = hardware.gpus()
-    return [gpu.uuid.removeprefix("GPU-") for gpu in (found or ())[:num_gpus] if gpu.uuid]
+    listed, _, _ = hardware.gpus()
+    return [gpu.uuid.removeprefix("GPU-") for gpu in (listed or ())[:num_gpus] if gpu.uuid]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from bench.contract import mllog
 from bench.contract.plan_kinds import TrainingPlan, samples
 from bench.errors import BenchError
-from jobs.command.adapters import MllogRecord, Said, Unreadable
+from jobs.command.adapters import MllogRecord, Reported, Unreadable
 
 Describe = Callable[[], Mapping[str, Any]]
 """Returns the keys that describe the trial, with their values."""
@@ -23,7 +23,7 @@ class Recorder(Protocol):
     def start(self) -> None:
         """Write the records before the program starts."""
 
-    def take(self, said: Said, at_s: float) -> None:
+    def record(self, reported: Reported, at_s: float) -> None:
         """Write what a line says.
 
         Raises:
@@ -35,7 +35,7 @@ class Recorder(Protocol):
         """Write what is left once the program has ended without an error.
 
         Raises:
-            BenchError: the program said nothing about its training, or ended before its last step.
+            BenchError: the program reported nothing about its training, or ended before its last step.
         """
 
 
@@ -67,16 +67,16 @@ class StepRecorder:
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)
 
-    def take(self, said: Said, at_s: float) -> None:
-        if said.resumed is not None and self._logged is None:
-            self._resumed = said.resumed
+    def record(self, reported: Reported, at_s: float) -> None:
+        if reported.resumed is not None and self._logged is None:
+            self._resumed = reported.resumed
         for name in ("tokens", "step_time_s"):
-            if (value := getattr(said, name)) is not None and math.isfinite(value):
+            if (value := getattr(reported, name)) is not None and math.isfinite(value):
                 self._own.setdefault(name, []).append(value)
-        if said.step is not None and said.eval_loss is None and said.step > self.step:
-            self._stepped(said.step, said.loss, at_s)
-        if said.eval_loss is not None:
-            self._evaluated(said, at_s)
+        if reported.step is not None and reported.eval_loss is None and reported.step > self.step:
+            self._stepped(reported.step, reported.loss, at_s)
+        if reported.eval_loss is not None:
+            self._evaluated(reported, at_s)
 
     def _stepped(self, step: int, loss: float | None, at_s: float) -> None:
         """Record the end of a step; log it if it is due."""
@@ -122,17 +122,17 @@ class StepRecorder:
         self._times_s.clear()
         self._own.clear()
 
-    def _evaluated(self, said: Said, at_s: float) -> None:
-        assert said.eval_loss is not None
-        step = max(self.step, said.step or 0)
-        loss = _finite(said.eval_loss, "evaluation", step)
+    def _evaluated(self, reported: Reported, at_s: float) -> None:
+        assert reported.eval_loss is not None
+        step = max(self.step, reported.step or 0)
+        loss = _finite(reported.eval_loss, "evaluation", step)
         self._log_steps()
         is_training = self._logged is not None
         if is_training:
             self._log.stop(mllog.BLOCK_STOP, **self._place(self.step))
         own: dict[str, Any] = {mllog.BY_PROGRAM: True}
-        if said.eval_time_s is not None and math.isfinite(said.eval_time_s):
-            own = {mllog.BY_PROGRAM: {"eval_time_s": said.eval_time_s}}
+        if reported.eval_time_s is not None and math.isfinite(reported.eval_time_s):
+            own = {mllog.BY_PROGRAM: {"eval_time_s": reported.eval_time_s}}
         rows = self._plan.data.train_rows
         epochs = {"epoch_num": samples(self._plan, step) / rows} if rows else {}
         self._log.event(mllog.EVAL_ACCURACY, loss, **self._place(step), **epochs, **own)
@@ -187,8 +187,8 @@ class MllogRecorder:
     def start(self) -> None:
         """Write nothing: what the program does not log itself is written before its init_stop or run_start."""
 
-    def take(self, said: Said, at_s: float) -> None:
-        record = said.record
+    def record(self, reported: Reported, at_s: float) -> None:
+        record = reported.record
         assert record is not None, "the adapter mllog returns records"
         if record.key in OURS:
             raise Unreadable(f"only the runner may log {record.key}")
@@ -240,7 +240,7 @@ class MllogRecorder:
 
 
 def nothing_read(what: str) -> BenchError:
-    """Return the error for a program that ended without an error, but never said what its adapter must read."""
+    """Return the error for a program that ended without an error, but never reported what its adapter must read."""
     return BenchError(
         f"the program ended, but its adapter has read no {what} in its output",
         where="engine.command.adapter, engine.command.patterns, engine.command.file",

@@ -21,7 +21,7 @@ from bench.contract.program import Adapter, Program
 from bench.contract.stall import Stall
 from bench.errors import BenchError
 from jobs.command import adapters, describe, records, words
-from jobs.command.adapters import Said, Unreadable
+from jobs.command.adapters import Reported, Unreadable
 from jobs.command.child import Child, Kept, Lines
 from jobs.command.records import MllogRecorder, Recorder, StepRecorder
 from jobs.ranks import program as programs
@@ -50,7 +50,7 @@ def run(begun: Begun[TrainingPlan]) -> None:
     """Start the program and follow it to its end.
 
     Raises:
-        BenchError: it failed, stalled, left processes behind, or said nothing that its adapter can read.
+        BenchError: it failed, stalled, left processes behind, or printed nothing that its adapter can read.
     """
     plan, who, log = begun.plan, begun.who, begun.log
     settings = plan.config.program
@@ -72,7 +72,7 @@ def run(begun: Begun[TrainingPlan]) -> None:
     child = Child(
         filled.argv, words.environment(filled, plan, who), Path(filled.folder) if filled.folder else begun.folder
     )
-    followed = Followed(begun, filled, child, recorder)
+    followed = RunningProgram(begun, filled, child, recorder)
 
     def finish() -> None:
         child.stop(filled.stop_s)
@@ -99,15 +99,15 @@ def _recorder(begun: Begun[TrainingPlan], program: Program) -> Recorder:
 
 def _earlier_step(begun: Begun[TrainingPlan]) -> int | None:
     """Return the first step that the first attempt at this trial reported."""
-    path, found = begun.folder / run_files.attempt(begun.trial.index, 1) / begun.trial.log, []
+    path, matches = begun.folder / run_files.attempt(begun.trial.index, 1) / begun.trial.log, []
     with suppress(OSError):
         for line in path.read_text(errors="replace").splitlines():
             with suppress(ValueError):
-                found.append(json.loads(line.partition(":::MLLOG ")[2]))
-    return records.first_step([record for record in found if isinstance(record, dict)])
+                matches.append(json.loads(line.partition(":::MLLOG ")[2]))
+    return records.first_step([record for record in matches if isinstance(record, dict)])
 
 
-class Followed:
+class RunningProgram:
     """The program while it runs: its output, its pace and its end."""
 
     def __init__(self, begun: Begun[TrainingPlan], program: Program, child: Child, recorder: Recorder) -> None:
@@ -137,7 +137,7 @@ class Followed:
             if not self._child.is_open or (not chunk and now_s - ended_s > DRAIN_S):
                 break
             if now_s - ended_s > 2 * DRAIN_S:
-                break  # a process that was left behind floods the output
+                break  # a process that was abandoned floods the output
         self._end(time.monotonic())
 
     def _took(self, chunk: bytes, now_s: float) -> None:
@@ -146,14 +146,14 @@ class Followed:
         for line in self._printed.feed(chunk):
             self._printed_line(line, now_s)
         for line in self._of_file(is_over=False):
-            self._said(line, now_s)
+            self._read_line(line, now_s)
 
     def _printed_line(self, line: str, now_s: float) -> None:
         if line.strip():
             self._last_line = line.strip()
         self._pace.printed(now_s)
         if self._file is None:
-            self._said(line, now_s)
+            self._read_line(line, now_s)
 
     def _of_file(self, *, is_over: bool) -> Iterator[str]:
         """Yield the new lines of the file that the program writes; it is read again if it becomes shorter."""
@@ -169,13 +169,13 @@ class Followed:
         if is_over:
             yield from self._lines.finish()
 
-    def _said(self, line: str, now_s: float) -> None:
+    def _read_line(self, line: str, now_s: float) -> None:
         if not self._is_reading:
             return
         with self._reading():
-            said = self._reader.read(line)
-            if said is not None:
-                self._take(said, now_s)
+            reported = self._reader.read(line)
+            if reported is not None:
+                self._record(reported, now_s)
 
     def _reading(self) -> "_Counting":
         return _Counting(self)
@@ -185,10 +185,10 @@ class Followed:
         self._unreadable += 1
         self._first_unreadable = self._first_unreadable or reason[:200]
 
-    def _take(self, said: Said, now_s: float) -> None:
+    def _record(self, reported: Reported, now_s: float) -> None:
         self._pace.reported(now_s)
-        self._total_s = said.total_time_s if said.total_time_s is not None else self._total_s
-        self._recorder.take(said, now_s)
+        self._total_s = reported.total_time_s if reported.total_time_s is not None else self._total_s
+        self._recorder.record(reported, now_s)
 
     def _check_pace(self, now_s: float) -> None:
         """Raise BenchError if the program has stalled; `jobs.ranks.watchdog` does the same for our own engines."""
@@ -209,18 +209,18 @@ class Followed:
         """Judge how the program ended, and finish the log.
 
         Raises:
-            BenchError: it failed, left processes behind, or said nothing that its adapter can read.
+            BenchError: it failed, left processes behind, or printed nothing that its adapter can read.
         """
         code = self._child.exit_code
         for line in self._printed.finish():
             self._printed_line(line, now_s)
         for line in self._of_file(is_over=True):
-            self._said(line, now_s)
+            self._read_line(line, now_s)
         self._require_success(code)
         if self._is_reading:
             with self._reading():
-                if (said := self._reader.finished()) is not None:
-                    self._take(said, now_s)
+                if (reported := self._reader.finished()) is not None:
+                    self._record(reported, now_s)
         self._kept.finish()
         if left := self._child.left():
             raise BenchError(
@@ -242,7 +242,7 @@ class Followed:
         raise BenchError(
             f"the program of rank {self._begun.who.rank} ended with {how}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command.argv",
-            fix="read the last lines of the program in rank_logs/; an exit code of 127 means that it was not found",
+            fix="read the last lines of the program in rank_logs/; an exit code of 127 means that it was not matches",
             rule="RUN-20",
         )
 
@@ -274,7 +274,7 @@ class Followed:
 class _Counting:
     """Counts damaged records instead of raising: one half line must not end a run, but its log shows it."""
 
-    def __init__(self, followed: Followed) -> None:
+    def __init__(self, followed: RunningProgram) -> None:
         self._followed = followed
 
     def __enter__(self) -> None: ...

@@ -66,7 +66,7 @@ def values(plan: TrainingPlan, trial: Trial, who: Rank, folder: Path) -> dict[st
 
 def with_values(program: Program, known: Mapping[str, str]) -> Program:
     """Return the program with its placeholders filled."""
-    argv = [filled(word, known) for word in program.argv]
+    argv = [filled(text, known) for text in program.argv]
     return replace(
         program,
         argv=[sys.executable if argv[0] == "python" else argv[0], *argv[1:]],

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.contract.program import Adapter, Program, filled
-from jobs.command.adapters import Said, Unreadable, reader_of
+from jobs.command.adapters import Reported, Unreadable, reader_of
 from jobs.command.child import MAX_LINE_BYTES, Kept, Lines
 
 OUTPUTS = Path(__file__).with_name("outputs")
 
 
-def said(program: Program, raw: bytes) -> list[Said]:
+def reported(program: Program, raw: bytes) -> list[Reported]:
     """Return what the lines of an output say."""
     reader, lines = reader_of(program), Lines()
     return [one for line in (*lines.feed(raw), *lines.finish()) if (one := reader.read(line)) is not None]
@@ -24,7 +24,7 @@ def said(program: Program, raw: bytes) -> list[Said]:
 def test_hf_trainer_reads_the_output_of_trl_with_its_progress_bars(tmp_path: Path) -> None:
     """Written by TRL 1.16.0's SFTTrainer on transformers 5.23.0, on a CPU; its middle is cut out."""
     program = Program(argv=["x"], adapter=Adapter.hf_trainer)
-    read = said(program, (OUTPUTS / "trl_1.16.0.out").read_bytes())
+    read = reported(program, (OUTPUTS / "trl_1.16.0.out").read_bytes())
     assert [one.step for one in read] == [1, 2, 3, 4, 5, None]
     assert [one.loss for one in read[:2]] == [6.315, 5.762] and read[-1].total_time_s == 34.07
     state = tmp_path / "trainer_state.json"
@@ -43,24 +43,24 @@ def test_hf_trainer_reads_the_output_of_trl_with_its_progress_bars(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{'loss': 1.25, 'grad_norm': nan, 'learning_rate': 0.1, 'epoch': 0.5}", Said(step=5, loss=1.25)),
-        ("{'eval_loss': '0.9', 'eval_runtime': '2.5', 'epoch': '1'}", Said(eval_loss=0.9, eval_time_s=2.5)),
+        ("{'loss': 1.25, 'grad_norm': nan, 'learning_rate': 0.1, 'epoch': 0.5}", Reported(step=5, loss=1.25)),
+        ("{'eval_loss': '0.9', 'eval_runtime': '2.5', 'epoch': '1'}", Reported(eval_loss=0.9, eval_time_s=2.5)),
         ("{'loss': 1.25, 'grad_", None),
         ("{'other': 1}", None),
         ("no dict", None),
     ],
 )
-def test_hf_trainer_counts_steps_by_its_lines(line: str, expected: Said | None) -> None:
+def test_hf_trainer_counts_steps_by_its_lines(line: str, expected: Reported | None) -> None:
     assert reader_of(Program(argv=["x"], adapter=Adapter.hf_trainer, every_steps=5)).read(line) == expected
 
 
 def test_a_loss_that_is_not_a_number_is_passed_on() -> None:
-    read = said(Program(argv=["x"], adapter=Adapter.hf_trainer), b"{'loss': nan, 'epoch': 1}\n{'loss': 'inf'}\n")
+    read = reported(Program(argv=["x"], adapter=Adapter.hf_trainer), b"{'loss': nan, 'epoch': 1}\n{'loss': 'inf'}\n")
     assert [math.isnan(read[0].loss or 0), read[1].loss] == [True, math.inf]
     plain = Program(argv=["x"], adapter=Adapter.plain, patterns=[r"(?P<step>\d+) (?P<loss>\S+)"])
-    assert math.isnan(said(plain, b"3 NaN\n")[0].loss or 0)
+    assert math.isnan(reported(plain, b"3 NaN\n")[0].loss or 0)
     with pytest.raises(Unreadable, match="the pattern's group loss matched 'oops'"):
-        said(plain, b"3 oops\n")
+        reported(plain, b"3 oops\n")
 
 
 RECORD = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "seed", "value": 3, "metadata": {}}
@@ -79,10 +79,10 @@ RECORD = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "
 )
 def test_mllog_refuses_damaged_records_and_reads_whole_ones_anywhere_in_a_line(text: str, reason: str) -> None:
     program = Program(argv=["x"])
-    [read] = said(program, f"0: noise :::MLLOG {json.dumps(RECORD)} more\ngrep ':::MLLOG'\n".encode())
+    [read] = reported(program, f"0: noise :::MLLOG {json.dumps(RECORD)} more\ngrep ':::MLLOG'\n".encode())
     assert read.record is not None and (read.record.key, read.record.value) == ("seed", 3)
     with pytest.raises(Unreadable, match=reason):
-        said(program, f":::MLLOG {text}\n".encode())
+        reported(program, f":::MLLOG {text}\n".encode())
 
 
 @given(

@@ -74,11 +74,11 @@ for step in range(1, 21):
     time.sleep(0.05)
     print(f"step {step} loss 1 time 0.001", flush=True)
 """
-    again = tmp_path / "again"
-    again.mkdir()
+    second = tmp_path / "second"
+    second.mkdir()
     pattern = PATTERNS.replace(r"(?P<loss>\S+)", r"(?P<loss>\S+) time (?P<step_time_s>\S+)")
-    done = launched(again, boasting, "engine.command.adapter=plain", pattern)
-    result = kind.read(again / "run/result_0.txt").result
+    done = launched(second, boasting, "engine.command.adapter=plain", pattern)
+    result = kind.read(second / "run/result_0.txt").result
     assert [f.rule for f in result.findings] == ["LOG-06", "LOG-24", "LOG-25"]
     assert result.step_time_ms is not None and result.step_time_ms.median > 49, "the runner's clock counts"
     assert "contradiction: LOG-25: a step takes 0.001 s by the program, but 0.05" in done.stdout

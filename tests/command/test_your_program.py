@@ -47,7 +47,7 @@ def types(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.trains
-def test_the_same_fine_tuning_by_runstop_and_by_the_script_stands_in_one_study(home: Path) -> None:
+def test_the_same_fine_tuning_by_runstop_and_by_the_script_is_in_one_study(home: Path) -> None:
     plan = types(home, "plan", "--config-dir", "site", "task=finetune_tiny_dolly", "engine=plain", ONE_RANK)
     assert plan.returncode == 0, plan.stderr
     assert "not estimated: runstop does not know the memory of a program" in plan.stdout

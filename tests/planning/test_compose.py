@@ -49,7 +49,7 @@ def test_the_run_folder_is_independent_of_the_task() -> None:
         is_place, text = path.parent.name in ("cluster", "gpu", "container"), path.read_text()
         content = yaml.safe_load(text) or {}
         chosen = [key for entry in content.pop("defaults", []) if isinstance(entry, dict) for key in entry]
-        allowed = ("/gpu@cluster.gpu", "/container") if is_place else ("/model", "/data", "/server")
+        allowed = ("/gpu@cluster.gpu", "/container") if is_place else ("/model", "/data", "/server", "/engine")
         assert {key.removeprefix("override ") for key in chosen} <= set(allowed), path
         if text.startswith("# @package _global_"):
             assert all((key in ("cluster", "container")) == is_place for key in content), path

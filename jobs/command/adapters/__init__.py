@@ -26,7 +26,7 @@ class MllogRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Reported:
     """What a line says. None: nothing about this."""
 
     step: int | None = None
@@ -57,14 +57,14 @@ class Reader(Protocol):
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         """Return what a line says; None if it says nothing. The line has no line break.
 
         Raises:
             Unreadable: the line is one of this program's records, but damaged.
         """
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         """Return what only the end of the program shows, such as a file that it has written.
 
         Raises:

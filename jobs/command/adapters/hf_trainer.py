@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said, Unreadable
+from jobs.command.adapters import Reported, Unreadable
 
 
 class Reader:
@@ -23,7 +23,7 @@ class Reader:
     def __init__(self, program: Program) -> None:
         self._every_steps, self._file, self._steps = program.every_steps, program.file, 0
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         start = line.find("{'")  # a progress bar may be in front of it
         if start < 0:
             return None
@@ -35,14 +35,14 @@ class Reader:
             return None
         if "loss" in raw:
             self._steps += self._every_steps
-            return Said(step=self._steps, loss=_number(raw, "loss"))
+            return Reported(step=self._steps, loss=_number(raw, "loss"))
         if "eval_loss" in raw:
-            return Said(eval_loss=_number(raw, "eval_loss"), eval_time_s=_number(raw, "eval_runtime"))
+            return Reported(eval_loss=_number(raw, "eval_loss"), eval_time_s=_number(raw, "eval_runtime"))
         if "train_runtime" in raw:
-            return Said(total_time_s=_number(raw, "train_runtime"))
+            return Reported(total_time_s=_number(raw, "train_runtime"))
         return None
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         if self._file is None:
             return None
         try:
@@ -58,7 +58,7 @@ class Reader:
                 f"{Path(self._file).name} counts {steps} steps (logging_steps {every}), but the printed lines "
                 f"{self._steps}: {fix}"
             )
-        return Said(step=steps) if steps > self._steps else None
+        return Reported(step=steps) if steps > self._steps else None
 
 
 def _with_numbers(text: str) -> str:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from bench.contract.program import Program
-from jobs.command.adapters import MllogRecord, Said, Unreadable
+from jobs.command.adapters import MllogRecord, Reported, Unreadable
 
 TOKEN = ":::MLLOG"
 TYPES = ("POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END")
@@ -19,7 +19,7 @@ class Reader:
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         _, token, text = line.partition(TOKEN)
         if not token or text[:1] not in (" ", "\t", "{"):
             return None
@@ -29,9 +29,9 @@ class Reader:
             raise Unreadable(f"a record is not valid JSON: {error}") from error
         if TOKEN in text.strip()[end:]:
             raise Unreadable("a line contains two records")
-        return Said(record=_record(raw))
+        return Reported(record=_record(raw))
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
 
 

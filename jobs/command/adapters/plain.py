@@ -1,4 +1,4 @@
-"""Programs whose lines a regular expression describes: engine.command.patterns, with groups named as fields of `Said`.
+"""Programs whose lines a regular expression describes: engine.command.patterns, with groups named as in `Reported`.
 
 The first pattern that matches a line is used. A number may have thousands separators: 1,024.
 """
@@ -6,7 +6,7 @@ The first pattern that matches a line is used. A number may have thousands separ
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said, Unreadable
+from jobs.command.adapters import Reported, Unreadable
 
 COUNTS = ("step", "resumed")
 
@@ -17,14 +17,14 @@ class Reader:
     def __init__(self, program: Program) -> None:
         self._patterns = [re.compile(pattern) for pattern in program.patterns]
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         for pattern in self._patterns:
             if match := pattern.search(line):
                 groups = {name: text for name, text in match.groupdict().items() if text is not None}
-                return Said(**{name: _number(name, text) for name, text in groups.items()})  # type: ignore[arg-type]
+                return Reported(**{name: _number(name, text) for name, text in groups.items()})  # type: ignore[arg-type]
         return None
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
 
 

@@ -14,6 +14,7 @@ import re
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -52,18 +53,16 @@ def main(argv: list[str]) -> None:
         "host_gbs": host_gbs(),
         "points": {},
     }
-    who = Rank(0, 0, 1, "127.0.0.1", free_port())
-    has_started = False
-    for name, text in points.items():
-        plan = plan_kinds.required(plan_kinds.loads(json.dumps(text)), TrainingPlan)
-        if not has_started:
-            from jobs.engines import megatron
+    from jobs.engines import megatron
 
-            megatron.start_ranks(plan, who)
-            has_started = True
+    warnings.simplefilter("ignore")  # megatron-core warns once per model
+    plans = {name: plan_kinds.required(plan_kinds.loads(json.dumps(x)), TrainingPlan) for name, x in points.items()}
+    megatron.start_ranks(next(iter(plans.values())), Rank(0, 0, 1, "127.0.0.1", free_port()))
+    for name, plan in plans.items():
         started_s = time.monotonic()
         result["points"][name] = measure_launches(plan) if name.startswith("launch") else measure(plan)
         print(f"{name}: {time.monotonic() - started_s:.1f} s", file=sys.stderr, flush=True)
+    megatron.end_ranks()
     if torch.cuda.device_count() > 1:
         result["busbw_gbs"] = dict(zip(REDUCED_MIB, busbw_gbs(torch.cuda.device_count()), strict=True))
     result_file.write_text(json.dumps(result, indent=1))

@@ -48,7 +48,7 @@ pairs: [{first: torchrun, second: runstop, measurement: step_time}]
 """
 
 
-def test_torchrun_on_two_nodes_stands_in_one_study_with_our_engine(user: User) -> None:
+def test_torchrun_on_two_nodes_is_in_one_study_with_our_engine(user: User) -> None:
     site = user.home / "site"
     for name, text in (("engine/ddp", ENGINE), ("study/two", STUDY)):
         (site / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
