@@ -94,6 +94,8 @@ class Program:
     """Environment variables, after those of cluster.environment."""
     resumes: bool = False
     """Whether the program continues from {checkpoints} if an earlier attempt left something there."""
+    ruleset: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The MLPerf ruleset of the program's round, such as 5.0.0, which then judges its logs. None: the newest ones."""
     note: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """What the plan shows about the program, such as where it is from, and that it was not run."""
     stop_s: float = 5.0

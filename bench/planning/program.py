@@ -15,6 +15,7 @@ from bench.contract.schema import Config, EngineName, ProfileKind
 from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
+from bench.mlperf.official import KNOWN
 from bench.planning.commands import fields_of_all
 from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import documents, flops
@@ -81,6 +82,8 @@ def _program(config: Config, block: Program) -> Iterator[Refusal]:
     yield from _last_rank(config, block)
     what = f"stop_s is {block.stop_s:g} s, but must be from 0 to {MAX_STOP_S:g} s"
     yield not 0 <= block.stop_s <= MAX_STOP_S, what, f"{BLOCK}.stop_s", "set a time in this range"
+    what, fix = f"there is no MLPerf ruleset {block.ruleset}", f"choose {', '.join(sorted(KNOWN))}, or null"
+    yield block.ruleset is not None and block.ruleset not in KNOWN, what, f"{BLOCK}.ruleset", fix
     yield from _not_for_programs(config)
 
 

@@ -1,9 +1,9 @@
 """DeepSpeed: `step=10, skipped=0, lr=[…], mom=[…]`, and of its pipeline engine `steps: 10 loss: … iter time (s): …`.
 
 Both are printed every steps_per_print steps, the first only with "log_level": "info" in DeepSpeed's config. It has no
-loss: DeepSpeed does not know the loss of a program. If the program prints its own, read it with the adapter plain. Lines
-of wall_clock_breakdown are not read: they do not count steps, and their parts (fwd, bwd, step) leave out the rest of a
-step, such as its rows. The lines contain no tokens.
+loss: DeepSpeed does not know the loss of a program. If the program prints its own, read it with the adapter plain.
+Lines of wall_clock_breakdown are not read: they do not count steps, and their parts (fwd, bwd, step) leave out the rest
+of a step, such as its rows. The lines contain no tokens.
 
 Source: DeepSpeed 0.19.8, runtime/engine.py, _report_progress; runtime/pipe/engine.py, train_batch.
 """
