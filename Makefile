@@ -15,7 +15,7 @@ faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Ku
 	$(BIN)/python tests/backends/slurm/faults.py
 	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 
-slow: .venv/test-installed  ## tests that are too long for every change
+slow: .venv/test-installed .venv/site-installed  ## tests that are too long for every change
 	$(BIN)/python -m pytest -m slow
 
 mutants: .venv/test-installed  ## how many of a random sample of small defects the fast tests find
@@ -33,6 +33,9 @@ lint: .venv/test-installed  ## style, types, who may import whom
 	$(BIN)/lint-imports
 	$(BIN)/python tests/words/check.py
 
+site: .venv/site-installed  ## the documentation site, in build/site; a broken link is an error
+	$(BIN)/mkdocs build --strict
+
 bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, and the score of forecasts; LOGS: a folder of published logs
 	$(BIN)/python experiments/reading.py $(LOGS)
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
@@ -49,4 +52,8 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
 	touch $@ .venv/run-installed
 
-.PHONY: run test fast faults slow mutants bench lint packages
+.venv/site-installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+.PHONY: run test fast faults slow mutants bench lint packages site

@@ -44,7 +44,8 @@ def environment(subject: Subject) -> Iterator[Finding | str]:
     assert subject.plan.config.nemo is not None
     python = subject.plan.config.nemo.python
     if python != "python" and not os.access(python, os.X_OK):
-        yield broken("RUN-08", "this Python interpreter does not exist", f"engine.nemo.python={python}", fix=NEMO_FIX)
+        what = f"{python} does not exist, or is not an executable file"
+        yield broken("RUN-08", what, f"engine.nemo.python={python}", fix=NEMO_FIX)
         return
     version = _own_nemo_version() if python == "python" else _nemo_version_of(Path(python))
     if version != VERSION:

@@ -124,7 +124,7 @@ def _is_same(file: Path, expected: os.stat_result) -> bool:
 
 def _not_the_driver(folder: Path, pid: int) -> SubmitError:
     return SubmitError(
-        f"process {pid}, which this lock file names, does not hold the lock of the run",
+        f"the lock file names process {pid}, but this process does not hold the lock of the run",
         where=str(folder / run_files.RUN_LOCK),
         fix=f"find the process of the run: fuser {folder / run_files.RUN_LOCK}",
     )

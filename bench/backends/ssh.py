@@ -147,7 +147,7 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
 def _loopback(plan: Plan, name: str, address: str) -> Iterator[Finding]:
     """Yield a warning if Gloo would use the loopback interface of a host, by the address of the host's own name."""
     if plan.world.num_nodes > 1 and address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in plan.environment:
-        what = f"on {name} the name of this host resolves to {address}, at which other nodes cannot connect to Gloo"
+        what = f"{name} resolves its own host name to {address}, where other nodes cannot connect to Gloo"
         yield broken("NCC-08", what, "cluster.hosts", fix=RULES["NCC-08"].fix, severity="warning")
 
 

@@ -69,7 +69,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     folders = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
     for path in folders:
         if control_character(str(path)):
-            fix = "rename the folder: control characters can show another name on a terminal than the real one"
+            fix = "rename the folder: control characters can make a terminal show a wrong name"
             raise ConfigError("the path contains control characters", where=str(path), fix=fix)
         if run.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)

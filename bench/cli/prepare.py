@@ -61,7 +61,7 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"the rows of {data.name} are not made from files: {kinds.get(data.source, 'a run generates them')}",
             where="data",
-            fix="set data=text or data=chat with data.files, or run runstop launch without this step",
+            fix="set data=text or data=chat with data.files; other data needs no runstop prepare before runstop launch",
         )
     data_checks.check(data)
 

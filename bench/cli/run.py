@@ -76,7 +76,7 @@ def _plan_memory(args: argparse.Namespace) -> int:
 
     if args.overrides or args.layouts or args.json:
         raise ConfigError(
-            "plan --memory takes no overrides and no other options: its models are fixed",
+            "plan --memory takes no other arguments, because it always shows the same models",
             where="plan --memory",
             fix="remove all other arguments; for the memory of one task use runstop plan task=NAME",
         )

@@ -100,7 +100,9 @@ def _folders(args: argparse.Namespace) -> list[Path]:
 
     if args.all_clusters:
         if not args.table:
-            raise ConfigError("--all-clusters only shows tables", where="--all-clusters", fix="add --table")
+            raise ConfigError(
+                "--all-clusters needs --table, which is missing", where="--all-clusters", fix="add --table"
+            )
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
         every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
         of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
@@ -116,7 +118,9 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     folders = [folder for text in given[name is not None :] for folder in _matching(text)]
     for folder in folders:
         if not (folder / studies.STUDY).exists():
-            raise ConfigError("there is no study in this folder", where=str(folder), fix="give folders of a study")
+            raise ConfigError(
+                "this folder has no study", where=str(folder), fix="give folders such as LOGDIR/studies/NAME-*"
+            )
         if name is not None and studies.name_of(folder) != name:
             what = f"this folder has the study {studies.name_of(folder)}, but the command is for the study {name}"
             raise ConfigError(what, where=str(folder), fix=f"give folders of the study {name}")

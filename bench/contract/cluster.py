@@ -281,7 +281,8 @@ def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> No
             counts = {other.num_ranks for other in every}
             same = f"set cluster.ranks_per_node={host.num_ranks}"
             fix = same if len(counts) == 1 else "give every host the same number of GPUs"
-            what = f"{host.name} has {host.groups} x {host.group_size} GPUs, but a node has {ranks_per_node} ranks"
+            num_gpus = f"{host.groups} x {host.group_size}"
+            what = f"{host.name} has {num_gpus} GPUs, but cluster.ranks_per_node is {ranks_per_node}"
             raise ConfigError(what, where="cluster.hosts", fix=fix)
 
 

@@ -111,7 +111,7 @@ def find(root: Path, data: Data) -> list[Path]:
             raise ConfigError("the file is empty", where=str(path), fix="copy the file again", rule="CFG-06")
         if not path.name.endswith(suffixes):
             what, fix = (
-                f"this file does not end in {' or '.join(suffixes)}, as data.source={data.source.name} needs",
+                f"data.source={data.source.name} reads only files whose name ends in {' or '.join(suffixes)}",
                 f"set data.files to files that end in {' or '.join(suffixes)}",
             )
             raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
@@ -200,11 +200,11 @@ def num_ids(tokenizer: Path) -> int:
 
 
 def bad_tokenizer(path: Path, error: object) -> ConfigError:
-    """Return the error for a file that is not a tokenizer."""
+    """Return the error for a damaged file of a tokenizer: tokenizer.json, tokenizer.model or a file next to them."""
     return ConfigError(
-        f"the file is not a tokenizer.json of Hugging Face tokenizers: {error}",
+        f"{path.name} cannot be used: {error}",
         where=str(path),
-        fix="copy tokenizer.json from the model's folder again",
+        fix=f"copy {path.name} from the model's folder again",
         rule="CFG-06",
     )
 
@@ -246,7 +246,7 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path, data
         )
     if used.get("chat_template") != template_sha256(data, tokenizer):
         raise ConfigError(
-            "the prepared rows were rendered with another chat template than that of this run",
+            "the chat template of the prepared rows differs from the chat template of this run",
             where=f"{rows}, {data.chat_template or tokenizer.parent}",
             fix="restore the chat template of the prepared rows, or delete the folder of the prepared rows",
             rule="CFG-06",
@@ -343,10 +343,10 @@ def columns_fix(data: Data) -> str:
     if source is DataSource.chat:
         return chat.columns_fix(data.named_columns)
     if source is DataSource.text:
-        return "set data.columns.text to the column with the text, which must be text in every record"
+        return "set data.columns.text to the name of a column that has text in every record"
     columns = ", ".join(FORMATS[source].columns)
-    own = f", or {', '.join(PUBMEDQA_KEYS)} of its own files" if source is DataSource.pubmedqa else ""
-    return f"convert the file to records with the text columns {columns}{own}, or set data.source"
+    own = f" (or {', '.join(PUBMEDQA_KEYS)}, as in PubMedQA's own files)" if source is DataSource.pubmedqa else ""
+    return f"convert the file to records with the text columns {columns}{own}, or set data.source to the file's format"
 
 
 def room_needed(data: Data) -> int:

@@ -140,7 +140,7 @@ def require_same(config: Mapping[str, Any], described: Described, *, where: str)
         if config.get(key) != planned.get(key)
     ]:
         raise ConfigError(
-            f"config.json is not that of the plan: {'; '.join(wrong[:3])}",
+            f"config.json differs from the plan: {'; '.join(wrong[:3])}",
             where=where,
             fix="set MODEL to the folder that was planned, or start a new run",
             rule="CFG-06",

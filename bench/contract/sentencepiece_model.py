@@ -69,7 +69,7 @@ def read(path: Path) -> SentencePieceModel:
         ) from error
     if unlike := _unlike_llama(model):
         raise ConfigError(
-            f"the SentencePiece model {unlike}, which is not supported",
+            f"this SentencePiece model is not supported: it {unlike}",
             where=str(path),
             fix="write a tokenizer.json next to this file with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",

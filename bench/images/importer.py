@@ -161,9 +161,7 @@ def _fix(image: Reference | InDaemon, exit_code: int) -> str:
     if exit_code < 0 or exit_code > 128:
         return "find out what killed Enroot (OOM killer, time limit; see `dmesg -T`), then import the image again"
     if isinstance(image, InDaemon):
-        return (
-            f"start the daemon or build the image, until `{image.program} image inspect {image.name}` shows the image"
-        )
+        return f"start the daemon, or build the image: `{image.program} image inspect {image.name}` must show the image"
     return f"check that {image.registry} has this name and tag; to see details: enroot import -- {quote(image.uri)}"
 
 

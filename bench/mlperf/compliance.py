@@ -103,7 +103,7 @@ def _check_order(log: Log) -> Iterator[Finding]:
     backwards = [(one, other) for one, other in pairs if once and _is_before(log, other, one)]
     for one, other in backwards[:1]:
         yield finding(
-            "LOG-04", "error", other.line, f"{other.key} is before {one.key} in the log, but must be after it"
+            "LOG-04", "error", other.line, f"{other.key} is before {one.key} in the log, but must be after {one.key}"
         )
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if not backwards and start and stop and stop.time_ms < start.time_ms:
@@ -206,7 +206,10 @@ def _check_weights(log: Log) -> Iterator[Finding]:
     claimed = [key for key in (mllog.SUBMISSION_BENCHMARK, mllog.TARGET_ACCURACY) if log.all(key)]
     if claimed:
         yield finding(
-            "LOG-16", "error", line, f"the data is random, but the log has {' and '.join(claimed)}, as for a submission"
+            "LOG-16",
+            "error",
+            line,
+            f"the data is random, but the log has {' and '.join(claimed)}, which only a submission has",
         )
     else:
         yield finding("LOG-16", "warning", line, "the data is random, so the log measures only speed")

@@ -79,7 +79,9 @@ def _odd_training(log: Log, training: Sequence[Stretch], run_s: float) -> Iterat
             what = (
                 f"training on {stretch.trained:,.0f} samples (until sample {stretch.samples:,.0f}) took {took_s:,.1f} s"
             )
-            yield finding("LOG-20", "warning", line, f"{what}, but {usual_s:,.1f} s at the median speed of this log")
+            yield finding(
+                "LOG-20", "warning", line, f"{what}; at the median speed of this log it would take {usual_s:,.1f} s"
+            )
             return
 
 

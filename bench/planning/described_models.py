@@ -36,7 +36,7 @@ def read(config_json: str, *, name: str, source: str, where: str) -> Model:
         ConfigError: transformers is not installed here, does not know the model, or the model is not supported.
     """
     if "${" in config_json:
-        what, fix = "config.json contains ${, which a config would replace", "remove it from config.json"
+        what, fix = "config.json contains ${, which a config would replace", "remove ${ from config.json"
         raise ConfigError(what, where=where, fix=fix, rule="CFG-06")
     return dataclasses.replace(_described(config_json, None, where=where), name=name, source=source)
 
@@ -78,7 +78,7 @@ def _with_adapters(config: Config, described: Described) -> Config:
     if not modules:
         known = ", ".join(one.name for one in described.projections)
         raise ConfigError(
-            f"{described.architecture} has no linear layer that is meant by {', '.join(lora.target_modules)}",
+            f"target_modules is {', '.join(lora.target_modules)}, but {described.architecture} has no such layers",
             where="task.training.lora.target_modules",
             fix=f"set target_modules to some of {known}",
         )
@@ -148,10 +148,10 @@ def _require_installed() -> None:
             missing.append(name)
     if missing:
         raise ConfigError(
-            f"a model of this type is described by transformers, but {', '.join(missing)} "
+            f"only transformers can describe a model of this type, but {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not installed on this machine",
             where=sys.executable,
-            fix="pip install 'runstop[huggingface]' here, or plan on a machine that has it",
+            fix="pip install 'runstop[huggingface]', or plan the run on a machine that has these packages",
         )
 
 

@@ -86,7 +86,7 @@ def _launch(config: Config) -> Iterator[Refusal]:
     fix = "set NEMO_PYTHON to the absolute path of the python of NeMo's environment, or to `python`"
     yield (
         not is_known,
-        f"{python!r} is not an absolute path, but ranks start in another folder",
+        f"python is {python!r}, but must be an absolute path, because ranks start in another folder",
         "engine.nemo.python, NEMO_PYTHON",
         fix,
     )

@@ -106,7 +106,7 @@ def _check_sequence(config: Config, world: World) -> None:
     s = config.training_data.seq_length
     if world.cp > 1 and config.training_data.document_mask:
         raise ConfigError(
-            f"cp is {world.cp}, but context parallelism does not support a document mask: its chunks cut documents",
+            f"cp is {world.cp}, but context parallelism cuts documents and does not support a document mask",
             where="parallel.cp, data.document_mask",
             fix="set parallel.cp=1, or data.document_mask=false",
         )
@@ -142,7 +142,7 @@ def _check_experts(config: Config, world: World) -> None:
     replicas = world.dp * world.cp
     if replicas % world.ep:
         raise ConfigError(
-            f"ep {world.ep} does not divide the {replicas} ranks of dp {world.dp} x cp {world.cp} that hold them",
+            f"ep {world.ep} does not divide the {replicas} ranks (dp {world.dp} x cp {world.cp}) of the experts",
             where="parallel.ep",
             fix=f"set parallel.ep to one of {_listed(divisors(replicas))}",
         )

@@ -53,7 +53,7 @@ def _rows_in(root: Path, config: Config) -> int | None:
 
 def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> ConfigError:
     data, number = config.training_data, "data.train_rows to the number of training rows"
-    what = f"data.train_rows is null, and there are no prepared rows of {data.name} to count on this machine"
+    what = f"data.train_rows is null, and this machine has no prepared rows of {data.name} to count"
     if data.source is DataSource.prepared:
         fix = f"set {number}, or set DATADIR to a folder with prepared rows"
     elif root is not None and (unreadable := _unreadable(Path(root), data)) is None:
@@ -61,7 +61,7 @@ def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> Co
         command = shlex.join(["runstop", "prepare", *(one for one in overrides if not one.startswith("hydra."))])
         fix = f"run this command first: {command}; or set {number}"
     else:
-        what += f", which cannot read the files: {unreadable}" if root is not None else ", where DATADIR is not set"
+        what += f"; the files cannot be read: {unreadable}" if root is not None else "; DATADIR is not set"
         fix = f"set {number}; or run runstop prepare with the same settings on a machine that can read the files"
     return ConfigError(what, where=f"data.train_rows, {root or config.cluster.paths.data or 'DATADIR'}", fix=fix)
 

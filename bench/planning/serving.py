@@ -102,7 +102,7 @@ def _check_amounts(serving: Serving) -> None:
             fix=fix,
         )
     if serving.max_client_delay > 1:
-        what = f"max_client_delay is {serving.max_client_delay:g}, but is a share of the latency and must be at most 1"
+        what = f"max_client_delay is {serving.max_client_delay:g}, but must be a share of the latency, at most 1"
         raise ConfigError(
             what, where="task.serving.max_client_delay", fix="set max_client_delay to a share such as 0.05"
         )
@@ -274,7 +274,8 @@ def _check_elsewhere(server: Server) -> None:
         raise ConfigError(
             "the model name or the tokenizer of the running server is not set",
             where=f"{SERVER}.model, {SERVER}.tokenizer",
-            fix=f"set {SERVER}.model to the model's name there, and {SERVER}.tokenizer to a folder with tokenizer.json",
+            fix=f"set {SERVER}.model to the name of the model on this server, and {SERVER}.tokenizer to a folder with "
+            "tokenizer.json",
         )
 
 

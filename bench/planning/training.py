@@ -109,7 +109,7 @@ def _make_base(base: Config) -> TrainingPlan:
         raise ConfigError(
             f"{error.what} (in the task {name}, which trains the checkpoint from which this task starts)",
             where=f"task={name}: {error.where}",
-            fix=f"change the ranks or the model, until task={name} can train {size} rows of {tokens} tokens per step",
+            fix=f"change the ranks or the model so that task={name} can train {size} rows of {tokens} tokens in a step",
             rule=error.rule,
         ) from error
 

@@ -92,7 +92,7 @@ def _longer(plan: Plan, minutes: int) -> str:
     if longest is not None and job > longest:
         too_long = f"walltime={minutes} needs a job of {job} min, and this cluster allows {longest}"
         return f"lower task.training.max_steps: {too_long}"
-    return f"set walltime={minutes} or more, which leaves a tenth for evaluations, or lower task.training.max_steps"
+    return f"set walltime={minutes} or more (10 % are for evaluations), or lower task.training.max_steps"
 
 
 def image(subject: Subject) -> Iterator[Finding | str]:

@@ -166,7 +166,10 @@ def shared(subject: Subject) -> Iterator[Finding | str]:
             unshared.setdefault(place, []).append(name)
     for place, names in unshared.items():
         what = f"other nodes cannot read {', '.join(names)}, which is in {place} and local to this machine"
-        fix = f"set {', '.join(names)} to a shared file system that every node mounts; ignore this on a single machine"
+        fix = (
+            f"set {', '.join(names)} to a shared file system that every node mounts; on a single machine, ignore this "
+            "warning"
+        )
         yield broken("SLU-06", what, " ".join(names), fix=fix, severity="warning")
 
 

@@ -83,7 +83,7 @@ def _require_answers(loads: list[Summary], path: Path) -> None:
         failed = one.failed or 0
         if one.requests - failed <= 0:
             raise LogError(
-                f"{failed} of {one.requests} requests at the load level {one.load!r} failed, so it has no results",
+                f"the load level {one.load!r} has no results: {failed} of its {one.requests} requests failed",
                 where=str(path),
                 fix="find out from the server's responses why the requests failed, then run this load level again",
             )

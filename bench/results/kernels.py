@@ -94,7 +94,7 @@ class KernelsResult:
         points = required(plan, KernelsPlan).points
         others = [point.name for point in points if point not in measured and point.name not in known]
         return [
-            *(f"the log does not have {name} with the settings of the plan" for name in others),
+            *(f"{name} is missing in the log, or has other settings than in the plan" for name in others),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 

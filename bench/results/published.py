@@ -227,7 +227,7 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
     value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        fix = f"add {cell.printed!r} to signs of this file, or set value and reason of this cell"
+        fix = f"add {cell.printed!r} to the key signs of this file, or add value and reason to this cell"
         raise ConfigError(f"this cell has the text {cell.printed!r}, which is not a number", where=where, fix=fix)
     reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
     return _converted(msgspec.structs.replace(figure, value=value, reason=reason), cell, where=where)

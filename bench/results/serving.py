@@ -199,7 +199,7 @@ class ServingResult:
         measured, planned = [one.load for one in self.loads], required(plan, ServingPlan).loads
         others = [load.name for load in planned if load not in measured and load.name not in self.missing]
         return [
-            *(f"the log does not have {name} with the settings of the plan" for name in others),
+            *(f"{name} is missing in the log, or has other settings than in the plan" for name in others),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 

@@ -33,8 +33,8 @@ def sign(folder: Path, key: Path) -> Path:
         fix = f"to sign the run again, delete {SIGNATURE} first"
         raise ConfigError("the run is already signed", where=str(folder / SIGNATURE), fix=fix)
     if not regular_files.is_regular(key):
-        fix = "give a private key, such as ~/.ssh/id_ed25519, or the public key of one in ssh-agent"
-        raise ConfigError("this is not a key file", where=str(key), fix=fix)
+        fix = "give a private key, such as ~/.ssh/id_ed25519; for a key in ssh-agent give its public key"
+        raise ConfigError("this key file does not exist, or is not a regular file", where=str(key), fix=fix)
     data = _manifest(folder)
     if not verification.verify(folder, data).passed:
         fix = f"restore the changed files, which runstop verify {folder} lists"
@@ -103,7 +103,8 @@ def _signer(folder: Path, data: bytes, allowed: Path, revoked: Path | None) -> t
         if listed.returncode or not names:
             return (
                 None,
-                f"{allowed.name} does not have the signer's key, or this is not a signature: {_last_line(listed)}",
+                f"{allowed.name} does not have the signer's key, or {SIGNATURE} is not a signature: "
+                f"{_last_line(listed)}",
             )
         more = ["-r", str(revoked)] if revoked else []
         words = ["-Y", "verify", "-f", str(allowed), "-n", NAMESPACE, *of_signature, *more]

@@ -40,7 +40,7 @@ def summary(folder: Path) -> Summary:
     """Return the summary of a run folder; files may be missing."""
     plan, plan_file = plan_in(folder), folder / PLAN
     valid = [result for result in _results(folder, plan) if result.valid]
-    tokens = plan.config.training_data.seq_length if plan else None
+    tokens = plan.config.data.seq_length if plan and plan.config.data else None
     return Summary(
         folder=folder,
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(plan_file.stat().st_mtime))

@@ -71,8 +71,9 @@ def _check_numbers(study: Study, *, where: str) -> None:
     window, batch = study.window, study.max_batch
     wrong = {
         f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
-        f"window has steps={window and window.steps} and skip_steps={window and window.skip_steps}, which is out of "
-        "range": window is not None and (window.steps < 1 or window.skip_steps < 0),
+        f"window.steps is {window and window.steps} and window.skip_steps is {window and window.skip_steps}, but steps "
+        "must be 1 or more, and skip_steps 0 or more": window is not None
+        and (window.steps < 1 or window.skip_steps < 0),
         f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": batch is not None
         and batch.limit < 1,
     }
@@ -114,9 +115,9 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
                 raise ConfigError(
-                    f"no arm of the study has the labels of this entry of among: {match}",
+                    f"an entry of among has the labels {match}, but no arm of the study has these labels",
                     where=place,
-                    fix="change the labels of this entry of among to labels of an arm",
+                    fix="change this entry of among to labels of an arm",
                 )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
@@ -142,24 +143,24 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         if one.name in names_so_far:
             raise ConfigError(
-                f"the name {one.name!r} of this entry of relatives is already the name of another column",
+                f"the name is {one.name!r}, but another column already has this name",
                 where=place,
-                fix="change the name of this entry of relatives to a name that no column has",
+                fix="set name to a name that no other column has",
             )
         names_so_far.append(one.name)
         references = [arm for arm in arms if matches(arm.all_labels, one.reference)]
         if not references:
-            what = f"no arm of the study has the labels in reference: {one.reference}"
+            what = f"reference has the labels {one.reference}, but no arm of the study has these labels"
             raise ConfigError(what, where=place, fix="change the labels in reference to labels of an arm")
         if not any(matches(arm.all_labels, one.match) for arm in arms):
-            what = f"no arm of the study has the labels in match: {one.match}"
+            what = f"match has the labels {one.match}, but no arm of the study has these labels"
             raise ConfigError(what, where=place, fix="change the labels in match to labels of an arm")
         seen: dict[tuple[str, ...], str] = {}
         for arm in references:
             key = tuple(arm.all_labels.get(name, "") for name in one.same)
             if (other := seen.setdefault(key, arm.name)) != arm.name:
                 raise ConfigError(
-                    f"the same arms have two references, the arms {other!r} and {arm.name!r}",
+                    f"the arms {other!r} and {arm.name!r} are both a reference of the same arms, which need one",
                     where=place,
                     fix="add a label in which these two arms differ to same or to reference",
                 )
@@ -171,8 +172,8 @@ def _check_published_match(study: Study, arms: Sequence[Arm], *, where: str) -> 
         if name not in study.published:
             refuse_unknown(name, study.published, noun="published table of this study", where=place)
         if not any(matches(arm.all_labels, match) for arm in arms):
-            what = f"no arm of the study has the labels that published_match gives for the table {name}: {match}"
-            raise ConfigError(what, where=place, fix="change these labels in published_match to labels of an arm")
+            what = f"the entry {name} has the labels {match}, but no arm of the study has these labels"
+            raise ConfigError(what, where=place, fix=f"change the entry {name} of published_match to labels of an arm")
 
 
 def _check_measurement(name: str, *, where: str) -> None:
@@ -289,14 +290,14 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             continue
         if not 0 < short.steps < short.of_steps:
             raise ConfigError(
-                f"in calculated of the arm {arm.name}, steps is {short.steps}, but must be 1 or more and less than "
+                f"calculated.steps of the arm {arm.name} is {short.steps}, but must be 1 or more and less than "
                 f"of_steps={short.of_steps}",
                 where=where,
                 fix="set steps to 1 or more, and of_steps to more than steps",
             )
         if study.window is not None:
             raise ConfigError(
-                f"the keys window of the study and calculated of the arm {arm.name} both set the number of steps",
+                f"the number of steps is set twice: in window of the study, and in calculated of the arm {arm.name}",
                 where=where,
                 fix="remove the key window of the study, or the key calculated of this arm",
             )

@@ -155,7 +155,7 @@ def _submit(session: Session, queue: Queue, todo: Sequence[RunStatus]) -> None:
             _submit_shared(session, queue, some)
     elif shared and session.request.study.jobs is Jobs.shared:
         what, fix = (
-            "this backend cannot run several runs in one job",
+            "the backend of this cluster cannot run several runs in one job",
             "set `jobs: each` in the study's YAML file",
         )
         raise ConfigError(what, where="jobs: shared", fix=fix)

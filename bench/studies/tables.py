@@ -139,7 +139,7 @@ def _value(name: str, run: RunStatus, measured: Measured, planned: PlannedArm) -
 
 def _why_none(name: str, runs: ArmRuns) -> str:
     if name in (measured.EPOCH, cost.EPOCH) and any(one.has_random_rows for _, one in runs.valid):
-        return "its rows are random, and only rows of its data set have an epoch: set model.weights=checkpoint"
+        return "the rows are random, and only the rows of a data set have an epoch: set model.weights=checkpoint"
     if runs.valid:
         known = ", ".join(sorted(runs.valid[0][1].numbers))
         return f"the runs did not measure this; their measurements are {known}"
@@ -323,11 +323,11 @@ def _relative(row: Row, rows: Sequence[Row], runs: Mapping[str, ArmRuns], declar
     own = row.cells[declared.measurement]
     position = reference_of(_labels(row), [_labels(one) for one in rows], declared)
     if not matches(_labels(row), declared.match):
-        return Cell(mark=Mark.no_result, reason="the study does not compare it with another arm")
+        return Cell(mark=Mark.no_result, reason="the study does not compare this arm with another arm")
     if own.value is None:
         return Cell(mark=own.mark, reason=own.reason)
     if position is None:
-        return Cell(mark=Mark.no_result, reason="the study has no reference for it")
+        return Cell(mark=Mark.no_result, reason="the study has no reference for this arm")
     arm, reference = rows[position].arm, rows[position].cells[declared.measurement]
     if reference.value is None:
         return Cell(mark=Mark.no_result, reason=f"the reference {arm} has no value: {reference.reason}")

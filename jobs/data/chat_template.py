@@ -179,7 +179,7 @@ class ChatTemplate:
                 before = _OPEN_THOUGHT.sub("", before)
             if not text.startswith(before) or (spans and len(before) < spans[-1][1]):
                 raise ValueError(
-                    f"the chat template renders the turns before turn {i + 1} in another way if turns follow: "
+                    f"the chat template changes the text before turn {i + 1} when later turns follow: "
                     f"remove this conversation, {WITH_GENERATION}"
                 )
             start = len(before)
@@ -201,7 +201,7 @@ class ChatTemplate:
         special = self._special.search(text, begin + len(answer)) if begin >= 0 else None
         if special is None:
             raise ValueError(
-                f"the end of turn {len(turns)} cannot be found in the text of the chat template: remove this "
+                f"the end of turn {len(turns)} cannot be found in the text that the chat template writes: remove this "
                 f"conversation, {WITH_GENERATION}"
             )
         space = _SPACE.match(text, special.end())

@@ -103,7 +103,8 @@ def _checked(paths: list[Path], shape: tuple[int, int], vocab_size: int) -> Iter
         for i, (tokens, counts) in enumerate(rows):
             if tokens.shape != (shape[1],) or counts.shape != tokens.shape:
                 what = (
-                    f"{tokens.shape} tokens and {counts.shape} labels, but the plan needs {shape[1]} tokens and labels"
+                    f"tokens of shape {tokens.shape} and labels of shape {counts.shape}, but the plan needs the shape "
+                    f"{(shape[1],)}"
                 )
                 _refuse(path, f"row {i} has {what}")
             if tokens.min() < 0 or tokens.max() >= vocab_size:

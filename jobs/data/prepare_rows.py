@@ -111,7 +111,9 @@ def _tokenizer_file(config: Config, folder: Path) -> Path:
     if place is None:
         fix = "export MODEL=FOLDER, or set data.tokenizer"
         raise ConfigError(
-            "MODEL is not set, but the tokenizer is read from this folder", where="cluster.paths.model", fix=fix
+            "MODEL is not set, but runstop reads the tokenizer from the folder MODEL",
+            where="cluster.paths.model",
+            fix=fix,
         )
     return data_files.find_tokenizer(Path(place))
 
@@ -123,7 +125,7 @@ def _existing(config: Config, folder: Path, *, with_files: bool = False) -> dict
     data_files.check_same_tokenizer(folder, used, tokenizer_file, config.training_data)
     if with_files and _differ(_sources(config, folder), manifest["source"]["files"]):
         raise ConfigError(
-            "the files have changed since rows were prepared from them",
+            "the input files have changed since these rows were prepared",
             where=str(folder),
             fix="delete this folder, and run the same command again",
             rule="CFG-06",
@@ -171,7 +173,7 @@ def _prepare(config: Config, folder: Path, processes: int | None) -> dict[str, A
                 manifest |= {data_files.COUNTED: data_files.config_of_count(data, vocab_size)}
             if _state(sources) != state:
                 raise ConfigError(
-                    "the input files changed while they were read",
+                    "the input files changed while runstop read these files",
                     where=str(sources[0]),
                     fix="run the same command again",
                 )

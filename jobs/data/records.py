@@ -301,6 +301,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(named) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"{next(name for name in names if names.count(name) > 1)!r:.80} is a key twice in the same object"
+            f"the key {next(name for name in names if names.count(name) > 1)!r:.80} occurs twice in the same object"
         )
     return named

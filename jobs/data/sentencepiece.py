@@ -48,7 +48,9 @@ def load(path: Path, config: dict[str, Any]) -> "Tokenizer":
     for number, token in sorted(_added(path, config).items()):
         tokenizer.add_tokens([AddedToken(**{"normalized": False} | token)])
         if tokenizer.token_to_id(token["content"]) != number:
-            raise bad_tokenizer(path, f"the added token {token['content']!r} has the id {number}, which leaves a gap")
+            actual = tokenizer.token_to_id(token["content"])
+            what = f"the added token {token['content']!r} has the id {number}, but must have the id {actual}"
+            raise bad_tokenizer(path, what)
     return tokenizer
 
 

@@ -191,7 +191,7 @@ def _token(inner: "Tokenizers", config: dict[str, Any], name: str, path: Path) -
     if (text := chat.token_texts(config, [name]).get(name)) is None:
         return None
     if (number := inner.token_to_id(text)) is None:
-        raise bad_tokenizer(path, f"{name} in {TOKENIZER_CONFIG} is {text!r}, which is not a token of this file")
+        raise bad_tokenizer(path, f"{name} in {TOKENIZER_CONFIG} is {text!r}, which is not a token of {path.name}")
     return int(number)
 
 

@@ -100,7 +100,7 @@ class GroupAllReduce:
                 reports = [present[group][0] for group in sorted(present)]
                 return AllReduceResult(sorted(present), reports, left, readmitted, waited_s, exchange_s, sent)
             self._link = None
-        raise self._error(f"{name} did not complete in {attempt + 1} exchanges")
+        raise self._error(f"{name} was not complete after {attempt + 1} exchanges between the groups")
 
     def _readmit(self, name: str) -> dict[int, int]:
         """Return the groups that rank 0 readmits, with their restart counts."""

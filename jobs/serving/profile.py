@@ -91,10 +91,10 @@ def record(plan: ServingPlan, setting: Setting, prompts: Iterable[str], folder: 
             raise _error(f"a request of the profile failed: {one.failure or f'HTTP {one.http}'}", setting.server.url)
     chosen = server_trace.read([*folder.rglob("*.json.gz"), *folder.rglob("*.json")])
     if chosen is None:
-        raise _error("the profile of the server has no trace with work", str(folder))
+        raise _error("the server wrote traces, but none of them has a kernel that computes", str(folder))
     path, trace = chosen
     if plan.config.cluster.device is Device.cuda and trace.device != "cuda":
-        raise _error("the profile of the server has no kernel of a GPU", str(folder))
+        raise _error("the server runs on a GPU, but its traces have no kernel of a GPU", str(folder))
     times = server_trace.server_times(trace, num_layers=plan.config.model.num_layers, running=running)
     return Recorded(times=times, kernels=server_trace.kernel_list(trace), trace=path)
 

@@ -24,7 +24,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set another folder",
+            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set MODEL (with "
+            "task.serving.server.url: task.serving.server.tokenizer) to another folder",
             rule="CFG-06",
         ) from error
 
@@ -41,8 +42,8 @@ def random_prompts(own: Tokenizer, *, count: int, num_tokens: int, seed: int) ->
     special = len(own.encode("").ids)
     if num_tokens <= special or not words:
         what = (
-            f"no prompt can have {num_tokens} tokens: the tokenizer has {len(words)} usable words, {special} special "
-            "tokens"
+            f"a prompt of {num_tokens} tokens is not possible: the tokenizer has {len(words)} words of one token, and "
+            f"adds {special} special tokens"
         )
         raise ConfigError(
             what, where="task.serving.tokens_in", fix="raise task.serving.tokens_in, or set another tokenizer"
@@ -79,7 +80,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"no prompt of {num_tokens} tokens had the same tokens after decoding and encoding in {TRIES} tries",
+        f"in {TRIES} tries, no random prompt kept its {num_tokens} tokens when it was decoded and encoded again",
         where="task.serving.tokens_in",
         fix="change task.serving.tokens_in, or set another tokenizer",
     )

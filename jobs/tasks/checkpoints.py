@@ -263,7 +263,8 @@ def require_same(saved_checkpoint: Complete, plan: TrainingPlan, trial: Trial) -
             "this checkpoint was saved with other settings: "
             + ", ".join(f"{key} is {saved.get(key)} instead of {planned.get(key)}" for key in differing),
             where=str(saved_checkpoint.folder),
-            fix="resume with the config that saved the checkpoint, or only load its weights: starts_from=checkpoint",
+            fix="resume with the config that saved the checkpoint; to load only the weights of this checkpoint, set "
+            "task.training.starts_from=checkpoint",
             rule="CFG-06",
         )
 

@@ -73,8 +73,9 @@ def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
     if differing or sorted(config.get("target_modules") or ()) != sorted(expected["target_modules"]):
         raise _not_these(
             adapters,
-            f"{CONFIG} has other values: r {config.get('r')}, lora_alpha {config.get('lora_alpha')} and target_modules "
-            f"{config.get('target_modules')}",
+            f"{CONFIG} has r {config.get('r')}, lora_alpha {config.get('lora_alpha')} and target_modules "
+            f"{config.get('target_modules')}, but the plan has r {expected['r']}, lora_alpha {expected['lora_alpha']} "
+            f"and target_modules {expected['target_modules']}",
         )
     return tensors
 

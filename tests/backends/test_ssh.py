@@ -69,7 +69,7 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
         (["cluster.hosts=[rig0,rig1,rig2]"], "3 hosts are listed, but cluster.num_nodes is 2"),
         (["cluster.hosts=[rig0,rig0]", "cluster.num_nodes=1"], "contains a host twice"),
         (["cluster.hosts=['rig0:2x4','rig1:1x4']", "cluster.num_nodes=3"], "2 hosts are listed"),
-        (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but a node has 8 ranks"),
+        (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 1 x 4 GPUs, but cluster.ranks_per_node is 8"),
         (["cluster=local", "cluster.hosts=[rig0]"], "cluster.hosts needs backend ssh"),
     ],
 )

@@ -66,7 +66,7 @@ def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.
     monkeypatch.setattr(plan_sheets, "show_plan", lambda *arguments: shown.append(arguments))
     assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, ("found", plan.name))]
     code, output, error = verb("plan", *OVERRIDES, "--memory")
-    assert (code, output) == (2, "") and error.startswith("plan --memory takes no overrides and no other options")
+    assert (code, output) == (2, "") and error.startswith("plan --memory takes no other arguments, because")
 
 
 def test_a_plan_or_a_script_with_a_secret_is_not_printed(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:

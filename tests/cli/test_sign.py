@@ -116,7 +116,9 @@ FORGERIES: dict[Callable[[Path, Keys], None], dict[str, str]] = {
     edit_and_list: {"manifest.json.sig": "not accepted: "},
     sign_as_mallory: {"manifest.json.sig": "allowed_signers does not have the signer's key"},
     sign_for_another_purpose: {"manifest.json.sig": "not accepted: "},
-    write_rubbish: {"manifest.json.sig": "allowed_signers does not have the signer's key, or this is not a signature"},
+    write_rubbish: {
+        "manifest.json.sig": "allowed_signers does not have the signer's key, or manifest.json.sig is not a signature"
+    },
     unlink: {"manifest.json.sig": "missing: the run is not signed"},
 }
 
@@ -156,7 +158,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     assert "a changed run cannot be signed" in capsys.readouterr().err
     (folder / "facts/rank_0000.json").write_text(kept)
     assert run("sign", folder, "--key", keys.public(keys.alice).with_suffix(".txt")) == 2
-    assert "not a key file" in capsys.readouterr().err
+    assert "this key file does not exist" in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.allowed) == 2
     assert "the key cannot be used: " in capsys.readouterr().err
     assert run("sign", folder, "--key", keys.alice) == 0

@@ -66,6 +66,18 @@ def test_summary_of_a_run_folder(written_log: MakeLog, tmp_path: Path) -> None:
     assert summary(tmp_path).overrides == ""
 
 
+@pytest.mark.parametrize("task", ["kernels_tiny", "serve_tiny", "generate_tiny"])
+def test_runs_without_training_are_listed(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = compose.compose([f"task={task}", "cluster=local"])
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
+    ledger.create(folder, plan)
+    with pytest.raises(SystemExit, match="0"):
+        main(["runs", str(tmp_path)])
+    assert "measured" in capsys.readouterr().out
+
+
 def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
     for age, name in enumerate(("new", "middle", "old")):

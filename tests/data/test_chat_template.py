@@ -170,7 +170,7 @@ def test_a_template_that_changes_earlier_turns_is_followed_or_refused(tmp_path: 
     ]
     numbers = CHATML.replace("+ m.content", "+ (messages | length) | string + m.content")
     _, compiled = template_of(write_tokenizer(tmp_path, numbers))
-    with pytest.raises(ValueError, match="renders the turns before turn 2 in another way if turns follow: remove"):
+    with pytest.raises(ValueError, match="changes the text before turn 2 when later turns follow: remove"):
         compiled.render(Conversation(turns_of("a", "b"), None))
 
 

@@ -156,8 +156,8 @@ def test_rows_of_another_chat_template_are_refused(tmp_path: Path, monkeypatch: 
     assert [one for one in preflight.inspect(planned) if one.severity == "error"] == []
     (tmp_path / "cache/chat_template.jinja").write_text(TEMPLATE + " ")
     (problem,) = [one for one in preflight.inspect(planned) if one.severity == "error"]
-    assert "were rendered with another chat template" in problem.what
-    with pytest.raises(ConfigError, match="were rendered with another chat template"):
+    assert "chat template of the prepared rows differs" in problem.what
+    with pytest.raises(ConfigError, match="chat template of the prepared rows differs"):
         make_here(planned, monkeypatch)
 
 
@@ -215,12 +215,12 @@ def test_prepare_counts_the_rows_that_a_plan_then_has(
     path = tmp_path / "cache/c.jsonl"
     words = overrides(tmp_path, "data=chat", "data.files=c.jsonl")
     with pytest.raises(
-        ConfigError, match="cannot read the files: no file of chat matches data.files=c.jsonl"
+        ConfigError, match="the files cannot be read: no file of chat matches data.files=c.jsonl"
     ) as raised:
         compose.compose(words)
     assert "set data.train_rows to the number of training rows" in raised.value.fix
     path.write_bytes(lines([{"messages": TURNS}] * 5))
-    with pytest.raises(ConfigError, match="there are no prepared rows of chat to count") as raised:
+    with pytest.raises(ConfigError, match="this machine has no prepared rows of chat to count") as raised:
         compose.compose(words)
     assert f"run this command first: runstop prepare {' '.join(words)}" in raised.value.fix
     before = sorted((tmp_path / "cache").iterdir())
@@ -235,7 +235,7 @@ def test_prepare_counts_the_rows_that_a_plan_then_has(
     assert prepare(words) == 0, "the rows are used again"
     path.write_bytes(lines([{"messages": TURNS}] * 9))
     assert prepare(words) == 2
-    assert "the files have changed since rows were prepared" in capsys.readouterr().err
+    assert "the input files have changed since these rows were prepared" in capsys.readouterr().err
     shutil.rmtree(str(counted.data_dir))
     assert prepare(words) == 0
     assert required(compose.compose(words), TrainingPlan).config.training_data.train_rows == 8
@@ -257,7 +257,7 @@ def test_a_job_on_another_machine_makes_the_counted_rows(tmp_path: Path, monkeyp
 
 def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = overrides(tmp_path, "data=gov_report", "data.train_rows=null", "data.seq_length=4")
-    with pytest.raises(ConfigError, match="there are no prepared rows of gov_report to count"):
+    with pytest.raises(ConfigError, match="this machine has no prepared rows of gov_report to count"):
         compose.compose(words)
     (tmp_path / "cache").mkdir()
     np.save(tmp_path / "cache/train_tokens.npy", np.zeros((7, 4), dtype=np.int32))
@@ -265,11 +265,11 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for data in ("rows_350", "tiny_report"):
         with pytest.raises(ConfigError, match="are generated, but train_rows is null"):
             compose.compose(overrides(tmp_path, f"data={data}", "data.train_rows=null"))
-    with pytest.raises(ConfigError, match="data.sample generates records, but train_rows is null"):
+    with pytest.raises(ConfigError, match="data.sample is set, but data.train_rows is null"):
         compose.compose(overrides(tmp_path, "data.train_rows=null"))
-    with pytest.raises(ConfigError, match="data.sample generates records, but the source is chat"):
+    with pytest.raises(ConfigError, match="data.sample is set, but data.source is chat"):
         compose.compose(overrides(tmp_path, "data=chat", "data.sample=9", "data.train_rows=3"))
-    with pytest.raises(ConfigError, match="data.chat_template is set, but the source c4 does not use it"):
+    with pytest.raises(ConfigError, match="data.chat_template is set, but data.source=c4 does not use this key"):
         plan(tmp_path, "data=c4", "data.chat_template=a")
     assert prepare(overrides(tmp_path, "data=rows_350")) == 2
     assert "the rows of rows_350 are not made from files: they are random tokens" in capsys.readouterr().err

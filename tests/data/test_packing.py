@@ -214,7 +214,10 @@ PMID = '"1": {"QUESTION": "", "CONTEXTS": [], "LONG_ANSWER": "oak"}'
     [
         ("{" + PMID + ', "2": 3}', r"after 1 records the file has b',\"2\":3}' instead of }"),
         ("{" + PMID, r"after 1 records the file has b'' instead of }"),
-        ("{" + PMID + ", " + PMID + "}", "the text after record 0 is not JSON: '1' is a key twice in the same object"),
+        (
+            "{" + PMID + ", " + PMID + "}",
+            "the text after record 0 is not JSON: the key '1' occurs twice in the same object",
+        ),
         (PMID.join("{}").replace("[]", '"oak"'), None),
         (PMID.join("{}").replace("[]", "[3]"), "record of PMID 1: column context is list, not text"),
         (PMID.join("{}").replace("LONG_ANSWER", "x"), "record of PMID 1: column answer is missing; the columns are q"),

@@ -188,7 +188,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     r"the file is empty": ("c4", "c.jsonl", lambda path: path.write_bytes(b"")),
     r"the files have no records": ("c4", "c.jsonl", lambda path: path.write_bytes(b"\n\n")),
     r"no file of c4 matches data.files=": ("c4", "*.jsonl", lambda path: None),
-    r"this file does not end in .jsonl or .jsonl.gz or .json or .json.gz, as data.source=c4 needs": (
+    r"data.source=c4 reads only files whose name ends in .jsonl or .jsonl.gz or .json or .json.gz": (
         "c4",
         "c.txt",
         lambda path: path.write_bytes(lines([TEXT])),
@@ -222,11 +222,11 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("pubmedqa", "p.json"),
         lambda path: path.write_text('[{"question": "", "context": "", "answer": "oak"}, {"question'),
     ),
-    r"data.train_rows is 40, but the files have only 2 of these rows \(2 for training, 4 for evaluation\)": (
+    r"data.train_rows is 40, but the files have only 2 rows for training and 4 rows for evaluation": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 12)),
     ),
-    r"data.eval_rows is 4, but the files have only 1 of these rows": (
+    r"data.eval_rows is 4, but the files have only ": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT] * 2)),
     ),
@@ -255,7 +255,7 @@ def test_the_error_of_too_few_rows_has_the_right_number(tmp_path: Path, monkeypa
     monkeypatch.setattr(tokenization.records, "read", lambda *_: pytest.fail("tokenised again"))
     num_rows = int(right[1])
     with pytest.raises(
-        ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files have only {num_rows} of these rows"
+        ConfigError, match=f"data.train_rows is {num_rows + 1}, but the files have only {num_rows} rows for training"
     ):
         make_here(with_train_rows(planned, num_rows + 1), monkeypatch)
     assert make_here(with_train_rows(planned, num_rows), monkeypatch)["splits"]["train"]["rows"] == num_rows
@@ -269,9 +269,11 @@ TOKENIZERS: dict[str, Callable[[Path], Any]] = {
     "there is no tokenizer.json and no tokenizer.model at this path": lambda folder: (
         folder / "tokenizer.json"
     ).unlink(),
-    "not a tokenizer.json of Hugging Face tokenizers": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "tokenizer.json cannot be used": lambda folder: (folder / "tokenizer.json").write_text("{}"),
     "the tokenizer has no eos_token": lambda folder: (folder / "tokenizer_config.json").unlink(),
-    "is '<end>', which is not a token of this file": lambda folder: write_tokenizer(folder, {"eos_token": "<end>"}),
+    "is '<end>', which is not a token of tokenizer.json": lambda folder: write_tokenizer(
+        folder, {"eos_token": "<end>"}
+    ),
     "the tokenizer has token ids up to 599, but the model's vocabulary size is 512": lambda folder: write_tokenizer(
         folder, words=[*text_data.WORDS, *(f"w{i}" for i in range(581))]
     ),
@@ -323,7 +325,7 @@ def test_convert_prepares_the_rows_of_a_run(
     planned = c4(tmp_path)
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(planned))
     assert convert.main(["rows", str(tmp_path / "plan.json"), "somewhere", "else"]) == 2
-    assert "this plan takes no SOURCE and FOLDER" in capsys.readouterr().err
+    assert "SOURCE and FOLDER are given, but this plan" in capsys.readouterr().err
     assert not plan_paths.is_prepared(planned)
     make_here(planned, monkeypatch)
     assert convert.main(["rows", str(tmp_path / "plan.json")]) == 0

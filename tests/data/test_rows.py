@@ -104,7 +104,7 @@ def test_published_rows_are_converted(plan: Plan, tmp_path: Path, form: str, cap
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "5 rows, but the plan needs 6 eval rows": ("parquet", {"validation": rows(NUM_EVAL)[:5]}),
     "7 rows, but the plan needs 6 eval rows": ("npy", {"validation": rows(NUM_EVAL) + rows(1)}),
-    "row 0 has (31,) tokens": ("parquet", {"train": [(t[1:], x[1:]) for t, x in rows(NUM_TRAIN)]}),
+    "row 0 has tokens of shape (31,)": ("parquet", {"train": [(t[1:], x[1:]) for t, x in rows(NUM_TRAIN)]}),
     "row 0 has token 1000": ("npy", {"train": [(np.full_like(t, 1000), x) for t, x in rows(NUM_TRAIN)]}),
     "the labels of row 0 do not match its tokens": (
         "parquet",
@@ -129,7 +129,7 @@ def test_other_rows_are_refused(plan: Plan, tmp_path: Path, message: str, capsys
     ("changes", "message"),
     [
         ({"seq_start_id": [0, 9]}, "row 0 has an unsupported document mask"),
-        ({"loss_mask": [1] * 31}, "(32,) tokens and (31,) labels"),
+        ({"loss_mask": [1] * 31}, "tokens of shape (32,) and labels of shape (31,)"),
         ({"loss_mask": Path("x")}, "the pickle refers to pathlib"),
     ],
 )

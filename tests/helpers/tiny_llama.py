@@ -28,21 +28,6 @@ def model(**changes: Any) -> Model:
     return Model(**{"name": "tiny", "source": "made here"} | shape | heads | parts | changes)
 
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"rope_scaling_factor": 8.0, "rope_base": 500000},
-    "smollm": {"family": "llama", "tied_embeddings": True, "rope_base": 100000},
-    "mistral": {"family": "mistral", "head_dim": 64},
-    "qwen2": {"family": "qwen2", "qkv_bias": True, "tied_embeddings": True, "rope_base": 1000000, "norm_epsilon": 1e-6},
-    "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 64, "rope_base": 1000000, "norm_epsilon": 1e-6},
-}
-"""The shapes of the families: the width of all heads is not always the hidden size, but 256 in two of them."""
-
-
-def of_family(name: str, **changes: Any) -> Model:
-    """Return the model of a family."""
-    return model(**FAMILIES[name] | changes)
-
-
 def theirs(model: Model) -> "PreTrainedModel":
     """Return transformers' model of this shape, in FP32, with random weights, norms and biases.
 

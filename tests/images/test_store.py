@@ -295,7 +295,7 @@ def test_a_missing_daemon_program_is_reported(tmp_path: Path, monkeypatch: pytes
         (
             "dockerd://acme/tiny:1",
             "exit 1",
-            "start the daemon or build the image, until `docker image inspect acme/tiny:1`",
+            "start the daemon, or build the image: `docker image inspect acme/tiny:1` must show the image",
         ),
         ("nvcr.io/nvidia/x:1", "exit 1", "check that nvcr.io has this name and tag; to see details: enroot import -- "),
         ("nvcr.io/nvidia/x:1", "kill -9 $$", "find out what killed Enroot"),

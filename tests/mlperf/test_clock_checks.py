@@ -252,7 +252,7 @@ def test_two_hours_more_are_an_error_in_our_log_and_a_warning_in_others(written_
     assert ("LOG-20", "error") in problems(path)
     assert "training took 7,895.0 s, but its steps add up to 695.0 s" in message(path)
     assert problems(other_log(path)) == [("LOG-20", "warning")]
-    assert "(until sample 320) took 7,225.0 s, but 25.0 s at the median speed of this log" in message(path)
+    assert "(until sample 320) took 7,225.0 s; at the median speed of this log it would take 25.0 s" in message(path)
 
 
 @pytest.mark.parametrize(
@@ -262,13 +262,15 @@ def test_two_hours_more_are_an_error_in_our_log_and_a_warning_in_others(written_
             "train_loss",
             12,
             7200,
-            "training on 80 samples (until sample 1,040) took 7,225.0 s, but 25.0 s at the median speed of this log",
+            "training on 80 samples (until sample 1,040) took 7,225.0 s; "
+            "at the median speed of this log it would take 25.0 s",
         ),
         (
             "train_loss",
             12,
             -15,
-            "training on 80 samples (until sample 1,040) took 10.0 s, but 25.0 s at the median speed of this log",
+            "training on 80 samples (until sample 1,040) took 10.0 s; "
+            "at the median speed of this log it would take 25.0 s",
         ),
         ("eval_accuracy", 1, 7200, "evaluation 2 took 7,220.0 s, but the median of all evaluations is 20.0 s"),
         (

@@ -208,9 +208,9 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 1}, {"ruleset": "5.2.0"}, "unknown ruleset '5.2.0'"),
         (
             {"logs": 2, "last": {"submission_division": "open"}}, {"force": True},
-            "submission_division: 'closed', 'open'",
+            "equal in all logs, but is 'closed', 'open'",
         ),
-        ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "packed as closed"),
+        ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "--division is closed"),
         ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
         ({"logs": 1}, {"runs": ("run", "run")}, "listed twice"),
         ({"logs": 1}, {"runs": ("elsewhere",)}, "the folder has no result_K.txt"),

@@ -39,7 +39,7 @@ def test_cached_composition_equals_hydras() -> None:
     for words in (*WORDS, *reversed(WORDS)):
         alone = of_hydra_alone(words)
         if "device: auto" in alone:  # this machine has no GPU
-            alone = of_hydra_alone(["cluster.device=cpu", *words])
+            alone = of_hydra_alone(("cluster.device=cpu", *words))
         assert compose.for_run(words)[1] == alone, words
 
 

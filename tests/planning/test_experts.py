@@ -104,7 +104,10 @@ REFUSED = {
         (*TINY, "parallel.ep=3", "cluster.ranks_per_node=3", "recipe.global_batch_size=12"),
         "ep 3 does not divide the 4 experts of tiny_moe",
     ),
-    "not a divisor of the ranks": ((*TINY, "parallel.ep=4"), "ep 4 does not divide the 2 ranks of dp 2 x cp 1"),
+    "not a divisor of the ranks": (
+        (*TINY, "parallel.ep=4"),
+        "ep 4 does not divide the 2 ranks (dp 2 x cp 1) of the experts",
+    ),
     "replicated optimizer": (
         (*TINY, "parallel.ep=2", "parallel.distributed_optimizer=false"),
         "need the distributed optimizer",
@@ -117,7 +120,7 @@ REFUSED = {
     "lora fp8": ((*LORA_TINY, "precision=fp8"), "trains experts in FP32 and BF16"),
     "qlora": ((*LORA_TINY, "task.training.trains=qlora", "precision=bf16"), "need a model without experts"),
     "offloaded activations": ((*TINY, "recipe.offload_activations=true"), "needs runstop's own layers"),
-    "one normalised expert": ((*TINY, "model.experts.experts_per_token=1"), "leaves the router without a gradient"),
+    "one normalised expert": ((*TINY, "model.experts.experts_per_token=1"), "the router has no gradient"),
     "too many experts": ((*TINY, "model.experts.experts_per_token=5"), "cannot be sent to 5 of 4 experts"),
     "negative loss": ((*TINY, "model.experts.aux_loss_coef=-1"), "must be a finite number of 0 or more"),
     "generation": (("task=generate_tiny", "model=tiny_moe"), "model.experts.num_experts is 4"),

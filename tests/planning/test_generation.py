@@ -156,7 +156,7 @@ GENERATION = "task.generation"
                 "model.ffn_hidden_size=28640",
                 "cluster=dgxh200",
             ],
-            "rows of a multiple of 64 weights, but ffn_hidden_size / tp is 28640",
+            "nf4 needs ffn_hidden_size / tp to be a multiple of 64, but ffn_hidden_size / tp is 28640",
             f"{GENERATION}.nf4",
         ),
         (

@@ -131,13 +131,13 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
-            "a size is 1,028 bytes, but must be a multiple of ",
+            "a size is 1,028 bytes, but must be from 8 to 34,359,738,368 bytes, and a multiple of 8",
             "sizes_bytes",
         ),
         ([TINY, "task.kernels.collectives.operations=[]"], "the list of collective operations is empty", "operations"),
         (
             [TINY, "task.kernels.memcpy.sizes_bytes=[0]"],
-            "a size is 0 bytes, but must be a multiple of 1 from 1 to",
+            "a size is 0 bytes, but must be from 1 to",
             "memcpy.sizes_bytes",
         ),
         ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "the list of message sizes is empty", "memcpy.sizes_bytes"),

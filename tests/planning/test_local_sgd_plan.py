@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no interval": (("task=pretrain_tiny", "recipe.local_sgd.outer_lr=0.7"), "outer_lr is set", "every_steps=100"),
     "no such key": (("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"), "'every_step'", "every_steps?"),
     "local SGD without groups": ((LOCAL_SGD, "parallel.groups=null"), "parallel.groups is null", "parallel.groups=2"),
-    "three groups": ((LOCAL_SGD, "parallel.groups=3"), "cannot be split into 3 groups", "divisor"),
+    "three groups": ((LOCAL_SGD, "parallel.groups=3"), "cannot be split into 3 equal groups", "one of 1, 2"),
     "an odd batch": ((LOCAL_SGD, "recipe.global_batch_size=15"), "cannot be split equally over 2", "a multiple of 2"),
     "between averagings": ((LOCAL_SGD, "recipe.local_sgd.every_steps=7"), "evaluation after step 100", "112"),
     "no steps": ((LOCAL_SGD, "recipe.local_sgd.every_steps=0"), "every_steps=0", "1 or more"),

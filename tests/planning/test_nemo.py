@@ -82,7 +82,7 @@ def looked(python: Path | str) -> list[Finding | str]:
 def test_preflight_checks_the_nemo_version(tmp_path: Path) -> None:
     python, packages = tmp_path / "bin/python", tmp_path / "lib/python3.11/site-packages"
     [missing] = looked(python)
-    assert isinstance(missing, Finding) and missing.what == "this Python interpreter does not exist"
+    assert isinstance(missing, Finding) and missing.what == f"{python} does not exist, or is not an executable file"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     with pytest.raises(CannotTellError):

@@ -238,7 +238,7 @@ REFUSED = {
     "precision=fp8 model.ffn_hidden_size=200": "128 x 200 on each rank\n.*\n  fix:   set precision=bf16$",
     "precision=bf16 task.training.trains=qlora cluster.ranks_per_node=2 parallel.tp=2": "linear_fc2 has 96",
     "task=lora70b cluster=dgx1 parallel.tp=8 model.ffn_hidden_size=28608": "linear_fc2 has the size 8192 x 3576",
-    "task=lora70b cluster=dgx1 cluster.gpu.rates.layer_tflop=[1,1,2]": "ascending sizes: \\[1.0, 1.0, 2.0\\] with",
+    "task=lora70b cluster=dgx1 cluster.gpu.rates.layer_tflop=[1,1,2]": "must ascend, but they are \\[1.0, 1.0",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.busbw_gbs=[1]": "busbw_mib and busbw_gbs must have the same length",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.copy_gbs=0": "a rate is zero, negative or not finite",
     "task=lora70b cluster=dgx1 cluster.gpu.rates.launch_us=-1": "a rate is zero, negative or not finite",

@@ -92,7 +92,7 @@ def path(what: str, name: str | None, *, required: bool, on: tuple[bool, bool]) 
 
 warned = partial(broken, severity="warning")
 SHARED = "put this path on a shared file system that all nodes mount at the same path"
-LOGS = "read the output of these ranks in the job's log; without output, put LOGDIR on a shared file system"
+LOGS = "read the output of these ranks in the job's log; if there is no output, put LOGDIR on a shared file system"
 SAME = "use the same Python environment on all nodes: a shared folder, or a container"
 PER_NODE = "set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task"
 OTHER_NODES = "set cluster= to the config of these nodes, or run on other nodes"
@@ -252,7 +252,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             broken("HW-01", "the GPU has 2 uncorrected ECC errors", BROKEN_GPU),
             broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
             broken(
-                *("HW-01", "the GPU memory has a row that is remapped only at the next reset of the GPU", BROKEN_GPU),
+                *("HW-01", "the GPU must be reset to remap a damaged row of its memory", BROKEN_GPU),
                 fix="ask the admins to reset the GPU: the reset remaps the row",
             ),
             warned(
@@ -322,21 +322,48 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
     "NCCL's by its beginning": ({"NCCL_SOCKET_IFNAME": "et"}, []),
     "NCCL's that is down": (
         {"NCCL_SOCKET_IFNAME": "ib"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=ib is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME=ib selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "NCCL's by its whole name": (
         {"NCCL_SOCKET_IFNAME": "=et"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME==et is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME==et selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "all but some": ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
     "all but those that are up": (
         {"NCCL_SOCKET_IFNAME": "^lo,eth"},
-        [("NCC-01", "error", "no interface of NCCL_SOCKET_IFNAME=^lo,eth is up; the active interfaces are lo, eth0")]
+        [
+            (
+                "NCC-01",
+                "error",
+                "NCCL_SOCKET_IFNAME=^lo,eth selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
         * 2,
     ),
     "Gloo's by its beginning": (
         {"GLOO_SOCKET_IFNAME": "et"},
-        [("NCC-01", "error", "no interface of GLOO_SOCKET_IFNAME=et is up; the active interfaces are lo, eth0")] * 2,
+        [
+            (
+                "NCC-01",
+                "error",
+                "GLOO_SOCKET_IFNAME=et selects no interface that is up; the active interfaces are lo, eth0",
+            )
+        ]
+        * 2,
     ),
     "Gloo's, one of two": ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, []),
     "the loopback": (

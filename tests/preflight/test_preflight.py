@@ -75,7 +75,11 @@ BROKEN = {
     "--wrap": ((arguments("--wrap=true"),), "CFG-09", "sbatch does not submit the job"),
     "--export": ((arguments("--export=NONE"),), "CFG-09", "(PATH, DATADIR, LOGDIR, …)"),
     "two words in one": ((arguments("--exclude dgx-1"),), "CFG-09", "write --exclude=dgx-1"),
-    "a word alone": ((arguments("--exclusive", "dgx-1"),), "CFG-09", "sbatch would read dgx-1 as the script"),
+    "a word alone": (
+        (arguments("--exclusive", "dgx-1"),),
+        "CFG-09",
+        "sbatch would read it as the file name of the script",
+    ),
     "a container flag": (
         (arguments("--container-image=a"),),
         "PYX-10",

@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
         *("CFG-06",),
         lambda cache: (cache / "tokenizer_config.json").write_text('{"bos_token": "<s>"}'),
     ),
-    "not a tokenizer.json of": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
+    "tokenizer.json cannot be used": ("CFG-06", lambda cache: (cache / "tokenizer.json").write_text('{"model": {}}')),
     "token ids up to 600, but the model's vocabulary size is 512": (
         "CFG-06",
         lambda cache: add_token(cache / "tokenizer.json", 600),
@@ -160,7 +160,7 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     ("override", "message"),
     [
         ("data.files=null", "the data dolly comes from files, but data.files is not set"),
-        ("data.prompt_type=null", "records of dolly have answers, but prompt_type is None"),
+        ("data.prompt_type=null", "records of dolly have answers, but prompt_type is null"),
         ("data.test_split=1.5", "test_split is 1.5, but must be a share of the records"),
         ("data=c4 data.prompt_type=plain", "records of c4 have text only, but prompt_type is plain"),
         ("data=c4 data.answer_only=true", "records of c4 have no answers"),

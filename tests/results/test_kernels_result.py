@@ -130,7 +130,8 @@ def test_measured_points_must_be_the_planned_points(plan: KernelsPlan, tmp_path:
     log = kernels_log.write(other, tmp_path / "result_0.txt", time_us=at_share(1))
     judged = trials.judge(log, plan, plan.trials[0])
     assert (
-        list(judged.differences) == [f"the log does not have {plan.points[0].name} with the settings of the plan"]
+        list(judged.differences)
+        == [f"{plan.points[0].name} is missing in the log, or has other settings than in the plan"]
         and not judged.valid
     )
 

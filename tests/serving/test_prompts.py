@@ -41,7 +41,8 @@ def test_every_prompt_has_the_exact_number_of_tokens(byte_level: bool, num_token
 
 def test_a_prompt_of_special_tokens_only_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="no prompt can have 1 tokens: the tokenizer has .* usable words, 1 special tokens"
+        ConfigError,
+        match="a prompt of 1 tokens is not possible: .* words of one token, and adds 1 special tokens",
     ):
         prompts.random_prompts(trained(byte_level=False), count=1, num_tokens=1, seed=1)
 

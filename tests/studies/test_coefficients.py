@@ -123,7 +123,7 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
             "two entries of coefficients have the same measurement, step_time",
         ),
         ("same: [work]", "same: [job]", "the label 'job' does not exist"),
-        ("[{system: [old, new]}]", "[{system: older}]", "no arm of the study has the labels of this entry of among"),
+        ("[{system: [old, new]}]", "[{system: older}]", "an entry of among has the labels"),
         (
             "[{system: [old, new]}]",
             "[{system: [old, new]}, {work: A}]",

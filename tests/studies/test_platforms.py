@@ -171,10 +171,10 @@ def test_folders_that_do_not_belong_together_are_refused(tmp_path: Path, capsys:
             studies.platforms.merged([studies.read(dgx), studies.read(folder)])
     for argv, message in (
         (["mine", str(other)], "this folder has the study other, but the command is for the study mine"),
-        ([str(dgx), str(tmp_path)], "there is no study in this folder"),
+        ([str(dgx), str(tmp_path)], "this folder has no study"),
         ([str(tmp_path / "none-*")], "no folder of a study matches"),
         ([str(dgx), str(other), "trials=2"], "trials=2 does not apply"),
-        (["tiny", "--all-clusters"], "only shows tables"),
+        (["tiny", "--all-clusters"], "needs --table, which is missing"),
     ):
         with pytest.raises(SystemExit) as ended:
             cli.main(["study", *argv])

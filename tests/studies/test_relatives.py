@@ -96,7 +96,7 @@ def test_a_reduction_is_one_minus_the_ratio_with_its_interval_in_order(result: S
 def test_an_arm_without_a_reference_has_a_reason(result: StudyResult) -> None:
     reasons = {arm: result.row(arm).cells for arm in ("1 pods", "8 pods", "8 bare")}
     assert reasons["8 pods"]["relative_step_time"].reason == "the reference 1 pods has no value: not run"
-    assert reasons["8 bare"]["faster_by"].reason == "the study does not compare it with another arm"
+    assert reasons["8 bare"]["faster_by"].reason == "the study does not compare this arm with another arm"
     never = reasons["1 pods"]["faster_by"]
     assert (never.mark, never.reason) == (Mark.no_result, "not run")
 
@@ -111,17 +111,17 @@ def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("reference: {gpus: 1}", "reference: {gpus: 2}", "no arm of the study has the labels in reference"),
-        ("match: {system: pods}", "match: {system: ray}", "no arm of the study has the labels in match"),
-        ("same: [system]", "same: []", "two references, the arms '1 bare' and '1 pods'"),
+        ("reference: {gpus: 1}", "reference: {gpus: 2}", "reference has the labels {'gpus': '2'}, but no arm"),
+        ("match: {system: pods}", "match: {system: ray}", "match has the labels {'system': 'ray'}, but no arm"),
+        ("same: [system]", "same: []", "the arms '1 bare' and '1 pods' are both a reference"),
         ("same: [system]", "same: [job]", "the label 'job' does not exist"),
-        ("name: faster_by", "name: step_time", "the name 'step_time' of this entry of relatives is already the name"),
+        ("name: faster_by", "name: step_time", "the name is 'step_time', but another column already has this name"),
         (
             "measurement: step_time\n    title: faster",
             "measurement: mfu\n    title: faster",
             "the column with the meas",
         ),
-        ("{elsewhere: {system", "{elsewhere: {job", "published_match gives for the table elsewhere"),
+        ("{elsewhere: {system", "{elsewhere: {job", "the entry elsewhere has the labels"),
         (
             "published_match: {elsewhere",
             "published_match: {nowhere",

@@ -117,7 +117,7 @@ def test_random_rows_have_no_epoch(tmp_path: Path) -> None:
     short = cells(studies.read(folder), "13B Z3")
     assert short["time_of_steps"].values == (150.0,)
     assert (short["epoch_time"].mark, short["epoch_time"].value) == (Mark.no_result, None)
-    assert short["epoch_time"].reason.startswith("its rows are random, and only rows of its data set have an epoch")
+    assert short["epoch_time"].reason.startswith("the rows are random, and only the rows of a data set have an epoch")
 
 
 def steps_of(result: StudyResult) -> list[str]:

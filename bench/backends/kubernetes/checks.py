@@ -121,7 +121,7 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=f"set cluster.paths.{key} to another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
-            yield broken("KUB-15", f"cluster.paths.{key} is in no volume of the pods", f"{WHERE}.{name}", fix=fix)
+            yield broken("KUB-15", f"the pods have no volume for cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
             yield broken("KUB-15", f"the volume {name} must have exactly one of claim and host_path", f"{WHERE}.{name}")
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
@@ -157,7 +157,7 @@ def shape(subject: Subject) -> Iterator[Finding]:
         fix = "set launch.array=false"
         yield broken("KUB-15", "the Kubernetes backend does not support job arrays", "launch.array", fix=fix)
     if plan.config.cluster.slurm is not None:
-        what = "a Kubernetes cluster cannot have Slurm settings"
+        what = "cluster.slurm is set, but this cluster uses Kubernetes"
         yield broken("KUB-15", what, "cluster.slurm", fix="set cluster.slurm=null")
     if plan.config.cluster.device is Device.cuda and not k.gpu_resource:
         fix = f"set {WHERE}.gpu_resource to the name of the GPU resource, for example nvidia.com/gpu"
@@ -168,7 +168,12 @@ def shape(subject: Subject) -> Iterator[Finding]:
         fix = (
             f"set {WHERE}.gpu_resource to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
         )
-        yield broken("KUB-15", f"{k.gpu_resource} is not the resource of {gpu.name}", f"{WHERE}.gpu_resource", fix=fix)
+        yield broken(
+            "KUB-15",
+            f"gpu_resource is {k.gpu_resource}, but cluster.gpu is {gpu.name}",
+            f"{WHERE}.gpu_resource",
+            fix=fix,
+        )
     if k.gpu_resource and k.gpu_resource in k.resources and plan.config.cluster.device is Device.cuda:
         what = f"resources contains {k.gpu_resource}, but cluster.ranks_per_node already sets the number of GPUs"
         yield broken(
@@ -193,18 +198,21 @@ def shape(subject: Subject) -> Iterator[Finding]:
         )
     if k.run_as_user is not None and k.run_as_user < 1:
         fix = "set run_as_user to the id of another user who may write the results"
-        yield broken("KUB-15", "run_as_user is root, but pods may not run as root", f"{WHERE}.run_as_user", fix=fix)
+        what = f"run_as_user is {k.run_as_user}, but must be 1 or more: pods may not run as root (user 0)"
+        yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = f"set {WHERE}.port to a number from 1024 to 65535"
         yield broken(
             "KUB-15", f"port is {k.port}, but must be from 1024 to 65535 (unprivileged)", f"{WHERE}.port", fix=fix
         )
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
-        what = f"shm_gib is {k.shm_gib}, grace_s is {k.grace_s} and keep_h is {k.keep_h}, which is out of range"
+        what = f"shm_gib ({k.shm_gib}) and grace_s ({k.grace_s}) must be 1 or more, and keep_h ({k.keep_h}) 0 or more"
         fix = "set shm_gib and grace_s to 1 or more, and keep_h to 0 or more"
         yield broken("KUB-15", what, f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
-        what = "queue is set, but before Kubernetes 1.24 every node of a run is a Job, and Kueue starts each Job alone"
+        what = (
+            f"queue needs Kubernetes 1.24 or later, but version is {k.version}: Kueue would start each node separately"
+        )
         yield broken("KUB-16", what, f"{WHERE}.queue", fix=f"set {WHERE}.queue=null")
     if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
         fix = f"set {WHERE}.version to the server version that `kubectl version` shows, or set {WHERE}.object=job"
@@ -470,13 +478,11 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
         hard, used = one["status"].get("hard") or {}, one["status"].get("used") or {}
         for name, number in requested.items():
             if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
-                what = f"the run requests {number:g} of {name}, but the quota of {hard[name]} has only {left:g} left"
+                what = f"the run requests {number:g} {name}, but the quota has only {left:g} left (limit: {hard[name]})"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
         for name in sorted(_LIMITED & hard.keys() - requested.keys()):
             key = name.rpartition(".")[2]
-            what = (
-                f"the pods do not set {key}, but the quota of {name} requires {key}, unless a LimitRange sets a default"
-            )
+            what = f"the pods do not set {key}, which the quota of {name} requires unless a LimitRange sets a default"
             fix = f"set {WHERE}.resources.{key}"
             yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
 
@@ -518,7 +524,7 @@ def claims_exist(subject: Subject) -> Iterator[Finding | str]:
             what = f"the claim {claim} is not bound ({phase}); some storage classes bind a claim only when a pod starts"
             yield broken("KUB-08", what, f"storage class {item['spec'].get('storageClassName')}", severity="warning")
         if subject.plan.world.num_nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"the claim {claim} can be mounted on one node only ({', '.join(modes)})"
+            what = f"the run has several nodes, but the claim {claim} can be mounted on only one ({', '.join(modes)})"
             yield broken("KUB-08", what, f"{WHERE}: results, data, model")
 
 

@@ -58,7 +58,7 @@ class Channel:
                     left = left[os.write(self._outgoing, left) :]
                 except BlockingIOError:
                     if not select.select([], [self._outgoing], [], SILENT_S)[1]:
-                        raise LostError(f"the other node has read nothing for {SILENT_S:.0f} s") from None
+                        raise LostError(f"the sent messages were not read for {SILENT_S:.0f} s") from None
                 except OSError as error:
                     raise LostError(error.strerror) from None
 
@@ -73,9 +73,9 @@ class Channel:
         messages = [message for message in self._messages if message["kind"] != "beat"]
         self._messages.clear()
         if not messages and self._is_lost:
-            raise LostError("the other node has closed the connection")
+            raise LostError("the connection was closed")
         if not messages and time.monotonic() - self._heard_s > SILENT_S:
-            raise LostError(f"the other node has sent no heartbeat for {SILENT_S:.0f} s")
+            raise LostError(f"no heartbeat has arrived for {SILENT_S:.0f} s")
         return messages
 
     def next(self, within_s: float, *kinds: str) -> dict[str, Any]:
@@ -89,12 +89,11 @@ class Channel:
             if messages := self.received(min(left_s, 0.2)):
                 if messages[0]["kind"] not in kinds:
                     raise LostError(
-                        f"the other node sent the message {messages[0]['kind']!r:.40} instead of the message "
-                        f"{' or '.join(kinds)}"
+                        f"the message {messages[0]['kind']!r:.40} has arrived instead of {' or '.join(kinds)}"
                     )
                 self._messages.extendleft(reversed(messages[1:]))
                 return messages[0]
-        raise LostError(f"the other node has not answered within {within_s:.0f} s")
+        raise LostError(f"no answer has arrived within {within_s:.0f} s")
 
     @property
     def is_closed(self) -> bool:

@@ -66,7 +66,7 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared on another host, but does not exist on {member.name}",
+                f"{missing[0]} was prepared, but does not exist on the host {member.name}",
                 where="DATADIR, MODEL",
                 fix="copy this folder to the same path on every host, or put this folder on a shared file system",
                 rule="HST-10",
@@ -302,7 +302,8 @@ def _missing(missing: set[int], within_s: float) -> BenchError:
     return BenchError(
         f"node {nodes} has not joined within {within_s:.0f} s",
         where="--lead",
-        fix="check on this node that runstop was started, read its output, and test the connection to node 0's port",
+        fix=f"on node {nodes}: check that runstop was started, read its output, and test the connection to the port of "
+        "node 0",
         rule="HST-02",
     )
 

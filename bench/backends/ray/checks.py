@@ -59,9 +59,9 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
     for name in block(subject.plan).environment:
         value = os.environ.get(name)
         if value is None:
-            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove {name} from this list")
+            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove {name} from {where}")
         elif secret := known_secrets.named(name, value) or known_secrets.first(value):
-            fix = f"remove {name} from this list; set {name} for `ray start` on the nodes, or for pods in a Secret"
+            fix = f"remove {name} from {where}; set {name} for `ray start` on the nodes, or for pods in a Secret"
             yield broken(
                 "CFG-07", f"{name} contains a secret that Ray's dashboard would show: {secret}", where, fix=fix
             )

@@ -100,7 +100,7 @@ def run_attempt(group: Group, words: Sequence[str], driver: Driver) -> int:
     if runners.lost and not (0 in runners.ended and runners.ended[0].exit_code == 0):
         raise next(iter(runners.lost.values()))
     if 0 not in runners.ended:
-        raise LostError("RAY-04", f"node 0 ({group.names[0]}) has not ended, although the other nodes have")
+        raise LostError("RAY-04", f"all other nodes have ended, but node 0 ({group.names[0]}) has not ended")
     if not (folder / STATUS).exists() and runners.ended[0].exit_code != RESTART_EXIT_CODE:
         announce_runners(runners, say)
     return runners.ended[0].exit_code

@@ -118,7 +118,7 @@ def _runtime_env(ray: Ray) -> dict[str, Any]:
     if missing := [name for name in ray.environment if name not in os.environ]:
         what, fix = (
             f"the environment variable {', '.join(missing)} is not set",
-            f"export {missing[0]}=VALUE, or remove {missing[0]} from this list",
+            f"export {missing[0]}=VALUE, or remove {missing[0]} from cluster.ray.environment",
         )
         raise ConfigError(what, where="cluster.ray.environment", fix=fix, rule="CFG-06")
     environment = {name: os.environ[name] for name in ray.environment} | SETTINGS

@@ -69,8 +69,8 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
         if not name:
             if not previous or previous in NO_VALUE:
                 what, fix = (
-                    f"sbatch would read {argument} as the script's name",
-                    "write one --name=value per list entry",
+                    f"{argument} does not begin with -, so sbatch would read it as the file name of the script",
+                    "write an option and its value as one list entry: --name=value",
                 )
                 yield broken("CFG-09", what, WHERE, fix=fix)
         elif re.search(r"\s", name):

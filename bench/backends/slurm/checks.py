@@ -155,7 +155,7 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
             "SLU-02",
             what,
             "cluster.slurm.partition",
-            fix="wait, or set another cluster.slurm.partition",
+            fix="wait until `sinfo` shows the partition as up, or set cluster.slurm.partition to another one",
             severity=severity,
         )
 
@@ -201,7 +201,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
             yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
         return
     if not types:
-        what = "the job requests GPUs, but Slurm lists no GPUs on these nodes"
+        what = "the job requests GPUs, but Slurm lists no GPUs on the nodes of the partition"
         yield broken("SLU-01", what, where, fix=f"if the nodes have GPUs anyway, set {where}=none")
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
         what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {has}"

@@ -1,12 +1,12 @@
 """The model families, one file each. Standard library only: ranks import it.
 
-To add a family, write its file and add it to FAMILIES; nothing else knows a family by name.
+To add a family, write its file and add it to _MODULES; no other code knows a family by name.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from bench.contract.families import gpt2, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from bench.contract.families import gpt2, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, seed_oss
 from bench.contract.families.family import ConfigJson, Family, Unit, Weight
 from bench.contract.model import Model, Position
 from bench.contract.schema import EngineName
@@ -14,7 +14,7 @@ from bench.errors import ConfigError
 
 __all__ = ["ConfigJson", "Family", "Unit", "Weight"]
 
-_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe, gpt_oss)
+_MODULES = (llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen3_moe, gpt_oss, seed_oss)
 FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """By name. A model without `family` is of the first family that has its layers."""
 

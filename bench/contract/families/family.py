@@ -115,7 +115,11 @@ class Family:
     model_of: Callable[..., Model]
     """model_of(config, name=, source=) returns the model of a config.json without the settings above."""
     config_of: Callable[[Model], dict[str, Any]]
-    """Returns the config.json of a model, without its dtype."""
+    """Returns the config.json of a model, without its dtype; engine=huggingface builds the model from it.
+
+    It has a key for everything that changes a result: for a missing key, transformers takes its own default, such as a
+    dropout of 0.1, or a padding token whose embedding has no gradient.
+    """
     units: Callable[..., list[Unit]]
     """units(model, fused=) returns all tensors of a model; fused: q, k and v are one tensor in the source."""
     has_peft_linears: bool = True

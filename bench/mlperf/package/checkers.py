@@ -89,7 +89,7 @@ def require_safe(log: Path, benchmark: str, ruleset: str) -> None:
             if value not in names:
                 fix = "remove this run from the arguments"
                 raise ConfigError(
-                    f"{key} is {value!r:.80}, but a log of this package needs {' or '.join(names)}",
+                    f"{key} is {value!r:.80}, but must be {' or '.join(names)} in this package",
                     where=str(log),
                     fix=fix,
                 )

@@ -62,7 +62,7 @@ def read_run(folder: Path) -> Run:
     plan = folder / run_files.PLAN
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
-        fix = "pack runs that have a target, as runs with model.weights=checkpoint do"
+        fix = "pack runs that have a target, such as runs with model.weights=checkpoint"
         raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))
@@ -131,7 +131,9 @@ def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding
             listed = ", ".join(sorted(repr(value)[:80] for value in values))
             yield broken("PCK-04", f"{where}: the runs have different values of {key}: {listed}", where)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
-        yield broken("PCK-05", f"submission_org in a log is {name!r:.80} instead of {org}", where, severity="warning")
+        yield broken(
+            "PCK-05", f"{where}: submission_org is {name!r:.80} in a log, but --org is {org}", where, severity="warning"
+        )
 
 
 def _logged(results: Sequence[Result]) -> Iterator[tuple[str, set[object]]]:
@@ -151,14 +153,12 @@ def division_of(entries: Sequence[Entry], *, requested: str | None) -> str:
     if len(named) > 1 or not named <= set(DIVISIONS):
         listed = ", ".join(sorted(repr(name)[:80] for name in named))
         raise ConfigError(
-            f"the logs do not all have the same valid submission_division: {listed}",
+            f"submission_division must be {' or '.join(DIVISIONS)}, and equal in all logs, but is {listed}",
             where="the logs",
             fix="pack only runs with the same submission_division together",
         )
     (logged,) = named
     if requested == "closed" and logged == "open":
         fix = "pack the runs with --division open"
-        raise ConfigError(
-            "the logs are of the open division and cannot be packed as closed", where="--division", fix=fix
-        )
+        raise ConfigError("--division is closed, but the logs belong to the open division", where="--division", fix=fix)
     return str(requested or logged)

@@ -131,6 +131,6 @@ def read(path: Path) -> dict[str, str]:
         raise ConfigError(
             f"the file is not a system description: {named}",
             where=str(path),
-            fix="copy and edit a <system>.json of a package of runstop",
+            fix="copy a <system>.json that runstop pack has written, and edit the copy",
         )
     return text_of(fields)

@@ -71,7 +71,7 @@ def _check_heads(config: Config) -> None:
         )
     if m.position is Position.rope and m.head_size % 2:
         raise ConfigError(
-            f"a head has {m.head_size} numbers, but RoPE rotates pairs of them",
+            f"the size of a head is {m.head_size}, but RoPE needs an even number",
             where="model.head_dim",
             fix="set model.head_dim to an even number",
         )
@@ -88,8 +88,7 @@ def _check_family(config: Config) -> None:
     if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
         why = f": {family.why_not_others}" if family.why_not_others else ""
         raise ConfigError(
-            f"engine={engine.name} does not have the layers of the family {family.name}, that of {config.model.name}"
-            f"{why}",
+            f"engine={engine.name} has no layers for {config.model.name} (family {family.name}){why}",
             where="engine, model.family",
             fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
         )
@@ -100,13 +99,13 @@ def _check_described(config: Config) -> None:
     described = config.model.described
     if described is None:
         raise ConfigError(
-            f"model.family is {FAMILY}, which only model=hf sets",
+            f"model.family is {FAMILY}, but only model=hf may set this family",
             where="model.family",
             fix="set model=hf, engine=huggingface and MODEL to a Hugging Face folder",
         )
     if config.engine.name is not EngineName.huggingface:
         raise ConfigError(
-            f"engine={config.engine.name.name} does not have the layers of {described.architecture}",
+            f"engine={config.engine.name.name} has no layers for {described.architecture}",
             where="engine, model",
             fix="set engine=huggingface",
         )
@@ -158,7 +157,7 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; for a GPU with FP8, set its dense peak in cluster.gpu.peak_fp8_tflops",
+            fix="set precision=bf16; if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its dense peak",
         )
 
 

@@ -39,7 +39,7 @@ def _check_document_mask(data: Data) -> None:
         )
     if data.source is DataSource.random and data.lengths is None:
         raise ConfigError(
-            "document_mask is true, but random rows have no documents without data.lengths",
+            "document_mask is true, but data.lengths is null, so that random rows have no documents",
             where="data.document_mask, data.lengths",
             fix="set data.lengths to the lengths of documents, such as [200,500,1500], or data.document_mask=false",
         )
@@ -56,7 +56,7 @@ def _check_files(data: Data) -> None:
         has, fix = ("answers", "plain, headings or inst") if data.source.has_prompts else ("text only", "null")
         if data.source is DataSource.chat:
             has = "prompts of a chat template"
-        given = data.prompt_type.name if data.prompt_type else None
+        given = data.prompt_type.name if data.prompt_type else "null"
         raise ConfigError(
             f"records of {data.source.name} have {has}, but prompt_type is {given}",
             where="data.prompt_type",
@@ -87,17 +87,18 @@ def _check_columns(data: Data) -> None:
         if is_set and data.source not in sources:
             names = " or ".join(source.name for source in sources)
             raise ConfigError(
-                f"data.{key} is set, but the source {data.source.name} does not use it",
+                f"data.{key} is set, but data.source={data.source.name} does not use this key",
                 where=f"data.{key}, data.source",
                 fix=f"set data.{key}=null, or data={names}",
             )
     if data.sample is not None and (data.train_rows is None or data.source not in SAMPLED):
-        what = "train_rows is null" if data.train_rows is None else f"the source is {data.source.name}"
+        what = "data.train_rows is null" if data.train_rows is None else f"data.source is {data.source.name}"
         raise ConfigError(
-            f"data.sample generates records, but {what}",
+            f"data.sample is set, but {what}",
             where="data.sample",
-            fix=f"set data.sample=null and data.files; with data.sample set data.train_rows and one of the sources "
-            f"{', '.join(source.name for source in SAMPLED)}",
+            fix="set data.train_rows to a number and data.source to one of "
+            f"{', '.join(source.name for source in SAMPLED)}; "
+            "or set data.sample=null and data.files to your files",
         )
 
 

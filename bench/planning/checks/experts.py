@@ -61,7 +61,7 @@ def _training(config: Config) -> Iterator[Refusal]:
     what = f"engine=megatron needs experts with swiglu and no bias, but {m.name} has {m.activation.name}, bias {m.bias}"
     is_other = m.activation is not Activation.swiglu or m.bias
     yield is_other, what, where, "choose a model such as mixtral_8x7b, or set engine=huggingface"
-    what = "a token with one expert whose weight is normalised to 1 leaves the router without a gradient"
+    what = "with experts_per_token=1 and normalize_top_k=true the router has no gradient: each weight is 1"
     where = "model.experts.experts_per_token, model.experts.normalize_top_k"
     is_constant = experts.experts_per_token == 1 and experts.normalize_top_k
     yield is_constant, what, where, "set model.experts.normalize_top_k=false, or experts_per_token to 2 or more"

@@ -91,7 +91,12 @@ def _amounts(generation: Generation) -> Iterator[Refusal]:
         amount = getattr(generation, name)
         what = f"{name} is {amount}, but must be 1 or more"
         yield amount < 1, what, f"{BLOCK}.{name}", f"set {BLOCK}.{name} to 1 or more"
-    yield not generation.question.strip(), "the question is empty", f"{BLOCK}.question", "set the prompt"
+    yield (
+        not generation.question.strip(),
+        "the question is empty",
+        f"{BLOCK}.question",
+        f"set {BLOCK}.question to a text",
+    )
 
 
 def _order(generation: Generation) -> Iterator[Refusal]:
@@ -174,7 +179,7 @@ def _ours(config: Config, generation: Generation) -> Iterator[Refusal]:
     yield bool(unmet), what, ", ".join(unmet) or "model", "set model= to a Llama, Mistral or Qwen model"
     for key in ("hidden_size", "q_size", "ffn_hidden_size"):
         width = getattr(config.model, key) // tp
-        what = f"4-bit weights need rows of a multiple of {NF4_BLOCK} weights, but {key} / tp is {width}"
+        what = f"nf4 needs {key} / tp to be a multiple of {NF4_BLOCK}, but {key} / tp is {width}"
         is_cut = bool(generation.nf4) and width % NF4_BLOCK != 0
         yield is_cut, what, f"{BLOCK}.nf4, parallel.tp", f"lower parallel.tp, or set {BLOCK}.nf4=null"
 

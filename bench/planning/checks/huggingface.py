@@ -123,7 +123,7 @@ def _described(config: Config, described: Described) -> Iterator[Unsupported]:
         bool(unknown),
         f"{described.architecture} has no linear layers named {', '.join(sorted(unknown))}",
         "task.training.lora.target_modules",
-        f"set target_modules to some of {', '.join(known)}, or to linear_qkv and linear_proj: those of its attention",
+        f"set target_modules to some of {', '.join(known)}, or to linear_qkv and linear_proj (of the attention)",
     )
 
 
@@ -132,7 +132,7 @@ def attention_of(attention: Attention, described: Described) -> tuple[bool, str,
     known = described.attention_implementations
     return (
         attention.name not in known,
-        f"{described.architecture} needs what {attention.name} attention does not compute, such as attention sinks or "
+        f"{attention.name} attention does not support {described.architecture}, for example its attention sinks or "
         "capped scores",
         f"{BLOCK}.attention",
         f"set {BLOCK}.attention={' or '.join(known)}",

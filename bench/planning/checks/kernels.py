@@ -155,13 +155,15 @@ def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str 
         raise ConfigError(
             "the list of message sizes is empty", where=where, fix="list sizes in bytes, such as [1024, 1048576]"
         )
+    most, is_any = 2 * MAX_ELEMENTS, multiple == 1
     for size in sizes:
-        if size < 1 or size % multiple or size > 2 * MAX_ELEMENTS:
+        if size < 1 or size % multiple or size > most:
             raise ConfigError(
-                f"a size is {size:,} bytes, but must be a multiple of {multiple} from {multiple} to "
-                f"{2 * MAX_ELEMENTS:,} bytes",
+                f"a size is {size:,} bytes, but must be from {multiple} to {most:,} bytes"
+                f"{'' if is_any else f', and a multiple of {multiple}'}",
                 where=where,
-                fix=f"set the size to a multiple of {multiple} in this range{otherwise}",
+                fix=f"set the size to a {'number' if is_any else f'multiple of {multiple}'} from {multiple} to {most}"
+                f"{otherwise}",
             )
 
 

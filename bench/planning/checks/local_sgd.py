@@ -6,6 +6,7 @@ from dataclasses import asdict
 from bench.contract.local_sgd import Average, LocalSgd
 from bench.contract.schema import BackendName, Config, EngineName, Runtime
 from bench.errors import ConfigError
+from bench.planning.parallelism import divisors
 
 Refusal = tuple[bool, str, str, str]
 """Whether to refuse, the message, the keys, and the fix."""
@@ -99,12 +100,13 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
     yield groups < 1, f"groups={groups} is less than 1", "parallel.groups", "set parallel.groups to 1 or more"
     size = max(1, groups)
     is_even = nodes % size == 0 or (size % nodes == 0 and per_node % (size // nodes) == 0)
-    what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} groups of whole nodes or equal node parts"
+    what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} equal groups"
+    possible = sorted({*divisors(nodes), *(nodes * number for number in divisors(per_node))})
     yield (
         not is_even,
         what,
         "parallel.groups",
-        f"set parallel.groups to a divisor of {nodes}, or to {nodes} x a divisor of {per_node}",
+        f"set parallel.groups to one of {', '.join(map(str, possible))}",
     )
     what = f"a global batch of {gbs} samples cannot be split equally over {groups} groups"
     where, fix = "recipe.global_batch_size, parallel.groups", f"set recipe.global_batch_size to a multiple of {groups}"

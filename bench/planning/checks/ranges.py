@@ -134,16 +134,18 @@ def _check_rates(config: Config) -> None:
     for names, (sizes, *columns) in tables.items():
         is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
         if not is_rising or any(len(column) != len(sizes) for column in columns):
+            ascending, *_ = names.replace(",", "").split()
             raise ConfigError(
-                f"{names} must have the same length and ascending sizes: {sizes} with {', '.join(map(str, columns))}",
+                f"{names} must have the same length, and {ascending} must ascend, but they are {sizes}, "
+                f"{', '.join(map(str, columns))}",
                 where="cluster.gpu.rates",
-                fix="list sizes in ascending order, and one rate per size",
+                fix=f"list {ascending} in ascending order, and one rate for each of its numbers",
             )
     if not rates.layer_tflop:
         raise ConfigError(
-            "the rates of GEMMs are empty",
+            "the rates of GEMMs (layer_tflop) are empty",
             where="cluster.gpu.rates",
-            fix="measure them with `runstop calibrate`, or set cluster.gpu.rates=null",
+            fix="measure the rates with `runstop calibrate`, or set cluster.gpu.rates=null",
         )
     single = (rate for rate in dataclasses.asdict(rates).values() if isinstance(rate, int | float))
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]

@@ -111,7 +111,9 @@ def _check_training(config: Config) -> None:
         raise ConfigError(
             f"starts_from is {training.starts_from.name}, but task.training.base is {training.base or 'null'}",
             where="task.training.starts_from, task.training.base",
-            fix="for starts_from=task set task.training.base to a task name, otherwise set task.training.base=null",
+            fix="set task.training.base to the name of a task"
+            if training.base is None
+            else "set task.training.base=null, or task.training.starts_from=task",
         )
     if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(
@@ -125,7 +127,9 @@ def _check_training(config: Config) -> None:
             f"trains is {training.trains.name}, but "
             f"task.training.lora is {'null' if training.lora is None else 'given'}",
             where="task.training.trains, task.training.lora",
-            fix="set task.training.lora for trains=lora or qlora, or set task.training.lora=null for trains=all",
+            fix="add the block task.training.lora, or set task.training.trains=all"
+            if training.lora is None
+            else "set task.training.lora=null, or task.training.trains=lora or qlora",
         )
 
 

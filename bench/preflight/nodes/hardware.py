@@ -65,7 +65,7 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 fix = "ask the admins to reset the GPU: the reset remaps the row"
                 yield broken(
                     "HW-01",
-                    "the GPU memory has a row that is remapped only at the next reset of the GPU",
+                    "the GPU must be reset to remap a damaged row of its memory",
                     where,
                     fix=fix,
                 )
@@ -97,7 +97,7 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if not chosen:
                 yield broken(
                     "NCC-01",
-                    f"no interface of {name}={configured} is up; the active interfaces are {', '.join(up)}",
+                    f"{name}={configured} selects no interface that is up; the active interfaces are {', '.join(up)}",
                     node,
                 )
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:

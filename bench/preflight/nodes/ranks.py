@@ -26,7 +26,9 @@ def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
             yield broken("NCC-05", what, listed(nodes))
     if missing := sorted(set(range(planned)) - present):
         what = f"{len(missing)} of {planned} ranks wrote no file about their node: ranks {_ranges(missing)}"
-        fix = "read the output of these ranks in the job's log; without output, put LOGDIR on a shared file system"
+        fix = (
+            "read the output of these ranks in the job's log; if there is no output, put LOGDIR on a shared file system"
+        )
         yield broken("NCC-05", what, facts.folder, fix=fix)
 
 

@@ -36,7 +36,7 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     family = None if plan.config.model.described else families.of_model(plan.config.model)
     if family is not None and not family.has_peft_linears:
         raise ConfigError(
-            f"a model of the family {family.name} cannot have adapters, but {plan.config.model.name} is one",
+            f"{plan.config.model.name} cannot have adapters, because its family is {family.name}",
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )

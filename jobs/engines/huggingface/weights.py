@@ -86,9 +86,9 @@ class HuggingFaceFolder:
         families.check(self._source.config, model, where=str(folder / "config.json"))
         if hugging_face.is_fused(self._source.tensors):
             raise ConfigError(
-                "this folder has q, k and v in one tensor, but the Llama of transformers needs three tensors",
+                "the weights have q, k and v in one tensor, but engine=huggingface needs one for each",
                 where=str(folder),
-                fix="set MODEL to weights with three tensors, such as those of Meta, or set engine=megatron",
+                fix="set MODEL to weights with separate q, k and v, such as those from Meta, or set engine=megatron",
             )
 
     def read(self, name: str, shape: Shape) -> Tensor:
@@ -114,7 +114,7 @@ class MegatronFolder:
     def __init__(self, folder: Path, model: Model) -> None:
         if (stored := checkpoint.stored(folder)) is not Stored.plain:
             raise ConfigError(
-                f"the linears of this checkpoint are in {stored.name}, which engine=huggingface cannot load",
+                f"the linear layers of this checkpoint are in {stored.name}, which engine=huggingface cannot load",
                 where=str(folder),
                 fix="set MODEL to the Hugging Face folder, or to a conversion without --fp8 and --nf4",
             )

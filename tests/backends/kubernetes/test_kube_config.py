@@ -36,13 +36,13 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     ),
     "root": (
         {"run_as_user": 0},
-        (checks.shape, "KUB-15", "run_as_user is root, but pods may not run as root", "run_as_user"),
+        (checks.shape, "KUB-15", "run_as_user is 0, but must be 1 or more: pods may not run as root", "run_as_user"),
     ),
     "low port": ({"port": 1023}, (checks.shape, "KUB-15", "port is 1023, but must be from 1024 to 65535", "port")),
     "high port": ({"port": 65536}, (checks.shape, "KUB-15", "port is 65536, but must be from 1024 to 65535", "port")),
     "queue": (
         {"queue": "a", "version": "1.23"},
-        (checks.shape, "KUB-16", "queue is set, but before Kubernetes 1.24 every node of a run is a Job", "queue"),
+        (checks.shape, "KUB-16", "queue needs Kubernetes 1.24 or later, but version is ", "queue"),
     ),
     "jobset": (
         {"object": ObjectKind.jobset, "version": "1.26"},
@@ -75,8 +75,8 @@ def test_an_invalid_setting_is_reported(case: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "resource", "what"),
     [
-        ("mi300x", "nvidia.com/gpu", ["nvidia.com/gpu is not the resource of AMD Instinct MI300X"]),
-        ("h200", "amd.com/gpu", ["amd.com/gpu is not the resource of NVIDIA H200 SXM 141GB"]),
+        ("mi300x", "nvidia.com/gpu", ["gpu_resource is nvidia.com/gpu, but cluster.gpu is AMD Instinct MI300X"]),
+        ("h200", "amd.com/gpu", ["gpu_resource is amd.com/gpu, but cluster.gpu is NVIDIA H200 SXM 141GB"]),
         ("mi300x", "amd.com/gpu", []),
         ("h200", "nvidia.com/mig-1g.18gb", []),
         ("h200", "example.com/h200", []),
@@ -101,14 +101,14 @@ def test_the_limits_of_each_range_are_valid(changes: dict[str, object]) -> None:
 def test_numbers_out_of_range_are_reported(changes: dict[str, object]) -> None:
     (one,) = findings(checks.shape, settled(changes))
     (key, value), *_ = changes.items()
-    assert f"{key} is {value}" in one.what and one.what.endswith(", which is out of range")
+    assert f"{key} ({value})" in one.what and "must be 1 or more" in one.what
     assert one.where == f"{K}: shm_gib, grace_s, keep_h"
 
 
 def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert findings(checks.volumes_of_config, settled({})) == []
     (one,) = findings(checks.volumes_of_config, settled({"results": None}))
-    assert (one.what, one.where) == ("cluster.paths.logs is in no volume of the pods", f"{K}.results")
+    assert (one.what, one.where) == ("the pods have no volume for cluster.paths.logs", f"{K}.results")
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"

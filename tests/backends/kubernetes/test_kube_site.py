@@ -203,9 +203,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "quota",
         "2 quotas",
         [
-            quota("the run requests 2 of pods, but the quota of 1 has only 1 left", "quota all"),
-            quota("the run requests 16 of requests.nvidia.com/gpu, but the quota of 20 has only 15 left", "quota all"),
-            quota("the run requests 128 of limits.cpu, but the quota of 127 has only 127 left", "quota all"),
+            quota("the run requests 2 pods, but the quota has only 1 left (limit: 1)", "quota all"),
+            quota(
+                "the run requests 16 requests.nvidia.com/gpu, but the quota has only 15 left (limit: 20)", "quota all"
+            ),
+            quota("the run requests 128 limits.cpu, but the quota has only 127 left (limit: 127)", "quota all"),
         ],
     ),
     "a quota of objects": (
@@ -217,8 +219,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "quota",
         "1 quotas",
         [
-            quota("the run requests 1 of configmaps, but the quota of 1 has only 0 left", "quota a"),
-            quota("the run requests 1 of count/jobs.batch, but the quota of 0 has only 0 left", "quota a"),
+            quota("the run requests 1 configmaps, but the quota has only 0 left (limit: 1)", "quota a"),
+            quota("the run requests 1 count/jobs.batch, but the quota has only 0 left (limit: 0)", "quota a"),
         ],
     ),
     "claims": (
@@ -239,7 +241,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
             ),
             broken(
                 "KUB-08",
-                "the claim runstop-data can be mounted on one node only (ReadWriteOnce)",
+                "the run has several nodes, but the claim runstop-data can be mounted on only one (ReadWriteOnce)",
                 f"{WHERE}: results, data, model",
             ),
             broken("KUB-08", "PersistentVolumeClaim runstop-model does not exist", "namespace team"),
@@ -271,7 +273,7 @@ def test_a_quota_of_a_resource_that_pods_do_not_request_is_reported(look: Look) 
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.namespace=team"])
     results = look(server(**{f"GET {NAMESPACE}/resourcequotas": {"items": [hard]}}), plan)
     problems = [(one.severity, one.what, one.fix) for one in results["quota"].findings]
-    what = "the pods do not set {0}, but the quota of {1} requires {0}, unless a LimitRange sets a default"
+    what = "the pods do not set {0}, which the quota of {1} requires unless a LimitRange sets a default"
     assert problems == [
         ("warning", what.format("memory", "limits.memory"), f"set {WHERE}.resources.memory"),
         ("warning", what.format("cpu", "requests.cpu"), f"set {WHERE}.resources.cpu"),

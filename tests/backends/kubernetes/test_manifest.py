@@ -377,14 +377,18 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         (["cluster.kubernetes.image=a/b:latest"], "KUB-15", "may refer to another image later"),
         (["cluster.kubernetes.namespace=My_Team"], "KUB-15", "is not a valid value for"),
         (["cluster.kubernetes.resources.memory=lots"], "KUB-15", "is not a valid value for"),
-        (["cluster.kubernetes.results=null"], "KUB-15", "cluster.paths.logs is in no volume of the pods"),
+        (["cluster.kubernetes.results=null"], "KUB-15", "the pods have no volume for cluster.paths.logs"),
         (
             ["cluster.kubernetes.data={claim: a, host_path: /b}"],
             "KUB-15",
             "must have exactly one of claim and host_path",
         ),
         (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be a path in pods"),
-        (["cluster.kubernetes.run_as_user=0"], "KUB-15", "run_as_user is root, but pods may not run as root"),
+        (
+            ["cluster.kubernetes.run_as_user=0"],
+            "KUB-15",
+            "run_as_user is 0, but must be 1 or more: pods may not run as root",
+        ),
         (["launch.array=true"], "KUB-15", "does not support job arrays"),
         (
             ["cluster.paths.data=/results"],
@@ -444,7 +448,7 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         (
             ["cluster.kubernetes.version='1.20'", "cluster.kubernetes.queue=a"],
             "KUB-16",
-            "Kueue starts each Job alone",
+            "Kueue would start each node separately",
         ),
         (["container=pyxis", "container.image=/a.sqsh"], "KUB-15", "pods are already containers"),
     ],

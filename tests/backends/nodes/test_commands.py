@@ -300,7 +300,7 @@ def test_prepared_files_must_exist_on_every_node(tmp_path: Path) -> None:
     assert checked == [1]
     every[1].has = lambda path: "/model" not in path
     missing = rf"{re.escape(str(tmp_path))}/model/\S+"
-    message = rf"HST-10: {missing} was prepared on another host, but does not exist on rig2\n  where: DATADIR, MODEL"
+    message = rf"HST-10: {missing} was prepared, but does not exist on the host rig2\n  where: DATADIR, MODEL"
     with pytest.raises(ConfigError, match=message):
         lead.require_prepared(cast(Nodes, Others(plan, every)))
 

@@ -179,10 +179,10 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
         (
             'echo \'{"kind": "ready"}\'; cat >/dev/null',
             None,
-            "the other node sent the message 'ready' instead of the message join",
+            "the message 'ready' has arrived instead of join",
             "read ",
         ),
-        ("exit 3", None, "the other node has closed the connection", "read "),
+        ("exit 3", None, "the connection was closed", "read "),
     ],
 )
 def test_a_host_that_does_not_start_is_reported_with_its_error(

@@ -164,7 +164,9 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
         and "MY_PASSWORD" in secret.what
         and "horse" not in str(secret)
     )
-    assert unset == broken("CFG-06", "A is not set", secret.where, fix="export A=…, or remove A from this list")
+    assert unset == broken(
+        "CFG-06", "A is not set", secret.where, fix="export A=…, or remove A from cluster.ray.environment"
+    )
     assert results["no job array"] == [
         broken(
             *("CFG-09", "the Ray backend does not support job arrays", "launch.array"),

@@ -222,7 +222,7 @@ def test_other_models_are_refused_by_name(name: str, folders: dict[str, Path], t
 
 
 def test_a_plan_refuses_what_a_model_does_not_compute(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Gemma2ForCausalLM needs what sdpa attention does not compute"):
+    with pytest.raises(ConfigError, match="sdpa attention does not support Gemma2ForCausalLM"):
         plan_of(folders["gemma2"], tmp_path, "all", "engine.huggingface.attention=sdpa")
     with pytest.raises(ConfigError, match="Phi3ForCausalLM has no linear layers named q_proj"):
         plan_of(folders["phi3"], tmp_path, "lora", "task.training.lora.target_modules=[q_proj]")

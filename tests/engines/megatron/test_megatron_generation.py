@@ -25,7 +25,7 @@ from bench.contract.model import Activation, Model
 from bench.errors import ConfigError
 from bench.planning import compose
 from bench.runs import trial as trials
-from helpers import ranks, tiny_llama
+from helpers import ranks, tiny_families, tiny_llama
 from helpers.tiny_llama import GenerationOptions
 from jobs.engines.generation import Request
 from jobs.weights import nf4
@@ -39,12 +39,12 @@ with warnings.catch_warnings():
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.sampling import filter_logits, next_tokens
 
-MODELS: dict[str, dict[str, Any]] = {
-    "grouped queries": {},
-    "3.1's scaling": {"rope_scaling_factor": 8.0, "rope_base": 500000, "num_query_groups": 1},
-    "a group for each head, tied": {"num_query_groups": 4, "tied_embeddings": True},
-    "Qwen2": tiny_llama.FAMILIES["qwen2"],
-    "Qwen3": tiny_llama.FAMILIES["qwen3"],
+MODELS = {
+    "grouped queries": tiny_llama.model(),
+    "3.1's scaling": tiny_llama.model(rope_scaling_factor=8.0, rope_base=500000, num_query_groups=1),
+    "a group for each head, tied": tiny_llama.model(num_query_groups=4, tied_embeddings=True),
+    "Qwen2": tiny_families.model("qwen2"),
+    "Qwen3": tiny_families.model("qwen3"),
 }
 DEVICE = torch.device(ranks.DEVICE)
 LENGTHS = [(5, 40), (31, 7), (1, 64), (12, 1), (17, 23), (3, 33)]
@@ -89,7 +89,7 @@ def ours(folder: Path, model: Model, options: GenerationOptions) -> MegatronGene
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_300_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    model = tiny_llama.model(**MODELS[name])
+    model = MODELS[name]
     their_model = tiny_llama.write(tmp_path / "hf", model)
     request = Request(prompts(17)[0], 300)
     (answer,) = ours(tmp_path / "hf", model, GenerationOptions(order=Order.one_by_one)).generate([request], seed=0)

@@ -1,8 +1,8 @@
 """The model families, each from a tiny random folder of transformers: training and generation equal transformers'.
 
-Of Llama (with 3.1's RoPE), SmolLM (tied embeddings), Mistral (heads wider than the hidden size), Qwen2 (biases of q, k
-and v) and Qwen3 (norms of the heads of q and k): loss and gradients of all weights and of adapters on every kind of
-base, with and without recomputation and offloading, and greedy tokens; then the same on two ranks, in every layout.
+Of each family of tests/helpers/tiny_families.py with layers like Llama's: loss and gradients of all weights and of
+adapters on every kind of base, with and without recomputation and offloading, and greedy tokens; then the same on two
+ranks, in every layout.
 """
 
 import json
@@ -22,10 +22,11 @@ from bench.backends.local import free_port
 from bench.contract import families, plan_kinds
 from bench.contract.checkpoint import Stored
 from bench.contract.generation import Order, WeightPrecision
+from bench.contract.layers import differs_from_llama
 from bench.contract.model import Model
 from bench.contract.plan import Plan, Recomputed
 from bench.mlperf.result import parse
-from helpers import ranks, tiny_llama
+from helpers import ranks, tiny_families, tiny_llama
 from jobs.engines.generation import Request
 from jobs.weights import tensor_map
 
@@ -51,7 +52,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning"),
 ]
 
-NAMES = list(tiny_llama.FAMILIES)
+NAMES = [name for name in tiny_families.TINY if not differs_from_llama(tiny_families.model(name))]
+"""The families whose layers generation and the hand-written layers have."""
+HAS_OWN_QKV = [name for name in NAMES if tiny_families.model(name).qkv_bias or tiny_families.model(name).qk_norm]
 ROWS, STEPS, GBS = 11, 3, 4
 SMALL = (
     *("cluster.ranks_per_node=1", "data.seq_length=12", f"data.train_rows={ROWS}", f"data.eval_rows={ROWS}"),
@@ -91,12 +94,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(folder: Path) -> dict[str, "PreTrainedModel"]:
     """The models of transformers, each in its folder with its conversions."""
     stored = (Stored.plain, Stored.nf4)
-    return {name: tiny_llama.write(folder / name / "hf", tiny_llama.of_family(name), stored=stored) for name in NAMES}
+    return {name: tiny_llama.write(folder / name / "hf", tiny_families.model(name), stored=stored) for name in NAMES}
 
 
 def composed(name: str, folder: Path, *overrides: str) -> Plan:
     """Return a plan of a family that starts from its folder."""
-    shape = {key: value for key, value in tiny_llama.as_json(tiny_llama.of_family(name)).items() if value is not None}
+    shape = {key: value for key, value in tiny_llama.as_json(tiny_families.model(name)).items() if value is not None}
     of_model = (f"model.{key}={value}" for key, value in shape.items() if key not in ("name", "source", "weights"))
     plan = ranks.compose(folder, *of_model, *SMALL, *overrides)
     return replace(plan, data_dir=str(folder), base=None, base_dir=str(folder / name / "hf"))
@@ -268,7 +271,7 @@ def test_50_greedy_tokens_are_those_of_transformers(folder: Path, written: dict[
     for name, reference in written.items():
         expected = theirs(reference, request := Request(prompts(17)[0], 50))
         options = tiny_llama.GenerationOptions(order=Order.one_by_one)
-        (answer,) = ours(folder / name / "hf", tiny_llama.of_family(name), options).generate([request], seed=0)
+        (answer,) = ours(folder / name / "hf", tiny_families.model(name), options).generate([request], seed=0)
         assert len(set(expected)) > 20, "repeated tokens would make the comparison weak"
         assert answer.tokens == expected, name
 
@@ -278,7 +281,7 @@ def test_two_ranks_generate_the_tokens_of_transformers(folder: Path, written: di
     requests = [Request(row, length) for row, length in zip(prompts(17, 5, 9), (50, 8, 30), strict=True)]
     as_json = [["fp32", 0.0, [asdict(one) for one in requests]]]
     for name in written:
-        content = {"model": tiny_llama.as_json(tiny_llama.of_family(name)), "runs": as_json}
+        content = {"model": tiny_llama.as_json(tiny_families.model(name)), "runs": as_json}
         (folder / name / "requests.json").write_text(json.dumps(content))
     shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
@@ -291,12 +294,12 @@ def test_two_ranks_generate_the_tokens_of_transformers(folder: Path, written: di
 
 
 @pytest.mark.parametrize("precision", [WeightPrecision.bf16, WeightPrecision.fp8, WeightPrecision.nf4])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("name", HAS_OWN_QKV)
 def test_logits_of_prompts_and_steps_are_those_of_transformers(
     name: str, precision: WeightPrecision, folder: Path, written: dict[str, "PreTrainedModel"]
 ) -> None:
     """In FP8 and NF4, those of the weights as they are dequantised."""
-    shape, row = tiny_llama.of_family(name), prompts(40)[0]
+    shape, row = tiny_families.model(name), prompts(40)[0]
     source = folder / name / "hf"
     reference = type(written[name])(written[name].config).eval()
     reference.load_state_dict(written[name].state_dict())
