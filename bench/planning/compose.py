@@ -228,17 +228,18 @@ def _preset(config: "DictConfig") -> str:
     wanted = f"{nodes}x{_short(gpu.name) if gpu else 'unknown'}"
     systems = [option for option in loader.get_group_options(f"{PRESETS}/{name}") if option != FOR_ALL]
     if wanted not in systems:
+        on = f"{nodes} node{'s' * (nodes > 1)} with {gpu.name if gpu else 'no known GPU'}"
         raise ConfigError(
-            f"preset {name} has no values for {nodes} node{'s' * (nodes > 1)} with {gpu.name if gpu else 'no known GPU'}",
+            f"preset {name} has no values for {on}",
             where="engine.preset, cluster",
-            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU), or add a file preset/{name}/{wanted}.yaml to a "
-            "folder for --config-dir",
+            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU), or add a file preset/{name}/{wanted}.yaml to "
+            "a folder for --config-dir",
         )
     return f"+{PRESETS}/{name}={wanted}"
 
 
 def _short(gpu: str) -> str:
-    """Return the name of a GPU in names of preset files: h100 for NVIDIA H100 SXM 80GB, l40s_48gb for NVIDIA L40S 48GB."""
+    """Return a GPU's name as part of a preset's file name: h100 for NVIDIA H100 SXM 80GB."""
     return re.sub(r" sxm.*", "", gpu.lower().removeprefix("nvidia ")).replace(" ", "_")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.contract.program import Adapter, Program
 from bench.errors import ConfigError
 from bench.planning.compose import compose
-from jobs.command.adapters import Said, Unreadable, reader_of
+from jobs.command.adapters import Reported, Unreadable, reader_of
 from jobs.command.child import Lines
 
 OUTPUTS = Path(__file__).with_name("outputs")
@@ -26,7 +26,7 @@ def program(adapter: Adapter, name: str) -> Program:
     return Program(argv=["x"], adapter=adapter, patterns=[PATTERN] if adapter is Adapter.plain else [], file=file)
 
 
-def said(settings: Program, raw: bytes) -> list[Said]:
+def reported(settings: Program, raw: bytes) -> list[Reported]:
     reader, lines = reader_of(settings), Lines()
     read = []
     for line in (*lines.feed(raw), *lines.finish()):
@@ -38,7 +38,7 @@ def said(settings: Program, raw: bytes) -> list[Said]:
     return read
 
 
-def values(read: list[Said]) -> list[Values]:
+def values(read: list[Reported]) -> list[Values]:
     return [(one.step, one.loss, one.eval_loss, one.tokens, one.step_time_s) for one in read]
 
 
@@ -79,9 +79,9 @@ EXPECTED: dict[tuple[Adapter, str], list[Values]] = {
 }
 
 
-@pytest.mark.parametrize(("adapter", "name"), EXPECTED, ids=lambda word: str(getattr(word, "name", word)))
+@pytest.mark.parametrize(("adapter", "name"), EXPECTED, ids=lambda value: str(getattr(value, "name", value)))
 def test_each_adapter_reads_its_program(adapter: Adapter, name: str) -> None:
-    read = values(said(program(adapter, name), (OUTPUTS / name).read_bytes()))
+    read = values(reported(program(adapter, name), (OUTPUTS / name).read_bytes()))
     assert rounded(read) == rounded(EXPECTED[adapter, name])
 
 
@@ -96,11 +96,11 @@ GARBAGE = st.one_of(
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-@pytest.mark.parametrize(("adapter", "name"), EXPECTED, ids=lambda word: str(getattr(word, "name", word)))
+@pytest.mark.parametrize(("adapter", "name"), EXPECTED, ids=lambda value: str(getattr(value, "name", value)))
 def test_damaged_lines_never_yield_a_wrong_step_or_loss(adapter: Adapter, name: str, data: st.DataObject) -> None:
     """Lines are cut, glued to the next one, mixed with garbage, and interrupted by a line of another process."""
     lines = (OUTPUTS / name).read_text().splitlines()
-    intact = values(said(program(adapter, name), "\n".join(lines).encode()))
+    intact = values(reported(program(adapter, name), "\n".join(lines).encode()))
     intact += [(4, 8.7, None, None, None)] if adapter is Adapter.nemo else []  # hidden by the evaluation in its line
     losses = {step: {one[1] for one in intact if one[0] == step} for step, *_ in intact}
     damaged: list[str] = []
@@ -115,7 +115,7 @@ def test_damaged_lines_never_yield_a_wrong_step_or_loss(adapter: Adapter, name: 
             damaged += [line[:place], f"{data.draw(st.sampled_from(lines))}\n", f"{line[place:]}\n"]
         elif how == "keep":
             damaged.append(f"{line}\n")
-    for one in said(program(adapter, name), "".join(damaged).encode("utf-8", "replace")):
+    for one in reported(program(adapter, name), "".join(damaged).encode("utf-8", "replace")):
         assert one.step in losses
         assert one.loss is None or one.loss in losses[one.step]
 
@@ -127,7 +127,7 @@ def test_damaged_lines_never_yield_a_wrong_step_or_loss(adapter: Adapter, name: 
 @example('{"current_steps": ' + "[" * 9000)
 def test_no_text_ends_an_adapter(text: str) -> None:
     for adapter in Adapter:
-        said(program(adapter, "x"), text.encode("utf-8", "replace"))
+        reported(program(adapter, "x"), text.encode("utf-8", "replace"))
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_no_text_ends_an_adapter(text: str) -> None:
     ],
 )
 def test_a_loss_that_is_not_a_number_is_passed_on_to_the_runner(adapter: Adapter, line: str, is_nan: bool) -> None:
-    [read] = said(program(adapter, "x"), line.encode())
+    [read] = reported(program(adapter, "x"), line.encode())
     assert read.step == 3
     assert (read.loss is not None and math.isnan(read.loss)) is is_nan
 
 
 def test_megatron_without_a_loss_has_a_loss_of_nan_unless_an_iteration_was_skipped() -> None:
     line = "iteration 3/ 9 | consumed samples: 3 | number of skipped iterations:   {} | number of nan iterations:   0 |"
-    losses = [said(program(Adapter.megatron, "x"), line.format(count).encode())[0].loss for count in (0, 1)]
+    losses = [reported(program(Adapter.megatron, "x"), line.format(count).encode())[0].loss for count in (0, 1)]
     assert math.isnan(losses[0] or 0) and losses[1] is None
 
 

@@ -11,7 +11,7 @@ Source: DeepSpeed 0.19.8, runtime/engine.py, _report_progress; runtime/pipe/engi
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said
+from jobs.command.adapters import Reported
 
 _STEP = re.compile(r".*\bstep=(\d{1,12}), skipped=\d+, lr=\[")
 _NUMBER = r"(-?\d+\.\d+|-?inf|nan)"
@@ -23,11 +23,11 @@ class Reader:
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         if match := _OF_PIPELINE.match(line):
-            return Said(step=int(match[1]), loss=float(match[2]), step_time_s=float(match[3]))
+            return Reported(step=int(match[1]), loss=float(match[2]), step_time_s=float(match[3]))
         match = _STEP.match(line)
-        return Said(step=int(match[1])) if match else None
+        return Reported(step=int(match[1])) if match else None
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said, hf_trainer
+from jobs.command.adapters import Reported, hf_trainer
 
 
 class Reader:
@@ -20,7 +20,7 @@ class Reader:
         self._printed = hf_trainer.Reader(program)
         self._step, self._tokens = 0, 0.0
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         if '"current_steps"' not in line:
             return self._printed.read(line)
         try:
@@ -32,8 +32,8 @@ class Reader:
             return None
         eval_loss = _number(raw, "eval_loss")
         if eval_loss is not None:
-            return Said(step=step, eval_loss=eval_loss)
-        return Said(step=step, loss=_number(raw, "loss"), tokens=self._tokens_per_step(step, raw))
+            return Reported(step=step, eval_loss=eval_loss)
+        return Reported(step=step, loss=_number(raw, "loss"), tokens=self._tokens_per_step(step, raw))
 
     def _tokens_per_step(self, step: int, raw: dict[str, Any]) -> float | None:
         total = _number(raw, "total_tokens")
@@ -43,7 +43,7 @@ class Reader:
         self._step, self._tokens = step, total
         return tokens
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
 
 

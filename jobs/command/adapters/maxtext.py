@@ -9,7 +9,7 @@ Source: MaxText 0.2.4 (e591f30c), src/maxtext/common/metric_logger.py.
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said
+from jobs.command.adapters import Reported
 
 _NUMBER = r"(-?\d+\.\d{3}|-?inf|nan)"
 _STEP = re.compile(r".*\bcompleted (?:profiler activation/deactivation )?step: (\d{1,12}), (.*)")
@@ -24,18 +24,18 @@ class Reader:
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         if match := _EVALUATION.match(line):
-            return Said(step=int(match[1]) + 1, eval_loss=float(match[2]))
+            return Reported(step=int(match[1]) + 1, eval_loss=float(match[2]))
         if not (match := _STEP.match(line)):
             return None
         time_s, tokens, loss = (pattern.match(match[2]) for pattern in (_TIME_S, _TOKENS, _LOSS))
-        return Said(
+        return Reported(
             step=int(match[1]) + 1,
             loss=float(loss[1]) if loss else None,
             tokens=float(tokens[1]) if tokens else None,
             step_time_s=float(time_s[1]) if time_s else None,
         )
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None

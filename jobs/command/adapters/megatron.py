@@ -15,7 +15,7 @@ import math
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said
+from jobs.command.adapters import Reported
 
 _STEP = re.compile(r".*\biteration +(\d{1,12})/ *(\d{1,12}) \| consumed samples:(.*)")
 _EVALUATION = re.compile(
@@ -30,10 +30,10 @@ class Reader:
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         if match := _EVALUATION.match(line):
             loss = _number(match[2])
-            return None if loss is None else Said(step=int(match[1]), eval_loss=loss)
+            return None if loss is None else Reported(step=int(match[1]), eval_loss=loss)
         if not (match := _STEP.match(line)) or int(match[1]) > int(match[2]):
             return None
         fields = [field.partition(":") for field in match[3].split("|")[1:-1]]
@@ -41,9 +41,9 @@ class Reader:
         time_ms, loss = values.get(TIME_MS), values.get(LOSS)
         if LOSS not in values and LAST in values and values.get(SKIPPED) == 0:
             loss = math.nan
-        return Said(step=int(match[1]), loss=loss, step_time_s=None if time_ms is None else time_ms / 1000)
+        return Reported(step=int(match[1]), loss=loss, step_time_s=None if time_ms is None else time_ms / 1000)
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
 
 

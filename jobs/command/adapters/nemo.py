@@ -2,7 +2,7 @@
 
 Iterations and global_step count from 0; iterations begin again with each epoch. The printer repeats the newest val_loss
 in all lines after an evaluation, and averages it over its log_interval. So an evaluation is read where val_loss changes
-between two lines of consecutive steps, and one after the last step is never seen. Its line then stands for the
+between two lines of consecutive steps, and one after the last step is never seen. Its line then reports the
 evaluation only. The lines contain no tokens. The interactive progress bar (MegatronProgressBar) is not read.
 
 Source: NeMo 2.6.0rc0 (8cfedd72), nemo/lightning/pytorch/callbacks/progress_printer.py; strategies/megatron_strategy.py
@@ -12,7 +12,7 @@ for the names of the values.
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said
+from jobs.command.adapters import Reported
 
 _STEP = re.compile(r".*\bTraining epoch (\d{1,12}), iteration (\d{1,12})/(\d{1,12}) \| (.*)")
 LOSS, TIME_S, STEP, EVALUATION = "reduced_train_loss", "train_step_timing in s", "global_step", "val_loss"
@@ -22,9 +22,10 @@ class Reader:
     """Reads the lines of the printer. The last value of a line may be cut: only an evaluation or a time may be last."""
 
     def __init__(self, program: Program) -> None:
-        self._step, self._eval_loss = -1, None
+        self._step = -1
+        self._eval_loss: float | None = None
 
-    def read(self, line: str) -> Said | None:
+    def read(self, line: str) -> Reported | None:
         if not (match := _STEP.match(line)):
             return None
         fields = [field.partition(": ") for field in match[4].split(" | ")]
@@ -38,10 +39,10 @@ class Reader:
         is_new = eval_loss is not None and eval_loss != self._eval_loss and before == self._step - 1
         self._eval_loss = eval_loss
         if is_new and int(match[2]) < int(match[3]):
-            return Said(step=before, eval_loss=eval_loss)
-        return Said(step=self._step, loss=values.get(LOSS), step_time_s=values.get(TIME_S))
+            return Reported(step=before, eval_loss=eval_loss)
+        return Reported(step=self._step, loss=values.get(LOSS), step_time_s=values.get(TIME_S))
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
 
 

@@ -11,11 +11,12 @@ torchtitan/trainer.py, forward_backward_step.
 import re
 
 from bench.contract.program import Program
-from jobs.command.adapters import Said
+from jobs.command.adapters import Reported
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = r"(-?\d+\.\d+|-?inf|nan)"
-_STEP = re.compile(rf".*\b(validate step|(?<!validate )step): +(\d{{1,12}})  loss: +{_NUMBER}  (?:grad_norm|memory): ")
+_STEP = re.compile(r".*\bstep: +(\d{1,12})  loss: +(-?\d+\.\d{5}|-?inf|nan)  grad_norm: ")
+_EVALUATION = re.compile(r".*\bvalidate step: +(\d{1,12})  loss: +(-?\d+\.\d{4}|-?inf|nan)  memory: ")
+"""Even the end of a line of an evaluation differs from that of a step: by its digits, and by grad_norm."""
 
 
 class Reader:
@@ -23,14 +24,15 @@ class Reader:
 
     def __init__(self, program: Program) -> None: ...
 
-    def read(self, line: str) -> Said | None:
-        if "loss:" not in line or not (match := _STEP.match(_COLOUR.sub("", line))):
+    def read(self, line: str) -> Reported | None:
+        if "loss:" not in line:
             return None
-        step, loss = int(match[2]), float(match[3])
-        is_known = not loss < 0
-        if match[1] == "step":
-            return Said(step=step, loss=loss if is_known else None)
-        return Said(step=step, eval_loss=loss) if is_known else None
+        plain = _COLOUR.sub("", line)
+        if match := _EVALUATION.match(plain):
+            return None if float(match[2]) < 0 else Reported(step=int(match[1]), eval_loss=float(match[2]))
+        if match := _STEP.match(plain):
+            return Reported(step=int(match[1]), loss=None if float(match[2]) < 0 else float(match[2]))
+        return None
 
-    def finished(self) -> Said | None:
+    def finished(self) -> Reported | None:
         return None
