@@ -35,6 +35,8 @@ class Slurm:
     reservation: str | None = None
     arguments: list[str] = field(default_factory=list)
     """Further arguments of sbatch, such as --exclude=dgx-7 or --time=20."""
+    mpi: str = field(default="none", metadata=OMIT_DEFAULT)
+    """Value of `srun --mpi` for all commands, such as pmix for a program that starts MPI itself. Never run with MPI."""
     vboost: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """Value of `nvidia-smi boost-slider --vboost`, set on every node before the first command; None: not set. The nodes
     keep it after the job. Never run on a GPU."""

@@ -139,6 +139,8 @@ ATTACHED_FILE = "attached_file"
 PROGRAM = "program"
 """engine=command: the {argv} of the user's program on rank 0, {per} what it is started, its {adapter}, and the
 {placeholders} by which it got values of the plan."""
+RULESET = "ruleset"
+"""In the record PROGRAM: the MLPerf ruleset by which the log is checked."""
 PROGRAM_OUTPUT = "program_output"
 """When the program has ended: its {exit_code}, {lines} and {bytes} of its output, the {unreadable} lines among its
 records with the {first} of them, and the {runner_s} by the runner's clock next to {by_program}: the program's own."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bench.contract.codec import OMIT_DEFAULT
+
 
 class Per(Enum):
     """How often the program is started: once per rank; once per node, as for torchrun; or once per job, on node 0."""
@@ -18,12 +20,19 @@ class Adapter(Enum):
     """What reads the program's output: a file of jobs/command/adapters/.
 
     mllog: its own `:::MLLOG` lines. hf_trainer: what the Trainer of transformers, and TRL, print. plain: regular
-    expressions of engine.command.patterns.
+    expressions of engine.command.patterns. megatron: Megatron-LM and Megatron-Bridge. The others are named after what
+    prints the lines.
     """
 
     mllog = "mllog"
     hf_trainer = "hf_trainer"
     plain = "plain"
+    megatron = "megatron"
+    nemo = "nemo"
+    torchtitan = "torchtitan"
+    deepspeed = "deepspeed"
+    llama_factory = "llama_factory"
+    maxtext = "maxtext"
 
 
 GROUPS = ("step", "loss", "eval_loss", "tokens", "step_time_s", "eval_time_s", "total_time_s", "resumed")
@@ -74,7 +83,8 @@ class Program:
     patterns: list[str] = field(default_factory=list)
     """For adapter=plain: regular expressions whose groups are named after `GROUPS`."""
     every_steps: int = 1
-    """For adapter=hf_trainer, whose lines do not count steps: optimizer steps between two lines (logging_steps)."""
+    """For adapter=hf_trainer, and llama_factory without a file, whose lines do not count steps: optimizer steps between
+    two lines (logging_steps)."""
     file: str | None = None
     """A file that the adapter reads instead of standard output; hf_trainer: the trainer_state.json that it reads at the
     end."""
@@ -84,6 +94,10 @@ class Program:
     """Environment variables, after those of cluster.environment."""
     resumes: bool = False
     """Whether the program continues from {checkpoints} if an earlier attempt left something there."""
+    ruleset: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The MLPerf ruleset of the program's round, such as 5.0.0, which then judges its logs. None: the newest ones."""
+    note: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """What the plan shows about the program, such as where it is from, and that it was not run."""
     stop_s: float = 5.0
     """Seconds that the program gets after SIGTERM before it is killed; launchers kill a rank after 10 s."""
 

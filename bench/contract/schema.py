@@ -124,6 +124,8 @@ class Engine:
     huggingface: HuggingFace | None = field(default=None, metadata=OMIT_DEFAULT)
     nemo: Nemo | None = field(default=None, metadata=OMIT_DEFAULT)
     command: Program | None = field(default=None, metadata=OMIT_DEFAULT)
+    preset: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """A folder of conf/preset: the values of a published program, by the GPU and the number of nodes."""
     """Only the block of the chosen engine is set."""
 
 

@@ -7,7 +7,7 @@ square of a record's length, so this module checks the length of the records fir
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.contract import mllog
 from bench.errors import ConfigError, LogError, MissingLogError
+from bench.mlperf.log import Log
 
 RULESETS = ("5.1.0", "6.1.0")
 """The rulesets for checking new logs."""
@@ -32,6 +33,7 @@ _SINCE = (
 )
 """First day (UTC) of the runs for each ruleset's round. Rounds close in May and October; v4.0 took older runs too."""
 _BEFORE = "3.1.0"
+KNOWN = frozenset((_BEFORE, *(ruleset for _, ruleset in _SINCE)))
 _TOKEN = ":::MLLOG "
 _MAX_SQUARES = 4e9
 """Sum over a log's records of their squared lengths, in characters: about 7 s for the official parsers, or one record
@@ -51,6 +53,13 @@ def ruleset_of(time_ms: int) -> str:
     """Return the ruleset in force at run_start; 3.1.0 for all older runs."""
     since = ((datetime.fromisoformat(f"{day}T00:00Z").timestamp() * 1000, ruleset) for day, ruleset in reversed(_SINCE))
     return next((ruleset for start_ms, ruleset in since if start_ms <= time_ms), _BEFORE)
+
+
+def rulesets_of(log: Log) -> Sequence[str]:
+    """Return the rulesets for checking a log: that of engine.command.ruleset, or the newest ones."""
+    record = log.single(mllog.PROGRAM)
+    own = record.metadata.get(mllog.RULESET) if record else None
+    return (own,) if own in KNOWN else RULESETS
 
 
 def ruleset_of_runs(starts_ms: Iterable[int | None]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bench.contract import cluster, codec, old_plans
 from bench.contract.model import Weights
 from bench.contract.plan import Plan
-from bench.contract.schema import Config, DataSource, Device
+from bench.contract.schema import Config, DataSource, Device, EngineName
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
@@ -197,10 +197,53 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
 
 
 def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
-    """Return the config that Hydra composed from the overrides; for device=auto, with the GPUs of this machine."""
-    if config.cluster.device != Device.auto:
-        return config
-    return _composed_by_hydra([*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words])
+    """Return the config that Hydra composed from the overrides; for device=auto, with the GPUs of this machine.
+
+    With engine.preset, the values of its file for these GPUs are added; the overrides come after them.
+
+    Raises:
+        ConfigError: the preset is unknown, or has no values for this system.
+    """
+    if config.cluster.device == Device.auto:
+        words = [*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words]
+        config = _composed_by_hydra(words)
+    return config if config.engine.preset is None else _composed_by_hydra([_preset(config), *words])
+
+
+PRESETS, FOR_ALL = "preset", "all"
+"""The group of folders with presets, and the file in each that the others include."""
+
+
+def _preset(config: "DictConfig") -> str:
+    """Return the override that chooses the file of engine.preset for the GPU and the number of nodes."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.object_type import ObjectType
+
+    loader, name = GlobalHydra.instance().config_loader(), config.engine.preset
+    if config.engine.name != EngineName.command:
+        what = f"engine.preset is {name}, but the engine is {config.engine.name.name}"
+        raise ConfigError(what, where="engine, engine.preset", fix="choose engine=command, or remove engine.preset")
+    presets = loader.get_group_options(PRESETS, ObjectType.GROUP)
+    if name not in presets:
+        fix = f"choose {', '.join(presets)}"
+        raise ConfigError(f"there is no preset {name}", where="engine.preset", fix=fix)
+    gpu, nodes = config.cluster.gpu, config.cluster.num_nodes
+    wanted = f"{nodes}x{_short(gpu.name) if gpu else 'unknown'}"
+    systems = [option for option in loader.get_group_options(f"{PRESETS}/{name}") if option != FOR_ALL]
+    if wanted not in systems:
+        on = f"{nodes} node{'s' * (nodes > 1)} with {gpu.name if gpu else 'no known GPU'}"
+        raise ConfigError(
+            f"preset {name} has no values for {on}",
+            where="engine.preset, cluster",
+            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU), or add a file preset/{name}/{wanted}.yaml to "
+            "a folder for --config-dir",
+        )
+    return f"+{PRESETS}/{name}={wanted}"
+
+
+def _short(gpu: str) -> str:
+    """Return a GPU's name as part of a preset's file name: h100 for NVIDIA H100 SXM 80GB."""
+    return re.sub(r" sxm.*", "", gpu.lower().removeprefix("nvidia ")).replace(" ", "_")
 
 
 def with_model_read(config: "DictConfig", overrides: Sequence[str]) -> "DictConfig":

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from bench.contract.data import DataSource
 from bench.contract.plan import Batch, Evaluation, Recomputed, Submission, World
 from bench.contract.plan_kinds import TrainingPlan
-from bench.contract.program import GROUPS, PLACEHOLDERS, Adapter, Program, placeholders
+from bench.contract.program import GROUPS, PLACEHOLDERS, Adapter, Per, Program, placeholders
 from bench.contract.schema import Config, EngineName, ProfileKind
 from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
+from bench.mlperf.official import KNOWN
 from bench.planning.commands import fields_of_all
 from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import documents, flops
@@ -78,8 +79,11 @@ def _program(config: Config, block: Program) -> Iterator[Refusal]:
     yield config.trials > 1 and not block.uses("seed"), what, f"{BLOCK}.argv, trials", "pass {seed}, or set trials=1"
     yield from _values(config, block)
     yield from _reading(block)
+    yield from _last_rank(config, block)
     what = f"stop_s is {block.stop_s:g} s, but must be from 0 to {MAX_STOP_S:g} s"
     yield not 0 <= block.stop_s <= MAX_STOP_S, what, f"{BLOCK}.stop_s", "set a time in this range"
+    what, fix = f"there is no MLPerf ruleset {block.ruleset}", f"choose {', '.join(sorted(KNOWN))}, or null"
+    yield block.ruleset is not None and block.ruleset not in KNOWN, what, f"{BLOCK}.ruleset", fix
     yield from _not_for_programs(config)
 
 
@@ -139,6 +143,15 @@ def _reading(block: Program) -> Iterator[Refusal]:
     yield is_plain and "step" not in names, what, key, "add (?P<step>\\d+) to the pattern of the training lines"
     what = f"every_steps is {block.every_steps}, but must be 1 or more"
     yield block.every_steps < 1, what, f"{BLOCK}.every_steps", "set it to the Trainer's logging_steps"
+
+
+def _last_rank(config: Config, block: Program) -> Iterator[Refusal]:
+    """Yield an adapter whose lines the last rank prints, if this output is not read."""
+    cluster, is_megatron = config.cluster, block.adapter is Adapter.megatron and block.file is None
+    is_elsewhere = cluster.num_nodes > 1 or (block.per is Per.rank and cluster.ranks_per_node > 1)
+    what = "Megatron's last rank prints the lines of the training, but only the output of rank 0 is read"
+    fix = "write the last rank's output to a file as well, such as with tee, and set engine.command.file to it"
+    yield is_megatron and is_elsewhere, what, f"{BLOCK}.adapter, {BLOCK}.file", fix
 
 
 def _not_for_programs(config: Config) -> Iterator[Refusal]:

@@ -383,6 +383,8 @@ def _engine(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if (program := plan.config.program) is not None:
         times = {Per.rank: "each rank", Per.node: "each node", Per.job: "node 0"}[program.per]
         yield "engine", f"command, started on {times}: {shlex.join(program.argv)}"
+        if program.note is not None:
+            yield "program", program.note
         where = "the output" if program.file is None or program.adapter is Adapter.hf_trainer else program.file
         mark = "what only the program says is marked in the log"
         yield "read by", f"adapter {program.adapter.name}, from {where}; {mark}"

@@ -15,7 +15,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks, reader
 from bench.mlperf import result as results
 from bench.mlperf.log import Log
-from bench.mlperf.official import RULESETS, Verdict, official_verdict
+from bench.mlperf.official import Verdict, official_verdict, rulesets_of
 from bench.mlperf.result import Result
 from bench.results import generation, kernels, serving, training
 from bench.results.imported import Summary
@@ -162,7 +162,7 @@ def judge(path: Path, plan: Plan | None = None, trial: Trial | None = None) -> J
     """
     judged = read(path)
     if KINDS[judged.kind].has_official_rules and judged.result.has_target:  # it has no rules for runs without a target
-        judged = with_official_verdicts(judged, path, RULESETS)
+        judged = with_official_verdicts(judged, path, rulesets_of(judged.log))
     if plan is None or trial is None:
         return judged
     differing = [f"the log is of kind {judged.kind.name}, but the plan is of kind {plan.kind.name}"]

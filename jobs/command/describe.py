@@ -29,7 +29,8 @@ def program(filled: Program, settings: Program, log: mllog.Writer) -> None:
     """Log the program's words, and the checksums of its files among them."""
     names = sorted({name for _, text in settings.texts() for name in placeholders(text)})
     how = {"per": filled.per.name, "adapter": filled.adapter.name, "placeholders": names}
-    log.event(mllog.PROGRAM, settings.argv, **how)
+    rules = {} if settings.ruleset is None else {mllog.RULESET: settings.ruleset}
+    log.event(mllog.PROGRAM, settings.argv, **how, **rules)
     for argument in dict.fromkeys(filled.argv[1:]):
         path = Path(filled.folder or ".", argument)
         if path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES:

@@ -48,7 +48,8 @@ def in_parts(of_choices: OfChoices) -> OfChoices:
     def composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
         place = tuple(override for override in choices if override.partition("=")[0] in PLACE)
         work = tuple(override for override in choices if override not in place)
-        if not place or not work:
+        has_preset = any(override.startswith("+preset/") for override in choices)  # its files fill all of the config
+        if not place or not work or has_preset:
             return of_choices(choices, sources)
         config, there = (pickle.loads(of_choices(part, sources)) for part in (work, place))
         config.cluster, config.container = there.cluster, there.container

@@ -299,7 +299,8 @@ def _srun_options(plan: Plan) -> str:
     cpus = [f"--cpus-per-task={slurm.cpus_per_rank:d}"] if slurm and slurm.cpus_per_rank else []
     program = plan.config.program  # other ranks end at once: a site's WaitTime must not end the program then
     wait = ["--wait=0"] if program is not None and program.per is not Per.rank else []
-    return " ".join(["--export=ALL", "--mpi=none", *cpus, *wait])
+    mpi = _shell_word(f"--mpi={slurm.mpi if slurm else 'none'}")
+    return " ".join(["--export=ALL", mpi, *cpus, *wait])
 
 
 def _container(plan: Plan) -> list[str]:

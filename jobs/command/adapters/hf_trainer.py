@@ -71,5 +71,5 @@ def _with_numbers(text: str) -> str:
 def _number(raw: dict[Any, Any], name: str) -> float | None:
     try:
         return float(raw[name])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

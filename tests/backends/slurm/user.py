@@ -65,7 +65,7 @@ class Run:
 
     def output(self) -> str:
         """Return everything that its jobs and ranks printed, for the message of a failed test."""
-        logs = [*self.folder.glob("slurm-*.out"), *self.folder.glob("rank_logs/*")]
+        logs = [*self.folder.glob("slurm-*.out"), *filter(Path.is_file, self.folder.glob("rank_logs/*"))]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
