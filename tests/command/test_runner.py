@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_faults import PATTERNS, launched
+from test_program_faults import PATTERNS, launched
 
 from bench.contract import mllog
 from bench.mlperf import reader

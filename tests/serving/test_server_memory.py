@@ -28,10 +28,10 @@ def test_the_fullest_gpu_that_the_server_sees_counts(monkeypatch: pytest.MonkeyP
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle]),
     )
+    config = serving.planned().config  # on this machine, which has no GPU
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7,3")
     monkeypatch.setattr(memory, "EVERY_S", 0.001)
-    config = serving.planned().config
     config = replace(
         config, cluster=replace(config.cluster, device=Device.cuda), parallel=replace(config.parallel, tp=2)
     )

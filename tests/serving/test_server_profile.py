@@ -74,7 +74,7 @@ def test_a_server_that_does_not_record_itself_is_an_error(tmp_path: Path, monkey
     from jobs.serving import profile
 
     monkeypatch.setattr(profile, "STARTED_S", 0.5)
-    with pytest.raises(SubmitError, match="no process of the server records itself") as refused:
+    with pytest.raises(SubmitError, match="no process of the server has started torch.profiler") as refused:
         run(serving.with_stub(tmp_path, "none", RECORDED), tmp_path)
     assert "server.out" in refused.value.fix
     monkeypatch.setattr(profile, "TRACE_S", 1.0)
