@@ -26,7 +26,7 @@ def test_problems_of_a_request_are_found_before_it_is_sent(user: User, cluster: 
     cluster.kubectl("create", "quota", "small", "--hard=pods=1")
     missing = findings(user, "cluster.kubernetes.results={claim: nowhere}")
     assert "PersistentVolumeClaim nowhere does not exist" in missing["KUB-08"]
-    assert "pods: 1 of 1 left" in missing["KUB-11"]
+    assert "2 pods, but the quota has only 1 left (limit: 1)" in missing["KUB-11"]
     assert cluster.get("jobs") == []
 
 
