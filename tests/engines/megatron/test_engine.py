@@ -140,7 +140,7 @@ def test_failed_trials_have_a_reason_and_an_aborted_log(prepared: Path) -> None:
     plan.config.data.train_rows = 5
     code, output, events = attempt("other_rows", plan)
     assert (code, events[-1].key, events[-1].metadata["status"]) == (2, "run_stop", "aborted")
-    assert "the plan needs (5, 96)" in output and "Traceback" not in output
+    assert "the plan needs the shape (5, 96)" in output and "Traceback" not in output
 
     plan = ranks.compose(prepared, "cluster.ranks_per_node=1", *SHORT_RUN, "recipe.lr=1e30")
     code, output, events = attempt("explodes", plan)

@@ -276,6 +276,7 @@ def test_every_layout_has_the_losses_of_transformers(
 
 
 @pytest.mark.trains
+@pytest.mark.slow
 def test_experts_with_replicas_have_the_losses_of_transformers(folder: Path) -> None:
     """Of four ranks, two and two hold the same experts, whose gradients they average."""
     if not ranks.have(4):
