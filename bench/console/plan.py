@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.contract.plan import Plan
     from bench.preflight import Finding
 from bench.report.tables import time_limit, trials_row
-from bench.report.training import STEP_PARTS
+from bench.report.training_plan import STEP_PARTS
 
 
 def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:

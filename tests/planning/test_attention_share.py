@@ -12,7 +12,7 @@ from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning import compose as composing
 from bench.planning.estimates import documents
-from bench.report import training as report
+from bench.report import training_plan as report
 
 RANDOM = ("model.weights=random", "data.packing=true", "data.document_mask=true", "data.lengths=[100,500,1500]")
 GPU = ("cluster=dgxh200", "cluster.num_nodes=1", "cluster.ranks_per_node=1")

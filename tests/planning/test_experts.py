@@ -13,7 +13,7 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.planning.estimates import flops, memory, parameters
 from bench.planning.parallelism import split
-from bench.report import training
+from bench.report import training_plan
 
 PRETRAIN = (
     *("task=pretrain_8b", "cluster=dgxh200", "model.weights=random", "recipe.global_batch_size=64"),
@@ -91,7 +91,7 @@ def test_plan_shows_experts_and_keeps_plans_without_them_unchanged() -> None:
     plan = compose.compose([*TINY, "parallel.ep=2"])
     assert isinstance(plan, TrainingPlan)
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
-    rows = dict(training.plan_rows(plan))
+    rows = dict(training_plan.plan_rows(plan))
     assert "362,048 parameters (214,592 per token)" in rows["model"]
     assert rows["experts"].startswith("4 per layer, 2 per token, 2 on each rank; megatron-core's MoE layer, all-gather")
     assert ", ep 2" in rows["ranks"] and "mixture of experts" in rows["step time"]
