@@ -33,6 +33,12 @@ def control_character(text: str) -> str:
     return next((letter for letter in text if unicodedata.category(letter) in CONTROL_CATEGORIES), "")
 
 
+def hydra_value(text: str) -> str:
+    """Return a text as a quoted value in the grammar of Hydra's overrides."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def quoted(text: str) -> str:
     """Return a text in quotes, on one line, cut to SHOWN characters."""
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import itertools
 import os
 import random
 import re
@@ -29,6 +28,7 @@ from bench.contract.program import Program, placeholders
 from bench.contract.schema import PORTS, Device, GpuVendor
 from bench.errors import ConfigError, SubmitError
 from bench.images.needed import FLASH, huggingface_modules
+from bench.planning.gpu_detection import VISIBLE, visible_names
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 
 NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
@@ -118,7 +118,6 @@ NEMO_CHECK = Check("NeMo environment", ("RUN-08",), environment, is_nemo)
 DEVICES = "/dev"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 INFINIBAND, INTERFACES = "/sys/class/infiniband", "/sys/class/net"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS = ("torch", "numpy", "psutil")
 RUNNER = ("psutil",)
 """What the runner of a user's program imports, which this process needs as well."""
@@ -253,14 +252,9 @@ def _requirement(plan: Plan) -> str:
 
 
 def visible_gpus(plan: Plan) -> list[str] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None if it is not set.
-
-    Source: CUDA's programming guide, "CUDA environment variables": what comes after an invalid entry is not visible.
-    """
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None if it is not set."""
     value = (os.environ | plan.environment).get(VISIBLE)
-    if value is None:
-        return None
-    return list(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, value.split(","))))
+    return None if value is None else visible_names(value)
 
 
 def names_gpus(plan: Plan) -> bool:

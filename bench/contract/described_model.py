@@ -105,7 +105,7 @@ class Described:
     active_layer_weights: int
     kv_width: int
     """Elements of keys and values of one token, over all layers. 0: not known."""
-    num_untold_layers: int
+    num_uncounted_layers: int
     """Layers whose attention config.json does not describe (such as linear attention): its operations are not
     counted."""
     attention: list[AttentionLayers]

@@ -23,7 +23,7 @@ from bench.planning.compose import (
     register,
     search_path,
     typed,
-    with_gpus,
+    with_gpus_and_preset,
     with_model_read,
     with_new_options,
 )
@@ -88,7 +88,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
         with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
-            complete = with_model_read(with_gpus(config, words), overrides)
+            complete = with_model_read(with_gpus_and_preset(config, words), overrides)
             planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
 
     register()

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from bench.contract.cluster import Gpu
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError, SubmitError
 from bench.planning import calibration, compose, gpu_detection
+from bench.planning.checks.memory import TooLittleMemoryError
 from bench.planning.conf_folder import user_folder
 
 MODULE = "jobs.engines.megatron.calibrate"
@@ -29,11 +29,9 @@ class Calibrated:
     """What was measured and where it is kept."""
 
     gpu: Gpu
-    gpus: str
     file: Path
     skipped: list[str]
     """Points of the sweep that do not fit in the GPU's memory."""
-    measured: dict[str, Any]
 
 
 def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print) -> Calibrated:
@@ -57,14 +55,16 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
     plans, skipped = _plans()
     say(f"training {len(plans)} small models, each for a few seconds")
     measured = _measured(plans)
+    planned = next(iter(plans.values())).config.cluster.gpu
+    assert planned is not None, "the plan of a machine with a GPU describes it"
     gpu = dataclasses.replace(
-        next(iter(plans.values())).config.cluster.gpu or _no_gpu(),
+        planned,
         name=gpus.gpus[0].name,
         rates=calibration.rates(plans, measured, source=_source(str(gpus), measured)),
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write_text(target, _yaml(gpu))
-    return Calibrated(gpu=gpu, gpus=str(gpus), file=target, skipped=skipped, measured=measured)
+    return Calibrated(gpu=gpu, file=target, skipped=skipped)
 
 
 def _plans() -> tuple[dict[str, TrainingPlan], list[str]]:
@@ -75,9 +75,7 @@ def _plans() -> tuple[dict[str, TrainingPlan], list[str]]:
     for point in calibration.chosen(calibration.POINTS, with_fp8=has_fp8):
         try:
             plan = plan_kinds.required(compose.compose(point.overrides()), TrainingPlan)
-        except ConfigError as error:
-            if "GiB" not in error.what:
-                raise
+        except TooLittleMemoryError:
             skipped.append(point.name)
         else:
             plans[point.name] = plan
@@ -88,9 +86,8 @@ def _measured(plans: dict[str, TrainingPlan]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="runstop-calibrate-") as folder:
         points, result = Path(folder, "plans.json"), Path(folder, "result.json")
         points.write_text(json.dumps({name: json.loads(plan_kinds.dumps(plan)) for name, plan in plans.items()}))
-        argv = [sys.executable, "-m", MODULE, str(points), str(result)]
-        code = processes.run_here(argv, next(iter(plans.values())).environment)
-        if code != 0:
+        environment = next(iter(plans.values())).environment
+        if code := processes.run_program([MODULE, str(points), str(result)], environment=environment):
             raise SubmitError(
                 f"the measurement ended with exit code {code}; its output is above",
                 where=f"python -m {MODULE}",
@@ -112,7 +109,3 @@ def _yaml(gpu: Gpu) -> str:
     return (
         f"# Written by `runstop calibrate`. It is used on machines with this GPU, and by gpu@cluster.gpu=NAME.\n{text}"
     )
-
-
-def _no_gpu() -> Gpu:
-    raise AssertionError("a plan for cluster.device=cuda of this machine has a GPU")

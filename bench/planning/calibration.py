@@ -87,13 +87,13 @@ def _points() -> tuple[Point, ...]:
 POINTS = _points()
 
 
-def unit_work(config: Config, plan: TrainingPlan) -> Mapping[str, float]:
+def unit_work(plan: TrainingPlan) -> Mapping[str, float]:
     """Return the work of a step: TFLOP of GEMMs in FP8, of all others, and of attention forward; GB of element-wise
     kernels and of updates.
 
     A rate of 1 in everything makes the estimate's seconds equal to TFLOP or GB.
     """
-    huge = 1e15
+    config, huge = plan.config, 1e15
 
     def cost(**rates: float) -> Any:
         values = {"bf16": huge, "fp8": huge, "attention": huge, "elementwise": huge, "copy": huge} | rates
@@ -143,7 +143,7 @@ def rates(plans: Mapping[str, TrainingPlan], measured: Mapping[str, Any], *, sou
     Points that did not fit in the GPU's memory are missing in both.
     """
     points: Mapping[str, Mapping[str, float]] = measured["points"]
-    work = {name: unit_work(plan.config, plan) for name, plan in plans.items()}
+    work = {name: unit_work(plan) for name, plan in plans.items()}
     bf16 = {
         layer_tflop(plans[name]): work[name]["bf16_tflop"] / gemm_s(point)
         for name, point in points.items()

@@ -22,6 +22,7 @@ from bench.planning import deepspeed, described_models, gpu_detection, make_plan
 from bench.planning.compose_errors import caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
+from bench.texts import hydra_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -193,10 +194,10 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     sizes of the model are read from its folder.
     """
     words = with_new_options(words)
-    return with_model_read(with_gpus(_composed_by_hydra(words), words), words)
+    return with_model_read(with_gpus_and_preset(_composed_by_hydra(words), words), words)
 
 
-def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
+def with_gpus_and_preset(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
     """Return the config that Hydra composed from the overrides; for device=auto, with the GPUs of this machine.
 
     With engine.preset, the values of its file for these GPUs are added; the overrides come after them.
@@ -204,10 +205,15 @@ def with_gpus(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
     Raises:
         ConfigError: the preset is unknown, or has no values for this system.
     """
-    if config.cluster.device == Device.auto:
-        words = [*gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None), *words]
+    is_open = config.cluster.device == Device.auto
+    if gpus := gpu_detection.overrides(has_gpu_file=config.cluster.gpu is not None) if is_open else []:
+        words = [*gpus, *words]
         config = _composed_by_hydra(words)
-    return config if config.engine.preset is None else _composed_by_hydra([_preset(config), *words])
+    if config.engine.preset is not None:
+        config = _composed_by_hydra([_preset(config), *words])
+    if is_open and not gpus:
+        config.cluster.device = Device.cpu
+    return config
 
 
 PRESETS, FOR_ALL = "preset", "all"
@@ -403,8 +409,7 @@ def search_path(config_dir: Path | None = None) -> list[str]:
             fix="give a folder with config files, such as cluster/mine.yaml",
         )
     folders = [folder for folder in (config_dir, user_folder()) if folder is not None and folder.is_dir()]
-    quoted = (str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'") for folder in folders)
-    places = ",".join(f"'file://{folder}'" for folder in quoted)
+    places = ",".join(hydra_value(f"file://{folder.resolve()}") for folder in folders)
     return [f"hydra.searchpath=[{places}]"] if folders else []
 
 

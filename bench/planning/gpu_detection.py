@@ -3,6 +3,7 @@
 NVIDIA's GPUs are found by NVML, AMD's by amdsmi. CUDA_VISIBLE_DEVICES limits both, as it limits the ranks.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from bench.contract.cluster import GpuVendor
 from bench.errors import ConfigError
 from bench.planning.conf_folder import user_folder
+from bench.texts import hydra_value
 
 NAMES = {
     "NVIDIA A10": "a10",
@@ -74,7 +76,7 @@ class DetectedGpus:
 
 
 def overrides(*, has_gpu_file: bool) -> list[str]:
-    """Return the overrides that replace `device: auto`; those of the user come after them and win.
+    """Return the overrides for the GPUs of this machine; those of the user come after them and win. Empty: no GPU.
 
     has_gpu_file: the config already describes the GPU.
 
@@ -83,12 +85,12 @@ def overrides(*, has_gpu_file: bool) -> list[str]:
     """
     detected = detect(os.environ)
     if detected is None:
-        return ["cluster.device=cpu"]
+        return []
     gpu = [] if has_gpu_file else _gpu_override(detected.gpus[0])
     return [
         "cluster.device=cuda",
         f"cluster.ranks_per_node={len(detected.gpus)}",
-        f"cluster.detected_gpus={_quoted(str(detected))}",
+        f"cluster.detected_gpus={hydra_value(str(detected))}",
         *gpu,
     ]
 
@@ -101,10 +103,10 @@ def _gpu_override(gpu: DetectedGpu) -> list[str]:
     if (shipped := NAMES.get(gpu.name)) is not None:
         return [f"gpu@cluster.gpu={shipped}"]
     fields: dict[str, object] = {
-        "name": _quoted(gpu.name),
+        "name": hydra_value(gpu.name),
         "vendor": gpu.vendor.name,
         "memory_gib": f"{gpu.memory_gib:.2f}",
-        "compute_capability": "null" if gpu.compute_capability is None else _quoted(gpu.compute_capability),
+        "compute_capability": "null" if gpu.compute_capability is None else hydra_value(gpu.compute_capability),
     }
     return ["gpu@cluster.gpu=unknown", *(f"cluster.gpu.{key}={value}" for key, value in fields.items())]
 
@@ -154,19 +156,24 @@ def _of_one_kind(gpus: Sequence[DetectedGpu]) -> tuple[DetectedGpu, ...]:
     return tuple(gpus)
 
 
-def _visible(gpus: Sequence[DetectedGpu], value: str | None) -> list[DetectedGpu]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names by number or UUID; all of them for None.
+def visible_names(value: str) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names, by number or UUID.
 
     Source: CUDA's programming guide, "CUDA environment variables": what comes after an invalid entry is not visible.
     """
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, value.split(","))))
+
+
+def _visible(gpus: Sequence[DetectedGpu], value: str | None) -> list[DetectedGpu]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names; all of them for None."""
     if value is None:
         return list(gpus)
     chosen: list[DetectedGpu] = []
-    for text in map(str.strip, value.split(",")):
+    for text in visible_names(value):
         if text.isdecimal():
             named = [gpus[int(text)]] if int(text) < len(gpus) else []
         else:
-            named = [gpu for gpu in gpus if text and gpu.uuid.startswith(text)]
+            named = [gpu for gpu in gpus if gpu.uuid.startswith(text)]
         if len(named) != 1 or named[0] in chosen:
             break
         chosen += named
@@ -259,9 +266,3 @@ _LIBRARIES: dict[str, Callable[[], tuple[list[DetectedGpu], str]]] = {"NVML": _n
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a quoted value in Hydra's grammar."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -19,12 +19,14 @@ def _counted(described: Described) -> str:
     active = ""
     if described.active_parameters != described.parameters:
         active = f", of which a token uses {described.active_parameters:,}"
-    untold = ""
-    if described.num_untold_layers:
-        untold = f"; operations of {described.num_untold_layers} layers of another kind than attention are not counted"
+    uncounted = ""
+    if described.num_uncounted_layers:
+        uncounted = (
+            f"; operations of {described.num_uncounted_layers} layers of another kind than attention are not counted"
+        )
     stored = "; MXFP4 experts are dequantised to BF16 on load" if described.is_mxfp4 else ""
     counted = f"counted by transformers {described.transformers} on the meta device{active}"
-    return f"{described.architecture}: {counted}{untold}{stored}"
+    return f"{described.architecture}: {counted}{uncounted}{stored}"
 
 
 def _probed(probe: Probe) -> str:

@@ -26,6 +26,7 @@ from bench.results.study import Mark, PlannedArm
 from bench.studies import checks, labels
 from bench.studies.arms import Arm
 from bench.studies.spec import Study
+from bench.texts import hydra_value
 
 
 def candidates(config: Config, *, limit: int) -> tuple[int, ...]:
@@ -198,8 +199,7 @@ def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, b
     """Return the plan of one run, and its config.yaml; all arms of a block have the same seed."""
     overrides = request.overrides(arm, batch)
     seed = compose.unplanned(overrides, config_dir=request.config_dir).seed_base + block
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    own = [f"seed_base={seed}", f"launch.folder='{quoted}'"]
+    own = [f"seed_base={seed}", f"launch.folder={hydra_value(str(folder))}"]
     plan, config_yaml = compose.for_run([*overrides, *own], config_dir=request.config_dir)
     return plan, config_yaml
 

@@ -242,7 +242,7 @@ class RunningProgram:
         raise BenchError(
             f"the program of rank {self._begun.who.rank} ended with {how}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command.argv",
-            fix="read the last lines of the program in rank_logs/; an exit code of 127 means that it was not matches",
+            fix="read the last lines of the program in rank_logs/; exit code 127 means that a program was not found",
             rule="RUN-20",
         )
 

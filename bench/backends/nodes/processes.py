@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.contract import run_files
 from bench.contract.plan import Command, Plan
@@ -21,6 +22,9 @@ BOUND = Path(__file__).with_name("bound.py")
 NOT_INHERITED = ("RUNSTOP_TOKEN", "SUBMITIT_LOCAL_GLOBALID", run_files.ATTEMPT_VARIABLE)
 """RUNSTOP_TOKEN is for the runner only; ranks would read SUBMITIT_LOCAL_GLOBALID as their rank, and the attempt of
 another run as their own."""
+
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Ranks:
@@ -105,13 +109,13 @@ def start(
         )
 
 
-def run_program(words: Sequence[str], request: str) -> int:
+def run_program(words: Sequence[str], request: str = "", *, environment: Mapping[str, str] = NO_VARIABLES) -> int:
     """Run a Python module of `jobs` on this machine, with a text as its stdin, and return its exit code.
 
     The module shares this process's output. It has its own process group: Ctrl-C in a terminal ends it through this
     process, so that it prints no traceback while it imports.
     """
-    argv, env = [sys.executable, "-m", *words], {**os.environ, **python_paths()}
+    argv, env = [sys.executable, "-m", *words], {**os.environ, **environment, **python_paths()}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, env=env, process_group=0) as process:
         try:
             process.communicate(request)
@@ -138,12 +142,6 @@ def python_paths(planned: str = "") -> dict[str, str]:
     entries = f"{planned}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".split(os.pathsep)
     paths = dict.fromkeys([str(PACKAGES), *filter(os.path.isabs, entries)])
     return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-
-
-def run_here(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program of this package on this machine, with this process's output; return its exit code."""
-    ended = subprocess.run(words, env={**os.environ, **environment, **python_paths()}, check=False)
-    return exit_code_of(ended.returncode)
 
 
 def drop_caches(words: Sequence[str], node: str) -> str:

@@ -8,13 +8,17 @@ from bench.errors import ConfigError
 from bench.planning.checks import huggingface
 
 
+class TooLittleMemoryError(ConfigError):
+    """The estimated memory of a plan exceeds the GPU's memory."""
+
+
 def check(config: Config, memory: Memory) -> None:
-    """Raise ConfigError if the estimate exceeds the GPU's memory."""
+    """Raise TooLittleMemoryError if the estimate exceeds the GPU's memory."""
     if memory.fits is not False:
         return
     gpu = config.cluster.gpu
     assert gpu is not None
-    raise ConfigError(
+    raise TooLittleMemoryError(
         f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB: weights "
         f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
         f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "

@@ -74,7 +74,7 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
         name: p.numel() for name, p in layers.named_parameters(prefix=prefix) if p.dim() > 1 and "bias" not in name
     }
     parameters = sum(p.numel() for p in model.parameters())
-    attention, num_untold = attention_layers(config)
+    attention, num_uncounted = attention_layers(config)
     described = Described(
         config_json=json.dumps(json.loads(config_json)),
         transformers=transformers.__version__,
@@ -87,7 +87,7 @@ def describe(config_json: str, settings: ProbeSettings | None, *, where: str) ->
         active_layer_weights=sum(matrices.values())
         - round(idle * sum(size for name, size in experts.items() if name in matrices)),
         kv_width=_kv_width(config, sum(one.num_layers for one in attention)),
-        num_untold_layers=num_untold,
+        num_uncounted_layers=num_uncounted,
         attention=attention,
         projections=_projections(model),
         attention_implementations=_implementations(model),
