@@ -137,3 +137,12 @@ def test_plans_of_the_sweep_are_read_by_a_job() -> None:
     plans, _ = calibrate._plans()
     for plan in plans.values():
         assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
+
+
+def test_models_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(("NVIDIA L4", 22.5, (8, 9))))
+    plans, skipped = calibrate._plans()
+    assert "bf16 7680" in skipped and "elementwise bf16" in plans
+    measured = {"points": {name: _times(plan) for name, plan in plans.items()}, "copy_gbs": 250.0, "host_gbs": 12.0}
+    rates = calibration.rates(plans, measured, source="made up")
+    assert len(rates.layer_tflop) == len(rates.bf16_tflops) == len(rates.fp8_tflops)
