@@ -154,11 +154,17 @@ LOST = {
 }
 
 
+def _answer_soon(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Wait a short time for an sbatch that never answers; one that answers has the usual time."""
+    if how == "no answer in time":
+        monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
+
+
 @pytest.mark.parametrize("how", LOST)
 def test_a_job_whose_id_is_lost_is_found_in_the_queue(
     ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
+    _answer_soon(monkeypatch, how)
     slurm.stub("sbatch", LOST[how], queues=True)
     assert resume.resume(ended) == 0
     assert recorded_jobs(ended) == ["7", "100"] and not (ended / SUBMISSION).exists()
@@ -169,11 +175,12 @@ def test_a_job_that_may_exist_is_looked_up_whenever_the_run_is(
     ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The answer is lost, and the job appears in the queue later."""
-    monkeypatch.setattr(slurm_jobs, "SBATCH_S", 0.3)
     slurm.stub("sbatch", LOST[how])
     before = contents(ended)
-    with pytest.raises(SubmitError, match="the job may exist anyway"):
-        resume.resume(ended)
+    with monkeypatch.context() as patched:
+        _answer_soon(patched, how)
+        with pytest.raises(SubmitError, match="the job may exist anyway"):
+            resume.resume(ended)
     (note,) = contents(ended).keys() - before.keys()
     assert note == SUBMISSION and contents(ended).items() >= before.items()
     assert not runs.find(ended).is_active
