@@ -242,7 +242,7 @@ _RAISED = re.compile(rb"^%b(?:[\w.]{1,100}\.)?(?P<name>[A-Z]\w{0,60}(?:Error|Exc
 _FOLLOWING = re.compile(
     rb"(?:BrokenPipe|Connection(?:Reset|Refused|Aborted)?|EOF|ChildFailed|DistNetwork)Error|SignalException"
 )
-"""Exceptions that only show that another process has died."""
+"""Exceptions that only show that another process has died; a program (RUN-20) that ends with one was not the first."""
 _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
@@ -286,9 +286,11 @@ def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: st
     """Return the clue of an error of our own: the rule at the start of its text, else the rule of a sign in it."""
     raw = what.encode(errors="replace")
     text = shown(raw)
+    seen = _recognise(raw[:AFTER])
     if (known := _KNOWN.match(text)) and known[1] in RULES:
-        return Clue(known[1], Weight.CAUSE, file, line, text, fix)
-    rule, weight, _ = _recognise(raw[:AFTER]) or (otherwise, Weight.CAUSE, 0)
+        follows = known[1] == "RUN-20" and (seen and seen[1] is Weight.ECHO or _FOLLOWING.search(raw))
+        return Clue(known[1], Weight.END if follows else Weight.CAUSE, file, line, text, fix)
+    rule, weight, _ = seen or (otherwise, Weight.CAUSE, 0)
     return Clue(rule, weight, file, line, text, fix)
 
 

@@ -32,7 +32,8 @@ from jobs.tasks.describe import log_caches
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 16
 DRAIN_S = 2.0
-"""After the end of the program, how long its output is read while another process still holds it open."""
+"""After the end of the program, how long its output is read while another process still holds it open. A failure is
+reported at once, so that it is the first one: the programs of other ranks may fail because of it."""
 WINDOW = 101
 """Number of pauses between two reports whose median is the usual one."""
 FEWEST = 2
@@ -134,7 +135,8 @@ class RunningProgram:
                 self._check_pace(now_s)
                 continue
             ended_s = now_s if ended_s is None else ended_s
-            if not self._child.is_open or (not chunk and now_s - ended_s > DRAIN_S):
+            drain_s = 0.0 if self._child.exit_code else DRAIN_S
+            if not self._child.is_open or (not chunk and now_s - ended_s > drain_s):
                 break
             if now_s - ended_s > 2 * DRAIN_S:
                 break  # a process that was abandoned floods the output
