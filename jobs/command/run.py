@@ -93,7 +93,7 @@ def _recorder(begun: Begun[TrainingPlan], program: Program) -> Recorder:
         return describe.trial(begun.plan, begun.trial) if begun.who.rank == 0 else {}
 
     if program.adapter is Adapter.mllog:
-        return MllogRecorder(begun.plan, begun.log, described)
+        return MllogRecorder(begun.log, described)
     earlier = _earlier_step(begun) if program.resumes else None
     return StepRecorder(begun.plan, begun.log, described, earlier_step=earlier)
 
@@ -199,7 +199,7 @@ class RunningProgram:
             return
         silent_s, usual_s, what = limit
         raise BenchError(
-            f"no progress for {silent_s:,.0f} s in training after step {self._recorder.step} (usual: {usual_s:.3g} s): "
+            f"no progress for {silent_s:,.0f} s in training after {self._recorder.place} (usual: {usual_s:.3g} s): "
             f"the program {what}; {self._child.state()}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command",
             fix="find out where it waits (`py-spy dump --pid PID` while it hangs); if its pauses are that long, raise "
