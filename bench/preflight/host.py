@@ -83,7 +83,9 @@ def unmounted_program(subject: Subject) -> Iterator[Finding]:
     for word in config.program.argv:
         path = Path(word)
         if path.is_absolute() and path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
-            what = f"no mount puts the file {word} into the container: unless the image has it, the program cannot start"
+            what = (
+                f"no mount puts the file {word} into the container: unless the image has it, the program cannot start"
+            )
             fix = f"add {path.parent}:{path.parent}:ro to container.mounts"
             yield broken("RUN-08", what, "engine.command.argv", fix=fix, severity="warning")
 
