@@ -56,9 +56,7 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
     count = len(gpus.gpus)
     say(f"found {gpus}")
     if count > 1:
-        say(
-            f"the sweep measures the first GPU, {gpus.gpus[0].uuid}; then all-reduces over all {count} measure the links"
-        )
+        say(f"the sweep measures the first GPU, {gpus.gpus[0].uuid}; all-reduces over all {count} measure the links")
     plans, skipped = _plans()
     say(f"training {len(plans)} small models, each for a few seconds")
     measured = _measured(plans)

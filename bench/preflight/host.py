@@ -80,12 +80,10 @@ def unmounted_program(subject: Subject) -> Iterator[Finding]:
     targets = [(expanded(mount) or mount).split(":") for mount in mounts]
     folders = [parts[1] if parts[1:] and parts[1] else parts[0] for parts in targets]
     folders += [path for path in (expanded(config.cluster.paths.logs), config.launch.folder) if path]
-    for word in config.program.argv:
-        path = Path(word)
+    for argument in config.program.argv:
+        path = Path(argument)
         if path.is_absolute() and path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
-            what = (
-                f"no mount puts the file {word} into the container: unless the image has it, the program cannot start"
-            )
+            what = f"no mount puts the file {argument} into the container; without it the program cannot start"
             fix = f"add {path.parent}:{path.parent}:ro to container.mounts"
             yield broken("RUN-08", what, "engine.command.argv", fix=fix, severity="warning")
 

@@ -43,10 +43,9 @@ def test_ranks_on_two_hosts_train_and_one_that_fails_explains_the_run(tmp_path: 
 @pytest.mark.slow
 def test_ranks_in_an_image_train(tmp_path: Path, spawn: Spawn) -> None:
     words = programs.words(tmp_path)
-    mounted = [
-        f'{word.removesuffix("]")},"{tmp_path}:{tmp_path}:ro"]' if word.startswith("container.mounts=") else word
-        for word in podman.overrides(tmp_path)
-    ]
+    mounts = next(override for override in podman.overrides(tmp_path) if override.startswith("container.mounts="))
+    own = f'{mounts.removesuffix("]")},"{tmp_path}:{tmp_path}:ro"]'
+    mounted = [own if override == mounts else override for override in podman.overrides(tmp_path)]
     here = ("cluster.device=cpu", "cluster.gpu=null", "cluster.ranks_per_node=2")
     output = launched(tmp_path, spawn, *here, *words, *mounted)
     status = statuses.read(tmp_path / "run")

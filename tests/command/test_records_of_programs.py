@@ -12,8 +12,8 @@ from jobs.command.adapters import MllogRecord, Reported
 from jobs.command.records import MllogRecorder
 
 
-def record(key: str, value: Any = None, *, of: str = "POINT_IN_TIME", **metadata: Any) -> Reported:
-    return Reported(record=MllogRecord(event_type=of, key=key, value=value, metadata=metadata, time_ms=1000.0))
+def record(key: str, value: Any = None, *, event_type: str = "POINT_IN_TIME", **metadata: Any) -> Reported:
+    return Reported(record=MllogRecord(event_type=event_type, key=key, value=value, metadata=metadata, time_ms=1000.0))
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_a_program_may_repeat_a_count_as_published_logs_do(is_program: bool, rul
         log.event(mllog.INITIAL_WEIGHTS, "checkpoint")
         if is_program:
             recorder = MllogRecorder(log, dict)
-            for one in (record("run_start", of="INTERVAL_START"), *[record("tracked_stats", {}, step=0)] * 2):
+            for one in (record("run_start", event_type="INTERVAL_START"), *[record("tracked_stats", {}, step=0)] * 2):
                 recorder.record(one, 0.0)
         else:
             log.start(mllog.RUN_START)
             for _ in range(2):
                 log.event(mllog.TRACKED_STATS, {}, step=0)
-    found = [item.rule for item in kind.read(path).result.findings if "does not increase" in item.what]
-    assert found == rules
+    rising = [item.rule for item in kind.read(path).result.findings if "does not increase" in item.what]
+    assert rising == rules

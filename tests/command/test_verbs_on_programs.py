@@ -42,7 +42,7 @@ def test_the_verbs_on_finished_failed_and_running_programs(
     def types(*words: object, code: int = 0) -> str:
         """Return what a verb prints."""
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(word) for word in words])
+            cli.main([*map(str, words)])
         printed = capsys.readouterr()
         assert (ended.value.code or 0) == code, (words, printed)
         return printed.out + printed.err

@@ -109,7 +109,7 @@ def test_a_written_file_is_used_by_the_next_plan(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("link_error", [None, "ncclSystemError: no path"])
-def test_several_gpus_are_told_apart(link_error: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_one_of_several_gpus_is_named(link_error: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is measured, and named; without rates of links, only plans for one GPU have an estimate."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml(H200, H200))
     plans, _ = calibrate._plans()

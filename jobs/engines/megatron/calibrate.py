@@ -184,11 +184,12 @@ def link_rates(count: int, device: str = "cuda") -> dict[str, Any]:
     the rates of the GPU itself are kept.
     """
     from torch import multiprocessing
+    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
     result = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         multiprocessing.spawn(_reduce, args=(count, free_port(), device, result), nprocs=count)  # type: ignore[attr-defined, no-untyped-call]
-    except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
+    except (ProcessRaisedException, ProcessExitedException) as error:
         return {"link_error": str(error).strip().splitlines()[-1]}
     return {"busbw_gbs": result.get()}
 
@@ -203,9 +204,13 @@ def _reduce(rank: int, count: int, port: int, device: str, result: Any) -> None:
     own = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    meeting = {"init_method": f"tcp://127.0.0.1:{port}", "timeout": datetime.timedelta(seconds=rates.MEETING_S)}
-    backend = "nccl" if own.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, rank=rank, world_size=count, **meeting)
+    distributed.init_process_group(
+        "nccl" if own.type == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        timeout=datetime.timedelta(seconds=rates.MEETING_S),
+        rank=rank,
+        world_size=count,
+    )
     measured = rates.allreduce(REDUCED_MIB if own.type == "cuda" else REDUCED_MIB[:1], own)
     if rank == 0:
         result.put({rate.mib: rate.busbw_gbs for rate in measured})
