@@ -172,17 +172,15 @@ def _add_runs(verbs: arguments.Verbs) -> None:
 
 def _runs(args: argparse.Namespace) -> int:
     from bench.console import runs as run_sheets
-    from bench.runs import run
+    from bench.runs import names
 
-    root = args.folder or run.root()
+    root = args.folder or names.root()
     return run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:
     parser = arguments.add(verbs, _logs, help="print the output of a run's job and ranks", example="latest --follow")
-    parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest run)"
-    )
+    arguments.takes_runs(parser, "a run (default: latest, the newest run)", dest="run", nargs="?")
     parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
     parser.add_argument(
         "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
@@ -192,7 +190,7 @@ def _add_logs(verbs: arguments.Verbs) -> None:
 def _logs(args: argparse.Namespace) -> int:
     from bench.console import logs as log_pages
 
-    (folder,) = arguments.run_folders([args.run] if args.run else [])
+    folder = arguments.run_folder(args.run)
     log_pages.show(folder, num_lines=args.lines, follow=args.follow)
     return 0
 
@@ -204,13 +202,13 @@ def _add_cancel(verbs: arguments.Verbs) -> None:
         help="cancel a run; finished trials are kept",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest run")
+    arguments.takes_runs(parser, "runs; `latest` is the newest run", nargs="+")
 
 
 def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
-    for folder in arguments.run_folders(args.folders):
+    for folder in arguments.run_folders(args.runs):
         print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
     return 0
 
@@ -222,7 +220,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
         help="resume a run that has ended: finished trials are kept, the others get another attempt",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest run")
+    arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
     parser.add_argument(
         "--walltime",
         type=arguments.count,
@@ -241,7 +239,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
 def _resume(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
-    (folder,) = arguments.run_folders([args.folder])
+    folder = arguments.run_folder(args.run)
     return resume.resume(folder, walltime_min=args.walltime, arguments=args.sbatch)
 
 
