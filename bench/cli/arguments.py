@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
@@ -43,8 +43,8 @@ def takes_runs(
     parser: argparse._ActionsContainer, help: str, *, dest: str = "runs", nargs: str | None = "*", metavar: str = "RUN"
 ) -> None:
     """Accept runs, which `run_folders` resolves; the Tab key offers their names."""
-    default = {"default": []} if nargs == "*" else {}  # argparse's groups of exclusive arguments need one
-    action = parser.add_argument(dest, nargs=nargs, metavar=metavar, help=help, **default)  # type: ignore[arg-type]
+    default: dict[str, Any] = {"default": []} if nargs == "*" else {}  # groups of exclusive arguments need a default
+    action = parser.add_argument(dest, nargs=nargs, metavar=metavar, help=help, **default)
     action.completer = _names_and_files  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,10 @@ def require_log(path: Path, *, is_parsed: bool = False) -> None:
         return
     kind = next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), "")
     text = head.replace(b"\0", b"").decode(errors="replace")  # a node that crashed leaves blocks of zeros
-    if not kind and sum(letter == "\ufffd" or letter < " " and letter not in "\t\n\r\b\x1b" for letter in text) > len(text) / 4:
+    if (
+        not kind
+        and sum(letter == "\ufffd" or letter < " " and letter not in "\t\n\r\b\x1b" for letter in text) > len(text) / 4
+    ):
         kind = "a binary file"
     if not kind and not is_parsed and head.lstrip()[:1] in (b"{", b"[") and _is_json(path):
         kind = "a JSON document"

@@ -28,7 +28,7 @@ def _add_watch(verbs: arguments.Verbs) -> None:
     source = parser.add_mutually_exclusive_group()
     what = "a run (default: latest, the newest run), or logs that may not exist yet"
     arguments.takes_runs(source, what, dest="paths", metavar="RUN|FILE")
-    source.add_argument("--replay", type=Path, metavar="FILE", help="replay a finished log as if it were running")
+    source.add_argument("--replay", metavar="FILE", help="replay a finished log as if it were running")
     parser.add_argument(
         "--speed", type=arguments.positive, default=60.0, metavar="N", help="speed factor of --replay (default: 60)"
     )
@@ -62,7 +62,11 @@ def _watch(args: argparse.Namespace) -> int:
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
     if args.replay:
-        with arguments.plain([args.replay]) as (file,):
+        logs = _logs(args.replay)
+        if logs[1:]:
+            what, fix = f"this run has {len(logs)} logs, and one can be replayed", f"give one of them: {short(logs[0])}"
+            raise ConfigError(what, where=args.replay, fix=fix)
+        with arguments.plain(logs) as (file,):
             job = sources.replay(file, speed=args.speed, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
@@ -153,6 +157,9 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
 
     with arguments.plain([path]) as (file,):
         log = logs.read(file)
+        if not (log.events or log.garbled):
+            fix = f"give result_K.txt of a run; to find the error in another log: runstop why {short(path)}"
+            raise LogError("this file is not the log of a trial: it has no MLLOG line", where=str(path), fix=fix)
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]

@@ -153,16 +153,23 @@ def _render(args: argparse.Namespace) -> int:
 
 def _add_runs(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
-        verbs, _runs, help="list runs with the state of their jobs and their results", example="--watch"
+        verbs,
+        _runs,
+        help="list runs with the state of their jobs and their results",
+        example="--task 'lora_*' --since 7d",
     )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        metavar="DIR",
-        help="folder that holds the run folders (default: LOGDIR, else runs)",
-    )
+    what = "folder that holds the run folders (default: LOGDIR, else runs), or a run"
+    arguments.takes_runs(parser, what, dest="folder", nargs="?", metavar="DIR|RUN")
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
+    parser.add_argument("--task", metavar="NAME", help="only runs of this task; may be a pattern, such as 'lora_*'")
+    parser.add_argument("--cluster", metavar="NAME", help="only runs on this cluster; may be a pattern")
+    parser.add_argument(
+        "--status",
+        metavar="STATUS",
+        help="only runs that ended so: valid, invalid, failed, interrupted, passed; or that are active or unknown",
+    )
+    parser.add_argument("--since", metavar="TIME", help="only runs launched since then: an age (36h, 7d) or a date")
+    parser.add_argument("--tag", metavar="TAG", help="only runs with this tag (runstop tag); may be a pattern")
     parser.add_argument(
         "--limit", type=arguments.count, metavar="N", default=30, help="list only the newest N (default: 30)"
     )
@@ -172,10 +179,20 @@ def _add_runs(verbs: arguments.Verbs) -> None:
 
 def _runs(args: argparse.Namespace) -> int:
     from bench.console import runs as run_sheets
+    from bench.errors import ConfigError
     from bench.runs import names
+    from bench.runs.filters import Filter
 
-    root = args.folder or names.root()
-    return run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
+    if args.status is not None and args.status not in run_sheets.STATUSES:
+        fix = f"choose one of {', '.join(run_sheets.STATUSES)}"
+        raise ConfigError(f"there is no status {args.status}", where="--status", fix=fix)
+    root, only = Path(args.folder or names.root()), None
+    if args.folder and (names.is_run(root) or not root.is_dir()):
+        only = arguments.run_folders([args.folder])
+        root = only[0].parent
+    wanted = Filter(task=args.task, cluster=args.cluster, tag=args.tag, since=args.since)
+    how = {"active": args.active, "watch": args.watch, "as_json": args.json, "limit": args.limit}
+    return run_sheets.show(root, **how, only=only, wanted=wanted, status=args.status)
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:

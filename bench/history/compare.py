@@ -15,7 +15,6 @@ from bench.results.measurement import MAIN, Measurement, differing_clocks, highe
 from bench.runs import names
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSet:
     """The runs of one of the two compared systems."""
@@ -58,9 +57,7 @@ def run_set(text: str) -> RunSet:
     """
     path, folders = _found(text)
     parts = (
-        [measured_trials.in_log(path)]
-        if path.is_file()
-        else [measured_trials.in_folder(folder) for folder in folders]
+        [measured_trials.in_log(path)] if path.is_file() else [measured_trials.in_folder(folder) for folder in folders]
     )
     if not parts:
         raise _no_runs(path)
@@ -199,7 +196,9 @@ def _measured(run_set: RunSet) -> dict[str, Measurement]:
 
 
 def _pairing(first: RunSet, second: RunSet) -> Pairing:
-    studies = {folder.parent if names.arm_of(folder) else None for run_set in (first, second) for folder in run_set.folders}
+    studies = {
+        folder.parent if names.arm_of(folder) else None for run_set in (first, second) for folder in run_set.folders
+    }
     if len(studies) == 1 and None not in studies:
         return Pairing.block
     began = {trial.folder: trial.began_ms for run_set in (second, first) for trial in reversed(run_set.trials)}

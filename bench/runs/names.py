@@ -49,7 +49,9 @@ def is_shared_job(folder: Path) -> bool:
 def below(folder: Path) -> list[Path]:
     """Return the run folders in a folder, the newest first: the order in which they were launched."""
     found = dict.fromkeys(path.parent for name in (JOB, LEDGER, PLAN) for path in folder.glob(f"*/{name}"))
-    return sorted((one for one in found if not is_shared_job(one)), key=lambda one: (launched_s(one), one), reverse=True)
+    return sorted(
+        (one for one in found if not is_shared_job(one)), key=lambda one: (launched_s(one), one), reverse=True
+    )
 
 
 def launched_s(folder: Path) -> float:
@@ -186,6 +188,11 @@ def not_a_run(folder: Path) -> ConfigError:
     return ConfigError(what, where=str(folder), fix=fix)
 
 
+def missing(text: str | Path, *, files: bool = False) -> ConfigError:
+    """Return the error of a text that means no run; with `files` the caller reads files, too."""
+    return _none(str(text), _Places.of(root()), files=files)
+
+
 def _none(text: str, places: _Places, *, files: bool) -> ConfigError:
     """Return the error of a text that means no run, with what was searched and near names."""
     what = f"there is no run {'or file ' if files else ''}of this name: {text}"
@@ -207,4 +214,3 @@ def _ambiguous(text: str, runs: list[Path], folder: Path) -> ConfigError:
         where=str(folder),
         fix=f"give the whole name of one: {', '.join(names[:_MOST])}{more}",
     )
-

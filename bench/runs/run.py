@@ -1,7 +1,6 @@
 """Find runs by their folders, and query their backends for the states of their jobs."""
 
 import logging
-import os
 import shlex
 import time
 from collections import Counter
@@ -281,4 +280,3 @@ def _with_state(run: Run, known: Mapping[str, Job]) -> Run:
     elements = tuple(job for id, job in known.items() if run.jobs and id.startswith(f"{run.id}_"))
     active = next((job for job in elements if job.state.is_active), elements[-1] if elements else None)
     return replace(run, state=known.get(run.id) or active, elements=elements)
-
