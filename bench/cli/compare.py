@@ -51,7 +51,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"compare needs exactly two arguments, but the command has {len(args.run_sets)}",
             where="compare",
-            fix="give two sets of runs as arguments; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
+            fix="runstop compare RUNS RUNS; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
         )
     compared = compare.compared(
         *(run_set(text) for text in args.run_sets),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench import masked_json, masking
 from bench.cli import arguments
 from bench.contract import run_files
-from bench.errors import ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError
 from bench.runs.folder import short
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ def _watch(args: argparse.Namespace) -> int:
     if args.replay:
         logs = _logs(args.replay)
         if logs[1:]:
-            what, fix = f"this run has {len(logs)} logs, and one can be replayed", f"give one of them: {short(logs[0])}"
+            what, fix = (
+                f"this folder has {len(logs)} logs, and one can be replayed",
+                f"give one of them: {short(logs[0])}",
+            )
             raise ConfigError(what, where=args.replay, fix=fix)
         with arguments.plain(logs) as (file,):
             job = sources.replay(file, speed=args.speed, **more)
@@ -110,7 +113,7 @@ def _parse(args: argparse.Namespace) -> int:
         for log in logs:
             try:
                 is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
-            except LogError as error:
+            except BenchError as error:
                 print(masking.masked(str(error)), file=sys.stderr)
                 exit_code = max(exit_code, error.exit_code)
             else:
@@ -158,8 +161,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
     with arguments.plain([path]) as (file,):
         log = logs.read(file)
         if not (log.events or log.garbled):
-            fix = f"give result_K.txt of a run; to find the error in another log: runstop why {short(path)}"
-            raise LogError("this file is not the log of a trial: it has no MLLOG line", where=str(path), fix=fix)
+            raise _no_records(path, file)
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
@@ -188,6 +190,14 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
     return judged.valid
+
+
+def _no_records(path: Path, file: Path) -> BenchError:
+    """Return the error of a file without records: an empty log of a trial that has not begun, or another file."""
+    fix = f"give result_K.txt of a run; to find the error in another output: runstop why {short(path)}"
+    if not file.stat().st_size:
+        return LogError("this log is empty", where=str(path), fix=fix)
+    return ConfigError("this file is not a log of a trial: it has no MLLOG line", where=str(path), fix=fix)
 
 
 def _add_why(verbs: arguments.Verbs) -> None:

@@ -9,14 +9,14 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
 from bench.backends import run_lock
-from bench.contract import run_files
+from bench.contract import atomic_files, run_files
 from bench.contract.run_files import JOB, LEDGER, PLAN, SIGNATURE, SUBMISSION
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import names, tags
@@ -29,6 +29,9 @@ from bench.runs.status import Ending
 REMOVED = ".removed"
 """The folder next to run folders in which they are deleted."""
 _STORE_PARTS = ".history.sqlite.*"
+_OF_NO_RUN = "job without runs"
+_IN_USE_S = 3600.0
+"""Younger files of interrupted commands may be those of commands that still run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,8 @@ def of_run(folder: Path) -> Removable:
     require_ours(folder if folder.is_symlink() else folder.resolve())
     if names.is_shared_job(folder):
         _require_no_runs(folder)
-        return _removable(folder, "job without runs")
+        _require_ended(runs.find(folder))
+        return _removable(folder, _OF_NO_RUN)
     run = runs.find(folder)
     _require_ended(run)
     return _removable(folder, f"{run.state_name} run" if run.status else f"run: {run.state_name}")
@@ -70,7 +74,7 @@ def _require_no_runs(folder: Path) -> None:
 
 def _runs_of(shared: Path) -> list[Path]:
     """Return the runs of a shared job that still exist."""
-    known = runs.atomic_files.read_object(shared / JOB)
+    known = atomic_files.read_object(shared / JOB)
     return [path for name in run_files.runs_in(known) if (path := shared.parent / name).exists()]
 
 
@@ -99,7 +103,8 @@ def garbage(root: Path, *, older_than_days: float) -> list[Removable]:
     - runs that failed before a trial had a result, and launches that were killed before they started, without tags, a
       note or a signature
     - incomplete checkpoints and adapters of runs that have ended
-    - folders of shared jobs whose runs have been deleted, partial files of the history, and interrupted deletions
+    - however old: folders of shared jobs whose runs have been deleted, partial files of the history, and interrupted
+      deletions, if nothing has changed in them for an hour
 
     Raises:
         ConfigError: the folder does not exist.
@@ -107,14 +112,17 @@ def garbage(root: Path, *, older_than_days: float) -> list[Removable]:
     if not root.is_dir():
         fix = "give the folder of your runs, or set LOGDIR"
         raise ConfigError("this folder does not exist", where=str(root), fix=fix)
-    before_s, found = time.time() - 86400 * older_than_days, list[Removable]()
+    before_s = time.time() - 86400 * older_than_days
+    found, leftovers = list[Removable](), list[Removable]()
     parents = [root, *sorted({path.parent for path in root.glob(f"{names.STUDIES}/*/{names.STUDY}")})]
     for parent in parents:
         every = names.below(parent)
         for run in runs.of(every, must_answer=False):
             found += _of_failed(run) or _incomplete(run)
-        found += _leftovers(parent)
-    return sorted((one for one in found if one.changed_s < before_s), key=lambda one: one.path)
+        leftovers += _leftovers(parent)
+    old = [one for one in found if one.changed_s < before_s]
+    old += [one for one in leftovers if one.changed_s < time.time() - _IN_USE_S]
+    return sorted(old, key=lambda one: one.path)
 
 
 def _of_failed(run: Run) -> list[Removable]:
@@ -156,12 +164,14 @@ def _leftovers(parent: Path) -> Iterator[Removable]:
     candidates = [(path, "interrupted deletion") for path in removed.glob("*")] if _is_own_folder(removed) else []
     candidates += [(path, "partial file of the history") for path in parent.glob(_STORE_PARTS)]
     candidates += [
-        (path.parent, "job without runs")
+        (path.parent, _OF_NO_RUN)
         for path in parent.glob(f"*/{JOB}")
         if names.is_shared_job(path.parent) and not _runs_of(path.parent) and _is_own_folder(path.parent)
     ]
     for path, what in candidates:
         with suppress(BenchError, OSError):
+            if what == _OF_NO_RUN:
+                _require_ended(runs.find(path))
             if path.lstat().st_uid == os.geteuid():
                 yield _removable(path, what)
 
@@ -180,7 +190,10 @@ def _removable(path: Path, what: str) -> Removable:
     size, changed_s = 512 * top.st_blocks, top.st_mtime
     for folder, subfolders, files in os.walk(path):
         for name in (*subfolders, *files):
-            status = Path(folder, name).lstat()
+            try:
+                status = Path(folder, name).lstat()
+            except FileNotFoundError:  # another process has deleted it
+                continue
             if status.st_dev != top.st_dev:
                 fix = "unmount it first"
                 raise ConfigError("another file system is mounted in this folder", where=f"{folder}/{name}", fix=fix)
@@ -200,7 +213,7 @@ def remove(one: Removable, *, recheck: bool = True) -> None:
     if not path.is_dir() or path.is_symlink():
         with written(path):
             path.unlink(missing_ok=True)
-        return
+        return None
     with written(path):
         if path.parent.name == REMOVED:
             return _delete(path)
@@ -238,16 +251,3 @@ def _delete(path: Path) -> None:
         with suppress(OSError):
             (path / name).unlink()
     shutil.rmtree(path)
-
-
-def total(found: Sequence[Removable]) -> str:
-    """Return the disk space of several folders, in a unit that fits."""
-    return size_text(sum(one.bytes for one in found))
-
-
-def size_text(num_bytes: int) -> str:
-    """Return a size in KiB, MiB or GiB."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:,.1f} {unit}"
-    return f"{num_bytes / 1024:,.0f} KiB"

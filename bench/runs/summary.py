@@ -1,25 +1,19 @@
 """Summarize a run folder: its overrides, when it started, and how fast it was."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.contract import regular_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import CONFIG
 from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
-from bench.runs import names, tags
+from bench.runs import command_line, names, tags
 from bench.runs.folder import plan_in
 from bench.runs.tags import Tags
-from bench.texts import control_character
-
-_OVERRIDES = "# overrides: "
-"""The start of the first line of a config.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +44,13 @@ def summary(folder: Path) -> Summary:
     return Summary(
         folder=folder,
         started=_local(min(began_ms) / 1000 if began_ms else launched_s) if began_ms or launched_s else "",
-        overrides=_overrides(folder),
+        overrides=command_line.text(folder),
         tags=tags.read(folder),
         num_valid=len(valid),
         minutes=_median(result.minutes for result in valid),
         step_time_ms=_median(result.step_time_ms.median for result in valid if result.step_time_ms),
         tokens_s=_median(r.throughput_samples_s * tokens for r in valid if r.throughput_samples_s and tokens),
     )
-
-
-def with_overrides(config_yaml: str, overrides: Sequence[str]) -> str:
-    """Return a config.yaml whose first line lists the overrides that it was composed of."""
-    words = "".join(" " if control_character(letter) else letter for letter in " ".join(overrides))
-    return f"{_OVERRIDES}{words}\n{config_yaml}" if words else config_yaml
-
-
-def _overrides(folder: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        first = regular_files.read_text(folder / CONFIG).partition("\n")[0]
-        return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
-    return ""
 
 
 def _local(seconds: float) -> str:

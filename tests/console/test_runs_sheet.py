@@ -11,7 +11,8 @@ from bench.console import runs as run_sheets
 from bench.contract import plan_kinds
 from bench.planning import compose
 from bench.runs import ledger
-from bench.runs.summary import Summary, summary, with_overrides
+from bench.runs.command_line import with_overrides
+from bench.runs.summary import Summary, summary
 
 MakeLog = Callable[..., Path]
 
