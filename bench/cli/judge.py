@@ -273,10 +273,12 @@ def _add_report(verbs: arguments.Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from bench.console import runs as run_sheets
     from bench.console import sheet
     from bench.report import kinds
 
-    report = kinds.load(arguments.logs_or_runs(args.runs), num_gpus=args.num_gpus)
+    paths = arguments.logs_or_runs(args.runs)
+    report = kinds.load(paths, num_gpus=args.num_gpus)
     page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
         for row in report.rows():
@@ -284,7 +286,7 @@ def _report(args: argparse.Namespace) -> int:
     elif args.csv:
         print(report.csv_text(), end="")
     else:
-        for table in report.tables(page):
+        for table in (*report.tables(page), *run_sheets.tags_sheets(paths)):
             sheet.show(table)
     if page is not None:
         print(page, file=sys.stderr)

@@ -142,6 +142,15 @@ def row(run: Run, results: Summary) -> dict[str, Any]:
     }
 
 
+def tags_sheets(paths: Sequence[Path]) -> list[TextTable]:
+    """Return a table with the tags and notes of runs; no table if none has any."""
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+    rows = [
+        (names.name_of(folder), ", ".join(own.tags), own.note) for folder in folders if (own := tags.read(folder)).rows
+    ]
+    return [TextTable("tags and notes", rows, columns=("run", "tags", "note"))] if rows else []
+
+
 def sweep_sheet(runs: Sequence[Summary]) -> TextTable:
     """Return the runs of one sweep as a table, with the first run as the baseline."""
     overrides = [run.overrides.split() for run in runs]

@@ -25,6 +25,7 @@ STUDIES = "studies"
 STUDY = "study.yaml"
 """The file in the folder of a study, next to the run folders ARM.BLOCK."""
 BLOCK = re.compile(r"(?P<arm>.+?)(\.b\d+)?\.(?P<block>\d+)")
+_DATE_AND_ID = re.compile(r"^\d{8}-\d{6}-|-[0-9a-f]{4}$")
 _MOST = 8
 """How many names a message lists."""
 LIST = "runstop runs lists all runs"
@@ -153,11 +154,13 @@ class _Places:
 
     def near(self, text: str) -> list[str]:
         """Return the names that are most like a text."""
-        names = [*self.runs, *self.of_studies]
-        close = difflib.get_close_matches(text, names, n=3, cutoff=0.5)
-        words = [word for word in re.split(r"[-_/.]+", text.lower()) if len(word) > 2]
-        alike = sorted(names, key=lambda name: -sum(word in name.lower() for word in words))
-        return close or [name for name in alike[:3] if any(word in name.lower() for word in words)]
+        likeness = {name: _likeness(text.lower(), name.lower()) for name in (*self.runs, *self.of_studies)}
+        return sorted((name for name in likeness if likeness[name] > 0.6), key=lambda name: -likeness[name])[:3]
+
+
+def _likeness(text: str, name: str) -> float:
+    """Return how alike a text and a name are, with or without the date and the id of the name: 1 if they are equal."""
+    return max(difflib.SequenceMatcher(None, text, other).ratio() for other in (name, _DATE_AND_ID.sub("", name)))
 
 
 def _of_studies(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -202,37 +202,34 @@ def _removable(path: Path, what: str) -> Removable:
     return Removable(path=path, what=what, bytes=size, changed_s=changed_s)
 
 
-def remove(one: Removable, *, recheck: bool = True) -> None:
-    """Delete a folder or file; a run is checked again, since a process may have begun to work on it.
+def remove(one: Removable) -> None:
+    """Delete a folder or file.
 
     Raises:
-        ConfigError: as `of_run`.
+        ConfigError: a process has begun to work on the run.
         BenchError: it cannot be deleted.
     """
     path = one.path
-    if not path.is_dir() or path.is_symlink():
-        with written(path):
-            path.unlink(missing_ok=True)
-        return None
     with written(path):
-        if path.parent.name == REMOVED:
-            return _delete(path)
-        if not names.is_run(path):  # a part of a run
-            return _delete(path)
-        with run_lock.driving(path, noun="folder"):  # no process resumes it meanwhile
-            if recheck and not names.is_shared_job(path):
-                _require_job_ended(path)
-            aside = _aside(path)
-            path.rename(aside)
-        _delete(aside)
-        with suppress(OSError):  # other deletions are under way
-            aside.parent.rmdir()
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif path.parent.name == REMOVED or not names.is_run(path):
+            _delete(path)
+        else:
+            _delete(_set_aside(path))
+    with suppress(OSError):  # other deletions are under way, or there was none
+        (path.parent if path.parent.name == REMOVED else path.parent / REMOVED).rmdir()
 
 
-def _require_job_ended(folder: Path) -> None:
-    run = runs.find(folder)
-    if run.is_active and run.jobs:
-        raise ConfigError("the run is alive", where=str(folder), fix=f"runstop cancel {short(folder)}")
+def _set_aside(path: Path) -> Path:
+    """Rename a run folder, so that it no longer looks like a run, and return its new path."""
+    with run_lock.driving(path, noun="folder"):  # no process of this machine resumes it meanwhile
+        run = runs.find(path)
+        if run.jobs and run.is_active:
+            raise ConfigError("the run is alive", where=str(path), fix=f"runstop cancel {short(path)}")
+        aside = _aside(path)
+        path.rename(aside)
+    return aside
 
 
 def _aside(path: Path) -> Path:

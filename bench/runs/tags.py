@@ -30,6 +30,11 @@ class Tags:
     note: str = ""
 
     @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The tags and the note as rows of a table; empty without both."""
+        return [row for row in (("tags", ", ".join(self.tags)), ("note", self.note)) if row[1]]
+
+    @property
     def text(self) -> str:
         """The tags and the note on one line; empty without both."""
         return "; ".join(filter(None, (", ".join(self.tags), self.note)))
