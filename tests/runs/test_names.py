@@ -1,4 +1,4 @@
-"""One resolver finds runs by path, name, part of a name, `latest` and a study's arm; its errors say what it searched."""
+"""One resolver finds runs by path, name, part of a name, `latest` and a study's arm; its errors say where it looked."""
 
 import os
 from pathlib import Path

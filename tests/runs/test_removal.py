@@ -91,14 +91,19 @@ def _of_a_study_under_way(run: Path) -> object:
     return _locked(run.parent)
 
 
+def _with_a_linked_plan(run: Path) -> object:
+    (run / "plan.json").unlink()
+    return (run / "plan.json").symlink_to("/etc/passwd")
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a process drives it": (_locked, "the run is alive"),
     "its queue cannot be asked": (_in_a_queue, "runstop cannot find out here whether the run is alive"),
     "its submission was cut short": (lambda run: (run / ".submission").touch(), "the submission of this run"),
     "its study is under way": (_of_a_study_under_way, "a process is working on the study"),
     "all can write to it": (lambda run: run.chmod(0o777), "CFG-11"),
-    "its plan is a link": (lambda run: [(run / "plan.json").unlink(), (run / "plan.json").symlink_to("/etc/passwd")], "CFG-11"),
-}  # fmt: skip
+    "its plan is a link": (_with_a_linked_plan, "CFG-11"),
+}
 
 
 @pytest.mark.parametrize("how", REFUSED)
