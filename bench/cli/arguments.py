@@ -83,14 +83,14 @@ def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool
     """
     from bench.runs import folder, names
 
-    found = [path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)]
-    for path in found:
+    paths = [path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)]
+    for path in paths:
         if control_character(str(path)):
             fix = "rename the folder: control characters can make a terminal show a wrong name"
             raise ConfigError("the path contains control characters", where=str(path), fix=fix)
         if names.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)
-    return found
+    return paths
 
 
 def run_folder(text: str | Path | None) -> Path:
@@ -119,10 +119,10 @@ def logs_or_runs(texts: Sequence[str | Path]) -> list[Path]:
     Raises:
         ConfigError: as `run_folders` and `require_log`.
     """
-    found = run_folders(texts, files=True)
-    for path in found:
+    paths = run_folders(texts, files=True)
+    for path in paths:
         require_log(path)
-    return found
+    return paths
 
 
 def require_log(path: Path, *, is_parsed: bool = False) -> None:

@@ -126,7 +126,7 @@ def _logs(text: str) -> list[Path]:
     """Return a log, or the logs of a run's trials.
 
     Raises:
-        ConfigError: there is no such file or run, the file is no log, or the run has no log of a trial.
+        ConfigError: there is no such file or run, the file cannot be a log, or the run has no log of a trial.
     """
     if Path(text) == arguments.STDIN:
         return [arguments.STDIN]
@@ -138,7 +138,7 @@ def _logs(text: str) -> list[Path]:
             continue
         results = sorted(path.glob(run_files.RESULTS), key=lambda one: _numbers(one.name))
         if not results:
-            what = f"there is no log of a trial ({run_files.RESULTS}) in this folder"
+            what = f"there cannot be a log of a trial ({run_files.RESULTS}) in this folder"
             raise ConfigError(what, where=str(path), fix=f"to see the state of a run: runstop why {short(path)}")
         logs += results
     return logs

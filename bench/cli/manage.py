@@ -32,9 +32,9 @@ def _rerun(args: argparse.Namespace) -> int:
     from bench.runs import names
 
     folder = arguments.run_folder(args.run)
-    again = rerun.plan(folder, args.overrides)
-    sheet.show(manage_sheets.rerun_sheet(names.name_of(folder), again.differences), file=sys.stderr)
-    return rerun.run(again)
+    repeated = rerun.plan(folder, args.overrides)
+    sheet.show(manage_sheets.rerun_sheet(names.name_of(folder), repeated.differences), file=sys.stderr)
+    return rerun.run(repeated)
 
 
 def _add_tag(verbs: arguments.Verbs) -> None:
@@ -117,23 +117,23 @@ def _gc(args: argparse.Namespace) -> int:
     from bench.runs import names, removal
 
     root = args.folder or names.root()
-    found = removal.garbage(root, older_than_days=args.older_than)
-    return _removed(f"of no use in {short(root)}, unchanged for {args.older_than:g} days", found, args)
+    removable = removal.garbage(root, older_than_days=args.older_than)
+    return _removed(f"of no use in {short(root)}, unchanged for {args.older_than:g} days", removable, args)
 
 
-def _removed(title: str, found: "Sequence[Removable]", args: argparse.Namespace) -> int:
+def _removed(title: str, removable: "Sequence[Removable]", args: argparse.Namespace) -> int:
     """List what is to be deleted, ask, and delete it; return the exit code."""
     from bench.console import manage as manage_sheets
     from bench.console import sheet
     from bench.runs import removal
 
-    sheet.show(manage_sheets.removal_sheet(title, found, why_none="nothing to delete"))
-    if args.dry_run or not found:
+    sheet.show(manage_sheets.removal_sheet(title, removable, why_none="nothing to delete"))
+    if args.dry_run or not removable:
         return 0
     if not args.yes and not _is_confirmed():
         print("nothing was deleted", file=sys.stderr)
         return 0
-    for one in found:
+    for one in removable:
         removal.remove(one)
         print(f"deleted {short(one.path)}")
     return 0
@@ -143,7 +143,7 @@ def _is_confirmed() -> bool:
     """Ask whether to delete.
 
     Raises:
-        ConfigError: there is nobody to ask.
+        ConfigError: stdin is not a terminal.
     """
     if not sys.stdin.isatty():
         fix = "add --yes, or --dry-run to only list"

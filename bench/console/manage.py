@@ -13,21 +13,21 @@ _SHORT = 48
 
 def rerun_sheet(name: str, differences: Sequence[tuple[str, str, str]]) -> TextTable:
     """Return how a run differs from the earlier one: settings and versions, their values then and now."""
-    rows = [(key, _cut(before), _cut(now)) for key, before, now in differences]
-    caption = "" if rows else "nothing differs: the same settings, version and commit"
-    return TextTable(f"{name}, run again", rows, columns=("what differs", "then", "now"), caption=caption)
+    rows = [("run", name, "new"), *((key, _cut(before), _cut(now)) for key, before, now in differences)]
+    caption = "" if differences else "nothing differs: the same settings, version and commit"
+    return TextTable("what differs", rows, columns=("setting", "then", "now"), caption=caption)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
 
 
-def removal_sheet(title: str, found: Sequence[Removable], *, why_none: str) -> TextTable:
+def removal_sheet(title: str, removable: Sequence[Removable], *, why_none: str) -> TextTable:
     """Return what is to be deleted, with its size and its age."""
     now_s = time.time()
     rows = [
         (short(one.path), one.what, f"{one.bytes / 2**20:,.1f}", f"{max(0.0, now_s - one.changed_s) / 86400:.0f}")
-        for one in found
+        for one in removable
     ]
-    caption = f"{len(rows)} to delete, {sum(one.bytes for one in found) / 2**20:,.1f} MiB" if rows else why_none
-    return TextTable(title, rows, columns=("path", "what", "MiB", "days since change"), caption=caption)
+    caption = f"{len(rows)} to delete, {sum(one.bytes for one in removable) / 2**20:,.1f} MiB" if rows else why_none
+    return TextTable(title, rows, columns=("path", "what", "MiB", "age (days)"), caption=caption)

@@ -54,16 +54,16 @@ def show(
         if only is None and not root.is_dir():
             fix = "give the folder of your runs, or set LOGDIR"
             raise ConfigError("this folder does not exist", where=str(root), fix=fix)
-        found = names.below(root) if only is None else list(only)
-        known = {run.folder: run for run in run_folders.of(wanted.selected(found), must_answer=False)}
-        runs = [known[folder] for folder in found if folder in known and _is_wanted(known[folder], active, status)]
+        folders = names.below(root) if only is None else list(only)
+        known = {run.folder: run for run in run_folders.in_folders(wanted.selected(folders), must_answer=False)}
+        runs = [known[folder] for folder in folders if folder in known and _is_wanted(known[folder], active, status)]
         listed = [(run, summary(run.folder)) for run in runs[:limit]]
         if as_json:
             for run, results in listed:
                 print(masked_json.line(row(run, results)), flush=True)
         else:
             filters = " ".join(filter(None, (str(wanted), status and f"--status {status}", "--active" * active)))
-            show_sheet(sheet(root, listed, num_runs=len(runs), why_none=_why_none(filters, found)))
+            show_sheet(sheet(root, listed, num_runs=len(runs), why_none=_why_none(filters, folders)))
         if not watch or not any(run.is_active or run.may_be_active for run in runs):
             return int(any(run.may_be_active for run in runs))
         time.sleep(REFRESH_S)
@@ -82,18 +82,18 @@ def _status(run: Run) -> str:
     return str(run.status.outcome)
 
 
-def _why_none(filters: str, found: Sequence[Path]) -> str:
+def _why_none(filters: str, folders: Sequence[Path]) -> str:
     """Return why no run is listed: there is none, or the filters select none of those in the folder."""
-    if not filters or not found:
+    if not filters or not folders:
         return "no runs in this folder"
-    plans = [plan for folder in found if (plan := plan_in(folder)) is not None]
+    plans = [plan for folder in folders if (plan := plan_in(folder)) is not None]
     known = {
         "tasks": {plan.config.task.name for plan in plans},
         "clusters": {plan.config.cluster.name for plan in plans},
-        "tags": {tag for folder in found for tag in tags.read(folder).tags},
+        "tags": {tag for folder in folders for tag in tags.read(folder).tags},
     }
     lists = "; ".join(f"{name}: {', '.join(sorted(values))}" for name, values in known.items() if values)
-    return f"none of {len(found)} runs has {filters}. {lists}"
+    return f"none of {len(folders)} runs has {filters}. {lists}"
 
 
 def sheet(

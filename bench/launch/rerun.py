@@ -73,16 +73,16 @@ def replaced(old: Sequence[str], new: Sequence[str]) -> list[str]:
     return [*merged, *changed.values()]
 
 
-def run(again: Rerun) -> int:
+def run(repeated: Rerun) -> int:
     """Start the run and return its exit code; a dry run only shows the plan.
 
     Raises:
         BenchError: as `start.run`.
     """
-    if again.plan.config.launch.dry_run:
-        plan_sheets.show_plan(again.plan, preflight.inspect(again.plan, again.words))
+    if repeated.plan.config.launch.dry_run:
+        plan_sheets.show_plan(repeated.plan, preflight.inspect(repeated.plan, repeated.words))
         return 0
-    return start.run(again.plan, again.config_yaml, [], again.words)
+    return start.run(repeated.plan, repeated.config_yaml, [], repeated.words)
 
 
 def _differences(folder: Path, recorded: CommandLine, new: Plan) -> Iterator[tuple[str, str, str]]:

@@ -49,9 +49,9 @@ def is_shared_job(folder: Path) -> bool:
 
 def below(folder: Path) -> list[Path]:
     """Return the run folders in a folder, the newest first: the order in which they were launched."""
-    found = dict.fromkeys(path.parent for name in (JOB, LEDGER, PLAN) for path in folder.glob(f"*/{name}"))
+    matches = dict.fromkeys(path.parent for name in (JOB, LEDGER, PLAN) for path in folder.glob(f"*/{name}"))
     return sorted(
-        (one for one in found if not is_shared_job(one)), key=lambda one: (launched_s(one), one), reverse=True
+        (one for one in matches if not is_shared_job(one)), key=lambda one: (launched_s(one), one), reverse=True
     )
 
 
@@ -75,10 +75,10 @@ def one(text: str | Path, *, folder: Path | None = None) -> Path:
     Raises:
         ConfigError: as `several`, or the text means several runs.
     """
-    found = several(text, folder=folder)
-    if found[1:]:
-        raise _ambiguous(str(text), found, folder or root())
-    return found[0]
+    matches = several(text, folder=folder)
+    if matches[1:]:
+        raise _ambiguous(str(text), matches, folder or root())
+    return matches[0]
 
 
 def several(text: str | Path, *, folder: Path | None = None, files: bool = False, whole: bool = False) -> list[Path]:
@@ -90,7 +90,7 @@ def several(text: str | Path, *, folder: Path | None = None, files: bool = False
     Raises:
         ConfigError: there is no such run, or the text is a part of several names.
     """
-    text, places = str(text), _Places.of(folder or root())
+    text, places = str(text), _Places.in_folder(folder or root())
     if os.path.lexists(text):
         return [Path(text)]
     if match := _LATEST.fullmatch(text):
@@ -116,7 +116,7 @@ class _Places:
     of_studies: dict[str, Path]
 
     @classmethod
-    def of(cls, folder: Path) -> "_Places":
+    def in_folder(cls, folder: Path) -> "_Places":
         return cls(folder, {one.name: one for one in below(folder)}, dict(_of_studies(folder)))
 
     def newest(self, text: str, place: int) -> Path:
@@ -142,10 +142,10 @@ class _Places:
 
     def _on_one_cluster(self, text: str, study: str, runs: list[Path]) -> list[Path]:
         """Return the runs in the folder NAME-CLUSTER of a study that is given by NAME."""
-        found = [run for run in runs if run.parent.name.startswith(f"{study}-")]
-        if len({run.parent for run in found}) > 1:
-            raise _ambiguous(text, found, self.folder)
-        return found
+        matches = [run for run in runs if run.parent.name.startswith(f"{study}-")]
+        if len({run.parent for run in matches}) > 1:
+            raise _ambiguous(text, matches, self.folder)
+        return matches
 
     def with_part(self, text: str) -> list[Path]:
         """Return the runs whose names contain a text, in capital or small letters."""
@@ -171,13 +171,13 @@ def _of_studies(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def name_of(run: Path) -> str:
-    """Return the name by which a run is found: STUDY/ARM.BLOCK in a study, else that of its folder."""
+    """Return the name by which a run is matches: STUDY/ARM.BLOCK in a study, else that of its folder."""
     return f"{run.parent.name}/{run.name}" if (run.parent / STUDY).exists() else run.name
 
 
 def completions(prefix: str, *, folder: Path | None = None) -> list[str]:
     """Return the names of runs that begin with a text, the newest first, and `latest`."""
-    places = _Places.of(folder or root())
+    places = _Places.in_folder(folder or root())
     names = [*([LATEST] if places.runs else []), *places.runs, *places.of_studies]
     return [name for name in names if name.startswith(prefix)]
 
@@ -193,12 +193,12 @@ def not_a_run(folder: Path) -> ConfigError:
 
 def missing(text: str | Path, *, files: bool = False) -> ConfigError:
     """Return the error of a text that means no run; with `files` the caller reads files, too."""
-    return _none(str(text), _Places.of(root()), files=files)
+    return _none(str(text), _Places.in_folder(root()), files=files)
 
 
 def _none(text: str, places: _Places, *, files: bool) -> ConfigError:
     """Return the error of a text that means no run, with what was searched and near names."""
-    what = f"there is no run {'or file ' if files else ''}of this name: {text}"
+    what = f"no run {'or file ' if files else ''}has this name: {text}"
     counted = f"{len(places.runs)} runs in {short(places.folder)}"
     if not places.folder.is_dir():
         counted = f"{short(places.folder)} (LOGDIR), which does not exist"

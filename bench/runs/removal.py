@@ -1,4 +1,4 @@
-"""Delete run folders, and what failed and killed runs have left behind; never a run that may be alive.
+"""Delete run folders, and useless files of failed and killed runs; never a run that may be alive.
 
 A folder is first renamed to .removed/NAME next to it, and then deleted. No search for runs looks there, so a deletion
 that is interrupted leaves either the run or nothing that looks like one; `runstop gc` finishes it. Symbolic links are
@@ -113,14 +113,14 @@ def garbage(root: Path, *, older_than_days: float) -> list[Removable]:
         fix = "give the folder of your runs, or set LOGDIR"
         raise ConfigError("this folder does not exist", where=str(root), fix=fix)
     before_s = time.time() - 86400 * older_than_days
-    found, leftovers = list[Removable](), list[Removable]()
+    removable, leftovers = list[Removable](), list[Removable]()
     parents = [root, *sorted({path.parent for path in root.glob(f"{names.STUDIES}/*/{names.STUDY}")})]
     for parent in parents:
         every = names.below(parent)
-        for run in runs.of(every, must_answer=False):
-            found += _of_failed(run) or _incomplete(run)
+        for run in runs.in_folders(every, must_answer=False):
+            removable += _of_failed(run) or _incomplete(run)
         leftovers += _leftovers(parent)
-    old = [one for one in found if one.changed_s < before_s]
+    old = [one for one in removable if one.changed_s < before_s]
     old += [one for one in leftovers if one.changed_s < time.time() - _IN_USE_S]
     return sorted(old, key=lambda one: one.path)
 
@@ -148,14 +148,14 @@ def _incomplete(run: Run) -> list[Removable]:
     if run.status is None:
         return []
     patterns = (f"{run_files.checkpoints('*')}/*{UNFINISHED}", f"{run_files.adapters('*')}{UNFINISHED}")
-    found = []
+    removable = []
     with suppress(BenchError, OSError):
         _require_ended(run)
         require_ours(run.folder.resolve())
         for path in (path for pattern in patterns for path in run.folder.glob(pattern)):
             if _is_own_folder(path.parent) and _is_own_folder(path):
-                found.append(_removable(path, "incomplete checkpoint"))
-    return found
+                removable.append(_removable(path, "incomplete checkpoint"))
+    return removable
 
 
 def _leftovers(parent: Path) -> Iterator[Removable]:

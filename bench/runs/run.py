@@ -108,7 +108,7 @@ def find(folder: Path) -> Run:
         ConfigError: the folder is not a run folder, or there is no backend of the name in job.json.
     """
     require_run(folder)
-    run = of([folder])[0]
+    run = in_folders([folder])[0]
     if run.unknown_backend:
         what = (
             f"this version of runstop has no backend {run.unknown_backend}, only {', '.join(BackendName.__members__)}"
@@ -143,7 +143,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
             "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
         )
     listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
-    return of([folder for folder in listed if not names.is_shared_job(folder)], must_answer=must_answer)
+    return in_folders([folder for folder in listed if not names.is_shared_job(folder)], must_answer=must_answer)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
@@ -181,7 +181,7 @@ def exit_code(folder: Path) -> int:
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def of(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
+def in_folders(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
     """Return the runs of these folders, by path; errors and warnings as `below`."""
     raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(folders))}
     from_folders = [_from_folder(path, job) for path, job in raw.items()]

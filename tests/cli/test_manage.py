@@ -96,15 +96,15 @@ def test_runs_are_filtered(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     os.utime(other / "plan.json", (time.time() - 3 * 86400,) * 2)
     tags.change(other, add=["x"])
 
-    def found(*words: str) -> list[str]:
+    def listed_names(*words: str) -> list[str]:
         lines = answer(capsys, "runs", "--json", *words).splitlines()
         return [Path(json.loads(line)["run"]).name[-4:] for line in lines]
 
-    assert found() == ["aaaa", "bbbb"]
-    assert found("--since", "2d") == ["aaaa"] and found("--since", "2001-01-01") == ["aaaa", "bbbb"]
-    assert found("--status", "failed") == ["aaaa"] and found("--status", "unknown") == ["bbbb"]
-    assert found("--task", "lora_*", "--tag", "x") == ["bbbb"] and found("--cluster", "dgx*") == []
-    assert found("latest~1") == ["bbbb"] and found(str(run)) == ["aaaa"]
+    assert listed_names() == ["aaaa", "bbbb"]
+    assert listed_names("--since", "2d") == ["aaaa"] and listed_names("--since", "2001-01-01") == ["aaaa", "bbbb"]
+    assert listed_names("--status", "failed") == ["aaaa"] and listed_names("--status", "unknown") == ["bbbb"]
+    assert listed_names("--task", "lora_*", "--tag", "x") == ["bbbb"] and listed_names("--cluster", "dgx*") == []
+    assert listed_names("latest~1") == ["bbbb"] and listed_names(str(run)) == ["aaaa"]
     assert "'x' is not a time" in answer(capsys, "runs", "--since", "x", code=2)
     assert "choose one of active, valid" in answer(capsys, "runs", "--status", "x", code=2)
 
@@ -160,7 +160,7 @@ def test_a_run_is_launched_again_and_what_differs_is_shown(
     assert config_yaml.splitlines()[0] == f"# overrides: {' '.join(words)}"
     rows = {line.split("\t")[0]: line.split("\t")[1:] for line in text.splitlines()[2:]}
     assert rows["recipe.lr"][1] == "0.002" and rows["trials"] == ["1", "2"] and rows["runstop"][1] == "9.9"
-    assert set(rows) <= {"recipe.lr", "trials", "runstop", "commit", *(key for key in rows if "paths" in key)}
+    assert set(rows) <= {"run", "recipe.lr", "trials", "runstop", "commit", *(key for key in rows if "paths" in key)}
 
 
 @pytest.mark.parametrize(

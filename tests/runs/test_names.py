@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("latest", [NEW]),
         ("latest~1", [MIDDLE]),
@@ -57,8 +57,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bf16", ["studies/tiny-local/bf16.b4.1"]),
     ],
 )
-def test_a_text_means_these_runs(text: str, found: list[str]) -> None:
-    assert names.several(text) == [Path("runs", name) for name in found]
+def test_a_text_means_these_runs(text: str, expected: list[str]) -> None:
+    assert names.several(text) == [Path("runs", name) for name in expected]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_a_text_means_these_runs(text: str, found: list[str]) -> None:
         ("lora_tiny", "lora_tiny means 2 runs", f"give the whole name of one: {MIDDLE}, {OLD}"),
         ("wide/fp8", "wide/fp8 means 2 runs", "wide-dgx1/fp8.1, wide-local/fp8.1"),
         ("latest~3", "latest~3 is run 4 counted from the newest, but there are only 3 runs", "the oldest is latest~2"),
-        ("lora_tinny-local", "there is no run of this name", f"did you mean {OLD}"),
-        ("zzzz", "there is no run of this name: zzzz", "runstop runs lists all runs"),
-        ("latest~x", "there is no run of this name", "runstop runs"),
-        ("tiny/nosuch", "there is no run of this name", "runstop runs"),
-        ("a[b", "there is no run of this name", "runstop runs"),
+        ("lora_tinny-local", "no run has this name", f"did you mean {OLD}"),
+        ("zzzz", "no run has this name: zzzz", "runstop runs lists all runs"),
+        ("latest~x", "no run has this name", "runstop runs"),
+        ("tiny/nosuch", "no run has this name", "runstop runs"),
+        ("a[b", "no run has this name", "runstop runs"),
     ],
 )
 def test_a_text_that_means_no_run_or_several_is_explained(text: str, what: str, fix: str) -> None:
@@ -86,7 +86,7 @@ def test_one_run_is_not_an_arm_with_two() -> None:
     assert names.one("tiny/bf16") == Path("runs/studies/tiny-local/bf16.b4.1")
     with pytest.raises(ConfigError, match="tiny/fp8 means 2 runs"):
         names.one("tiny/fp8")
-    with pytest.raises(ConfigError, match="there is no run of this name: aaaa"):
+    with pytest.raises(ConfigError, match="no run has this name: aaaa"):
         names.several("aaaa", whole=True)
 
 

@@ -68,7 +68,7 @@ def test_a_run_is_deleted_and_what_its_links_lead_to_is_not(capsys: pytest.Captu
     (run / "file_link").symlink_to((outside / "kept" / "data").absolute())
     os.link(outside / "kept" / "data", run / "hard")
     assert code_of("rm", "a-run", "--dry-run") == 0 and run.exists()
-    assert code_of("rm", "a-run") == 2, "nobody can be asked"
+    assert code_of("rm", "a-run") == 2, "stdin is not a terminal"
     assert run.exists() and "add --yes" in capsys.readouterr().err
     assert code_of("rm", "a-r", "--yes") == 2, "a part of a name is not enough"
     assert code_of("rm", "a-run", "--yes") == 0
@@ -98,7 +98,7 @@ def _with_a_linked_plan(run: Path) -> object:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a process drives it": (_locked, "the run is alive"),
-    "its queue cannot be asked": (_in_a_queue, "runstop cannot find out here whether the run is alive"),
+    "its queue cannot be queried": (_in_a_queue, "runstop cannot find out here whether the run is alive"),
     "its submission was cut short": (lambda run: (run / ".submission").touch(), "the submission of this run"),
     "its study is under way": (_of_a_study_under_way, "a process is working on the study"),
     "all can write to it": (lambda run: run.chmod(0o777), "CFG-11"),
@@ -153,9 +153,9 @@ def test_an_interrupted_deletion_leaves_the_run_or_nothing_like_one(at: int, mon
         left = next(Path("runs/.removed").iterdir())
         assert removal.garbage(Path("runs"), older_than_days=30) == [], "it may be under way"
         age(left, 7200)
-        (found,) = removal.garbage(Path("runs"), older_than_days=30)
-        assert found.what == "interrupted deletion"
-        removal.remove(found)
+        (removable,) = removal.garbage(Path("runs"), older_than_days=30)
+        assert removable.what == "interrupted deletion"
+        removal.remove(removable)
         assert list(Path("runs").iterdir()) == []
 
 
@@ -187,10 +187,10 @@ def test_gc_takes_only_what_is_of_no_use() -> None:
     Path("runs/cache").mkdir()
     age(Path("runs"))
     fresh = plant("fresh", Ending.failed)
-    found = removal.garbage(Path("runs"), older_than_days=30)
+    removable = removal.garbage(Path("runs"), older_than_days=30)
     expected = [Path("runs/.history.sqlite.x1"), Path("runs/array"), incomplete, failed, killed]
-    assert [one.path for one in found] == sorted(expected)
-    assert next(one.bytes for one in found if one.path == incomplete) >= 1 << 20
+    assert [one.path for one in removable] == sorted(expected)
+    assert next(one.bytes for one in removable if one.path == incomplete) >= 1 << 20
     before = set(Path("runs").iterdir())
     assert code_of("gc", "--yes") == 0
     assert before - set(Path("runs").iterdir()) == {*expected} - {incomplete}
@@ -199,8 +199,8 @@ def test_gc_takes_only_what_is_of_no_use() -> None:
 
 def test_a_process_that_resumes_the_run_meanwhile_wins() -> None:
     run = plant("run", Ending.failed)
-    found = removal.of_run(run)
+    removable = removal.of_run(run)
     _locked(run)
     with pytest.raises(ConfigError, match="another process is already working on this folder"):
-        removal.remove(found)
+        removal.remove(removable)
     assert run.exists()
