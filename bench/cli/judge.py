@@ -138,7 +138,7 @@ def _logs(text: str) -> list[Path]:
             continue
         results = sorted(path.glob(run_files.RESULTS), key=lambda one: _numbers(one.name))
         if not results:
-            what = f"there cannot be a log of a trial ({run_files.RESULTS}) in this folder"
+            what = f"this folder has no {run_files.RESULTS}, which are the logs of trials"
             raise ConfigError(what, where=str(path), fix=f"to see the state of a run: runstop why {short(path)}")
         logs += results
     return logs
