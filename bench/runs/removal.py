@@ -85,7 +85,8 @@ def _require_ended(run: Run) -> None:
         state = run.state_name if run.is_active else "driven by a process"
         fix = f"cancel the run first: runstop cancel {short(folder)}"
         raise ConfigError(f"the run is alive: {state}", where=str(folder), fix=fix)
-    if run.status is None and (run.may_be_active or not run.is_queried):
+    is_final = run.status is not None and run.status.outcome is not Ending.interrupted  # an interrupted job may requeue
+    if not is_final and (run.may_be_active or not run.is_queried):
         what = f"runstop cannot find out here whether the run is alive ({run.state_name})"
         fix = f"use a machine that can query the jobs of the run; if you are certain: rm -r {short(folder)}"
         raise ConfigError(what, where=str(folder), fix=fix)

@@ -86,6 +86,11 @@ def _in_a_queue(run: Path) -> object:
     return (run / "job.json").write_text(json.dumps({"backend": "slurm", "jobs": [{"id": "7"}]}))
 
 
+def _requeued(run: Path) -> object:
+    statuses.write(run, Status(outcome=Ending.interrupted, exit_code=143))
+    return (run / "job.json").write_text(json.dumps({"backend": "slurm", "jobs": [{"id": "7"}]}))
+
+
 def _of_a_study_under_way(run: Path) -> object:
     (run.parent / "study.yaml").touch()
     return _locked(run.parent)
@@ -99,6 +104,7 @@ def _with_a_linked_plan(run: Path) -> object:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a process drives it": (_locked, "the run is alive"),
     "its queue cannot be queried": (_in_a_queue, "runstop cannot find out here whether the run is alive"),
+    "its job may be queued again": (_requeued, "runstop cannot find out here whether the run is alive"),
     "its submission was cut short": (lambda run: (run / ".submission").touch(), "the submission of this run"),
     "its study is under way": (_of_a_study_under_way, "a process is working on the study"),
     "all can write to it": (lambda run: run.chmod(0o777), "CFG-11"),
