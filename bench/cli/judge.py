@@ -160,8 +160,6 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
 
     with arguments.plain([path]) as (file,):
         log = logs.read(file)
-        if not (log.events or log.garbled):
-            raise _no_records(path, file)
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
@@ -190,14 +188,6 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
     return judged.valid
-
-
-def _no_records(path: Path, file: Path) -> BenchError:
-    """Return the error of a file without records: an empty log of a trial that has not begun, or another file."""
-    fix = f"give result_K.txt of a run; to find the error in another output: runstop why {short(path)}"
-    if not file.stat().st_size:
-        return LogError("this log is empty", where=str(path), fix=fix)
-    return ConfigError("this file is not a log of a trial: it has no MLLOG line", where=str(path), fix=fix)
 
 
 def _add_why(verbs: arguments.Verbs) -> None:
