@@ -28,7 +28,7 @@ def _add_watch(verbs: arguments.Verbs) -> None:
     source = parser.add_mutually_exclusive_group()
     what = "a run (default: latest, the newest run), or logs that may not exist yet"
     arguments.takes_runs(source, what, dest="paths", metavar="RUN|FILE")
-    source.add_argument("--replay", metavar="FILE", help="replay a finished log as if it were running")
+    source.add_argument("--replay", metavar="FILE|RUN", help="replay a finished log as if it were running")
     parser.add_argument(
         "--speed", type=arguments.positive, default=60.0, metavar="N", help="speed factor of --replay (default: 60)"
     )
@@ -62,14 +62,10 @@ def _watch(args: argparse.Namespace) -> int:
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
     if args.replay:
-        logs = _logs(args.replay)
-        if logs[1:]:
-            what, fix = (
-                f"this folder has {len(logs)} logs, and one can be replayed",
-                f"give one of them: {short(logs[0])}",
-            )
+        if Path(args.replay).is_dir():
+            what, fix = "this is a folder, but --replay needs the log of one trial", "give a result_K.txt of the folder"
             raise ConfigError(what, where=args.replay, fix=fix)
-        with arguments.plain(logs) as (file,):
+        with arguments.plain(_logs(args.replay)[:1]) as (file,):
             job = sources.replay(file, speed=args.speed, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
