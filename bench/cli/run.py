@@ -189,6 +189,8 @@ def _runs(args: argparse.Namespace) -> int:
     root, only = Path(args.folder or names.root()), None
     if args.folder and (names.is_run(root) or not root.is_dir()):
         only = arguments.run_folders([args.folder])
+        if not names.is_run(only[0]):
+            raise names.not_a_run(only[0])
         root = only[0].parent
     wanted = Filter(task=args.task, cluster=args.cluster, tag=args.tag, since=args.since)
     how = {"active": args.active, "watch": args.watch, "as_json": args.json, "limit": args.limit}

@@ -107,6 +107,7 @@ def test_runs_are_filtered(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert listed_names("latest~1") == ["bbbb"] and listed_names(str(run)) == ["aaaa"]
     assert "'x' is not a time" in answer(capsys, "runs", "--since", "x", code=2)
     assert "choose one of active, valid" in answer(capsys, "runs", "--status", "x", code=2)
+    assert "this file is not a run folder" in answer(capsys, "runs", str(run / "plan.json"), code=2)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
