@@ -84,12 +84,14 @@ def _details(view: View, chances: "list[Text]", width: int) -> "list[Text]":
 def _bar(view: View) -> str:
     """Return a progress bar up to the likely end of training, else up to the end in its plan."""
     seen, samples = view.outlook, view.progress.samples
-    total = (seen.samples_range[1] if seen.samples_range else None) or view.planned.max_samples
+    likely = seen.samples_range[1] if seen.samples_range else None
+    total = likely or view.planned.max_samples
     if total is None or samples is None or not view.is_running:
         return ""
     share = min(1.0, samples / total)
     done = round(share * BAR_WIDTH)
-    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} of {total:,.0f}"
+    of = "of" if likely or view.planned.target is None else "of at most"  # a target may be reached earlier
+    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} {of} {total:,.0f}"
 
 
 def _sparkline(progress: Progress) -> str:
