@@ -90,8 +90,8 @@ def _bar(view: View) -> str:
         return ""
     share = min(1.0, samples / total)
     done = round(share * BAR_WIDTH)
-    of = "of" if likely or view.planned.target is None else "of at most"  # a target may be reached earlier
-    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} {of} {total:,.0f}"
+    limit = "of" if likely or view.planned.target is None else "of at most"  # a target may be reached earlier
+    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} {limit} {total:,.0f}"
 
 
 def _sparkline(progress: Progress) -> str:
