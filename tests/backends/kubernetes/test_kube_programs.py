@@ -13,10 +13,11 @@ from helpers import three_programs
 pytestmark = [pytest.mark.slow, pytest.mark.trains, pytest.mark.kubernetes]
 PACKAGES = (
     f"+cluster.kubernetes.pod={{volumes: [{{name: packages, hostPath: {{path: {sysconfig.get_path('purelib')}}}}}]}}",
-    "+cluster.kubernetes.container={volumeMounts: [{name: packages, mountPath: /packages, readOnly: true}]}",
-    "+cluster.environment.PYTHONPATH=/packages",
+    "+cluster.kubernetes.container={volumeMounts: [{name: packages, mountPath: /mnt/site-packages, readOnly: true}]}",
+    "+cluster.environment.PYTHONPATH=/mnt/site-packages",
 )
-"""The image has neither transformers nor TRL, so pods mount this machine's packages."""
+"""The image has neither transformers nor TRL, so pods mount this machine's packages. dill, which TRL needs, must find
+`site-packages` in their path: it pickles modules in other folders by value."""
 
 
 @pytest.fixture
