@@ -18,6 +18,9 @@ faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Ku
 slow: .venv/test-installed .venv/site-installed  ## tests that are too long for every change
 	$(BIN)/python -m pytest -m slow
 
+find-slow: .venv/test-installed  ## does the node check name the slow part of 1,000 simulated clusters? SEED: to repeat a run
+	$(BIN)/python experiments/find_slow.py $(if $(SEED),--seed $(SEED))
+
 mutants: .venv/test-installed  ## how many of a random sample of small defects the fast tests find
 	$(BIN)/python experiments/mutants.py
 
@@ -56,4 +59,4 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-.PHONY: run test fast faults slow mutants bench lint packages site
+.PHONY: run test fast faults slow find-slow mutants bench lint packages site

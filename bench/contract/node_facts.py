@@ -176,11 +176,40 @@ class RankRates:
 
 @dataclass(frozen=True, slots=True)
 class PairRate:
-    """The bus bandwidth between two nodes."""
+    """The bus bandwidth between two nodes: the sum of their rails."""
 
     nodes: tuple[str, str]
     mib: int
     busbw_gbs: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowPart:
+    """A part that the search found to be slow; kind: gpu, host, nic, rail or link."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    """One node, or the two ends of a link; none of a rail."""
+    rail: int | None
+    """The local rank of the GPU, or of the ranks that use the NIC or rail; None: all of the node."""
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the search found after the all-reduce of all nodes was below its floor."""
+
+    rounds: int
+    seconds: float
+    decided: bool
+    """False: something is slow, but the measurements do not show what; `parts` are then only suspects."""
+    confidence: float
+    parts: tuple[SlowPart, ...]
+    """Decided without any: no part is slower than the others, so that it is the shared network."""
+    excluded: tuple[str, ...]
+    """The nodes whose exclusion leaves out every slow part."""
+    others_busbw_gbs: float | None
+    """The all-reduce bus bandwidth of all nodes but these; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +262,8 @@ class Health:
     findings: tuple[HealthFinding, ...] = ()
     slow_nodes: tuple[str, ...] = ()
     """The nodes to exclude from the next job."""
+    search: Search | None = None
+    """None if the all-reduce of all nodes is not below its floor, and in older files."""
 
 
 def loads(text: str, kind: type[T]) -> T:

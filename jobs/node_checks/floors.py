@@ -4,10 +4,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench.contract.node_facts import BELOW_FLOOR, HEALTHY, NOT_JUDGED, AllReduceRate, Health, HealthFinding, RankRates
+from bench.contract.node_facts import (
+    BELOW_FLOOR,
+    HEALTHY,
+    NOT_JUDGED,
+    AllReduceRate,
+    Health,
+    HealthFinding,
+    RankRates,
+    Search,
+    SlowPart,
+)
 
-SLOW = 0.8
-"""A node is slow if its best pair is below the floor and below this share of the best pair of all nodes."""
+_LOOK_AT = {
+    "gpu": "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC",
+    "host": "nvidia-smi topo -m` and `nvidia-smi nvlink -s",
+    "nic": "ibstat",
+    "link": "ibdiagnet",
+    "rail": "ibdiagnet",
+}
+"""By kind of SlowPart: the command that shows more."""
+MAX_PAIRS = 40
 _RANK_RATES = {
     "gemm_tflops": ("TFLOP/s of a GEMM", "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE"),
     "copy_gbs": ("GB/s of a memory copy", "nvidia-smi -q -d ECC,CLOCK"),
@@ -27,7 +44,7 @@ def judged(report: Health) -> Health:
     below = [*_ranks(report), *_nodes(report), *_all(report)]
     floors = report.floors
     has_floors = any(f is not None for f in (floors.busbw_gbs, floors.node_busbw_gbs, *_rank_floors(report).values()))
-    slow = dict.fromkeys([*(one.node for one in below if one.node), *_slow_in_pairs(report)])
+    slow = dict.fromkeys([*(one.node for one in below if one.node), *(report.search.excluded if report.search else ())])
     all_are = len(slow) == len(report.nodes) > 1  # then no single node is the cause
     return replace(
         report,
@@ -66,7 +83,13 @@ def table(report: Health) -> str:
             f"{report.dtype} over {report.backend}, measured in {report.seconds:.0f} s",
             f"all-reduce of all ranks, GB/s: {sizes or '-'}   floor {_span([floors.busbw_gbs])}",
             *body,
-            *(f"pair {' '.join(pair.nodes)}: {_number(pair.busbw_gbs)} GB/s" for pair in report.pairs),
+            *(f"pair {' '.join(pair.nodes)}: {_number(pair.busbw_gbs)} GB/s" for pair in report.pairs[:MAX_PAIRS]),
+            *(
+                [f"{len(report.pairs) - MAX_PAIRS} more pairs: see health.json"]
+                if len(report.pairs) > MAX_PAIRS
+                else []
+            ),
+            *([_verdict(report.search)] if report.search else []),
         ]
     )
 
@@ -121,30 +144,62 @@ def _all(report: Health) -> Iterator[_Below]:
         return
     rate, floor = best_gbs(report.allreduce), report.floors.busbw_gbs
     assert rate is not None and floor is not None
-    names, slow = [node.node for node in report.nodes], _slow_in_pairs(report)
-    if slow:
-        fix = f"{_exclude(slow)}, and run `ibstat` and `nvidia-smi nvlink -s` there"
-    elif report.pairs:
-        fix = (
-            "no node is slower than the others: check the shared network; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
-        )
-    elif len(names) > 1:
-        fix = "run the check with a third node to find out which node is slow; NCCL_DEBUG=INFO shows the transport"
-    else:
-        fix = f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
+    names, found = [node.node for node in report.nodes], report.search
     what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
-    where = ", ".join(slow or names)
+    where, fix = ", ".join(names), f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
+    if found is not None:
+        what += f". {_verdict(found)}"
+        fix = _search_fix(found)
+        where = ", ".join(dict.fromkeys(node for part in found.parts for node in part.nodes)) or where
+    elif len(names) > 1:
+        fix = "run the check again: NCCL_DEBUG=INFO shows the transport"
     yield _Below(HealthFinding("NCC-04", what, where, fix), names[0] if len(names) == 1 else None)
 
 
-def _slow_in_pairs(report: Health) -> list[str]:
-    """Return the nodes that are slow with every partner while other nodes are not."""
-    reached: dict[str, float] = {}
-    for pair in report.pairs:
-        for node in pair.nodes:
-            reached[node] = max(reached.get(node, 0.0), pair.busbw_gbs)
-    floor, best = report.floors.busbw_gbs, max(reached.values(), default=0.0)
-    return [node for node, rate in reached.items() if floor is not None and rate < min(floor, SLOW * best)]
+def _verdict(found: Search) -> str:
+    """Return a sentence about what the search found."""
+    rounds = f"after {found.rounds} rounds"
+    if not found.decided:
+        suspects = "; suspected: " + ", ".join(map(_words, found.parts)) if found.parts else ""
+        return f"The measurements do not show what is slow, {rounds}{suspects}"
+    if not found.parts:
+        return f"No node and no link is slower than the others, {rounds}: the network is slow, or the floor too high"
+    parts = ", ".join(f"{_words(part)} (confidence {_percent(part.confidence)})" for part in found.parts)
+    others = ""
+    if found.others_busbw_gbs is not None:
+        others = f"; without {', '.join(found.excluded)}, the others reach {_number(found.others_busbw_gbs)} GB/s"
+    return f"Slow, {rounds}: {parts}{others}"
+
+
+def _words(part: SlowPart) -> str:
+    nodes = " and ".join(part.nodes)
+    at = "" if part.rail is None else f" of local rank {part.rail}"
+    return {
+        "gpu": f"the GPU{at} on {nodes}",
+        "host": f"the host {nodes}",
+        "nic": f"the network adapter{at} on {nodes}",
+        "link": f"the connection between {nodes}" + ("" if part.rail is None else f" for local rank {part.rail}"),
+        "rail": f"the rail{at} on all nodes",
+    }[part.kind]
+
+
+def _percent(share: float) -> str:
+    return "above 99.9 %" if share > 0.999 else f"{100 * share:.1f} %"
+
+
+def _search_fix(found: Search) -> str:
+    """Return what to do about what the search found."""
+    look = " and ".join(dict.fromkeys(f"`{_LOOK_AT[part.kind]}`" for part in found.parts))
+    if found.decided and found.excluded:
+        one_end = ", which is one end of the connection" if [part.kind for part in found.parts] == ["link"] else ""
+        return f"{_exclude(found.excluded)}{one_end}, and run {look} there"
+    if found.decided and found.parts and found.parts[0].kind == "link":
+        return f"run the check with a third node to find out which node is slow, or run {look}"
+    if found.decided and found.parts:
+        return f"check the switch of this rail: run {look}"
+    if found.decided:
+        return "check the shared network and cluster.health.busbw_gbs; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
+    return "run the check again while no other job uses the network, or with more nodes"
 
 
 def _exclude(nodes: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Measure nodes and their links, once per rank, before the first trial: `python -m jobs.node_checks.health PLAN`.
 
 It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and the offsets of
-the nodes' clocks. Rank 0 writes health.json to the run folder. If a rate is below its floor in cluster.health, every
+the nodes' clocks. If the all-reduce over all nodes is below its floor, `jobs.node_checks.search` finds what is slow.
+Rank 0 writes health.json to the run folder. If a rate is below its floor in cluster.health, every
 rank fails.
 """
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from jobs.node_checks.rates import Readings
 from bench.contract import plan_kinds
-
-MIN_NODES_FOR_PAIRS = 3
-"""With two nodes there is only one pair, which does not show which of them is slow."""
 
 
 def main() -> None:
@@ -90,9 +88,11 @@ def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_fa
         pairs=(),
         **platform(device),
     )
-    if len(nodes) >= MIN_NODES_FOR_PAIRS and floors.is_below(report):
-        best = max(together, key=lambda rate: rate.busbw_gbs)
-        return replace(report, pairs=rates.pairs(nodes, best.mib, who.rank, device))
+    if len(nodes) > 1 and floors.is_below(report):
+        from jobs.node_checks import search
+
+        found = search.search(nodes, together, who.rank, device)
+        return replace(report, search=found.search, pairs=found.pairs)
     return report
 
 

@@ -6,14 +6,14 @@ Times are medians of back-to-back calls after a warm-up (`jobs.kernels.timing.ti
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 
-from bench.contract.node_facts import AllReduceRate, PairRate
+from bench.contract.node_facts import AllReduceRate
 from jobs.kernels import timing
 
 MEETING_S = 120
@@ -21,8 +21,8 @@ MEETING_S = 120
 SWEEP_S = 8.0
 """Time limit for all message sizes; larger messages are skipped, so that a slow network does not delay the job."""
 REPEAT_S, MIN_REPEATS, MAX_REPEATS = 0.5, 3, 20
-PAIR_ROUNDS = 4
-"""Number of partners of each node in the search for the slow node."""
+SAMPLE_S = 0.02
+"""Least time of a sample of an exchange; shorter ones are noisy."""
 CLOCK_ROUNDS = 20
 Readings = list[tuple[int, int]]
 """Times of one clock, in ns, before and after each barrier."""
@@ -73,46 +73,66 @@ def allreduce(
     return tuple(rates)
 
 
-def own_rates(device: torch.device) -> tuple[float, float]:
-    """Return this rank's TFLOP/s of a GEMM (BF16 on a GPU, FP32 on a CPU) and GB/s of a memory copy.
+class OwnCall(NamedTuple):
+    """A call that one rank makes alone, and the floating-point operations or bytes of it."""
 
-    All ranks measure at the same time.
-    """
+    call: Callable[[], object]
+    amount: int
+
+
+def own_calls(device: torch.device) -> dict[str, OwnCall]:
+    """Return the calls of a GEMM (BF16 on a GPU, FP32 on a CPU) and of a memory copy: 20 in a row on a GPU."""
     gpu = device.type == "cuda"
     edge, copied, calls = (8192, 2**30, 20) if gpu else (1024, 2**26, 1)
     a, b = (torch.randn(edge, edge, dtype=torch.bfloat16 if gpu else torch.float32, device=device) for _ in range(2))
     out = torch.empty_like(a)
-    slowest(0.0, device)
-    gemm_s = _median_s(lambda: [torch.mm(a, b, out=out) for _ in range(calls)], device) / calls
     source = torch.randint(256, (copied,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    return {
+        "GEMM": OwnCall(lambda: [torch.mm(a, b, out=out) for _ in range(calls)], 2 * edge**3 * calls),
+        "copy": OwnCall(lambda: [target.copy_(source) for _ in range(calls)], 2 * copied * calls),
+    }
+
+
+def own_rates(device: torch.device) -> tuple[float, float]:
+    """Return this rank's TFLOP/s of a GEMM and GB/s of a memory copy. All ranks measure at the same time."""
+    per_s = []
+    for call, amount in own_calls(device).values():
+        slowest(0.0, device)
+        per_s.append(amount / _median_s(call, device))
+    return round(per_s[0] / 1e12, 4), round(per_s[1] / 1e9, 3)
+
+
+def sampled(call: Callable[[], object], num: int, device: torch.device) -> list[float]:
+    """Return the seconds of `num` back-to-back calls, after a warm-up."""
+    timing.time_back_to_back(call, 2, device)
+    return timing.time_back_to_back(call, num, device)
+
+
+def exchange(to: int | None, source: int | None, mib: int, num: int, device: torch.device) -> list[float]:
+    """Return `num` samples of the seconds in which this rank sends a message and receives another one.
+
+    to, source: ranks; with None, this rank only waits for the others. All ranks call this together. A sample is the
+    mean of as many messages as take SAMPLE_S. With two ranks, bytes / seconds is the bus bandwidth of their all-reduce.
+    """
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    out = torch.randn(mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
+    received = torch.empty_like(out)
+
+    def call(times: int = 1) -> None:
+        for _ in range(times):
+            ops = [
+                distributed.P2POp(distributed.isend, out, to),
+                distributed.P2POp(distributed.irecv, received, source),
+            ]
+            for work in distributed.batch_isend_irecv(ops):
+                work.wait()
+
     slowest(0.0, device)
-    copy_s = _median_s(lambda: [target.copy_(source) for _ in range(calls)], device) / calls
-    return round(2 * edge**3 / gemm_s / 1e12, 4), round(2 * copied / copy_s / 1e9, 3)
-
-
-def pairs(nodes: dict[str, list[int]], mib: int, rank: int, device: torch.device) -> tuple[PairRate, ...]:
-    """Return the bus bandwidth of pairs of nodes. The pairs of one round measure at the same time."""
-    names: list[str] = list(nodes)
-    own: list[PairRate] = []
-    for round_ in rounds(len(names)):
-        for first, second in ((names[a], names[b]) for a, b in round_):
-            ranks = nodes[first] + nodes[second]
-            if rank in ranks:
-                (rate,) = allreduce([mib], device, ranks)
-                own.append(PairRate((first, second), mib, rate.busbw_gbs))
-    everyone = gathered(own)
-    return tuple(pair for name, ranks in nodes.items() for pair in everyone[ranks[0]] if pair.nodes[0] == name)
-
-
-def rounds(num_nodes: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield up to PAIR_ROUNDS rounds of pairs: a node at most once in each, and no pair twice."""
-    seats: list[int | None] = [*range(num_nodes), *([None] if num_nodes % 2 else [])]
-    for _ in range(min(PAIR_ROUNDS, len(seats) - 1)):
-        half = len(seats) // 2
-        facing = zip(seats[:half], reversed(seats[half:]), strict=True)
-        yield [(a, b) for a, b in facing if a is not None and b is not None]
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+    alone = to is None or source is None
+    expected_s = slowest(0.0 if alone else timing.time_back_to_back(call, 2, device)[1], device)
+    times = max(1, min(MAX_REPEATS, int(SAMPLE_S / expected_s)))
+    return [] if alone else [s / times for s in sampled(functools.partial(call, times), num, device)]
 
 
 def clock_readings(device: torch.device) -> Readings:

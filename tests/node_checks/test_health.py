@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.contract import node_facts, plan_kinds
-from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate
+from bench.contract.node_facts import AllReduceRate, Floors, HealthNode
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
 from bench.preflight import nodes
@@ -66,11 +66,9 @@ def test_below_a_floor_every_rank_fails_for_the_same_reason(tmp_path: Path):
     accounts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank_logs/health_rank_?.error"))]
     assert len(accounts) == 3 and len({(a["what"], a["where"], a["fix"]) for a in accounts}) == 1
     assert accounts[0]["rule"] == "NCC-04" and accounts[0]["what"].startswith("all ranks together reach ")
-    assert sorted(sorted(pair["nodes"]) for pair in report["pairs"]) == [
-        ["dgx-0", "dgx-1"],
-        ["dgx-0", "dgx-2"],
-        ["dgx-1", "dgx-2"],
-    ]
+    names = ("dgx-0", "dgx-1", "dgx-2")
+    assert {frozenset(pair["nodes"]) for pair in report["pairs"]} == {frozenset(two) for two in combinations(names, 2)}
+    assert report["search"]["rounds"] <= 5
     assert all(low <= 0 <= high for low, high in (node["clock_ms"] for node in report["nodes"])), (
         "one machine, one clock"
     )
@@ -175,13 +173,6 @@ def test_slow_nodes_are_listed_unless_all_are_slow():
     slow_everywhere = tuple(replace(rank, gemm_tflops=500.0) for rank in one_each.ranks)
     assert verdict(replace(one_each, ranks=slow_everywhere))[2] == (), "a floor that no node reaches excludes none"
 
-    slow = (AllReduceRate(124, 1.0, 90.0),)
-    pairs = [PairRate((NAMES[a], NAMES[b]), 124, rate) for a, b, rate in ((0, 2, 95.0), (0, 1, 95.0), (1, 2, 90.0))]
-    alike = health_report(allreduce=slow, pairs=tuple(pairs))
-    assert verdict(alike)[1:] == ([("NCC-04", "dgx-0, dgx-1, dgx-2")], ())
-    pairs[1] = replace(pairs[1], busbw_gbs=340.0)
-    assert verdict(health_report(allreduce=slow, pairs=tuple(pairs)))[1:] == ([("NCC-04", "dgx-2")], ("dgx-2",))
-
 
 def test_a_rate_that_equals_its_floor_is_healthy():
     """A floor is the lowest rate that is accepted."""
@@ -196,18 +187,6 @@ def test_a_rate_that_equals_its_floor_is_healthy():
 def test_a_single_rank_has_no_all_reduce_and_breaks_no_floor_of_it():
     alone = health_report(allreduce=(), nodes=(HealthNode("dgx-0", (0,), (), (0.0, 0.0)),))
     assert verdict(alone)[:2] == ("healthy", [])
-
-
-@given(st.integers(2, 40))
-def test_rounds_give_each_node_as_many_partners_as_there_are_rounds(num_nodes: int):
-    played = list(rates.rounds(num_nodes))
-    pairs = [tuple(sorted(pair)) for round_ in played for pair in round_]
-    assert len(set(pairs)) == len(pairs), "no pair repeats"
-    assert all(max(Counter(node for pair in round_ for node in pair).values()) == 1 for round_ in played)
-    met = Counter(node for pair in pairs for node in pair)
-    rested = num_nodes % 2  # with an odd number, one pauses in each round
-    assert all(len(played) - rested <= met[node] <= len(played) for node in range(num_nodes))
-    assert len(played) <= rates.PAIR_ROUNDS
 
 
 @given(st.integers(-(10**10), 10**10), st.lists(st.tuples(*[st.integers(0, 10**7)] * 4), min_size=1))

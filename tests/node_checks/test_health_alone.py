@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract import plan_kinds, run_files
-from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate, RankRates
+from bench.contract import node_facts, plan_kinds, run_files
+from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, PairRate, RankRates, Search, SlowPart
 from bench.contract.plan import Plan
 from bench.contract.schema import Health
 from bench.errors import BenchError
 from helpers import alone, ranks
 from helpers.nodes import health_report
 from jobs.kernels import timing
-from jobs.node_checks import floors, health, rates
+from jobs.node_checks import floors, health, rates, search
 from jobs.ranks.identity import Rank
 
 CPU = torch.device("cpu")
@@ -69,6 +69,59 @@ def test_a_rank_alone_writes_its_rates_and_fails_below_a_floor(
         assert (account["rule"], account["where"]) == ("HW-01", "dgx-7, local rank 0")
 
 
+def found(kind: str, *nodes: str, rail: int | None = 1, **changes: Any) -> Search:
+    """Return the result of a search: after 4 rounds, this part is slow."""
+    part = SlowPart(kind, nodes, rail, 0.9987)
+    return replace(Search(4, 8.1, True, 0.9987, (part,), nodes[-1:], 341.2), **changes)
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "where", "fix"),
+    [
+        (
+            found("nic", "dgx-1"),
+            "Slow, after 4 rounds: the network adapter of local rank 1 on dgx-1 (confidence 99.9 %); without dgx-1, "
+            "the others reach 341 GB/s",
+            "dgx-1",
+            "exclude the node (--exclude=dgx-1), and run `ibstat` there",
+        ),
+        (
+            found("link", "dgx-0", "dgx-2", rail=None, others_busbw_gbs=None),
+            "Slow, after 4 rounds: the connection between dgx-0 and dgx-2 (confidence 99.9 %)",
+            "dgx-0, dgx-2",
+            "exclude the node (--exclude=dgx-2), which is one end of the connection, and run `ibdiagnet` there",
+        ),
+        (
+            found("rail", excluded=(), others_busbw_gbs=None),
+            "Slow, after 4 rounds: the rail of local rank 1 on all nodes (confidence 99.9 %)",
+            "dgx-0, dgx-1, dgx-2",
+            "check the switch of this rail: run `ibdiagnet`",
+        ),
+        (
+            found("gpu", "dgx-1", decided=False, excluded=(), others_busbw_gbs=None),
+            "The measurements do not show what is slow, after 4 rounds; suspected: the GPU of local rank 1 on dgx-1",
+            "dgx-1",
+            "run the check again while no other job uses the network, or with more nodes",
+        ),
+        (
+            Search(4, 8.1, True, 0.97, (), (), None),
+            "No node and no link is slower than the others, after 4 rounds: the network is slow, or the floor too high",
+            "dgx-0, dgx-1, dgx-2",
+            "check the shared network and cluster.health.busbw_gbs; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand",
+        ),
+    ],
+)
+def test_the_verdict_of_a_search_is_in_the_finding_and_in_the_table(
+    result: Search, verdict: str, where: str, fix: str
+) -> None:
+    report = floors.judged(health_report(allreduce=(AllReduceRate(124, 1.0, 90.0),), search=result))
+    (finding,) = report.findings
+    assert finding.what == f"all ranks together reach 90 GB/s all-reduce bus bandwidth; the floor is 300. {verdict}"
+    assert (finding.where, finding.fix, report.slow_nodes) == (where, fix, result.excluded)
+    assert floors.table(report).splitlines()[-1] == verdict
+    assert node_facts.loads(node_facts.dumps(report), type(report)) == report
+
+
 def test_the_first_finding_fails_the_check_and_the_others_are_counted() -> None:
     report = floors.judged(health_report(floors=Floors(None, None, 700.0, None)))
     health.require(health_report())
@@ -109,7 +162,7 @@ def test_a_request_that_cannot_be_measured_is_refused(
 
 @pytest.mark.parametrize("floor", [300.0, 400.0])
 def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPatch, floor: float) -> None:
-    """Rank 3 of five on three nodes; pairs are searched at the best size, if all ranks are below a floor."""
+    """Rank 3 of five on three nodes; the slow node is searched if all ranks are below a floor."""
     names = ["dgx-0", "dgx-1", "dgx-1", "dgx-1", "dgx-2"]
     together = (AllReduceRate(1, 1.0, 350.0), AllReduceRate(2, 1.0, 390.0), AllReduceRate(4, 1.0, 380.0))
     clocks = [[(1_000_000 * rank, 1_000_000 * rank + 500_000)] for rank in range(5)]
@@ -127,11 +180,12 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
         inside = [(AllReduceRate(2, 1.0, 100.0 * rank),) for rank in range(5)]
         return [health.Measured(own[rank], inside[rank], clocks[rank]) for rank in range(5)]
 
-    def pairs(nodes: dict[str, list[int]], mib: int, rank: int, device: torch.device) -> tuple[PairRate, ...]:
-        requests.append((nodes, mib, rank))
-        return (PairRate(("dgx-0", "dgx-1"), mib, 50.0),)
+    def searched(nodes: dict[str, list[int]], together: Any, rank: int, device: torch.device) -> search.Searched:
+        requests.append((nodes, together, rank))
+        return search.Searched(found("nic", "dgx-1"), (PairRate(("dgx-0", "dgx-1"), 2, 50.0),))
 
-    stand_ins: dict[str, Any] = {"allreduce": allreduce, "gathered": gathered, "pairs": pairs}
+    monkeypatch.setattr(search, "search", searched)
+    stand_ins: dict[str, Any] = {"allreduce": allreduce, "gathered": gathered}
     stand_ins |= {"own_rates": lambda device: (603.0, 4000.0), "clock_readings": lambda device: clocks[3]}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(rates, name, stand_in)
@@ -148,10 +202,11 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
     assert [rank.gemm_tflops for rank in report.ranks] == [600.0, 601.0, 602.0, 603.0, 604.0]
     assert report.allreduce == together and report.floors == Floors(floor, None, None, 3.0)
     if floor < 390:
-        assert report.pairs == () and len(requests) == 3
+        assert report.pairs == () and report.search is None and len(requests) == 3
     else:
         assert [pair.mib for pair in report.pairs] == [2]
-        assert requests[3] == ({"dgx-0": [0], "dgx-1": [1, 2, 3], "dgx-2": [4]}, 2, 3)
+        assert report.search == found("nic", "dgx-1")
+        assert requests[3] == ({"dgx-0": [0], "dgx-1": [1, 2, 3], "dgx-2": [4]}, together, 3)
 
 
 def test_on_one_node_ranks_are_measured_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +274,9 @@ def test_the_table_of_nodes_and_floors() -> None:
 
 def test_the_fix_for_two_nodes_and_for_one() -> None:
     report = health_report(allreduce=(AllReduceRate(124, 1.0, 90.0),))
-    two = floors.judged(replace(report, nodes=report.nodes[:2], ranks=report.ranks[:4]))
+    pair = found("link", "dgx-0", "dgx-1", rail=None, excluded=())
+    two = floors.judged(replace(report, nodes=report.nodes[:2], ranks=report.ranks[:4], search=pair))
     assert two.findings[-1].fix.startswith("run the check with a third node to find out which node is slow")
+    assert two.slow_nodes == () and two.findings[-1].where == "dgx-0, dgx-1"
     one = floors.judged(replace(report, nodes=report.nodes[:1], ranks=report.ranks[:2]))
     assert one.findings[-1].fix.startswith("exclude the node (--exclude=dgx-0)") and one.slow_nodes == ("dgx-0",)

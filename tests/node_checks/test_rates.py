@@ -9,7 +9,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.contract.node_facts import AllReduceRate, PairRate
+from bench.contract.node_facts import AllReduceRate
 from jobs.node_checks import rates
 
 NUM_RANKS = 4
@@ -63,24 +63,3 @@ def test_own_rates_count_the_operations_and_bytes_of_all_calls(
     monkeypatch.setattr(rates, "slowest", lambda seconds, *_: seconds)
     with FakeTensorMode():
         assert rates.own_rates(torch.device(device)) == (round(tflops, 4), round(copy_gbs, 3))
-
-
-def test_each_pair_is_reported_once_by_its_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
-
-    def measured_by(rank: int) -> list[PairRate]:
-        own: list[PairRate] = []
-        monkeypatch.setattr(rates, "gathered", lambda value: own.extend(value) or [[]] * 6)
-        rates.pairs(nodes, 124, rank, torch.device("cpu"))
-        return own
-
-    monkeypatch.setattr(rates, "allreduce", lambda sizes, _, ranks: (AllReduceRate(sizes[0], 1.0, float(sum(ranks))),))
-    everyone = [measured_by(rank) for rank in range(6)]
-    assert [len(own) for own in everyone] == [2] * 6, "every node meets both others"
-    monkeypatch.setattr(rates, "gathered", lambda _: everyone)
-    actual = rates.pairs(nodes, 124, 0, torch.device("cpu"))
-    assert sorted((*sorted(pair.nodes), pair.mib, pair.busbw_gbs) for pair in actual) == [
-        ("a", "b", 124, 6.0),
-        ("a", "c", 124, 10.0),
-        ("b", "c", 124, 14.0),
-    ]
