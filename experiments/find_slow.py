@@ -7,7 +7,7 @@ A case has 2 to 512 nodes with 1, 2, 4 or 8 GPUs, and a noise of 1, 2 or 5 %. Ev
 GPU and every link also has a fixed offset of half this noise. One thing is slowed by at least 5 %, at least three times
 the noise, and at most 50 %: one GPU, GPUs of two nodes, a host, a NIC, the link between two neighbours, a rail, or
 nothing. A slow GPU is slow in GEMMs; or in copies and to all other GPUs; or only to other GPUs. Cases that no
-measurement can tell apart are not drawn: with one GPU on each node, a host is its GPU, a slow rail is the network, and
+measurement can distinguish are not drawn: with one GPU on each node, a host is its GPU, a slow rail is the network, and
 a GPU that is slow only to others is its NIC.
 
 Right: exactly the slow part is named. Of two nodes, the pair is right for what is slow only between them, and also if
@@ -61,7 +61,7 @@ class Cluster:
         return (factors * offset)[..., None] * noise
 
 
-def drawn(random: np.random.Generator, max_nodes: int = MAX_NODES) -> Cluster:
+def random_cluster(random: np.random.Generator, max_nodes: int = MAX_NODES) -> Cluster:
     """Return a random cluster with a random slow part."""
     num_nodes = int(round(2 ** random.uniform(1, np.log2(max_nodes))))
     num_gpus = int(random.choice([1, 2, 4, 8]))
@@ -168,7 +168,7 @@ def main() -> int:
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     rounds, began = list[int](), time.monotonic()
     for number in range(args.cases):
-        cluster = drawn(np.random.default_rng([seed, number]))
+        cluster = random_cluster(np.random.default_rng([seed, number]))
         verdict, num_rounds = searched(cluster)
         result = outcome(cluster, verdict)
         counts[cluster.kind][result] += 1

@@ -8,7 +8,7 @@ Each suspect (say, the NIC of node 5 on rail 2) has a set of measured cells that
 likelihood of all cells with these slowed by some amount, relative to no slow cell, times a prior. The amount is
 integrated over 5 to 99 %, and the rate of the healthy cells is fitted. The noise is estimated from the cells: from
 repeated samples of a cell, and from the spread between cells. A suspect is named if its weight is at least NAMED of the
-sum of its own weight, the weight of "nothing is slow", and the weights of all suspects that share a cell with it.
+sum of its own weight, the weight of "nothing is slow", and the weights of all candidates that share a cell with it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -154,12 +154,12 @@ def decide(measured: Measurements) -> Verdict:
     every_rail = (None, *range(measured.num_rails))
     likely: set[Place] = set()
     for _ in range(2):
-        found, certainties = _slow_alone(measured, likely)
+        culprits, certainties = _slow_alone(measured, likely)
         slow_inside, inside_certainty = _slow_inside(measured, {node for node, _ in likely})
         inside = {(node, rail) for node in slow_inside for rail in every_rail}
-        between, between_certainty = _slow_between(measured, found, likely | inside)
+        between, between_certainty = _slow_between(measured, culprits, likely | inside)
         certainties += [inside_certainty, between_certainty]
-        of_node = [culprit for culprit in (*found, *between) if culprit.kind in OF_ONE_NODE]
+        of_node = [culprit for culprit in (*culprits, *between) if culprit.kind in OF_ONE_NODE]
         likely = {(culprit.nodes[0], culprit.rail) for culprit in of_node}
         if not likely or min(certainties) >= NAMED:
             break
@@ -169,20 +169,20 @@ def decide(measured: Measurements) -> Verdict:
         if guilty and (culprit.kind is Kind.NIC or is_pair):
             kind = Kind.HOST if culprit.rail is None else Kind.GPU
             confidence = min(culprit.confidence, slow_inside[guilty[0]])
-            found.append(Culprit(kind, (guilty[0],), culprit.rail, confidence))
+            culprits.append(Culprit(kind, (guilty[0],), culprit.rail, confidence))
         else:
-            found.append(culprit)
+            culprits.append(culprit)
     for node, confidence in slow_inside.items():
-        if not any(node in culprit.nodes and culprit.kind in (Kind.GPU, Kind.HOST) for culprit in found):
-            found.append(Culprit(Kind.HOST, (node,), None, confidence))
+        if not any(node in culprit.nodes and culprit.kind in (Kind.GPU, Kind.HOST) for culprit in culprits):
+            culprits.append(Culprit(Kind.HOST, (node,), None, confidence))
     rest = min(certainties)
-    if not found and measured.num_nodes == 2 and measured.pairs:
-        found = [Culprit(Kind.LINK, (0, 1), None, rest)]
-    accused = {culprit.nodes[0] for culprit in found if culprit.kind in OF_ONE_NODE}
-    least = LEAST_REST if found else LEAST_HEALTHY
+    if not culprits and measured.num_nodes == 2 and measured.pairs:
+        culprits = [Culprit(Kind.LINK, (0, 1), None, rest)]
+    accused = {culprit.nodes[0] for culprit in culprits if culprit.kind in OF_ONE_NODE}
+    least = LEAST_REST if culprits else LEAST_HEALTHY
     too_many = 2 * len(accused) > measured.num_nodes
-    confidence = min([culprit.confidence for culprit in found], default=rest)
-    return Verdict(tuple(sorted(found)), rest >= least and not too_many, confidence, rest)
+    confidence = min([culprit.confidence for culprit in culprits], default=rest)
+    return Verdict(tuple(sorted(culprits)), rest >= least and not too_many, confidence, rest)
 
 
 def _slow_alone(measured: Measurements, likely: Collection[Place]) -> tuple[list[Culprit], list[float]]:
@@ -192,13 +192,13 @@ def _slow_alone(measured: Measurements, likely: Collection[Place]) -> tuple[list
     num_gpus = measured.num_rails
     for rates in measured.own.values():
         nodes, gpus = np.divmod(np.arange(measured.num_nodes * num_gpus), num_gpus)
-        suspects = _Suspects(len(nodes))
-        suspects.add(np.arange(len(nodes)), size=len(nodes))
+        candidates = _Suspects(len(nodes))
+        candidates.add(np.arange(len(nodes)), size=len(nodes))
         if num_gpus > 1 and measured.num_nodes > 1:
-            suspects.add(nodes, size=measured.num_nodes)
-            suspects.likely += [len(nodes) + node for node, gpu in likely if gpu is None]
-        suspects.likely += [node * num_gpus + gpu for node, gpu in likely if gpu is not None]
-        named, certainty = _named(_cells(rates.reshape(len(nodes), -1)), suspects)
+            candidates.add(nodes, size=measured.num_nodes)
+            candidates.likely += [len(nodes) + node for node, gpu in likely if gpu is None]
+        candidates.likely += [node * num_gpus + gpu for node, gpu in likely if gpu is not None]
+        named, certainty = _named(_cells(rates.reshape(len(nodes), -1)), candidates)
         certainties.append(certainty)
         for suspect, confidence in named:
             is_gpu = suspect < len(nodes)
@@ -217,10 +217,10 @@ def _slow_inside(measured: Measurements, likely: Collection[int]) -> tuple[dict[
     """Return the nodes whose all-reduce is slow, with their confidence, and how certain the rest is."""
     if measured.inside is None:
         return {}, 1.0
-    suspects = _Suspects(measured.num_nodes)
-    suspects.add(np.arange(measured.num_nodes), size=measured.num_nodes)
-    suspects.likely += likely
-    named, certainty = _named(_cells(measured.inside), suspects)
+    candidates = _Suspects(measured.num_nodes)
+    candidates.add(np.arange(measured.num_nodes), size=measured.num_nodes)
+    candidates.likely += likely
+    named, certainty = _named(_cells(measured.inside), candidates)
     return dict(named), certainty
 
 
@@ -242,11 +242,11 @@ def _slow_between(
     for culprit in known:
         touched = np.isin(ends, culprit.nodes).any(axis=1)
         kept &= ~(touched if culprit.rail is None else touched & (rail == culprit.rail))
-    suspects, meanings = _Suspects(len(link)), list[tuple[Kind, tuple[int, ...], int | None]]()
+    candidates, meanings = _Suspects(len(link)), list[tuple[Kind, tuple[int, ...], int | None]]()
 
     def add(kind: Kind, places: Sequence[tuple[int, ...]], *columns: Integers, by_rail: bool) -> None:
         numbers = [column * num_rails + rail if by_rail else column for column in columns]
-        suspects.add(*numbers, size=len(places) * (num_rails if by_rail else 1))
+        candidates.add(*numbers, size=len(places) * (num_rails if by_rail else 1))
         meanings.extend((kind, place, r) for place in places for r in (range(num_rails) if by_rail else [None]))
 
     each_node = [(node,) for node in range(num_nodes)]
@@ -262,12 +262,12 @@ def _slow_between(
         twos = list(combinations(range(num_nodes), 2))
         touching = [[number for number, two in enumerate(twos) if {a, b} & set(two)] for a, b in ends]
         add(Kind.NIC, twos, *np.array(touching).T, by_rail=True)
-    suspects.likely += [
+    candidates.likely += [
         number
         for number, (kind, nodes, r) in enumerate(meanings)
         if kind is Kind.NIC and all((node, r) in likely for node in nodes)
     ]
-    named, certainty = _named(cells, suspects, kept)
+    named, certainty = _named(cells, candidates, kept)
     culprits = []
     for suspect, confidence in named:
         kind, nodes, r = meanings[suspect]
@@ -309,22 +309,22 @@ def _joined(of_links: Sequence[Sequence[_Cells]]) -> _Cells:
 
 
 class _Suspects:
-    """What can be slow: the suspects of each cell, and the prior of each suspect."""
+    """What can be slow: the candidates of each cell, and the prior of each suspect."""
 
     def __init__(self, num_cells: int) -> None:
         self.of_cell: Integers = np.empty((num_cells, 0), dtype=np.int64)
         self.class_sizes: list[int] = []
         self.likely: list[int] = []
-        """The suspects whose part another test has found to be slow."""
+        """The candidates whose part another test has found to be slow."""
 
     def add(self, *columns: Integers, size: int) -> None:
-        """Add the suspects of one class; each column has, for every cell, a number from 0 to size - 1."""
+        """Add the candidates of one class; each column has, for every cell, a number from 0 to size - 1."""
         first, stacked = sum(self.class_sizes), np.stack(columns, axis=1)
         self.of_cell = np.concatenate([self.of_cell, first + stacked], axis=1)
         self.class_sizes.append(size)
 
     def log_prior(self) -> Floats:
-        """Every class of suspects has the same share, and the likely ones have more."""
+        """Every class of candidates has the same share, and the likely ones have more."""
         shares = np.concatenate(
             [np.full(size, (1 - NOTHING_SLOW) / len(self.class_sizes) / size) for size in self.class_sizes]
         )
@@ -335,25 +335,25 @@ class _Suspects:
 
 
 def _named(
-    cells: _Cells, suspects: _Suspects, kept: NDArray[np.bool_] | None = None
+    cells: _Cells, candidates: _Suspects, kept: NDArray[np.bool_] | None = None
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return the suspects that are slow, with their confidence, and the confidence that no other is.
+    """Return the candidates that are slow, with their confidence, and the confidence that no other is.
 
     The suspect with the highest weight is named first, and its cells are left out. A suspect that is likely but not
     sure ends the search: the returned confidence is then low.
     """
     kept = np.ones(len(cells.log_rate), dtype=bool) if kept is None else kept.copy()
-    log_prior, named = suspects.log_prior(), list[tuple[int, float]]()
+    log_prior, named = candidates.log_prior(), list[tuple[int, float]]()
     log_none = np.log(NOTHING_SLOW)
     while True:
         if kept.sum() < 2:
             return named, 1.0
-        of_cell = suspects.of_cell[kept]
+        of_cell = candidates.of_cell[kept]
         best = int((_log_evidence(cells, of_cell, kept, _variance(cells, kept), len(log_prior)) + log_prior).argmax())
-        own_cells = kept & (suspects.of_cell == best).any(axis=1)
+        own_cells = kept & (candidates.of_cell == best).any(axis=1)
         variance = _variance(cells, kept, healthy=kept & ~own_cells)
         weights = _log_evidence(cells, of_cell, kept, variance, len(log_prior)) + log_prior
-        rivals = np.unique(suspects.of_cell[own_cells])
+        rivals = np.unique(candidates.of_cell[own_cells])
         confidence = float(np.exp(weights[best] - np.logaddexp.reduce([*weights[rivals], log_none])))
         if confidence < NAMED or len(named) == MAX_CULPRITS:
             return named, float(np.exp(log_none - np.logaddexp.reduce([*weights, log_none])))

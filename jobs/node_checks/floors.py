@@ -144,30 +144,30 @@ def _all(report: Health) -> Iterator[_Below]:
         return
     rate, floor = best_gbs(report.allreduce), report.floors.busbw_gbs
     assert rate is not None and floor is not None
-    names, found = [node.node for node in report.nodes], report.search
+    names, result = [node.node for node in report.nodes], report.search
     what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
     where, fix = ", ".join(names), f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
-    if found is not None:
-        what += f". {_verdict(found)}"
-        fix = _search_fix(found)
-        where = ", ".join(dict.fromkeys(node for part in found.parts for node in part.nodes)) or where
+    if result is not None:
+        what += f". {_verdict(result)}"
+        fix = _search_fix(result)
+        where = ", ".join(dict.fromkeys(node for part in result.parts for node in part.nodes)) or where
     elif len(names) > 1:
         fix = "run the check again: NCCL_DEBUG=INFO shows the transport"
     yield _Below(HealthFinding("NCC-04", what, where, fix), names[0] if len(names) == 1 else None)
 
 
-def _verdict(found: Search) -> str:
+def _verdict(result: Search) -> str:
     """Return a sentence about what the search found."""
-    rounds = f"after {found.rounds} rounds"
-    if not found.decided:
-        suspects = "; suspected: " + ", ".join(map(_words, found.parts)) if found.parts else ""
-        return f"The measurements do not show what is slow, {rounds}{suspects}"
-    if not found.parts:
+    rounds = f"after {result.rounds} round{'' if result.rounds == 1 else 's'}"
+    if not result.decided:
+        candidates = "; suspected: " + ", ".join(map(_words, result.parts)) if result.parts else ""
+        return f"The measurements do not show what is slow, {rounds}{candidates}"
+    if not result.parts:
         return f"No node and no link is slower than the others, {rounds}: the network is slow, or the floor too high"
-    parts = ", ".join(f"{_words(part)} (confidence {_percent(part.confidence)})" for part in found.parts)
+    parts = ", ".join(f"{_words(part)} (confidence {_percent(part.confidence)})" for part in result.parts)
     others = ""
-    if found.others_busbw_gbs is not None:
-        others = f"; without {', '.join(found.excluded)}, the others reach {_number(found.others_busbw_gbs)} GB/s"
+    if result.others_busbw_gbs is not None:
+        others = f"; without {', '.join(result.excluded)}, the others reach {_number(result.others_busbw_gbs)} GB/s"
     return f"Slow, {rounds}: {parts}{others}"
 
 
@@ -187,17 +187,17 @@ def _percent(share: float) -> str:
     return "above 99.9 %" if share > 0.999 else f"{100 * share:.1f} %"
 
 
-def _search_fix(found: Search) -> str:
+def _search_fix(result: Search) -> str:
     """Return what to do about what the search found."""
-    look = " and ".join(dict.fromkeys(f"`{_LOOK_AT[part.kind]}`" for part in found.parts))
-    if found.decided and found.excluded:
-        one_end = ", which is one end of the connection" if [part.kind for part in found.parts] == ["link"] else ""
-        return f"{_exclude(found.excluded)}{one_end}, and run {look} there"
-    if found.decided and found.parts and found.parts[0].kind == "link":
+    look = " and ".join(dict.fromkeys(f"`{_LOOK_AT[part.kind]}`" for part in result.parts))
+    if result.decided and result.excluded:
+        one_end = ", which is one end of the connection" if [part.kind for part in result.parts] == ["link"] else ""
+        return f"{_exclude(result.excluded)}{one_end}, and run {look} there"
+    if result.decided and result.parts and result.parts[0].kind == "link":
         return f"run the check with a third node to find out which node is slow, or run {look}"
-    if found.decided and found.parts:
+    if result.decided and result.parts:
         return f"check the switch of this rail: run {look}"
-    if found.decided:
+    if result.decided:
         return "check the shared network and cluster.health.busbw_gbs; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
     return "run the check again while no other job uses the network, or with more nodes"
 

@@ -91,8 +91,8 @@ def measure(config: schema.Health, who: Rank, device: "torch.device") -> node_fa
     if len(nodes) > 1 and floors.is_below(report):
         from jobs.node_checks import search
 
-        found = search.search(nodes, together, who.rank, device)
-        return replace(report, search=found.search, pairs=found.pairs)
+        result = search.search(nodes, together, who.rank, device)
+        return replace(report, search=result.search, pairs=result.pairs)
     return report
 
 

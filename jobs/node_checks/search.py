@@ -110,5 +110,5 @@ def described(one: culprit.Culprit, names: list[str]) -> SlowPart:
 
 def slow_nodes(parts: Sequence[SlowPart], names: list[str]) -> tuple[str, ...]:
     """Return the nodes to exclude: of a slow link one end, since no other node uses it; of only two nodes none."""
-    found = [part.nodes[-1] for part in parts if part.nodes and not (part.kind == Kind.LINK and len(names) == 2)]
-    return tuple(dict.fromkeys(found))
+    excluded = [part.nodes[-1] for part in parts if part.nodes and not (part.kind == Kind.LINK and len(names) == 2)]
+    return tuple(dict.fromkeys(excluded))

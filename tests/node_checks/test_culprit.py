@@ -26,7 +26,7 @@ def test_the_slow_part_of_simulated_clusters_is_named(simulation: dict[str, Any]
     """`make find-slow` draws 1,000 clusters of up to 512 nodes by a new seed; these 60 are always the same."""
     outcomes: Counter[str] = Counter()
     for case in range(NUM_CASES):
-        cluster = simulation["drawn"](np.random.default_rng([2026, case]), LARGEST)
+        cluster = simulation["random_cluster"](np.random.default_rng([2026, case]), LARGEST)
         verdict, num_rounds = simulation["searched"](cluster)
         assert num_rounds < culprit.max_rounds(len(cluster.inside)), "the last round is left for the ring"
         outcomes[simulation["outcome"](cluster, verdict)] += 1
@@ -102,7 +102,7 @@ def test_of_two_nodes_the_pair_is_named_unless_one_node_is_slow_alone() -> None:
     assert named(replace(sound, own={"GEMM": gemm})) == [(Kind.GPU, (1,), 0)]
 
 
-def test_a_slowdown_in_the_noise_accuses_nobody() -> None:
+def test_a_slowdown_in_the_noise_accuses_no_node() -> None:
     random = np.random.default_rng(1)
     measured = healthy(8, 1)
     noisy = [Pair(pair.nodes, 100 * np.exp(0.3 * random.standard_normal(pair.rates.shape))) for pair in measured.pairs]

@@ -69,7 +69,7 @@ def test_a_rank_alone_writes_its_rates_and_fails_below_a_floor(
         assert (account["rule"], account["where"]) == ("HW-01", "dgx-7, local rank 0")
 
 
-def found(kind: str, *nodes: str, rail: int | None = 1, **changes: Any) -> Search:
+def search_result(kind: str, *nodes: str, rail: int | None = 1, **changes: Any) -> Search:
     """Return the result of a search: after 4 rounds, this part is slow."""
     part = SlowPart(kind, nodes, rail, 0.9987)
     return replace(Search(4, 8.1, True, 0.9987, (part,), nodes[-1:], 341.2), **changes)
@@ -79,26 +79,26 @@ def found(kind: str, *nodes: str, rail: int | None = 1, **changes: Any) -> Searc
     ("result", "verdict", "where", "fix"),
     [
         (
-            found("nic", "dgx-1"),
+            search_result("nic", "dgx-1"),
             "Slow, after 4 rounds: the network adapter of local rank 1 on dgx-1 (confidence 99.9 %); without dgx-1, "
             "the others reach 341 GB/s",
             "dgx-1",
             "exclude the node (--exclude=dgx-1), and run `ibstat` there",
         ),
         (
-            found("link", "dgx-0", "dgx-2", rail=None, others_busbw_gbs=None),
+            search_result("link", "dgx-0", "dgx-2", rail=None, others_busbw_gbs=None),
             "Slow, after 4 rounds: the connection between dgx-0 and dgx-2 (confidence 99.9 %)",
             "dgx-0, dgx-2",
             "exclude the node (--exclude=dgx-2), which is one end of the connection, and run `ibdiagnet` there",
         ),
         (
-            found("rail", excluded=(), others_busbw_gbs=None),
+            search_result("rail", excluded=(), others_busbw_gbs=None),
             "Slow, after 4 rounds: the rail of local rank 1 on all nodes (confidence 99.9 %)",
             "dgx-0, dgx-1, dgx-2",
             "check the switch of this rail: run `ibdiagnet`",
         ),
         (
-            found("gpu", "dgx-1", decided=False, excluded=(), others_busbw_gbs=None),
+            search_result("gpu", "dgx-1", decided=False, excluded=(), others_busbw_gbs=None),
             "The measurements do not show what is slow, after 4 rounds; suspected: the GPU of local rank 1 on dgx-1",
             "dgx-1",
             "run the check again while no other job uses the network, or with more nodes",
@@ -182,7 +182,7 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
 
     def searched(nodes: dict[str, list[int]], together: Any, rank: int, device: torch.device) -> search.Searched:
         requests.append((nodes, together, rank))
-        return search.Searched(found("nic", "dgx-1"), (PairRate(("dgx-0", "dgx-1"), 2, 50.0),))
+        return search.Searched(search_result("nic", "dgx-1"), (PairRate(("dgx-0", "dgx-1"), 2, 50.0),))
 
     monkeypatch.setattr(search, "search", searched)
     stand_ins: dict[str, Any] = {"allreduce": allreduce, "gathered": gathered}
@@ -205,7 +205,7 @@ def test_every_node_is_described_by_its_first_rank(monkeypatch: pytest.MonkeyPat
         assert report.pairs == () and report.search is None and len(requests) == 3
     else:
         assert [pair.mib for pair in report.pairs] == [2]
-        assert report.search == found("nic", "dgx-1")
+        assert report.search == search_result("nic", "dgx-1")
         assert requests[3] == ({"dgx-0": [0], "dgx-1": [1, 2, 3], "dgx-2": [4]}, together, 3)
 
 
@@ -274,7 +274,7 @@ def test_the_table_of_nodes_and_floors() -> None:
 
 def test_the_fix_for_two_nodes_and_for_one() -> None:
     report = health_report(allreduce=(AllReduceRate(124, 1.0, 90.0),))
-    pair = found("link", "dgx-0", "dgx-1", rail=None, excluded=())
+    pair = search_result("link", "dgx-0", "dgx-1", rail=None, excluded=())
     two = floors.judged(replace(report, nodes=report.nodes[:2], ranks=report.ranks[:4], search=pair))
     assert two.findings[-1].fix.startswith("run the check with a third node to find out which node is slow")
     assert two.slow_nodes == () and two.findings[-1].where == "dgx-0, dgx-1"
