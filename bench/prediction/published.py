@@ -1,0 +1,147 @@
+"""Read the published rows, and the models, rates and links with which they are predicted."""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from bench.contract import codec
+from bench.contract.model import Model
+from bench.contract.network import Network
+from bench.contract.schema import Rates
+from bench.planning.conf_folder import CONF
+from bench.prediction.step import Layout
+
+DATA = files("bench.prediction") / "data"
+TOKENS = {"gpt3": 2048, "llama31_405b": 8192, "llama2_70b_lora": 8192}
+"""Tokens of a sample. Source: MLPerf's training rules."""
+MODELS = {"gpt3": "gpt3_175b", "llama31_405b": "llama31_405b", "llama2_70b_lora": "llama2_70b"}
+ADAPTER_WEIGHTS = {"llama2_70b_lora": 44_564_480}
+"""Rank 16 on qkv and proj (bench/planning/estimates/parameters.py)."""
+PREDICTED_GPUS = ("h100", "h200", "b200", "gb200")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A published system."""
+
+    round: str
+    benchmark: str
+    submitter: str
+    system: str
+    gpu: str
+    num_gpus: int
+    gpus_per_node: int
+    global_batch_size: int
+    layout: Layout | None
+    """None: not published, or of other software."""
+    layout_source: str
+    step_s: float | None
+    """None: the log has no step time and no throughput."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.round} {self.submitter} {self.system}"
+
+    @property
+    def is_one_node(self) -> bool:
+        return self.num_gpus <= self.gpus_per_node
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Return all published rows, in the order of the table."""
+    return tuple(_row(each) for each in table("published_steps.csv"))
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """Return the lines of a table of `data/`, without its comments."""
+    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def _row(text: dict[str, str]) -> Row:
+    num_gpus, batch = int(text["num_gpus"]), int(text["global_batch_size"])
+    layout = None
+    if text["tp"]:
+        tp, pp, cp = int(text["tp"]), int(text["pp"]), int(text["cp"])
+        layout = Layout(
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            dp=num_gpus // (tp * pp * cp),
+            vpp=int(text["vpp"]),
+            micro_batch_size=int(text["micro_batch_size"]),
+            global_batch_size=batch,
+            seq_length=TOKENS[text["benchmark"]],
+            balances_ends=text["balances_ends"] == "1",
+            graphs=text["graphs"] == "1",
+        )
+    return Row(
+        round=text["round"],
+        benchmark=text["benchmark"],
+        submitter=text["submitter"],
+        system=text["system"],
+        gpu=text["gpu"],
+        num_gpus=num_gpus,
+        gpus_per_node=int(text["gpus_per_node"]),
+        global_batch_size=batch,
+        layout=layout,
+        layout_source=text["layout"],
+        step_s=_step_s(text, batch),
+    )
+
+
+def _step_s(text: dict[str, str], batch: int) -> float | None:
+    if text["step_time_s"]:
+        return float(text["step_time_s"])
+    return batch / float(text["throughput"]) if text["throughput"] else None
+
+
+@cache
+def model(name: str) -> Model:
+    """Return a model of conf/model."""
+    return codec.typed(Model, _yaml(CONF / "model" / f"{name}.yaml"))
+
+
+@cache
+def rates(gpu: str) -> Rates:
+    """Return the rates of a GPU: those of conf/gpu, measured by runstop, else those of data/rates.yaml."""
+    document = _gpu(gpu)
+    if document.get("rates"):
+        return codec.typed(Rates, document["rates"])
+    return codec.typed(Rates, _kernels()[gpu])
+
+
+@cache
+def gemm_start_us(gpu: str) -> float:
+    """Return the start of a GEMM on a GPU; the same source as its rates."""
+    return float(_kernels()["gemm_start_us"][gpu])
+
+
+@cache
+def _kernels() -> dict[str, Any]:
+    return dict(yaml.safe_load((DATA / "rates.yaml").read_text(encoding="utf-8")))
+
+
+def _gpu(name: str) -> dict[str, Any]:
+    """Return a file of conf/gpu, with the rates of the file on which it is based."""
+    document = _yaml(CONF / "gpu" / f"{name}.yaml")
+    for base in document.pop("defaults", []):
+        if base != "_self_":
+            inherited = _gpu(base)
+            document = {**inherited, **document, "rates": {**inherited["rates"], **document["rates"]}}
+    return document
+
+
+@cache
+def network(gpu: str) -> Network:
+    """Return the links of the published systems with a GPU, by their data sheets and measurements on one node."""
+    return codec.typed(Network, yaml.safe_load((DATA / "networks.yaml").read_text(encoding="utf-8"))[gpu])
+
+
+def _yaml(path: Any) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
