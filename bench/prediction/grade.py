@@ -1,12 +1,13 @@
 """Predict every published row, and compare."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from bench.prediction import published, step
 from bench.prediction.network import links
-from bench.prediction.published import Row
-from bench.prediction.stacks import REFERENCE, Stack
+from bench.prediction.published import Measured, Row
+from bench.prediction.stacks import MEGATRON, REFERENCE, Stack
 from bench.prediction.step import Layout, Terms, Work
 
 
@@ -46,11 +47,17 @@ def grade(row: Row, stack: Stack = REFERENCE) -> Graded:
     """Return a row with its prediction."""
     if row.layout is None:
         return Graded(row=row, terms=None, why_not="other software, or no published layout")
-    if row.gpu not in published.PREDICTED_GPUS:
-        return Graded(row=row, terms=None, why_not=f"no rates of {row.gpu}")
+    if row.gpu not in published.PREDICTED_GPUS or row.precision != "fp8":
+        missing = row.gpu if row.gpu not in published.PREDICTED_GPUS else row.precision.upper()
+        return Graded(row=row, terms=None, why_not=f"no rates of {missing}")
     terms = predicted(row, row.layout, stack)
     why_not = "" if row.step_s is not None else "the log has no step time and no throughput"
-    return Graded(row=row, terms=terms, why_not=why_not, sets=tuple(name for name, one in stack.constants().items() if one.row == row.name))
+    return Graded(
+        row=row,
+        terms=terms,
+        why_not=why_not,
+        sets=tuple(name for name, one in stack.constants().items() if one.row == row.name),
+    )
 
 
 def predicted(row: Row, layout: Layout, stack: Stack = REFERENCE) -> Terms:
@@ -60,6 +67,16 @@ def predicted(row: Row, layout: Layout, stack: Stack = REFERENCE) -> Terms:
 def graded(stack: Stack = REFERENCE) -> list[Graded]:
     """Return all rows, in the order of the table."""
     return [grade(row, stack) for row in published.rows()]
+
+
+def error_on_a100(row: Measured) -> float:
+    """Return predicted / measured - 1 of a step of Megatron on A100."""
+    of = links(published.network("a100"), A100_PER_NODE)
+    on_a100 = Work(model=row.model, rates=published.rates("a100"), gpu="a100", links=of, stack=MEGATRON, is_fp8=False)
+    return step.predict(on_a100, row.layout).step_s / row.step_s - 1
+
+
+A100_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +90,10 @@ class Summary:
 
 def summary(rows: list[Graded]) -> Summary | None:
     """Return the summary of the rows with an error that set no constant; None if there are none."""
-    errors = [abs(each.error) for each in rows if each.error is not None and not each.sets]
-    return Summary(len(errors), median(errors), max(errors)) if errors else None
+    return summary_of([each.error for each in rows if each.error is not None and not each.sets])
+
+
+def summary_of(errors: Sequence[float]) -> Summary | None:
+    """Return the summary of errors with signs; None if there are none."""
+    sizes = [abs(error) for error in errors]
+    return Summary(len(sizes), median(sizes), max(sizes)) if sizes else None

@@ -1,7 +1,7 @@
 """Read the published rows, and the models, rates and links with which they are predicted."""
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,6 +22,8 @@ MODELS = {"gpt3": "gpt3_175b", "llama31_405b": "llama31_405b", "llama2_70b_lora"
 ADAPTER_WEIGHTS = {"llama2_70b_lora": 44_564_480}
 """Rank 16 on qkv and proj (bench/planning/estimates/parameters.py)."""
 PREDICTED_GPUS = ("h100", "h200", "b200", "gb200")
+SEEN = "v5.1"
+"""A round that was open to the authors of this model before it was finished. No constant is from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Row:
     layout: Layout | None
     """None: not published, or of other software."""
     layout_source: str
+    precision: str
     step_s: float | None
     """None: the log has no step time and no throughput."""
 
@@ -91,6 +94,7 @@ def _row(text: dict[str, str]) -> Row:
         global_batch_size=batch,
         layout=layout,
         layout_source=text["layout"],
+        precision=text["precision"],
         step_s=_step_s(text, batch),
     )
 
@@ -99,6 +103,52 @@ def _step_s(text: dict[str, str], batch: int) -> float | None:
     if text["step_time_s"]:
         return float(text["step_time_s"])
     return batch / float(text["throughput"]) if text["throughput"] else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measured step of a GPT on A100, published by others."""
+
+    model: Model
+    layout: Layout
+    step_s: float
+
+
+@cache
+def measured(name: str) -> tuple[Measured, ...]:
+    """Return the rows of vtrain_one_node, vtrain_many_nodes or selene, in the order of the table."""
+    return tuple(_measured(each) for each in table(f"{name}.csv"))
+
+
+def _measured(text: dict[str, str]) -> Measured:
+    number = {key: int(value) for key, value in text.items() if key not in ("recompute", "step_time_s")}
+    hidden, heads = number["hidden_size"], number["num_attention_heads"]
+    recompute = text.get("recompute", "full")
+    return Measured(
+        model=replace(
+            model("gpt3_175b"),
+            name=f"gpt_{number['num_layers']}x{hidden}",
+            num_layers=number["num_layers"],
+            hidden_size=hidden,
+            ffn_hidden_size=4 * hidden,
+            num_attention_heads=heads,
+            num_query_groups=heads,
+        ),
+        layout=Layout(
+            tp=number["tp"],
+            pp=number["pp"],
+            cp=1,
+            dp=number["dp"],
+            vpp=number.get("vpp", 1),
+            micro_batch_size=number["micro_batch_size"],
+            global_batch_size=number["global_batch_size"],
+            seq_length=number["seq_length"],
+            recompute=recompute == "full",
+            recompute_attention=recompute == "attention",
+            graphs=False,
+        ),
+        step_s=float(text["step_time_s"]),
+    )
 
 
 @cache

@@ -78,3 +78,17 @@ REFERENCE = Stack(
     },
     kernels=142,  # of runstop's frozen layer with TP, SP and CP (bench/planning/estimates/step_time.py)
 )
+
+MEGATRON = Stack(
+    name="megatron",
+    summary="Megatron-LM and Megatron-DeepSpeed of 2022: BF16, no FlashAttention, collectives not hidden",
+    # Kernels are not fused: their bytes were fitted together with the rates of an A100 (data/rates.yaml).
+    forward=Traffic(residual=43, attention=0, qkv=6, fc1=8.6),
+    backward=Traffic(residual=65, attention=0, qkv=9, fc1=14.4),
+    gelu_fc1=(8.6, 14.4),
+    gathered_bytes=2,
+    gradient_bytes=2,
+    parameter_bytes=2,
+    shown_tensor_share=Constant(1.0, ""),
+    kernels=100,
+)

@@ -35,6 +35,8 @@ class Layout:
     """Embedding and head each count as a layer when layers are split over stages."""
     recompute: bool = False
     """Each layer runs forward again before its backward pass."""
+    recompute_attention: bool = False
+    """Only attention runs forward again."""
     graphs: bool = True
     """CUDA graphs: the host launches no single kernels."""
 
@@ -181,12 +183,13 @@ def _layer(work: Work, layout: Layout) -> _Layer:
     forward_tensor_s = 2 * (one_gather_s + one_reduce_s)
     backward_tensor_s = forward_tensor_s + (0.0 if is_lora else 2 * one_gather_s)  # inputs, for weight gradients
     keys_s = _keys_and_values_s(work, layout)
+    attention_again_s = factor * forward_attention_s if layout.recompute_attention else 0.0
     again_s = factor * (forward_gemm_s + forward_attention_s + forward_kernels_s) + forward_tensor_s + keys_s
     return _Layer(
         gemm_s=factor * (forward_gemm_s + backward_gemm_s),
         attention_s=factor * (forward_attention_s + backward_attention_s),
         elementwise_s=factor * (forward_kernels_s + backward_kernels_s),
-        recompute_s=again_s if layout.recompute else 0.0,
+        recompute_s=again_s if layout.recompute else attention_again_s,
         tensor_parallel_s=forward_tensor_s + backward_tensor_s,
         context_parallel_s=3 * keys_s,  # keys and values forward; both and their gradients backward
     )
