@@ -20,8 +20,8 @@ class Network:
     """What a collective reaches per GPU: a measured bus bandwidth, not the data sheet's peak."""
     nvlink_gpus: int | None = None
     """GPUs of one NVLink domain, such as 72; None: those of a node."""
-    nvlink_latency_us: float = 0.6
-    """Of one step of a ring. Source: NCCL, src/graph/tuning.cc, NVLink, protocol LL."""
+    nvlink_latency_us: float = 3.4
+    """Of one step of a ring. Source: NCCL, src/graph/tuning.cc, NVLink, protocol Simple."""
     nvlink_multicast: bool = False
     """The NVLink switches add and copy data (NVLS)."""
     nics_per_node: int

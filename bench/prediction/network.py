@@ -21,7 +21,7 @@ TCP_MAX_GBS = 6.0
 TCP_LATENCY_US = 45.8
 """What NCCL reaches over sockets at most, and its latency. Source: conf/transport/sockets.yaml."""
 TREE_SHARE = 0.92
-"""Bandwidth of a tree relative to a ring between nodes. Source: NCCL, src/graph/tuning.cc, bandwidth of Tree, Simple."""
+"""Bandwidth of a tree between nodes, relative to a ring. Source: NCCL, src/graph/tuning.cc, busBw of Tree, Simple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def all_to_all_s(size: float, group: Group, of: Links) -> float:
 
 
 def send_s(size: float, group: Group, of: Links) -> float:
-    """Return the seconds in which a rank sends `size` bytes to the next one of its group, across domains if any does."""
+    """Return the seconds in which a rank sends `size` bytes to the next of its group, across domains if any rank does."""
     if group.num_ranks == 1:
         return 0.0
     if group.num_domains > 1:

@@ -177,6 +177,12 @@ def _kernels() -> dict[str, Any]:
     return dict(yaml.safe_load((DATA / "rates.yaml").read_text(encoding="utf-8")))
 
 
+@cache
+def gpu_name(gpu: str) -> str:
+    """Return the name in a file of conf/gpu."""
+    return str(_gpu(gpu)["name"])
+
+
 def _gpu(name: str) -> dict[str, Any]:
     """Return a file of conf/gpu, with the rates of the file on which it is based."""
     document = _yaml(CONF / "gpu" / f"{name}.yaml")

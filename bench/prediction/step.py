@@ -7,6 +7,7 @@ A step is m micro-batches on the slowest pipeline stage, the pipeline's fill and
 Computation takes the rates of `conf/gpu`, as the estimate of runstop's own engine. The rest follows from the links.
 """
 
+import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from statistics import NormalDist
@@ -95,7 +96,7 @@ class Terms:
 
     @property
     def step_s(self) -> float:
-        return sum(getattr(self, one.name) for one in fields(self))
+        return math.fsum(getattr(self, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
