@@ -103,7 +103,7 @@ def all_to_all_s(size: float, group: Group, of: Links) -> float:
 
 
 def send_s(size: float, group: Group, of: Links) -> float:
-    """Return the seconds in which a rank sends `size` bytes to the next of its group, across domains if any rank does."""
+    """Return the seconds in which a rank sends `size` bytes to the next of its group, across domains if any do."""
     if group.num_ranks == 1:
         return 0.0
     if group.num_domains > 1:
