@@ -7,6 +7,7 @@ No file, network or GPU is needed. Constants come from measurements on one node;
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -17,7 +18,7 @@ from bench.prediction.grade import Graded, Summary
 from bench.prediction.stacks import CALIBRATION_GPUS, MEGATRON, REFERENCE, SPREAD, Stack
 
 GOAL = (0.03, 0.08)
-"""Median and maximum that the project wants to reach."""
+"""Median and maximum that the project tries to reach."""
 A100 = {
     "vtrain_one_node": "vTrain, A100, one node (240 of the rows, drawn by chance, set five constants)",
     "vtrain_many_nodes": "vTrain, A100, 8 to 64 nodes",
@@ -65,19 +66,28 @@ HEADER = (
     ("round", "benchmark", "system", "GPU", "GPUs", "GBS")
     + ("TP/PP/VPP/CP/DP", "predicted (s)", "published (s)", "error")
 )  # fmt: skip
+IMAGE = re.compile(r"_ngc\d+\.\d+(_\w+)?$")
+NARROW_HEADER = ("system", "GPUs", "GBS", "layout", "predicted (s)", "published (s)", "error")
 
 
 def _verdict(one: Graded) -> str:
     if one.error is None:
         return one.why_not
-    return f"{one.error:+.1%}" + (" (set a constant)" if one.sets else "")
+    return f"{one.error:+.1%}".replace("%", " %").replace("-", "−") + (", sets a constant" if one.sets else "")
+
+
+def short(one: Graded) -> list[str]:
+    """Return the columns of a row for a page, which are narrower."""
+    round_, benchmark, system, gpu, gpus, batch, *rest = cells(one)
+    prefix = "" if benchmark == "lora" else f"{benchmark} "
+    return [f"{prefix}{round_} {re.sub(IMAGE, '', system)}", f"{gpus} {gpu}", batch, *rest]
 
 
 def line(summary: Summary | None) -> str:
     """Return the summary of a block in one line."""
     if summary is None:
         return "no row with an error"
-    return f"n = {summary.num_rows}: median {summary.median:.1%}, maximum {summary.maximum:.1%}"
+    return f"n = {summary.num_rows}: median {100 * summary.median:.1f} %, maximum {100 * summary.maximum:.1f} %"
 
 
 def constants(stack: Stack) -> list[str]:
@@ -108,10 +118,10 @@ def plain(rows: Sequence[Graded]) -> None:
 def markdown(rows: Sequence[Graded]) -> None:
     """Print all rows as tables of Markdown."""
     for name, block in blocks(rows).items():
-        print(f"\n### {name}\n\n{line(grade.summary(block))}.\n\n| {' | '.join(HEADER)} |")
-        print("| --- | --- | --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
+        print(f"\n### {name}\n\n{line(grade.summary(block))}.\n\n| {' | '.join(NARROW_HEADER)} |")
+        print("| --- | ---: | ---: | --- | ---: | ---: | ---: |")
         for one in block:
-            print(f"| {' | '.join(cells(one))} |")
+            print(f"| {' | '.join(short(one))} |")
 
 
 def on_a100() -> dict[str, list[float]]:
@@ -127,11 +137,11 @@ def main() -> None:
     markdown(rows) if args.markdown else plain(rows)
     print("\nSummary of all blocks, without the rows that set a constant; errors without their signs\n")
     unseen = [one for one in rows if one.row.round != published.SEEN]
-    print(f"- All of v4.0 to v5.0: {line(grade.summary(unseen))}; goal: {GOAL[0]:.0%} and {GOAL[1]:.0%}")
+    print(f"- All of v4.0 to v5.0: {line(grade.summary(unseen))}; goal: {100 * GOAL[0]:.0f} and {100 * GOAL[1]:.0f} %")
     for name, block in blocks(rows).items():
         print(f"- {name}: {line(grade.summary(block))}")
     for title, errors in on_a100().items():
-        print(f"- {title}: {line(grade.summary_of(errors))}, mean {fmean(map(abs, errors)):.1%}")
+        print(f"- {title}: {line(grade.summary_of(errors))}, mean {100 * fmean(map(abs, errors)):.1f} %")
     print(f"\nConstants of the stack {REFERENCE.name} ({REFERENCE.summary})\n")
     print("\n".join(f"- {each}" for each in constants(REFERENCE)))
     print(f"\nConstants of the stack {MEGATRON.name} ({MEGATRON.summary})\n")

@@ -46,12 +46,12 @@ def work(gpu: str, benchmark: str, *, gpus_per_node: int, stack: Stack = REFEREN
 def grade(row: Row, stack: Stack = REFERENCE) -> Graded:
     """Return a row with its prediction."""
     if row.layout is None:
-        return Graded(row=row, terms=None, why_not="other software, or no published layout")
+        return Graded(row=row, terms=None, why_not="other software, or no layout")
     if row.gpu not in published.PREDICTED_GPUS or row.precision != "fp8":
         missing = row.gpu if row.gpu not in published.PREDICTED_GPUS else row.precision.upper()
         return Graded(row=row, terms=None, why_not=f"no rates of {missing}")
     terms = predicted(row, row.layout, stack)
-    why_not = "" if row.step_s is not None else "the log has no step time and no throughput"
+    why_not = "" if row.step_s is not None else "no step time in the log"
     return Graded(
         row=row,
         terms=terms,
@@ -71,8 +71,10 @@ def graded(stack: Stack = REFERENCE) -> list[Graded]:
 
 def error_on_a100(row: Measured) -> float:
     """Return predicted / measured - 1 of a step of Megatron on A100."""
-    of = links(published.network("a100"), A100_PER_NODE)
-    on_a100 = Work(model=row.model, rates=published.rates("a100"), gpu="a100", links=of, stack=MEGATRON, is_fp8=False)
+    fabric = links(published.network("a100"), A100_PER_NODE)
+    on_a100 = Work(
+        model=row.model, rates=published.rates("a100"), gpu="a100", links=fabric, stack=MEGATRON, is_fp8=False
+    )
     return step.predict(on_a100, row.layout).step_s / row.step_s - 1
 
 

@@ -1,6 +1,6 @@
 """Seconds of the collectives and sends of a step, by algorithm, from the links of a cluster.
 
-A group of ranks lies in one or more NVLink domains. NCCL chooses the fastest of its algorithms by a model of their
+A group of ranks is in one or more NVLink domains. NCCL chooses the fastest of its algorithms by a model of their
 latency and bandwidth; so does this module. Sizes are bytes of the whole tensor: what an all-gather leaves on each
 rank, and what a reduce-scatter or all-reduce finds there.
 
@@ -75,65 +75,69 @@ def links(network: Network, gpus_per_node: int) -> Links:
     )
 
 
-def all_gather_s(size: float, group: Group, of: Links) -> float:
+def all_gather_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of an all-gather to `size` bytes on each rank; a reduce-scatter of `size` takes as long."""
     if group.num_ranks == 1:
         return 0.0
-    return min(_ring_s(size, group, of), _hierarchical_s(size, group, of))
+    return min(_ring_s(size, group, fabric), _hierarchical_s(size, group, fabric))
 
 
-def all_reduce_s(size: float, group: Group, of: Links) -> float:
+def all_reduce_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of an all-reduce of `size` bytes by the fastest algorithm that the links have."""
     if group.num_ranks == 1:
         return 0.0
-    seconds = [2 * all_gather_s(size, group, of), _tree_s(size, group, of)]
-    if of.has_multicast and group.num_domains == 1:  # each rank sends its data once and gets the sum once
-        seconds.append(size / of.nvlink + 2 * of.nvlink_latency_s)
-    if of.has_reduction and group.num_domains > 1:
+    seconds = [2 * all_gather_s(size, group, fabric), _tree_s(size, group, fabric)]
+    if fabric.has_multicast and group.num_domains == 1:  # each rank sends its data once and gets the sum once
+        seconds.append(size / fabric.nvlink + 2 * fabric.nvlink_latency_s)
+    if fabric.has_reduction and group.num_domains > 1:
         within = Group(group.in_domain, group.in_domain)
-        seconds.append(2 * all_gather_s(size, within, of) + size / group.in_domain / of.nic + 2 * of.nic_latency_s)
+        seconds.append(
+            2 * all_gather_s(size, within, fabric) + size / group.in_domain / fabric.nic + 2 * fabric.nic_latency_s
+        )
     return min(seconds)
 
 
-def all_to_all_s(size: float, group: Group, of: Links) -> float:
+def all_to_all_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds in which every rank sends a part of its `size` bytes to every other rank."""
     inside, outside = group.in_domain - 1, group.num_ranks - group.in_domain
-    latency_s = of.nvlink_latency_s * (inside > 0) + of.nic_latency_s * (outside > 0)
-    return max(inside / group.num_ranks * size / of.nvlink, outside / group.num_ranks * size / of.nic) + latency_s
+    latency_s = fabric.nvlink_latency_s * (inside > 0) + fabric.nic_latency_s * (outside > 0)
+    return (
+        max(inside / group.num_ranks * size / fabric.nvlink, outside / group.num_ranks * size / fabric.nic) + latency_s
+    )
 
 
-def send_s(size: float, group: Group, of: Links) -> float:
+def send_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds in which a rank sends `size` bytes to the next of its group, across domains if any do."""
     if group.num_ranks == 1:
         return 0.0
     if group.num_domains > 1:
-        return size / of.nic + of.nic_latency_s
-    return size / of.nvlink + of.nvlink_latency_s
+        return size / fabric.nic + fabric.nic_latency_s
+    return size / fabric.nvlink + fabric.nvlink_latency_s
 
 
-def _ring_s(size: float, group: Group, of: Links) -> float:
+def _ring_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of one pass around a ring; each domain sends with the NICs of all its ranks in the group."""
-    bandwidth = of.nvlink if group.in_domain > 1 else math.inf
+    bandwidth = fabric.nvlink if group.in_domain > 1 else math.inf
     if group.num_domains > 1:
-        bandwidth = min(bandwidth, group.in_domain * of.nic)
+        bandwidth = min(bandwidth, group.in_domain * fabric.nic)
     between = group.num_domains - 1
-    latency_s = between * of.nic_latency_s + (group.num_ranks - 1 - between) * of.nvlink_latency_s
+    latency_s = between * fabric.nic_latency_s + (group.num_ranks - 1 - between) * fabric.nvlink_latency_s
     return (group.num_ranks - 1) / group.num_ranks * size / bandwidth + latency_s
 
 
-def _hierarchical_s(size: float, group: Group, of: Links) -> float:
+def _hierarchical_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of a gather between domains by each rank's NIC, followed by one inside each domain."""
     k, domains = group.in_domain, group.num_domains
-    inside_s = (k - 1) / k * size / of.nvlink + (k - 1) * of.nvlink_latency_s
-    outside_s = (domains - 1) / domains * size / k / of.nic + math.ceil(math.log2(domains)) * of.nic_latency_s
+    inside_s = (k - 1) / k * size / fabric.nvlink + (k - 1) * fabric.nvlink_latency_s
+    outside_s = (domains - 1) / domains * size / k / fabric.nic + math.ceil(math.log2(domains)) * fabric.nic_latency_s
     return inside_s + outside_s
 
 
-def _tree_s(size: float, group: Group, of: Links) -> float:
+def _tree_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of an all-reduce by two trees over the domains, with a chain in each."""
     k, domains = group.in_domain, group.num_domains
-    bandwidth = of.nvlink / 2 if k > 1 else math.inf  # a rank in the middle gets and sends everything twice
+    bandwidth = fabric.nvlink / 2 if k > 1 else math.inf  # a rank in the middle gets and sends everything twice
     if domains > 1:
-        bandwidth = min(bandwidth, TREE_SHARE * k * of.nic / 2)
-    latency_s = 2 * (math.ceil(math.log2(domains)) * of.nic_latency_s + (k - 1) * of.nvlink_latency_s)
+        bandwidth = min(bandwidth, TREE_SHARE * k * fabric.nic / 2)
+    latency_s = 2 * (math.ceil(math.log2(domains)) * fabric.nic_latency_s + (k - 1) * fabric.nvlink_latency_s)
     return size / bandwidth + latency_s

@@ -202,12 +202,12 @@ def _point(config: Config, num_nodes: int, stack: StackName) -> Point:
         )
         if best is not None and not _is_published(scaled, batch):
             break
-        found = _own(scaled) if stack is StackName.runstop else _reference(scaled)
-        if isinstance(found, str):
-            why_not = why_not or found
+        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled)
+        if isinstance(fastest, str):
+            why_not = why_not or fastest
         else:
             point = Point(num_nodes=num_nodes, num_gpus=num_gpus, global_batch_size=batch)
-            timed = _with_time(scaled, point, found, stack)
+            timed = _with_time(scaled, point, fastest, stack)
             best = timed if best is None or _minutes(timed) < _minutes(best) else best
         batch *= 2
     unknown = Point(num_nodes=num_nodes, num_gpus=num_gpus, global_batch_size=recipe.global_batch_size, why_not=why_not)
@@ -225,7 +225,7 @@ def _is_published(config: Config, batch: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Fastest:
     layout: str
     terms: dict[str, float]
 
@@ -234,7 +234,7 @@ class _Found:
         return sum(self.terms.values())
 
 
-def _own(config: Config) -> _Found | str:
+def _own(config: Config) -> _Fastest | str:
     """Return the fastest layout of runstop's engine that fits, or why there is none."""
     try:
         best = own_layouts.choose(config)
@@ -247,13 +247,13 @@ def _own(config: Config) -> _Found | str:
     w, cost = best.world, best.cost
     parts = {name: value for name in cost.__slots__ if name != "step_s" and (value := getattr(cost, name))}
     slowest = uncertainty.waiting(w.num_ranks, w.tp * w.pp * w.cp) - 1
-    return _Found(
+    return _Fastest(
         layout=_named(dp=w.dp, tp=w.tp, pp=w.pp, vpp=w.vpp, cp=w.cp, size=best.micro_batch_size),
         terms=parts | {"wait_s": slowest * cost.step_s},
     )
 
 
-def _reference(config: Config) -> _Found | str:
+def _reference(config: Config) -> _Fastest | str:
     """Return the fastest layout of the stack reference that fits, or why there is none."""
     assert config.cluster.gpu is not None
     p, recipe, cluster = config.parallel, config.training_recipe, config.cluster
@@ -276,7 +276,7 @@ def _reference(config: Config) -> _Found | str:
     if not ranked:
         return f"no layout of a batch of {recipe.global_batch_size} divides these GPUs and fits in their memory"
     best, terms = ranked[0].layout, ranked[0].terms
-    return _Found(
+    return _Fastest(
         layout=_named(dp=best.dp, tp=best.tp, pp=best.pp, vpp=best.vpp, cp=best.cp, size=best.micro_batch_size),
         terms={name: value for name in terms.__slots__ if (value := getattr(terms, name))},
     )
@@ -320,13 +320,13 @@ def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
     return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=num_nodes == 1)
 
 
-def _with_time(config: Config, point: Point, found: _Found, stack: StackName) -> Point:
+def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
     """Return the point with everything that follows from its step."""
-    of = _interval(config, stack, point.num_nodes)
-    step = Range(value=found.step_s, low=of.low * found.step_s, high=of.high * found.step_s)
+    errors = _interval(config, stack, point.num_nodes)
+    step = Range(value=fastest.step_s, low=errors.low * fastest.step_s, high=errors.high * fastest.step_s)
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
     speed = Range(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)
-    timed = replace(point, layout=found.layout, terms=found.terms, step_s=step, tokens_s_gpu=speed)
+    timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
     samples, source = _samples(config, point.global_batch_size)
     if samples is None:
         return timed

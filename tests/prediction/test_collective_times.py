@@ -34,10 +34,10 @@ def test_switches_that_add_save_time() -> None:
 
 
 def test_many_ranks_with_little_data_take_a_tree() -> None:
-    of = replace(EIGHT, nic_latency_s=14e-6)
+    fabric = replace(EIGHT, nic_latency_s=14e-6)
     ring = 2 * (1023 * 14e-6)  # two passes over 1,024 nodes
-    assert network.all_reduce_s(8, Group(1024, 1), of) == pytest.approx(2 * 10 * 14e-6, rel=0.01)
-    assert network.all_reduce_s(8, Group(1024, 1), of) < ring / 100
+    assert network.all_reduce_s(8, Group(1024, 1), fabric) == pytest.approx(2 * 10 * 14e-6, rel=0.01)
+    assert network.all_reduce_s(8, Group(1024, 1), fabric) < ring / 100
 
 
 def test_a_site_s_network_becomes_the_share_of_one_gpu() -> None:
@@ -61,8 +61,8 @@ def test_no_collective_is_faster_over_a_slower_link(
     ranks: int, inside: int, size: float, slower: float, link: str, special: bool
 ) -> None:
     group = Group(ranks, min(ranks, inside))
-    of = Links(72, 300 * GB, 3.4e-6, 50 * GB, 14e-6, has_multicast=special, has_reduction=special)
-    value = getattr(of, link)
-    worse = replace(of, **{link: value * slower if link.endswith("_s") else value / slower})
+    fabric = Links(72, 300 * GB, 3.4e-6, 50 * GB, 14e-6, has_multicast=special, has_reduction=special)
+    value = getattr(fabric, link)
+    worse = replace(fabric, **{link: value * slower if link.endswith("_s") else value / slower})
     for seconds in (network.all_gather_s, network.all_reduce_s, network.all_to_all_s, network.send_s):
-        assert seconds(size, group, worse) >= seconds(size, group, of) * (1 - 1e-12)
+        assert seconds(size, group, worse) >= seconds(size, group, fabric) * (1 - 1e-12)

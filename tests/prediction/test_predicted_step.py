@@ -140,14 +140,14 @@ def test_the_published_layouts_of_405b_fit_and_are_among_those_searched() -> Non
         work = WORKS[one.row.gpu, one.row.benchmark]
         memory_gib = {"h100": 79.6, "h200": 139.8, "gb200": 185.0}[one.row.gpu]
         assert search.memory(work, one.row.layout) < memory_gib, one.row.name
-        found = search.layouts(
+        searched = search.layouts(
             work.model,
             num_gpus=one.row.num_gpus,
             largest_tp=8,
             global_batch_size=one.row.global_batch_size,
             seq_length=8192,
         )
-        assert replace(one.row.layout, graphs=True) in list(found), one.row.name
+        assert replace(one.row.layout, graphs=True) in list(searched), one.row.name
 
 
 def test_models_have_the_published_number_of_parameters() -> None:

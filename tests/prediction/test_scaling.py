@@ -112,8 +112,8 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert text.startswith("estimated scaling of lora70b") and "Everything here is estimated" in text
     assert "docs/prediction.md" in text
-    with Image.open(figure) as drawn:
-        assert drawn.format == "PNG" and drawn.width > 1000
+    with Image.open(figure) as image:
+        assert image.format == "PNG" and image.width > 1000
     assert exit_code(*LORA, "--scale", "1,2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["marked"] == "estimated" and [one["num_nodes"] for one in document["points"]] == [1, 2]
