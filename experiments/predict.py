@@ -13,7 +13,7 @@ from statistics import fmean
 
 import yaml
 
-from bench.prediction import grade, published
+from bench.prediction import grade, published, uncertainty
 from bench.prediction.grade import Graded, Summary
 from bench.prediction.stacks import CALIBRATION_GPUS, MEGATRON, REFERENCE, SPREAD, Stack
 
@@ -73,7 +73,7 @@ NARROW_HEADER = ("system", "GPUs", "GBS", "layout", "predicted (s)", "published 
 def _verdict(one: Graded) -> str:
     if one.error is None:
         return one.why_not
-    return f"{one.error:+.1%}".replace("%", " %").replace("-", "−") + (", sets a constant" if one.sets else "")
+    return signed(one.error) + (", sets a constant" if one.sets else "")
 
 
 def short(one: Graded) -> list[str]:
@@ -129,12 +129,23 @@ def on_a100() -> dict[str, list[float]]:
     return {title: [grade.error_on_a100(row) for row in published.measured(name)] for name, title in A100.items()}
 
 
+def own_error(own: uncertainty.OwnStep) -> str:
+    return signed(own.predicted_s / own.measured_s - 1)
+
+
+def signed(error: float) -> str:
+    return f"{error:+.1%}".replace("%", " %").replace("-", "−")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/prediction.md")
     args = parser.parse_args()
     rows = grade.graded()
     markdown(rows) if args.markdown else plain(rows)
+    print("\nrunstop's own engine: 70B LoRA on eight H200 of one node (they set no constant, but give its interval)\n")
+    for own in uncertainty.own_steps():
+        print(f"- {own.layout}: predicted {own.predicted_s:.2f} s, measured {own.measured_s:.2f} s, {own_error(own)}")
     print("\nSummary of all blocks, without the rows that set a constant; errors without their signs\n")
     unseen = [one for one in rows if one.row.round != published.SEEN]
     print(f"- All of v4.0 to v5.0: {line(grade.summary(unseen))}; goal: {100 * GOAL[0]:.0f} and {100 * GOAL[1]:.0f} %")

@@ -183,6 +183,11 @@ def gpu_name(gpu: str) -> str:
     return str(_gpu(gpu)["name"])
 
 
+def has_name(gpu: str, name: str) -> bool:
+    """Return whether this is the name of a GPU of the published rows; some of these GPUs have no file."""
+    return (CONF / "gpu" / f"{gpu}.yaml").is_file() and gpu_name(gpu) == name
+
+
 def _gpu(name: str) -> dict[str, Any]:
     """Return a file of conf/gpu, with the rates of the file on which it is based."""
     document = _yaml(CONF / "gpu" / f"{name}.yaml")

@@ -78,6 +78,15 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSpeed:
+    """A published system with the same benchmark and GPU."""
+
+    system: str
+    num_gpus: int
+    tokens_s_gpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """The predictions of a task, by number of nodes."""
 
@@ -87,6 +96,8 @@ class Scaling:
     """The largest number of nodes at which added GPUs still bring at least LEAST_GAIN of what the first ones bring."""
     intervals: tuple[Interval, ...]
     currency: str
+    published: tuple[PublishedSpeed, ...]
+    """Measured by others, with their batches and layouts."""
 
 
 def numbers(text: str) -> list[int]:
@@ -148,6 +159,23 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         pays_until=pays_until(relative),
         intervals=tuple(dict.fromkeys(_interval(config, stack, count) for count in num_nodes)),
         currency=config.cluster.currency,
+        published=_published(config),
+    )
+
+
+def _published(config: Config) -> tuple[PublishedSpeed, ...]:
+    """Return the published steps of the config's benchmark, model and GPU."""
+    benchmark, gpu = config.task.benchmark, config.cluster.gpu
+    if benchmark is None or gpu is None or published.MODELS.get(benchmark) != config.model.name:
+        return ()
+    return tuple(
+        PublishedSpeed(
+            system=row.name,
+            num_gpus=row.num_gpus,
+            tokens_s_gpu=row.global_batch_size * published.TOKENS[benchmark] / row.num_gpus / row.step_s,
+        )
+        for row in published.rows()
+        if row.benchmark == benchmark and row.step_s is not None and published.has_name(row.gpu, gpu.name)
     )
 
 
@@ -171,6 +199,9 @@ def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
         raise ConfigError(what, where="cluster.network_gbs, cluster.network", fix=fix)
     if stack is StackName.reference:
         _reference_gpu(config)
+        if config.precision is not Precision.fp8:
+            what = f"all graded steps of the stack reference are in FP8, but precision is {config.precision.name}"
+            raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
         if config.model.experts is not None:
             what = "no step of a mixture of experts was measured with this stack"
             raise ConfigError(what, where="model, --stack", fix="choose a dense model")

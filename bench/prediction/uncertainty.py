@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from bench.contract.schema import Precision
+from bench.contract.schema import Config
 from bench.planning import compose
 from bench.planning.estimates import memory, step_time
 from bench.planning.parallelism import split
 from bench.prediction import grade, published
 from bench.prediction.step import slowest_of
-
-FEWEST = 5
-"""Rows that an interval needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +47,40 @@ def of_reference(*, is_lora: bool, is_one_node: bool) -> Interval:
     return interval(like, what)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStep:
+    """A measured step of runstop's own engine, and its prediction."""
+
+    layout: str
+    measured_s: float
+    predicted_s: float
+
+
+@cache
+def own_steps() -> tuple[OwnStep, ...]:
+    """Return the measured steps of runstop's own engine on eight H200 of one node."""
+    config = compose.unplanned(("task=lora70b", "cluster=dgxh200", "precision=fp8", "model.weights=random"))
+    return tuple(_own_step(config, row) for row in published.table("measured_runstop.csv"))
+
+
+def _own_step(config: Config, row: dict[str, str]) -> OwnStep:
+    tp, pp, cp, sp = int(row["tp"]), int(row["pp"]), int(row["cp"]), row["sp"] == "true"
+    chosen = replace(config, parallel=replace(config.parallel, tp=tp, pp=pp, cp=cp, sp=sp))
+    world = split(chosen, tp=tp, pp=pp, cp=cp, sp=sp)
+    cost = step_time.estimate(chosen, world, memory.recompute(chosen, world))
+    assert cost is not None
+    sizes = {"dp": world.dp, "tp": tp, "pp": pp, "cp": cp}
+    return OwnStep(
+        layout=" ".join(f"{name} {size}" for name, size in sizes.items() if size > 1),
+        measured_s=float(row["step_time_s"]),
+        predicted_s=cost.step_s * waiting(world.num_ranks, tp * pp * cp),
+    )
+
+
 @cache
 def of_runstop() -> Interval:
-    """Return the interval of runstop's own engine, from its measured steps on eight GPUs of one node."""
-    overrides = ("task=lora70b", "cluster=dgxh200", "precision=fp8", "model.weights=random")
-    config = compose.unplanned(overrides)
-    assert config.precision is Precision.fp8
-    ratios = []
-    for row in published.table("measured_runstop.csv"):
-        tp, pp, cp, sp = int(row["tp"]), int(row["pp"]), int(row["cp"]), row["sp"] == "true"
-        chosen = replace(config, parallel=replace(config.parallel, tp=tp, pp=pp, cp=cp, sp=sp))
-        world = split(chosen, tp=tp, pp=pp, cp=cp, sp=sp)
-        cost = step_time.estimate(chosen, world, memory.recompute(chosen, world))
-        assert cost is not None
-        ratios.append(float(row["step_time_s"]) / (cost.step_s * waiting(world.num_ranks, tp * pp * cp)))
+    """Return the interval of runstop's own engine, from its measured steps."""
+    ratios = [one.measured_s / one.predicted_s for one in own_steps()]
     return interval(ratios, "measured steps of 70B LoRA on eight GPUs of one node")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.errors import ConfigError
 from bench.prediction.scale import Scaling
-from bench.report.canvas import EVAL_COLOR, FAINT_INK, QUIET_COLOR, TRAIN_COLOR, canvas, save
+from bench.report.canvas import EVAL_COLOR, FAINT_INK, INK, QUIET_COLOR, TRAIN_COLOR, canvas, save
 
 
 def draw(scaling: Scaling, path: Path, *, heading: str) -> None:
@@ -29,6 +29,11 @@ def draw(scaling: Scaling, path: Path, *, heading: str) -> None:
     axes.errorbar(
         gpus, values, yerr=spread, fmt="o-", color=TRAIN_COLOR, ecolor=EVAL_COLOR, capsize=3, label="estimated"
     )
+    shown = [one for one in scaling.published if gpus[0] <= one.num_gpus <= gpus[-1]]
+    if shown:
+        speeds = [one.num_gpus * one.tokens_s_gpu for one in shown]
+        counts = [one.num_gpus for one in shown]
+        axes.plot(counts, speeds, "x", color=INK, label="published, with their batches", zorder=3)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(gpus, [f"{count:,}" for count in gpus], fontsize=8)

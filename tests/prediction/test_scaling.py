@@ -1,17 +1,23 @@
 """`plan --scale`: what it shows, refuses and marks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from bench import cli
+from bench.contract.network import Network
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.planning.estimates import transports
+from bench.planning.estimates import memory, step_time, transports
+from bench.planning.parallelism import split
 from bench.prediction import scale, uncertainty
 from bench.prediction.scale import Point, Range, StackName
+from helpers.examples import in_proportion
 
 LORA = ("task=lora70b", "cluster=dgx8")
 
@@ -127,6 +133,7 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
         (("task=lora70b", "cluster=dgxh200", "cluster.network_gbs=null", "--scale", "1,2"), "is not known"),
         ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "no rates of NVIDIA B200 SXM 180GB were measured"),
         ((*LORA, "gpu@cluster.gpu=b300", "--scale", "1", "--stack", "reference"), "no rates of NVIDIA B300"),
+        ((*LORA, "precision=bf16", "--scale", "1", "--stack", "reference"), "are in FP8, but precision is bf16"),
         ((*LORA, "--scale", "1", "--layouts"), "chooses a layout on each number of nodes"),
         ((*LORA, "--stack", "reference"), "are options of --scale"),
         ((*LORA, "--scale", "1", "--figure", "/nowhere/x.png"), "the figure cannot be written"),
@@ -137,3 +144,29 @@ def test_what_cannot_be_predicted_is_refused(
 ) -> None:
     assert exit_code(*words) == 2
     assert message in capsys.readouterr().err
+
+
+OWN = compose.unplanned([*LORA, "precision=fp8", "recipe.global_batch_size=64"])
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2, 4, 8]),
+    gbs=st.floats(0.1, 400),
+    slower=st.floats(1, 100),
+)
+@settings(max_examples=in_proportion(60), deadline=None)
+def test_the_estimate_of_runstop_s_engine_does_not_fall_on_a_slower_network(
+    tp: int, pp: int, cp: int, gbs: float, slower: float
+) -> None:
+    assume(tp * pp * cp <= 64)
+
+    def step_s(nic_gbs: float) -> float:
+        cluster = replace(OWN.cluster, network=Network(source="", nvlink_gbs=340, nics_per_node=8, nic_gbs=nic_gbs))
+        world = split(replace(OWN, cluster=cluster), tp=tp, pp=pp, cp=cp, sp=tp > 1)
+        cost = step_time.estimate(replace(OWN, cluster=cluster), world, memory.NOTHING)
+        assert cost is not None
+        return cost.step_s
+
+    assert step_s(gbs / slower) >= step_s(gbs)
