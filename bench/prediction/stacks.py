@@ -83,9 +83,9 @@ MEGATRON = Stack(
     name="megatron",
     summary="Megatron-LM and Megatron-DeepSpeed of 2022: BF16, no FlashAttention, collectives not hidden",
     # Kernels are not fused: their bytes were fitted together with the rates of an A100 (data/rates.yaml).
-    forward=Traffic(residual=43, attention=0, qkv=6, fc1=8.6),
-    backward=Traffic(residual=65, attention=0, qkv=9, fc1=14.4),
-    gelu_fc1=(8.6, 14.4),
+    forward=Traffic(residual=80, attention=0, qkv=10.7, fc1=16.1),
+    backward=Traffic(residual=121, attention=0, qkv=16.1, fc1=26.8),
+    gelu_fc1=(16.1, 26.8),
     gathered_bytes=2,
     gradient_bytes=2,
     parameter_bytes=2,

@@ -1,5 +1,6 @@
 """The predicted step: its published errors, and that it never falls where it cannot."""
 
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from bench.planning.estimates import flops
 from bench.prediction import grade, published, search, step
 from bench.prediction.step import Layout, Work
 from helpers.examples import in_proportion
+from helpers.paths import ROOT
 
 WORKS = {
     (gpu, benchmark): grade.work(gpu, benchmark, gpus_per_node=4 if gpu == "gb200" else 8)
@@ -158,3 +160,13 @@ def test_models_have_the_published_number_of_parameters() -> None:
 
     assert count(published.model("llama31_405b")) == pytest.approx(405.85, abs=0.01)
     assert count(published.model("gpt3_175b")) == pytest.approx(174.6, abs=0.1)
+
+
+def test_the_page_has_every_row_as_the_program_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = runpy.run_path(str(ROOT / "experiments/predict.py"))
+    rows = grade.graded()
+    printed["markdown"](rows)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| v") or " v4.1 " in line]
+    assert len(lines) >= len([one for one in rows if one.row.benchmark == "llama2_70b_lora"])
+    page = (ROOT / "docs/prediction.md").read_text().splitlines()
+    assert set(lines) <= set(page)
