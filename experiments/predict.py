@@ -1,6 +1,7 @@
 """Predict every published step that is shipped with runstop, and print the errors; none is left out.
 
     python experiments/predict.py               all rows, the summary of each block, and every constant with its source
+    python experiments/predict.py --a100        with each of the 1,557 rows of A100, too
     python experiments/predict.py --markdown    the tables of docs/prediction.md
 
 No file, network or GPU is needed. Constants come from measurements on one node; a row that set one is marked.
@@ -129,6 +130,18 @@ def on_a100() -> dict[str, list[float]]:
     return {title: [grade.error_on_a100(row) for row in published.measured(name)] for name, title in A100.items()}
 
 
+def plain_a100() -> None:
+    """Print all rows of A100."""
+    for name, title in A100.items():
+        print(f"\n{title}\nmodel  GPUs  GBS  micro-batch  TP/PP/VPP/DP  predicted (s)  measured (s)  error")
+        for row in published.measured(name):
+            layout, error = row.layout, grade.error_on_a100(row)
+            sizes = f"{layout.num_gpus}  {layout.global_batch_size}  {layout.micro_batch_size}"
+            split = f"{layout.tp}/{layout.pp}/{layout.vpp}/{layout.dp}"
+            seconds = f"{(1 + error) * row.step_s:.3f}  {row.step_s:.3f}"
+            print(f"{row.model.name}  {sizes}  {split}  {seconds}  {signed(error)}")
+
+
 def own_error(own: uncertainty.OwnStep) -> str:
     return signed(own.predicted_s / own.measured_s - 1)
 
@@ -140,9 +153,12 @@ def signed(error: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/prediction.md")
+    parser.add_argument("--a100", action="store_true", help="also print each of the 1,557 rows of A100")
     args = parser.parse_args()
     rows = grade.graded()
     markdown(rows) if args.markdown else plain(rows)
+    if args.a100:
+        plain_a100()
     print("\nrunstop's own engine: 70B LoRA on eight H200 of one node (they set no constant, but give its interval)\n")
     for own in uncertainty.own_steps():
         print(f"- {own.layout}: predicted {own.predicted_s:.2f} s, measured {own.measured_s:.2f} s, {own_error(own)}")
