@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Device
 from bench.rules.finding import Finding
+from bench.texts import counted
 
 Row = tuple[str, str, str]
 """Measurement, value and remark."""
@@ -42,7 +43,7 @@ def telemetry_rows(telemetry: Telemetry | None) -> list[Row]:
     t, n = telemetry, telemetry.num_gpus
     rows = [_level_row(t, *row) for row in _LEVELS if t.levels(row[0])]
     if n:
-        gpus = "1 GPU" if n == 1 else f"{n} GPUs"
+        gpus = counted(n, "GPU")
         shares = [f"{name} {100 * share:.0f} %" for name, share in t.throttle.items() if share]
         rows += [("clock throttling", ", ".join(shares) or "none", "share of time")] if t.throttle_is_known else []
         rows += measured_rows(
