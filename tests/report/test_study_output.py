@@ -168,7 +168,7 @@ def test_interactive_and_static_bars_of_a_study_are_equal(tmp_path: Path, saved_
         if x
     }
     assert on_page == {(17_326.25, ""), (23_420.0, ""), (64_043.5, "/"), (9_120.5, ".")}
-    assert [text.strip() for text in view["traces"][-1]["text"]] == [text.get_text() for text in axes.texts]
+    assert [one["text"] for one in view["layout"]["annotations"]] == [text.get_text() for text in axes.texts]
 
 
 def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path, saved_figures: list[Figure]) -> None:
