@@ -162,7 +162,7 @@ def modules_chart(profiles: Sequence[tuple[str, ModuleTimes]]) -> Chart:
         for part, color in colors.items()
         if any(part in parts for _, parts in rows)
     ]
-    names = {
+    names: dict[str, Any] = {
         "tickvals": places,
         "ticktext": [text(name, limit=30) for name, _ in rows],
         "range": [len(rows) - 0.5, -0.5],

@@ -37,7 +37,7 @@ def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
+        loader=FileSystemLoader([_FOLDER, _FOLDER.parent / "dashboard"]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
@@ -67,19 +67,24 @@ def context(*, has_charts: bool = True) -> dict[str, Any]:
 
     A page with charts includes the plotting library as gzip in base64: page.js unpacks it into a script element.
     """
-    script, library, packed = _own_script(), *(_library() if has_charts else ("", ""))
-    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in (library, script) if text)
+    scripts = (library(), _own_script()) if has_charts else (_own_script(),)
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
     policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
-    return {"policy": policy, "script": script, "library": packed}
+    return {"policy": policy, "script": _own_script(), "library": _packed_library() if has_charts else ""}
 
 
 @cache
-def _library() -> tuple[str, str]:
-    """Return the plotting library, and its packed form: 40 % of its size."""
+def library() -> str:
+    """Return the plotting library."""
     from plotly.offline import get_plotlyjs
 
-    library = str(get_plotlyjs())
-    return library, base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode()
+    return str(get_plotlyjs())
+
+
+@cache
+def _packed_library() -> str:
+    """Return the plotting library in 40 % of its size."""
+    return base64.b64encode(gzip.compress(library().encode(), mtime=0)).decode()
 
 
 @cache
