@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -122,12 +121,14 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
     if not 2 <= len(chosen) <= MOST_COMPARED:
         what = f"{len(chosen)} runs are chosen, but 2 to {MOST_COMPARED} can be compared"
         raise ConfigError(what, where="the list of runs", fix="tick 2 or more runs, then choose compare")
-    tables, why_not = [], ""
+    tables, verdict, why_not = [], "", ""
     if len(chosen) == 2:
         try:
             compared = compare.compared(*(run_set(str(one.folder)) for one in chosen))
-            tables = [trials_page.grid(table) for table in comparison_tables.sheets(compared)]
-            tables[0]["title"] = f"Verdict: {compared.comparison.text}"
+            values, differences = map(trials_page.grid, comparison_tables.sheets(compared))
+            verdict, values["rows"] = compared.comparison.text, values["rows"][1:]  # the first row is the verdict
+            differences["columns"] = ("setting", *differences["columns"][1:])
+            tables = [values | {"title": "Values"}, differences | {"title": "What differs"}]
         except BenchError as error:
             why_not = error.what
     logs = [Logs(name=one.name, judged=followed.logs(one.folder).judged) for one in chosen]
@@ -135,6 +136,7 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
     return {
         "title": f"{len(chosen)} runs compared",
         "chosen": [row(one) for one in chosen],
+        "verdict": verdict,
         "tables": tables,
         "why_not": why_not,
         "measurements": _measurements(chosen),
@@ -190,7 +192,9 @@ def history(shelf: Shelf, task: str | None) -> Context:
         "task": task,
         "sections": sections,
         "num_more": max(0, len(chosen) - MOST_HISTORIES),
-        "charts": {name: _over_time(one, measured) for name, one, measured in parts if measured is not None},
+        "charts": {
+            name: _over_time(one, measured) for name, one, measured in parts if measured is not None and one.runs[1:]
+        },
     }
 
 
@@ -209,8 +213,7 @@ def _over_time(one: TaskHistory, measurement: Measurement) -> Chart:
         "hovertemplate": "%{customdata}<br><b>%{y:,.5g}</b><extra></extra>",
         "showlegend": False,
     }
-    is_one_day = all(first[:10] == second[:10] for first, second in pairwise(dates))
-    times = axis("began (UTC)", type="date", **({"tickformat": "%H:%M\n%Y-%m-%d"} if is_one_day else {}))
+    times = axis("began (UTC)", type="date")
     return chart(view("", [trace], xaxis=times, yaxis=axis(name), height=280))
 
 

@@ -168,7 +168,7 @@
     for (const row of rows) {
       for (const [column, cell] of [...row.cells].entries()) {
         cell.dataset.label = headings[column] ?? "";
-        if (cell.textContent.trim() === "") cell.replaceChildren();
+        if (cell.textContent.trim() === "" && !cell.firstElementChild) cell.replaceChildren();
         if (column && cell.textContent.trim().length > LONG_LETTERS) cell.classList.add("long");
       }
     }
