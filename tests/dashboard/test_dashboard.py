@@ -21,7 +21,13 @@ from helpers.written_log import ONCE
 
 TOKEN, HOST = "t0ken-of-this-test", "localhost:8790"
 ESCAPES = (
-    *("/run/../../../etc/passwd", "/run/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/run//etc/passwd", "/run/fast", "/live/../fast"),
+    *(
+        "/run/../../../etc/passwd",
+        "/run/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/run//etc/passwd",
+        "/run/fast",
+        "/live/../fast",
+    ),
     *("/assets/..%2f__init__.py", "/assets/../app.py", "/assets/page.css%00", "/report?run=/etc/passwd"),
     *("/report?run=../fast", "/compare?run=..&run=.", "/report", "/fast/result_0.txt", "/static/", "//etc/passwd"),
 )
@@ -63,12 +69,22 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_the_token_is_needed_once_and_then_its_cookie(root: Path) -> None:
     stranger = client(root)
-    for path in ("/", "/states", "/assets/page.js", "/nothing", "/?token=", f"/?token={TOKEN}x", f"/?token={TOKEN[:-1]}"):
+    for path in (
+        "/",
+        "/states",
+        "/assets/page.js",
+        "/nothing",
+        "/?token=",
+        f"/?token={TOKEN}x",
+        f"/?token={TOKEN[:-1]}",
+    ):
         assert stranger.get(path).status_code == 403, path
     assert stranger.get(f"/?token={TOKEN}&token=x").status_code == 403
     opened = client(root)
     first = opened.get(f"/history?task=a%26b&token={TOKEN}")
-    assert (first.status_code, first.headers["location"]) == (303, "/history?task=a%26b"), "the token leaves the address"
+    assert (first.status_code, first.headers["location"]) == (303, "/history?task=a%26b"), (
+        "the token leaves the address"
+    )
     cookie = first.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN in first.headers["set-cookie"]
     assert opened.get("/").status_code == 200

@@ -24,15 +24,17 @@ const width = document.documentElement.clientWidth, cut = [];
 const isShown = (one) => one.checkVisibility({ visibilityProperty: true });
 const inScroll = (one) => { const box = one.closest(".scroll"); return box && box.scrollWidth > box.clientWidth; };
 if (document.documentElement.scrollWidth > width) cut.push(`the page is ${document.documentElement.scrollWidth} wide`);
-for (const one of document.querySelectorAll("main p, main caption, main figcaption, main dd, main li, main h1, main h2, main td")) {
-  const box = one.getBoundingClientRect();
-  if (isShown(one) && !inScroll(one) && box.right > width + 1) cut.push(`${one.tagName}: ${one.textContent.slice(0, 40)}`);
+const texts = "p, caption, figcaption, dd, li, h1, h2, h3, td";
+for (const one of document.querySelector("main").querySelectorAll(texts)) {
+  const isCut = isShown(one) && !inScroll(one) && one.getBoundingClientRect().right > width + 1;
+  if (isCut) cut.push(`${one.tagName}: ${one.textContent.slice(0, 40)}`);
 }
 for (const svg of document.querySelectorAll(".chart svg.main-svg")) {
   const frame = svg.getBoundingClientRect();
   for (const text of svg.querySelectorAll("text")) {
     const box = text.getBoundingClientRect();
-    if (box.width && isShown(text) && (box.left < frame.left - 1 || box.right > frame.right + 1)) cut.push(`chart: ${text.textContent}`);
+    const isCut = box.width && isShown(text) && (box.left < frame.left - 1 || box.right > frame.right + 1);
+    if (isCut) cut.push(`chart: ${text.textContent}`);
   }
 }
 return cut;
@@ -62,8 +64,8 @@ def show(driver: Any, url: str, *, width: int, scheme: str) -> list[str]:
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     driver.get(url)
-    has_charts = "return document.querySelectorAll('main > *').length > 0 && !document.querySelector('.chart') || !!window.Plotly"
-    WebDriverWait(driver, WAIT_S).until(lambda _: driver.execute_script(has_charts))
+    is_ready = "return !!window.runstop && (!document.querySelector('.chart') || !!window.Plotly)"
+    WebDriverWait(driver, WAIT_S).until(lambda _: driver.execute_script(is_ready))
     driver.execute_script("document.querySelectorAll('.chart').forEach((one) => one.draw?.())")
     drawn = """return [...document.querySelectorAll('.chart')].every((one) =>
         !one.update || !one.checkVisibility() || one.querySelector('.plot .main-svg'))"""
