@@ -19,7 +19,7 @@ from bench.dashboard.shelf import Listed, Shelf
 from bench.errors import BenchError, ConfigError
 from bench.history import compare, measured_trials, store
 from bench.history.regression import TaskHistory
-from bench.report import kinds, template, trials_page
+from bench.report import kinds, labels, template, trials_page
 from bench.report.canvas import COLORS
 from bench.report.curves import number
 from bench.report.template import Chart, axis, chart, text, view
@@ -122,30 +122,34 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
         what = f"{len(chosen)} runs are chosen, but 2 to {MOST_COMPARED} can be compared"
         raise ConfigError(what, where="the list of runs", fix="tick 2 or more runs, then choose compare")
     tables, verdict, why_not = [], "", ""
+    names = labels.short([one.name for one in chosen])
     if len(chosen) == 2:
         try:
             compared = compare.compared(*(run_set(str(one.folder)) for one in chosen))
             values, differences = map(trials_page.grid, comparison_tables.sheets(compared))
             verdict, values["rows"] = compared.comparison.text, values["rows"][1:]  # the first row is the verdict
-            differences["columns"] = ("setting", *differences["columns"][1:])
-            tables = [values | {"title": "Values"}, differences | {"title": "What differs"}]
+            tables = [values | {"title": "Values"}]
+            if compared.differences:
+                columns = ("setting", *differences["columns"][1:])
+                tables.append(differences | {"title": "What differs", "columns": columns})
         except BenchError as error:
             why_not = error.what
     logs = [Logs(name=one.name, judged=followed.logs(one.folder).judged) for one in chosen]
     shown = live.charts(logs)
     return {
         "title": f"{len(chosen)} runs compared",
-        "chosen": [row(one) for one in chosen],
+        "chosen": list(zip(names, map(row, chosen), strict=True)),
+        "has_no_difference": bool(verdict) and len(tables) == 1,
         "verdict": verdict,
         "tables": tables,
         "why_not": why_not,
-        "measurements": _measurements(chosen),
+        "measurements": _measurements(chosen, names),
         "titles": {name: title for name, (title, _) in shown.items()},
         "charts": {name: chart for name, (_, chart) in shown.items()},
     }
 
 
-def _measurements(chosen: Sequence[Listed]) -> Context:
+def _measurements(chosen: Sequence[Listed], names: Sequence[str]) -> Context:
     """Return each measurement of the valid trials, a column for each run: means over trials."""
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     for one in chosen:
@@ -159,7 +163,7 @@ def _measurements(chosen: Sequence[Listed]) -> Context:
             comparison_tables.number(fmean(of_runs[one.id]), like=like) if one.id in of_runs else "" for one in chosen
         ]
         rows.append((name.replace("_", " "), unit, *cells))
-    columns = ("measurement", "unit", *(one.name for one in chosen))
+    columns = ("measurement", "unit", *names)
     numeric = set(range(2, len(columns)))
     caption = "Means over the valid trials of each run; blank if not measured."
     return {

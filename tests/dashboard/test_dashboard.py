@@ -1,5 +1,6 @@
 """The dashboard answers only who has its token, names runs by ids only, writes nothing, and follows a run under way."""
 
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -40,9 +41,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def root(tmp_path: Path, clock: Clock) -> Path:
-    """A folder with two finished runs of two trials."""
-    for name, speeds in (("fast", (200.0, 202.0)), ("slow", (100.0, 101.0))):
-        plant(tmp_path / "runs" / name, clock, *speeds)
+    """A folder with three finished runs of two trials, the first two with the same settings."""
+    runs = (("before", 16, (199.0, 201.0)), ("fast", 16, (200.0, 202.0)), ("slow", 32, (100.0, 101.0)))
+    for name, rank, speeds in runs:
+        plant(tmp_path / "runs" / name, clock, *speeds, lora_rank=rank)
     return tmp_path / "runs"
 
 
@@ -135,12 +137,13 @@ def test_no_address_leads_to_a_file(browser: TestClient, path: str) -> None:
 
 def test_pages_show_runs_and_write_nothing(browser: TestClient, root: Path) -> None:
     before, of_run = contents(root), ids(browser)
-    assert of_run.keys() == {"fast", "slow"}
+    assert of_run.keys() == {"before", "fast", "slow"}
     page = browser.get(f"/run/{of_run['fast']}").text
     assert "2 valid" in page and '"training_losses"' in page and "Full report" in page
     assert browser.get("/states").json()[of_run["slow"]][1] in ("", "good")
     history = browser.get("/history").text
-    assert history.count("</tr>") >= 2 and "fast" in history and '"history_0_0"' in history
+    charts = json.loads(history.partition('id="charts">')[2].partition("</script>")[0])
+    assert [chart["views"][0]["traces"][0]["customdata"] for chart in charts.values()] == [["before", "fast"]]
     for path in ("/assets/page.js", "/assets/dashboard.js", "/assets/page.css", "/assets/dashboard.css"):
         assert browser.get(path).status_code == 200
     assert contents(root) == before, "the history is kept in memory"
@@ -151,7 +154,7 @@ def test_runs_are_compared(browser: TestClient) -> None:
     page = browser.get(f"/compare?run={of_run['fast']}&run={of_run['slow']}").text
     text = re.sub(r"<[^>]+>|\s+", " ", page)
     assert re.search(r"Verdict +fast is [\d.]+–[\d.]+ % faster than slow", text), text
-    assert "What differs" in text and "Means over the valid trials of each run" in text
+    assert re.search(r"What differs.*lora_rank +16 +32", text) and "Means over the valid trials of each run" in text
     assert '"name": "fast"' in page and '"name": "slow"' in page
     alone = browser.get(f"/compare?run={of_run['fast']}&run={of_run['fast']}")
     assert alone.status_code == 409 and "1 runs are chosen, but 2 to 8 can be compared" in alone.text

@@ -71,8 +71,7 @@ def pairs_chart(differences: Sequence[ArmDifference]) -> Chart:
     }
     low, high = differences[0].margin
     band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": low, "x1": high, "layer": "below"}
-    label = {"text": "equivalent", "textposition": "top center", "font": {"size": 10}}
-    shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}, "label": label}]
+    shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}}]
     height = _FRAME_PIXELS + _ROW_PIXELS * len(differences)
     scale = axis(_WHAT, zeroline=True, zerolinecolor=INTERVAL_COLOR)
     narrow = {
