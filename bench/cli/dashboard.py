@@ -36,12 +36,12 @@ def _port(text: str) -> int:
 
 def _dashboard(args: argparse.Namespace) -> int:
     try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
+        from bench.dashboard import server
     except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
         what, fix = f"the package {error.name} is not installed", "pip install 'runstop[dashboard]'"
         raise ConfigError(what, where="runstop dashboard", fix=fix) from error
-    from bench.dashboard import server
     from bench.runs import run
 
     server.serve(args.folder or run.root(), port=args.port, say=partial(print, flush=True))

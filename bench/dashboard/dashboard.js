@@ -8,7 +8,7 @@
     if (!got.ok) throw new Error(`${path}: ${got.status}`);
     return got.json();
   }
-  /* Ask again and again; a slow or failing server is asked less often, and a hidden page asks nothing. */
+  /* Ask again and again; a slow or failing server is queried less often, and a hidden page sends nothing. */
   function repeat(ask, usual) {
     let wait = usual;
     const turn = async () => {

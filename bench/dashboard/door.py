@@ -39,7 +39,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
-        # Cookies of localhost are sent to every port: the name keeps those of two dashboards apart.
+        # Cookies of localhost are sent to every port: each dashboard has its own name.
         self._cookie = f"runstop_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

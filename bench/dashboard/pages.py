@@ -59,7 +59,7 @@ def row(one: Listed) -> Row:
         trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(map(str, shown["trials"])).items()),
         speed=(_text(results.minutes, ".2f"), _text(results.step_time_ms, ",.1f"), _text(results.tokens_s, ",.0f")),
         overrides=one.summary.overrides,
-        note="; ".join(filter(None, (str(shown["reason"] or ""), one.whose))),
+        note="; ".join(filter(None, (str(shown["reason"] or ""), one.other_writers))),
     )
 
 

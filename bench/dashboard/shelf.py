@@ -30,7 +30,7 @@ class Listed:
     """The path of its folder below the root."""
     run: Run
     summary: Summary
-    whose: str
+    other_writers: str
     """Why the folder is not this user's alone; empty if it is."""
 
     @property
@@ -73,12 +73,12 @@ class Shelf:
             return histories(store.trials(self.root, memory=self._history))
 
     def _read(self) -> tuple[Listed, ...]:
-        found: list[Run] = []
+        every: list[Run] = []
         for parent in (self.root, *sorted(self.root.glob(_STUDIES))):
             if parent == self.root or parent.is_dir():
-                found += runs.below(parent)
-        shown = [run for run in found if not control_character(str(run.folder))]
-        self.left_out = len(found) - len(shown)
+                every += runs.below(parent)
+        shown = [run for run in every if not control_character(str(run.folder))]
+        self.left_out = len(every) - len(shown)
         listed = [self._listed(run) for run in shown]
         self._summaries = {one.folder: self._summaries[one.folder] for one in listed}
         return tuple(sorted(listed, key=lambda one: (one.summary.started, one.name), reverse=True))
@@ -93,5 +93,5 @@ class Shelf:
             name=name,
             run=run,
             summary=self._summaries[run.folder][1],
-            whose=folders.other_writers(run.folder),
+            other_writers=folders.other_writers(run.folder),
         )

@@ -31,7 +31,7 @@ def charts(measured: Sequence[Measured]) -> dict[str, Charts]:
     """Return the charts of each figure with their titles, by the name of the figure's file."""
     copies = [one for one in measured if one.point.family == "memcpy"]
     several = ("all_gather", "reduce_scatter", "reduce", "all_reduce", "all_to_all")
-    found = {
+    charts_of = {
         "gemm": _gemms(measured),
         "memcpy": _over_bytes("memcpy", copies, lambda one: one.point.kernel.removeprefix("copy "), is_wide=True),
         **{
@@ -41,12 +41,12 @@ def charts(measured: Sequence[Measured]) -> dict[str, Charts]:
         "collectives": _over_bytes("collectives", collectives_of(measured, several), lambda one: one.point.kernel),
         "attention": _attention(measured),
     }
-    return {name: of_figure for name, of_figure in found.items() if of_figure}
+    return {name: of_figure for name, of_figure in charts_of.items() if of_figure}
 
 
 def _gemms(measured: Sequence[Measured]) -> Charts:
     gemms = [one for one in measured if one.point.family == "gemm" and not one.point.is_sustained]
-    found: Charts = {}
+    charts_of: Charts = {}
     for precision in dict.fromkeys(one.point.variant for one in gemms):
         of_precision = [one for one in gemms if one.point.variant == precision]
         every = list(curves(of_precision, shape, rows))
@@ -58,8 +58,8 @@ def _gemms(measured: Sequence[Measured]) -> Charts:
         unit = axis(of_precision[0].point.unit, rangemode="tozero")
         shown = {"xaxis": axis("M", **_sizes(sizes, lambda size: f"{size:,.0f}")), "yaxis": unit}
         one_view = view("", traces, **shown, **_lines(of_precision[0]))
-        found[f"gemm_{precision}"] = (f"{precision.upper()} (dashed: unaligned M)", chart(one_view))
-    return found
+        charts_of[f"gemm_{precision}"] = (f"{precision.upper()} (dashed: unaligned M)", chart(one_view))
+    return charts_of
 
 
 def _marks(single: Sequence[Measured]) -> Trace:
@@ -98,7 +98,7 @@ def _over_bytes(
 
 def _attention(measured: Sequence[Measured]) -> Charts:
     attention = attention_of(measured)
-    found: Charts = {}
+    charts_of: Charts = {}
     for way in ("forward", "backward"):
         of_way = [one for one in attention if one.point.operation == way]
         if of_way:
@@ -107,8 +107,9 @@ def _attention(measured: Sequence[Measured]) -> Charts:
             )
             traces = list(_traces(list(curves(of_way, lambda one: one.point.variant, length)), rates))
             unit = axis(of_way[0].point.unit, rangemode="tozero")
-            found[f"attention_{way}"] = (way, chart(view("", traces, xaxis=sizes, yaxis=unit, **_lines(of_way[0]))))
-    return found
+            one_view = view("", traces, xaxis=sizes, yaxis=unit, **_lines(of_way[0]))
+            charts_of[f"attention_{way}"] = (way, chart(one_view))
+    return charts_of
 
 
 def _traces(of_kernels: Sequence[Curve], values: Values) -> Iterator[Trace]:

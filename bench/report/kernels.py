@@ -157,8 +157,8 @@ def gemm_figure(measured: Sequence[Measured], path: Path, heading: str, note: st
 def memcpy_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw latency and GB/s of every kind of copy over bytes; return whether there is anything to draw."""
     copies = [one for one in measured if one.point.family == "memcpy"]
-    found = list(curves(copies, lambda one: one.point.kernel.removeprefix("copy "), num_bytes))
-    return _over_bytes(found, path, f"memory copies: {heading}", note)
+    of_figures = list(curves(copies, lambda one: one.point.kernel.removeprefix("copy "), num_bytes))
+    return _over_bytes(of_figures, path, f"memory copies: {heading}", note)
 
 
 def collective_figure(operations: Sequence[str]) -> "Figure":
@@ -377,8 +377,8 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
 
     def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> dict[str, tuple[str, Chart]]:
         last = next((one for one in reversed(trials) if one.kind_result.measured), None)
-        found = kernel_charts.charts(last.kind_result.measured) if last else {}
-        return {name: chart for of_figure in found.values() for name, chart in of_figure.items()}
+        of_figures = kernel_charts.charts(last.kind_result.measured) if last else {}
+        return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
 
 
 REPORT = KernelsReport()

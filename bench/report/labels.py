@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from bench.report.tables import number_text
 
 _LONG = 20
 """Names of at most this many characters are shown as they are."""
-_MARKS = re.compile(r"[-_./, ]+")
+_MARKS = re.compile(r"[-./, ]+")
 _WHEN = re.compile(r"\d{8}|\d{6}")
 """Date and time in the name of a run folder."""
 _STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
@@ -37,17 +38,18 @@ def short(names: Sequence[str]) -> list[str]:
 def wrapped(name: str, *, width: int = 17, lines: int = 2) -> str:
     """Return a name in a few lines for the axis of a narrow chart; it is cut if it is longer. Markup is kept whole."""
     bold = name.startswith("<b>") and name.endswith("</b>")
-    words = re.findall(r"(?:&\w+;|[^\s])+[\s]*", name.removeprefix("<b>").removesuffix("</b>"))
+    parts = re.findall(r"(?:&\w+;|[^\s])+[\s]*", name.removeprefix("<b>").removesuffix("</b>"))
     rows: list[str] = []
-    for word in words:
-        pieces = re.findall(rf"(?:&\w+;|.){{1,{width}}}", word.strip()) or [""]
+    for part in parts:
+        pieces = re.findall(rf"(?:&\w+;|.){{1,{width}}}", part.strip()) or [""]
         for piece in pieces:
             if rows and len(rows[-1]) + 1 + len(piece) <= width and piece is pieces[0]:
                 rows[-1] += f" {piece}"
             else:
                 rows.append(piece)
     if len(rows) > lines:
-        rows = [*rows[: lines - 1], f"{rows[lines - 1][: width - 1].rstrip()}…"]
+        last = "".join(re.findall(r"&\w+;|.", rows[lines - 1])[: width - 1])
+        rows = [*rows[: lines - 1], f"{last.rstrip()}…"]
     text = "<br>".join(rows)
     return f"<b>{text}</b>" if bold else text
 
@@ -61,15 +63,15 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Return the ticks between two positive numbers: 1, 2 and 5 times the powers of ten, or more or fewer of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    powers = [10.0**power for power in range(first, last + 1)]
-    found: list[float] = []
+    powers = [10.0**power for power in range(first, min(last, sys.float_info.max_10_exp) + 1)]
+    ticks: list[float] = []
     for steps in _STEPS:
-        found = [step * power for power in powers for step in steps if low <= step * power <= high]
-        if len(found) >= _FEWEST_TICKS:
+        ticks = [step * power for power in powers for step in steps if low <= step * power <= high]
+        if len(ticks) >= _FEWEST_TICKS:
             break
-    if len(found) > _MOST_TICKS:
-        found = [power for power in powers if low <= power <= high]
-    return [float(f"{tick:.6g}") for tick in found]
+    if len(ticks) > _MOST_TICKS:
+        ticks = [power for power in powers if low <= power <= high]
+    return [float(f"{tick:.6g}") for tick in ticks]
 
 
 def tick_text(tick: float) -> str:

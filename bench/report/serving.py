@@ -422,8 +422,8 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
         ]
 
     def charts(self, trials: Sequence[ShownTrial[ServingResult]]) -> dict[str, tuple[str, Chart]]:
-        found = serving_charts.charts(self._named(trials))
-        return {name: chart for of_figure in found.values() for name, chart in of_figure.items()}
+        of_figures = serving_charts.charts(self._named(trials))
+        return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
 
     def _named(self, trials: Sequence[ShownTrial[ServingResult]]) -> list[NamedResult]:
         return [NamedResult(_name(trial, trials), trial.kind_result) for trial in trials]

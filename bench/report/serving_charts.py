@@ -28,8 +28,8 @@ def charts(results: Sequence[NamedResult]) -> dict[str, Charts]:
     """Return the charts of each figure with their titles, by the name of the figure's file."""
     short = labels.short([named.name for named in results])
     named = [NamedResult(name, one.serving) for name, one in zip(short, results, strict=True)]
-    found = {"latency_cdf": _latencies(named), "output_throughput": _outputs(named), "rate_sweep": _sweep(named)}
-    return {name: of_figure for name, of_figure in found.items() if of_figure}
+    of_figures = {"latency_cdf": _latencies(named), "output_throughput": _outputs(named), "rate_sweep": _sweep(named)}
+    return {name: of_figure for name, of_figure in of_figures.items() if of_figure}
 
 
 def ok_latencies(load: LoadResult) -> list[float]:

@@ -54,6 +54,7 @@ VERBS = [
     "rules",
     "score",
     "report",
+    "dashboard",
     "pack",
     "compare",
     "history",

@@ -3,13 +3,14 @@
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from bench import dashboard
 from bench.cli import main
 from bench.contract import mllog
 from bench.contract.mllog import Writer
@@ -70,7 +71,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_the_token_is_needed_once_and_then_its_cookie(root: Path) -> None:
-    stranger = client(root)
+    unknown = client(root)
     for path in (
         "/",
         "/states",
@@ -80,8 +81,8 @@ def test_the_token_is_needed_once_and_then_its_cookie(root: Path) -> None:
         f"/?token={TOKEN}x",
         f"/?token={TOKEN[:-1]}",
     ):
-        assert stranger.get(path).status_code == 403, path
-    assert stranger.get(f"/?token={TOKEN}&token=x").status_code == 403
+        assert unknown.get(path).status_code == 403, path
+    assert unknown.get(f"/?token={TOKEN}&token=x").status_code == 403
     opened = client(root)
     first = opened.get(f"/history?task=a%26b&token={TOKEN}")
     assert (first.status_code, first.headers["location"]) == (303, "/history?task=a%26b"), (
@@ -235,9 +236,9 @@ def test_a_port_in_use_and_a_missing_folder_are_refused(
 def test_without_its_packages_the_verb_says_how_to_get_them(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    modules: dict[str, Any] = {"uvicorn": None}
-    for name, module in modules.items():
-        monkeypatch.setitem(__import__("sys").modules, name, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "bench.dashboard.server", raising=False)
+    monkeypatch.delattr(dashboard, "server", raising=False)
     with pytest.raises(SystemExit) as stop:
         main(["dashboard", str(root)])
     assert stop.value.code == 2 and "pip install 'runstop[dashboard]'" in capsys.readouterr().err

@@ -49,9 +49,9 @@ def dashboard(root: Path, *words: str) -> Iterator[tuple[str, "subprocess.Popen[
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             assert started.stdout is not None and started.stderr is not None
-            found = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", started.stdout.readline())
-            assert found, started.stderr.read()
-            yield found[0], started
+            address = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", started.stdout.readline())
+            assert address, started.stderr.read()
+            yield address[0], started
         finally:
             started.kill()
 
@@ -79,15 +79,15 @@ def test_curves_of_a_run_under_way_grow_and_runs_are_compared_by_click(
         assert "token" not in page.current_url, "the token leaves the address"
         page.find_element(By.LINK_TEXT, "now").click()
 
-        def drawn(count: int) -> Any:
-            found = "return document.querySelector('[data-chart=training_losses] .plot')?._fullData?.[0]?.x?.length"
-            return Wait(page, screens.WAIT_S).until(lambda _: page.execute_script(found) == count)
+        def has_points(count: int) -> Any:
+            script = "return document.querySelector('[data-chart=training_losses] .plot')?._fullData?.[0]?.x?.length"
+            return Wait(page, screens.WAIT_S).until(lambda _: page.execute_script(script) == count)
 
         train(log, clock, 80)
-        assert drawn(1), "a chart that was not there when the page was opened"
+        assert has_points(1), "a chart that was not there when the page was opened"
         train(log, clock, 160)
         train(log, clock, 240)
-        assert drawn(3)
+        assert has_points(3)
         assert "trained" in page.find_element(By.ID, "trials").text
 
         page.find_element(By.LINK_TEXT, "Runs").click()

@@ -67,9 +67,9 @@ def show(driver: Any, url: str, *, width: int, scheme: str) -> list[str]:
     is_ready = "return !!window.runstop && (!document.querySelector('.chart') || !!window.Plotly)"
     WebDriverWait(driver, WAIT_S).until(lambda _: driver.execute_script(is_ready))
     driver.execute_script("document.querySelectorAll('.chart').forEach((one) => one.draw?.())")
-    drawn = """return [...document.querySelectorAll('.chart')].every((one) =>
+    are_drawn = """return [...document.querySelectorAll('.chart')].every((one) =>
         !one.update || !one.checkVisibility() || one.querySelector('.plot .main-svg'))"""
-    WebDriverWait(driver, WAIT_S).until(lambda _: driver.execute_script(drawn))
+    WebDriverWait(driver, WAIT_S).until(lambda _: driver.execute_script(are_drawn))
     return list(driver.execute_script(_CUT))
 
 
