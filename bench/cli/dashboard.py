@@ -28,10 +28,9 @@ def _add_dashboard(verbs: arguments.Verbs) -> None:
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 16:
+    if not text.isdecimal() or int(text) >= 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 1 to 65535, or 0 for any free port")
-    return number
+    return int(text)
 
 
 def _dashboard(args: argparse.Namespace) -> int:

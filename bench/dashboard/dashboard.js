@@ -94,7 +94,7 @@
       }
       document.getElementById("no-charts").hidden = Object.keys(now.titles).length > 0;
       window.runstop.showCharts(now.charts);
-      return !now.is_over;
+      return !now.is_over || now.style === "active";
     }, LEAST_MS);
   }
 

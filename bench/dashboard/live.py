@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,8 @@ class Logs:
     name: str
     judged: tuple[tuple[str, Judged], ...]
     too_large: int = 0
+    is_open: bool = False
+    """Whether the run is under way, so that a log without run_stop is not an invalid one."""
 
     @property
     def trial_names(self) -> Sequence[str]:
@@ -51,7 +53,8 @@ class Logs:
 
     @property
     def results(self) -> Sequence[Result]:
-        return [judged.result for _, judged in self.judged]
+        results = [judged.result for _, judged in self.judged]
+        return [replace(one, valid=True) if self.is_open and one.run_stop_ms is None else one for one in results]
 
 
 def charts(runs: Sequence[Logs]) -> Charts:

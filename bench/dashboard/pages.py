@@ -4,7 +4,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ from bench.console import comparison as comparison_tables
 from bench.console import history as history_tables
 from bench.console import runs as run_tables
 from bench.dashboard import live
-from bench.dashboard.live import Live, Logs
+from bench.dashboard.live import Live
 from bench.dashboard.shelf import Listed, Shelf
 from bench.errors import BenchError, ConfigError
 from bench.history import compare, measured_trials, store
@@ -89,7 +89,8 @@ def runs(shelf: Shelf) -> Context:
 
 
 def run(one: Listed, followed: Live) -> Context:
-    logs, state = followed.logs(one.folder), followed.state(one.folder)
+    state = followed.state(one.folder)
+    logs = replace(followed.logs(one.folder), is_open=not state["is_over"])
     shown = live.charts([logs])
     return {
         "title": one.name,
@@ -106,7 +107,8 @@ def run(one: Listed, followed: Live) -> Context:
 
 def live_state(one: Listed, followed: Live) -> Context:
     """Return what the page of a run asks for while the run is under way."""
-    state, shown = followed.state(one.folder), live.charts([followed.logs(one.folder)])
+    state = followed.state(one.folder)
+    shown = live.charts([replace(followed.logs(one.folder), is_open=not state["is_over"])])
     return state | {
         "id": one.id,
         "run_state": one.run.state_name,
@@ -134,7 +136,7 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
                 tables.append(differences | {"title": "What differs", "columns": columns})
         except BenchError as error:
             why_not = error.what
-    logs = [Logs(name=one.name, judged=followed.logs(one.folder).judged) for one in chosen]
+    logs = [replace(followed.logs(one.folder), name=one.name, is_open=one.run.is_active) for one in chosen]
     shown = live.charts(logs)
     return {
         "title": f"{len(chosen)} runs compared",

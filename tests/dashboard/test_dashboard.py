@@ -203,6 +203,7 @@ def test_a_run_under_way_is_followed(browser: TestClient, root: Path, under_way:
         facts = dict(state["trials"][0]["facts"])
         assert facts["trained"].startswith(f"{samples} samples")
         (view,) = state["charts"]["training_losses"]["views"]
+        assert "invalid" not in view["traces"][0]["name"], "a trial that has not ended"
         return list(view["traces"][0]["y"])
 
     samples, id = 0, ids(browser)["now"]
@@ -230,7 +231,8 @@ def test_a_port_in_use_and_a_missing_folder_are_refused(
         port = busy.getsockname()[1]
         assert f"another program uses this port\n  where: --port {port}" in refused(root, "--port", port)
     assert "this folder does not exist" in refused(tmp_path / "none")
-    assert "use 1 to 65535, or 0 for any free port" in refused(root, "--port", "70000")
+    for port in ("70000", "abc", "-1"):
+        assert "is not a port: use 1 to 65535" in refused(root, f"--port={port}")
 
 
 def test_without_its_packages_the_verb_says_how_to_get_them(
