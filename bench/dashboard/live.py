@@ -59,8 +59,8 @@ class Logs:
 
 def charts(runs: Sequence[Logs]) -> Charts:
     """Return the charts of one run, or of several runs of the same kind on the same axes; none for other runs."""
-    trials = [(logs.name, name, judged) for logs in runs for name, judged in logs.judged]
-    of_kinds = {judged.kind for *_, judged in trials}
+    named = [(logs.name, name, judged) for logs in runs for name, judged in logs.judged]
+    of_kinds = {judged.kind for *_, judged in named}
     if of_kinds == {Kind.train}:
         overlaid = curves.overlaid([logs for logs in runs if logs.judged])
         return {name: (TITLES[name], chart) for name, chart in overlaid.items()}
@@ -70,7 +70,7 @@ def charts(runs: Sequence[Logs]) -> Charts:
     if not isinstance(report, TrialsKindReport):
         return {}
     several = len(runs) > 1
-    trials: list[ShownTrial[Any]] = [ShownTrial(f"{run}, {name}" if several else name, j) for run, name, j in trials]
+    trials: list[ShownTrial[Any]] = [ShownTrial(f"{run}, {name}" if several else name, j) for run, name, j in named]
     return report.charts([trial for trial in trials if trial.judged.result.run_start_ms is not None])
 
 
