@@ -19,7 +19,7 @@ from bench.dashboard.shelf import Listed, Shelf
 from bench.errors import BenchError, ConfigError
 from bench.history import compare, measured_trials, store
 from bench.history.regression import TaskHistory
-from bench.report import kinds, labels, template, trials_page
+from bench.report import kinds, labels, trials_page
 from bench.report.canvas import COLORS
 from bench.report.curves import number
 from bench.report.template import Chart, axis, chart, text, view
@@ -246,7 +246,3 @@ class Reports:
                     self._pages.pop(next(iter(self._pages)))
                 self._pages[folders] = stamp, page.read_text(encoding="utf-8")
             return self._pages[folders][1]
-
-
-def html(name: str, context: Context) -> str:
-    return template.page(name, context)
