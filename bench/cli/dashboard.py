@@ -41,9 +41,9 @@ def _dashboard(args: argparse.Namespace) -> int:
             raise
         what, fix = f"the package {error.name} is not installed", "pip install 'runstop[dashboard]'"
         raise ConfigError(what, where="runstop dashboard", fix=fix) from error
-    from bench.runs import run
+    from bench.runs import names
 
-    server.serve(args.folder or run.root(), port=args.port, say=partial(print, flush=True))
+    server.serve(args.folder or names.root(), port=args.port, say=partial(print, flush=True))
     return 0
 
 

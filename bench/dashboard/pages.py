@@ -43,6 +43,7 @@ class Row:
     style: str
     trials: str
     speed: tuple[str, str, str]
+    tags: tuple[str, ...]
     overrides: str
     note: str
 
@@ -58,8 +59,9 @@ def row(one: Listed) -> Row:
         style=style(one),
         trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(map(str, shown["trials"])).items()),
         speed=(_text(results.minutes, ".2f"), _text(results.step_time_ms, ",.1f"), _text(results.tokens_s, ",.0f")),
-        overrides=one.summary.overrides,
-        note="; ".join(filter(None, (str(shown["reason"] or ""), one.other_writers))),
+        tags=results.tags.tags,
+        overrides=results.overrides,
+        note="; ".join(filter(None, (str(shown["reason"] or ""), one.other_writers, results.tags.note))),
     )
 
 

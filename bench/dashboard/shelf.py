@@ -4,12 +4,13 @@ import hashlib
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.history import store
 from bench.history.regression import TaskHistory, histories
 from bench.runs import folder as folders
+from bench.runs import names, tags
 from bench.runs import run as runs
 from bench.runs import summary as summaries
 from bench.runs.run import Run
@@ -52,11 +53,7 @@ class Shelf:
     _history: store.Known = field(default_factory=dict)
 
     def runs(self) -> tuple[Listed, ...]:
-        """Return all runs, the newest first.
-
-        Raises:
-            ConfigError: the folder does not exist.
-        """
+        """Return all runs, the newest first."""
         with self._lock:
             since_s = time.monotonic() - self._listed_s
             if since_s > (QUERIED_S if any(one.run.jobs for one in self._runs) else LISTED_S):
@@ -73,13 +70,11 @@ class Shelf:
             return histories(store.trials(self.root, memory=self._history))
 
     def _read(self) -> tuple[Listed, ...]:
-        every: list[Run] = []
-        for parent in (self.root, *sorted(self.root.glob(_STUDIES))):
-            if parent == self.root or parent.is_dir():
-                every += runs.below(parent)
-        shown = [run for run in every if not control_character(str(run.folder))]
+        parents = (self.root, *(parent for parent in sorted(self.root.glob(_STUDIES)) if parent.is_dir()))
+        every = [folder for parent in parents for folder in names.below(parent)]
+        shown = [folder for folder in every if not control_character(str(folder))]
         self.left_out = len(every) - len(shown)
-        listed = [self._listed(run) for run in shown]
+        listed = [self._listed(run) for run in runs.in_folders(shown, must_answer=False)]
         self._summaries = {one.folder: self._summaries[one.folder] for one in listed}
         return tuple(sorted(listed, key=lambda one: (one.summary.started, one.name), reverse=True))
 
@@ -92,6 +87,6 @@ class Shelf:
             id=hashlib.sha256(os.fsencode(name)).hexdigest()[:16],
             name=name,
             run=run,
-            summary=self._summaries[run.folder][1],
+            summary=replace(self._summaries[run.folder][1], tags=tags.read(run.folder)),
             other_writers=folders.other_writers(run.folder),
         )

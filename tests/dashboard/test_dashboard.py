@@ -15,7 +15,7 @@ from bench.cli import main
 from bench.contract import mllog
 from bench.contract.mllog import Writer
 from bench.dashboard.app import app
-from bench.runs import ledger
+from bench.runs import ledger, tags
 from bench.runs.ledger import Outcome
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
@@ -137,9 +137,11 @@ def test_no_address_leads_to_a_file(browser: TestClient, path: str) -> None:
 
 
 def test_pages_show_runs_and_write_nothing(browser: TestClient, root: Path) -> None:
+    tags.change(root / "fast", add=["baseline"], note="after the new driver")
     before, of_run = contents(root), ids(browser)
     assert of_run.keys() == {"before", "fast", "slow"}
     page = browser.get(f"/run/{of_run['fast']}").text
+    assert '<span class="tag">baseline</span>' in page and "after the new driver" in page
     assert "2 valid" in page and '"training_losses"' in page and "Full report" in page
     assert browser.get("/states").json()[of_run["slow"]][1] in ("", "good")
     history = browser.get("/history").text
