@@ -157,6 +157,7 @@ def test_runs_are_compared(browser: TestClient) -> None:
     page = browser.get(f"/compare?run={of_run['fast']}&run={of_run['slow']}").text
     text = re.sub(r"<[^>]+>|\s+", " ", page)
     assert re.search(r"Verdict +fast is [\d.]+–[\d.]+ % faster than slow", text), text
+    assert "Throughput (samples/s), higher is better" in text
     assert re.search(r"What differs.*lora_rank +16 +32", text) and "Means over the valid trials of each run" in text
     assert '"name": "fast"' in page and '"name": "slow"' in page
     alone = browser.get(f"/compare?run={of_run['fast']}&run={of_run['fast']}")
