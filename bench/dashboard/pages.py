@@ -132,9 +132,12 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
             compared = compare.compared(*(run_set(str(one.folder)) for one in chosen))
             values, differences = map(trials_page.grid, comparison_tables.sheets(compared))
             verdict, values["rows"] = compared.comparison.text, values["rows"][1:]  # the first row is the verdict
-            what = compared.comparison
-            unit, best = f" ({what.unit})" if what.unit else "", "higher" if what.higher_is_better else "lower"
-            tables = [values | {"title": f"{what.measurement.replace('_', ' ')}{unit}, {best} is better"}]
+            verdict_of = compared.comparison
+            unit, best = (
+                f" ({verdict_of.unit})" if verdict_of.unit else "",
+                "higher" if verdict_of.higher_is_better else "lower",
+            )
+            tables = [values | {"title": f"{verdict_of.measurement.replace('_', ' ')}{unit}, {best} is better"}]
             if compared.differences:
                 columns = ("setting", *differences["columns"][1:])
                 tables.append(differences | {"title": "What differs", "columns": columns})
