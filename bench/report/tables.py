@@ -191,7 +191,9 @@ def findings_table(findings: "Sequence[Finding]") -> TextTable:
 
 
 def ranks_text(num_ranks: object, device: object) -> str:
-    return f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on {device}"
+    """Return such as "2 ranks on cpu"; what is not in the log is left out."""
+    ranks = "" if num_ranks is None else f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    return " on ".join(str(part) for part in (ranks, device) if part)
 
 
 def memory_label(config: "Config") -> str:
