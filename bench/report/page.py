@@ -26,6 +26,7 @@ from bench.report.tables import minutes_text, number_text, telemetry_rows
 from bench.results import modules
 from bench.results.training import TrainingResult
 from bench.runs import tags
+from bench.texts import counted
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
 """Prefixes of keys that do not affect measurements."""
@@ -92,7 +93,10 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
         yield "cluster", c.cluster.summary
         yield "container image", c.container.image or "none"
         yield "precision", c.precision.name
-        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp}{_ep(w)} on {w.num_nodes} node(s)"
+        yield (
+            "ranks",
+            f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp}{_ep(w)} on {counted(w.num_nodes, 'node')}",
+        )
 
 
 def _ep(world: World) -> str:
