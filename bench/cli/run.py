@@ -225,7 +225,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest run")
     parser.add_argument(
         "--walltime",
-        type=arguments.count,
+        type=arguments.minutes,
         metavar="MIN",
         help="time limit of each remaining trial (default: as planned)",
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -59,7 +60,7 @@ def answer(
         mock.patch.object(run_here, "run", _started),
         mock.patch.object(sys, "argv", ["runstop"]),
         mock.patch.object(importlib.util, "find_spec", lambda name: None if name in without else find(name)),
-        mock.patch.dict(sys.modules, {"pynvml": nvml.nvml(*gpus)} | dict.fromkeys(without)),
+        _modules({"pynvml": nvml.nvml(*gpus)} | dict.fromkeys(without)),
         mock.patch.object(local, "_nvidia_gpus", lambda: len(gpus)),
     ):
         with _captured(encoding) as streams:
@@ -98,6 +99,19 @@ def _in(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
             yield
     finally:
         os.chdir(before)
+
+
+@contextmanager
+def _modules(replaced: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Replace modules. `mock.patch.dict` would also remove those that the command imports."""
+    before = {name: sys.modules[name] for name in replaced if name in sys.modules}
+    sys.modules.update(replaced)  # type: ignore[arg-type]  # None: the import fails
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 @contextmanager

@@ -1,0 +1,232 @@
+"""Check the overrides of a command line before Hydra composes them.
+
+Refused are words without `=`, spaces around it, unknown keys and choices, several values without --multirun, and a key
+that is given twice with different values: Hydra would take the last one in silence.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.contract.schema import Precision
+from bench.errors import ConfigError
+from bench.planning import config_keys, synonyms
+from bench.planning.compose_errors import MOVED, UnknownChoiceError, unknown_key
+from bench.planning.conf_folder import CONF, user_folder
+
+GROUPS = ("task", "model", "cluster", "gpu@cluster.gpu", "engine", "data", "container", "server")
+"""Config groups that a user chooses from, in the order in which the choice of a bare word is looked up."""
+_FUNCTIONS = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")
+"""Hydra's functions that make several values."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None = None) -> None:
+    """Raise ConfigError for the first wrong word. sweeps: a key may have several values (--multirun)."""
+    _check_spaces(words)
+    own_places = any(word.startswith("hydra.searchpath") for word in words)
+    given: dict[str, str] = {}
+    for word in words:
+        if "=" not in word:
+            if not word.startswith("~"):
+                raise not_an_override(word, config_dir=config_dir)
+            continue
+        key, value = split(word)
+        _check_form(word, key, value)
+        if given.setdefault(key, value) != value:
+            fix = f"remove {key}={given[key]} or {key}={value}"
+            what = f"{key} is given twice, with different values: {given[key]} and {value}"
+            raise ConfigError(what, where="command line", fix=fix)
+        if has_several(value) and not sweeps:
+            raise several_values(key, value)
+        if is_group(key):
+            if not own_places:
+                _check_choice(key, value, config_dir=config_dir)
+        elif key not in MOVED and not _is_key(key):
+            raise unknown_key(key, config_keys.known(), value=value)
+
+
+def split(word: str) -> tuple[str, str]:
+    """Return key and value of an override; without + or ~ in front of the key."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return key, value
+
+
+def require_several(words: Sequence[str]) -> None:
+    """Raise ConfigError if no word of a --multirun has several values."""
+    if not any(has_several(split(word)[1]) for word in words):
+        raise ConfigError(
+            "--multirun needs a key with several values, but every key has one",
+            where="--multirun",
+            fix="remove --multirun, or separate several values by commas: seed_base=1,2",
+        )
+
+
+def has_several(value: str) -> bool:
+    """Return whether a value has commas outside of brackets and quotes, or is a sweep by a function of Hydra."""
+    if _FUNCTIONS.match(value):
+        return True
+    depth, quote = 0, ""
+    for letter in value:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        elif letter == "," and not depth:
+            return True
+    return False
+
+
+def several_values(key: str, value: str) -> ConfigError:
+    """Return the error of a key with several values, which needs --multirun."""
+    first = value.partition(",")[0]
+    if config_keys.takes_list(key):
+        return ConfigError(
+            f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]"
+        )
+    fix = f"write one value, such as {key}={first}; to run each: runstop launch {key}={value} --multirun"
+    if config_keys.takes_number(key) and value.count(",") == 1:
+        fix = f"write a decimal point, {key}={value.replace(',', '.')}; {fix.replace('write', 'or', 1)}"
+    return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
+
+
+def not_an_override(word: str, *, config_dir: Path | None = None) -> ConfigError:
+    """Return the error of a word without `=`; the fix writes the override that the user probably means."""
+    what = f"{word} is not KEY=VALUE"
+    if (guess := guessed(word, config_dir=config_dir)) is not None:
+        return ConfigError(what, where="command line", fix=f"write {guess}")
+    fix = "write settings as KEY=VALUE, such as task=lora_tiny; runstop launch --help lists them"
+    return ConfigError(what, where="command line", fix=fix)
+
+
+def guessed(word: str, *, config_dir: Path | None = None) -> str | None:
+    """Return the override that a bare word means: a choice of a group, a value or a key; None if it is unknown."""
+    name, colon, value = word.partition(":")
+    if colon and value and (is_group(name) or config_keys.is_known(name)):
+        return f"{name}={value}"
+    for group in GROUPS:
+        known = choices(group, config_dir=config_dir)
+        if (choice := _same(word, known)) is not None:
+            return f"{group}={choice}"
+    if word.lower() in Precision.__members__:
+        return f"precision={word.lower()}"
+    if is_group(word) or word in synonyms.GROUPS:
+        return f"{synonyms.GROUPS.get(word, word)}=NAME"
+    if config_keys.is_known(word):
+        return f"{word}=VALUE"
+    key = synonyms.KEYS.get(word.lower())
+    return None if key is None else f"{key}=VALUE"
+
+
+def of_option(option: str, value: str) -> str | None:
+    """Return the override that an unknown option such as --task or --lr means; None if it is unknown."""
+    name = option.lstrip("-").replace("-", "_")
+    if is_group(name) or name in synonyms.GROUPS:
+        return f"{synonyms.GROUPS.get(name, name)}={value or 'NAME'}"
+    if not config_keys.is_known(name) and (in_launch := f"launch.{name}") and config_keys.is_known(in_launch):
+        name = in_launch
+    key = name if config_keys.is_known(name) else synonyms.KEYS.get(name.lower())
+    if key is None:
+        return None
+    is_flag = config_keys.form(key).startswith("true or false")
+    return config_keys.override(key, "true" if is_flag and value not in ("true", "false") else value or "VALUE")
+
+
+def is_group(key: str) -> bool:
+    """Return whether a key names a config group, such as task, gpu@cluster.gpu or hydra/launcher."""
+    group = key.partition("@")[0]
+    return bool(group) and (group.startswith("hydra/") or (CONF / group).is_dir())
+
+
+def choices(group: str, *, config_dir: Path | None = None) -> list[str]:
+    """Return the choices of a config group: those of runstop, of a site's folder and of the user's own."""
+    name = group.partition("@")[0]
+    folders = [folder / name for folder in (CONF, config_dir, user_folder()) if folder is not None]
+    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+
+
+def _check_spaces(words: Sequence[str]) -> None:
+    """Refuse `task = x`, `task= x` and `task =x`."""
+    for number, word in enumerate(words):
+        rest = words[number + 1 :]
+        if "=" not in word and rest[:1] == ["="] and len(rest) > 1:
+            meant = f"{word}={rest[1]}"
+        elif "=" not in word and rest and rest[0].startswith("=") and len(rest[0]) > 1:
+            meant = f"{word}{rest[0]}"
+        elif word.endswith("=") and len(word) > 1 and rest and "=" not in rest[0] and not rest[0].startswith("~"):
+            meant = f"{word}{rest[0]}"
+        else:
+            continue
+        raise ConfigError(
+            f"there are spaces around = in {word} {' '.join(rest[: 2 if rest[0] == '=' else 1])}",
+            where="command line",
+            fix=f"write {meant}, without spaces",
+        )
+
+
+def _check_form(word: str, key: str, value: str) -> None:
+    """Refuse an override without a key, and `==`."""
+    if not key:
+        fix = f"write {guessed(value) or f'KEY={value}'}"
+        raise ConfigError(f"{word} has no key: an override is KEY=VALUE", where="command line", fix=fix)
+    if value.startswith("="):
+        raise ConfigError(f"{word} has two =", where="command line", fix=f"write {key}={value.lstrip('=')}")
+
+
+def _is_key(key: str) -> bool:
+    return config_keys.is_known(key) or (key.startswith("hydra.") and key not in synonyms.KEYS)
+
+
+def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
+    """Refuse a choice that no folder has; lists, null and sweeps are Hydra's."""
+    known = choices(group, config_dir=config_dir)
+    if value in (*known, "null") or value.startswith(("[", "$")) or has_several(value) or "/" in group:
+        return
+    name = group.partition("@")[0]
+    if known and (value.removesuffix(".yaml") in known or Path(value).stem in known):
+        near = Path(value).stem
+        fix = f"did you mean {near}? write the name of a file in conf/{name}, without folder and .yaml"
+        raise ConfigError(f"{group}={value} does not exist", where=group, fix=f"{fix}")
+    if (fix := _of_path(name, value)) is not None:
+        raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
+    if value in _renamed(name):
+        return
+    raise UnknownChoiceError(value, known, group=group)
+
+
+def _renamed(group: str) -> Iterator[str]:
+    from bench.planning.compose import RENAMED_OPTIONS
+
+    yield from RENAMED_OPTIONS.get(group, {})
+
+
+def _of_path(group: str, value: str) -> str | None:
+    """Return the fix for a path, or a repository of a hub, as a choice of the groups model and data."""
+    if group not in ("model", "data") or "/" not in value:
+        return None
+    is_file = value.startswith(("/", ".", "~")) or Path(value).exists()
+    if group == "data" and is_file:
+        return f"for files of your own: data=text data.files={value} (docs/your-data.md)"
+    if group == "model" and is_file:
+        return f"for a Hugging Face folder: model=hf, with the folder in MODEL: export MODEL={value}"
+    if not _HUB_NAME.fullmatch(value):
+        return None
+    folder = f"{group}s/{value.rpartition('/')[2]}" if group == "model" else f"data/{value.rpartition('/')[2]}"
+    use = f"export MODEL={folder} and write model=hf" if group == "model" else f"write data=text data.files={folder}"
+    return f"download it first: runstop fetch {group} {value} {folder}; then {use}"
+
+
+def _same(word: str, known: Sequence[str]) -> str | None:
+    """Return the choice that a word is, in any case and with - for _; or None."""
+    name = word.lower().replace("-", "_").removesuffix(".yaml")
+    return name if name in known and name not in ("none", "unknown") else None
+
+
+def near_option(option: str, options: Sequence[str]) -> str | None:
+    """Return the option that a misspelt one means, or None."""
+    return next(iter(difflib.get_close_matches(option, options, n=1, cutoff=0.6)), None)
