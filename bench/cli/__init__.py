@@ -11,7 +11,13 @@ from typing import NoReturn
 from bench import masking
 from bench.cli import arguments, calibrate, compare, fetch, images, judge, prepare, run, study
 from bench.contract import regular_files
-from bench.errors import BenchError, exit_code_of_signals, output_is_written, shown
+from bench.errors import (
+    BenchError,
+    every_character_is_written,
+    exit_code_of_signals,
+    output_is_written,
+    shown,
+)
 
 LAUNCH = "launch"
 
@@ -22,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     0: success. 1: a log is not valid, or a check failed. 2: bad input. 128 + N: signal N ended it.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    every_character_is_written()
     regular_files.keep_others_from_writing()
     if argv[:1] == [LAUNCH]:
         return _launch(argv[1:])
@@ -112,7 +119,7 @@ def _check_overrides(args: argparse.Namespace) -> None:
     compose.search_path(config_dir)  # refuses a folder that does not exist
     has_folders = hasattr(args, "all_clusters")  # a study's verb also takes folders
     words = [word for word in given if not (has_folders and "=" not in word and study.is_folder(word))]
-    overrides.check(compose.with_new_options(words), config_dir=config_dir)
+    overrides.check(words, config_dir=config_dir)
 
 
 def _set_log_level(verbosity: int) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO, NoReturn, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
+from bench.planning import synonyms
 from bench.texts import control_character
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
@@ -91,7 +92,9 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         if wrong := re.match(r".*invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
-            near = difflib.get_close_matches(wrong[1].lower(), re.findall(r"[\w.-]+", wrong[2]), n=1, cutoff=0.5)
+            known, name = re.findall(r"[\w.-]+", wrong[2]), wrong[1].lower()
+            other = synonyms.ACTIONS.get(name)
+            near = [other] if other in known else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             return f"did you mean {near[0]}?" if near else ""
         if missing := re.match(r"argument (?:\S+/)?(--\S+?)(?:/\S+)?: expected one argument", message):
             after = next((x for word, x in pairwise(Parser.words) if word == missing[1] and x.startswith("-")), None)

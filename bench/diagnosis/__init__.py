@@ -136,6 +136,9 @@ def runs(paths: Sequence[Path]) -> list[list[Path]]:
             raise ConfigError(
                 "this file or folder does not exist", where=str(path), fix="give a run folder, or the logs of one run"
             )
+        if path.is_file() and path.suffix == ".json":
+            fix = f"give a run folder, or the logs of one run ({', '.join(LOGS)})"
+            raise ConfigError("this is a JSON file, not a log", where=str(path), fix=fix)
         if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
             raise ConfigError("the folder has no logs", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
     files = [path for path in paths if not path.is_dir()]

@@ -12,7 +12,13 @@ import bench
 from bench import masking, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
-from bench.errors import BenchError, exit_code_of_signals, output_is_written
+from bench.errors import (
+    BenchError,
+    ConfigError,
+    every_character_is_written,
+    exit_code_of_signals,
+    output_is_written,
+)
 from bench.launch import launch_options
 from bench.planning import to_prepare
 from bench.planning.compose import (
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Plan the runs with Hydra, run them, and exit with the highest exit code of all runs."""
+    every_character_is_written()
     regular_files.keep_others_from_writing()
     _print_version(sys.argv[1:])
     codes: list[int] = []
@@ -141,7 +148,7 @@ def _site() -> Path | None:
 
 
 def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: list[Path]) -> int:
-    """Return 0 if every trial is valid; a dry run only shows the plan.
+    """Return 0 if every trial is valid; a dry run only shows the plan, and returns 2 if a launch would refuse it.
 
     The run's folder is appended to `created`, also if the run fails. With a queue, 0 means that the job is queued;
     with launch.wait it means that every trial is valid.
@@ -153,8 +160,9 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: lis
 
     words = [*overrides, *to_prepare.site_words(_site())]
     if plan.config.launch.dry_run:
-        plan_sheets.show_plan(plan, preflight.inspect(plan, words))
-        return 0
+        findings = preflight.inspect(plan, words)
+        plan_sheets.show_plan(plan, findings)
+        return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
     return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), created, words)
 
 

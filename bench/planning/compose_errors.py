@@ -201,9 +201,11 @@ def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigErr
 
 def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> ConfigError:
     """Return the error of a value that a key does not take: what it takes, with an example."""
-    told = str(error.__cause__ or error).splitlines()[0]
+    told = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
     if missing := re.search(r"missing mandatory value: (\S+)", text):
-        file = next((word for word in reversed(words) if word.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")), "")
+        file = next(
+            (word for word in reversed(words) if word.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")), ""
+        )
         group, _, name = file.partition("=")
         where = f"{group.partition('@')[0]}/{name}.yaml" if name else key
         what = f"the key {missing[1]} is missing"

@@ -157,7 +157,7 @@ def example(key: str, value: str) -> str:
         return EXAMPLES.get(item, f"{item}=[…]") if not value or item != key else override(item, value)
     if kind is float and (number := _number(value.replace(",", "."))):
         return f"{item}={number}"
-    return f"{item}={ {bool: 'true', int: _number(value.partition('.')[0]) or '1', float: '0.001'}.get(kind, '…')}"
+    return f"{item}={ {bool: 'true', int: _number(value.partition('.')[0]) or '1', float: '0.001'}.get(kind, '…') }"
 
 
 def _number(text: str) -> str:

@@ -17,6 +17,8 @@ from bench.planning.conf_folder import CONF, user_folder
 
 GROUPS = ("task", "model", "cluster", "gpu@cluster.gpu", "engine", "data", "container", "server")
 """Config groups that a user chooses from, in the order in which the choice of a bare word is looked up."""
+NOT_OF_A_RUN = ("study", "published", "preset", "deepspeed", "transport")
+"""Folders of conf/ that a run does not choose from."""
 _FUNCTIONS = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")
 """Hydra's functions that make several values."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -26,11 +28,12 @@ def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None
     """Raise ConfigError for the first wrong word. sweeps: a key may have several values (--multirun)."""
     _check_spaces(words)
     own_places = any(word.startswith("hydra.searchpath") for word in words)
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            raise not_an_override(word, config_dir=config_dir)
     given: dict[str, str] = {}
     for word in words:
         if "=" not in word:
-            if not word.startswith("~"):
-                raise not_an_override(word, config_dir=config_dir)
             continue
         key, value = split(word)
         _check_form(word, key, value)
@@ -40,7 +43,10 @@ def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None
             raise ConfigError(what, where="command line", fix=fix)
         if has_several(value) and not sweeps:
             raise several_values(key, value)
-        if is_group(key):
+        if key in NOT_OF_A_RUN:
+            fix = f"runstop study {value}" if key == "study" else "remove it"
+            raise ConfigError(f"{key} is not a setting of a run", where="command line", fix=fix)
+        if is_group(key) and key not in synonyms.GROUPS:
             if not own_places:
                 _check_choice(key, value, config_dir=config_dir)
         elif key not in MOVED and not _is_key(key):
@@ -86,9 +92,7 @@ def several_values(key: str, value: str) -> ConfigError:
     """Return the error of a key with several values, which needs --multirun."""
     first = value.partition(",")[0]
     if config_keys.takes_list(key):
-        return ConfigError(
-            f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]"
-        )
+        return ConfigError(f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]")
     fix = f"write one value, such as {key}={first}; to run each: runstop launch {key}={value} --multirun"
     if config_keys.takes_number(key) and value.count(",") == 1:
         fix = f"write a decimal point, {key}={value.replace(',', '.')}; {fix.replace('write', 'or', 1)}"
@@ -153,20 +157,17 @@ def choices(group: str, *, config_dir: Path | None = None) -> list[str]:
 def _check_spaces(words: Sequence[str]) -> None:
     """Refuse `task = x`, `task= x` and `task =x`."""
     for number, word in enumerate(words):
-        rest = words[number + 1 :]
-        if "=" not in word and rest[:1] == ["="] and len(rest) > 1:
-            meant = f"{word}={rest[1]}"
-        elif "=" not in word and rest and rest[0].startswith("=") and len(rest[0]) > 1:
-            meant = f"{word}{rest[0]}"
-        elif word.endswith("=") and len(word) > 1 and rest and "=" not in rest[0] and not rest[0].startswith("~"):
-            meant = f"{word}{rest[0]}"
+        after, then = [*words[number + 1 :], "", ""][:2]
+        if "=" not in word and after == "=" and then:
+            apart = [word, after, then]
+        elif ("=" not in word and after.startswith("=") and after != "=") or (
+            word.endswith("=") and word != "=" and after and "=" not in after and not after.startswith("~")
+        ):
+            apart = [word, after]
         else:
             continue
-        raise ConfigError(
-            f"there are spaces around = in {word} {' '.join(rest[: 2 if rest[0] == '=' else 1])}",
-            where="command line",
-            fix=f"write {meant}, without spaces",
-        )
+        what, fix = f"there are spaces around = in {' '.join(apart)}", f"write {''.join(apart)}, without spaces"
+        raise ConfigError(what, where="command line", fix=fix)
 
 
 def _check_form(word: str, key: str, value: str) -> None:
@@ -185,13 +186,12 @@ def _is_key(key: str) -> bool:
 def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
     """Refuse a choice that no folder has; lists, null and sweeps are Hydra's."""
     known = choices(group, config_dir=config_dir)
-    if value in (*known, "null") or value.startswith(("[", "$")) or has_several(value) or "/" in group:
+    if value in known or value.startswith(("[", "$")) or has_several(value) or "/" in group:
         return
     name = group.partition("@")[0]
     if known and (value.removesuffix(".yaml") in known or Path(value).stem in known):
-        near = Path(value).stem
-        fix = f"did you mean {near}? write the name of a file in conf/{name}, without folder and .yaml"
-        raise ConfigError(f"{group}={value} does not exist", where=group, fix=f"{fix}")
+        fix = f"did you mean {Path(value).stem}? write the name of a file in conf/{name}, without folder and .yaml"
+        raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
     if (fix := _of_path(name, value)) is not None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
     if value in _renamed(name):

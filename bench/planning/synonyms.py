@@ -197,6 +197,14 @@ VERBS = {
 }
 """Verbs of other tools, and ours."""
 
+ACTIONS = {
+    **dict.fromkeys(("pull", "get", "add", "download"), "import"),
+    **dict.fromkeys(("ls", "show"), "list"),
+    "check": "verify",
+    **dict.fromkeys(("dataset", "datasets"), "data"),
+}
+"""Other names of the actions of our verbs."""
+
 PROBLEMS = {
     "oom": "out of memory",
     "enospc": "disk is full",

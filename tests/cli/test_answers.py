@@ -15,7 +15,7 @@ ROWS: list[list[Any]] = [
 ]
 EVERY = 6
 """One of so many rows is checked for each change, all of them by `make slow`."""
-GPUS = {gpu[0]: gpu for gpu in (H200, L40S)} | {"unknown": ("NVIDIA Some New GPU", 0.0, (12, 1))}
+GPUS = {gpu[0]: gpu for gpu in (H200, L40S)} | {"unknown": ("NVIDIA Some New GPU", 100.0, (12, 1))}
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,9 @@ def answer(
         mock.patch.object(importlib.util, "find_spec", lambda name: None if name in without else find(name)),
         _modules({"pynvml": nvml.nvml(*gpus)} | dict.fromkeys(without)),
         mock.patch.object(local, "_nvidia_gpus", lambda: len(gpus)),
+        _captured(encoding) as streams,
     ):
-        with _captured(encoding) as streams:
-            code = _code(argv)
+        code = _code(argv)
     return Answer(code, "".join(stream.buffer.getvalue().decode(encoding) for stream in streams))  # type: ignore[attr-defined]
 
 
@@ -198,7 +198,7 @@ SITE = {
     "gpu/mine": "name: my GPU\nmemory_gib: 48\npeak_bf16_tflops: 300\nsource: mine\nrates: null\n",
     "model/odd": "defaults: [tiny, _self_]\nhead_dims: 8\n",
     "model/relu": "defaults: [tiny, _self_]\nactivation: gelu_tanh\n",
-    "cluster/early": "# @package _global_\ndefaults:\n  - override /gpu@cluster.gpu: h200\n  - local\ncluster: {name: early}\n",
+    "cluster/early": "# @package _global_\ndefaults: [{override /gpu@cluster.gpu: h200}, local]\n",
     "cluster/broken": "# @package _global_\ncluster: {name: [\n",
     "task/mine": "# @package _global_\ndefaults: [lora_tiny, _self_]\nrecipe: {learning_rate: 0.1}\n",
 }
