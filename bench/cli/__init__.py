@@ -113,7 +113,7 @@ def _check_overrides(args: argparse.Namespace) -> None:
     from bench.planning import compose, overrides
 
     given = getattr(args, "overrides", None)
-    if given is None:
+    if given is None or (args.verb.__name__ == "_study" and study.is_folder(args.name or "")):
         return
     config_dir = getattr(args, "config_dir", None)
     compose.search_path(config_dir)  # refuses a folder that does not exist

@@ -218,7 +218,8 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
     if own is not None and item == key:
         value = own.partition("=")[2]
     wanted = config_keys.form(key)
-    if not wanted or (value is None and "is not Optional" not in told):
+    is_of_type = any(part in told for part in _OF_TYPE)
+    if not wanted or not is_of_type or (value is None and "is not Optional" not in told):
         value, what = value, told
     elif "is not Optional" in told:
         value, what = "null", f"{key} is null, but must be {wanted}"
@@ -229,6 +230,13 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
     if key == "model.weights" and "/" in (value or ""):
         fix = f"export MODEL={value}, and leave out model.weights"
     return InvalidValueError(what, where=where, fix=fix, key=key, value=value)
+
+
+_OF_TYPE = (
+    *("could not be converted", "Invalid value", "is not a valid", "is not Optional", "is not a subclass"),
+    *("incompatible with", "Cannot convert", "is not a ListConfig", "is not a DictConfig", "Invalid type assigned"),
+)
+"""Parts of OmegaConf's messages about a value of a wrong type."""
 
 
 def _shown(value: str) -> str:

@@ -1,10 +1,11 @@
 """Check the overrides of a command line before Hydra composes them.
 
-Refused are words without `=`, spaces around it, unknown keys and choices, several values without --multirun, and a key
-that is given twice with different values: Hydra would take the last one in silence.
+Refused are words without `=`, spaces around it, unknown keys and choices, several values without --multirun, and two
+choices of one group. A key with two values gets a warning: Hydra takes the last one, which scripts rely on.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
 from bench.planning.compose_errors import MOVED, UnknownChoiceError, unknown_key
 from bench.planning.conf_folder import CONF, user_folder
+
+_log = logging.getLogger(__name__)
 
 GROUPS = ("task", "model", "cluster", "gpu@cluster.gpu", "engine", "data", "container", "server")
 """Config groups that a user chooses from, in the order in which the choice of a bare word is looked up."""
@@ -37,10 +40,13 @@ def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None
             continue
         key, value = split(word)
         _check_form(word, key, value)
-        if given.setdefault(key, value) != value:
-            fix = f"remove {key}={given[key]} or {key}={value}"
-            what = f"{key} is given twice, with different values: {given[key]} and {value}"
-            raise ConfigError(what, where="command line", fix=fix)
+        if (before := given.get(key, value)) != value:
+            what = f"{key} is given twice: {before} and {value}"
+            if is_group(key):
+                fix = f"remove {key}={before} or {key}={value}"
+                raise ConfigError(what, where="command line", fix=fix)
+            _log.warning("%s; the last one is used", what)
+        given[key] = value
         if has_several(value) and not sweeps:
             raise several_values(key, value)
         if key in NOT_OF_A_RUN:
