@@ -82,8 +82,8 @@ def _check_numbers(study: Study, *, where: str) -> None:
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            fix = "set margin between 0 and 1, steps and limit to 1 or more, skip_steps to 0 or more, and device to cpu or "
-            fix += "cuda"
+            fix = "set margin between 0 and 1, steps and limit to 1 or more, skip_steps to 0 or more, and device to "
+            fix += "cpu or cuda"
             raise ConfigError(what, where=where, fix=fix)
 
 

@@ -163,8 +163,8 @@ def test_the_default_run_is_valid_and_a_second_one_shares_its_preparation(launch
 
 
 ENDINGS = {
-    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "SLU-08"),
-    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "SLU-08"),
+    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "RUN-24"),
+    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "RUN-24"),
     "a rank is killed": (signal.SIGKILL, "rank", 1, "failed", "RUN-02"),
 }
 

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no interval": (("task=pretrain_tiny", "recipe.local_sgd.outer_lr=0.7"), "outer_lr is set", "every_steps=100"),
     "no such key": (
         ("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"),
-        "'recipe.local_sgd.every_step'",
+        "local_sgd.every_step",
         "every_steps?",
     ),
     "local SGD without groups": ((LOCAL_SGD, "parallel.groups=null"), "parallel.groups is null", "parallel.groups=2"),
