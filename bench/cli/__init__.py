@@ -118,7 +118,7 @@ def _check_overrides(args: argparse.Namespace) -> None:
     config_dir = getattr(args, "config_dir", None)
     compose.search_path(config_dir)  # refuses a folder that does not exist
     has_folders = hasattr(args, "all_clusters")  # a study's verb also takes folders
-    words = [word for word in given if not (has_folders and "=" not in word and study.is_folder(word))]
+    words = [text for text in given if not (has_folders and "=" not in text and study.is_folder(text))]
     overrides.check(words, config_dir=config_dir)
 
 
@@ -147,7 +147,7 @@ def _launch(argv: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(
+    parser: argparse.ArgumentParser = arguments.Parser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",
         epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",

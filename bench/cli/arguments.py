@@ -97,7 +97,9 @@ class Parser(argparse.ArgumentParser):
             near = [other] if other in known else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             return f"did you mean {near[0]}?" if near else ""
         if missing := re.match(r"argument (?:\S+/)?(--\S+?)(?:/\S+)?: expected one argument", message):
-            after = next((x for word, x in pairwise(Parser.words) if word == missing[1] and x.startswith("-")), None)
+            after = next(
+                (x for argument, x in pairwise(Parser.words) if argument == missing[1] and x.startswith("-")), None
+            )
             return f"write {missing[1]}={after}" if after else f"write {missing[1]} VALUE"
         if unknown := re.match(r"unrecognized arguments: (-\S+)", message):
             near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1, cutoff=0.6)

@@ -123,11 +123,11 @@ _SHOWN = 4
 """How many rules a suggestion lists."""
 
 
-def _about(text: str) -> list[str]:
+def _about(name: str) -> list[str]:
     """Return the IDs of rules whose title, else whose fix, has these words."""
-    words = synonyms.PROBLEMS.get(text.lower(), text.lower()).split() or ["no rule has no words"]
-    titled = [id for id, rule in RULES.items() if all(word in rule.title.lower() for word in words)]
-    fixed = [id for id, rule in RULES.items() if all(word in rule.fix.lower() for word in words)]
+    words = synonyms.PROBLEMS.get(name.lower(), name.lower()).split() or ["no rule has no words"]
+    titled = [id for id, rule in RULES.items() if all(text in rule.title.lower() for text in words)]
+    fixed = [id for id, rule in RULES.items() if all(text in rule.fix.lower() for text in words)]
     return (titled or fixed)[:_SHOWN]
 
 

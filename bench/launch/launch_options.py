@@ -61,11 +61,11 @@ def read(argv: Sequence[str]) -> Given:
     """
     args, rest = _parser().parse_known_args(argv)
     return Given(
-        overrides=[word for word in rest if not word.startswith("-")],
+        overrides=[argument for argument in rest if not argument.startswith("-")],
         cfg=args.cfg,
         config_dir=args.config_dir,
         is_sweep=args.multirun,
-        unknown=[word for word in rest if word.startswith("-")],
+        unknown=[argument for argument in rest if argument.startswith("-")],
     )
 
 
@@ -76,21 +76,21 @@ def understood(argv: Sequence[str]) -> list[str]:
         ConfigError: an option or an override is wrong.
     """
     given = read(argv)
-    for word in given.unknown:
-        raise _unknown_option(word, argv)
+    for argument in given.unknown:
+        raise _unknown_option(argument, argv)
     compose.search_path(given.config_dir)  # refuses a folder that does not exist
     overrides.check(given.overrides, sweeps=given.is_sweep, config_dir=given.config_dir)
     if given.is_sweep:
         overrides.require_several(given.overrides)
     if DRY_RUN not in argv:
         return list(argv)
-    return [*(word for word in argv if word != DRY_RUN), "launch.dry_run=true"]
+    return [*(argument for argument in argv if argument != DRY_RUN), "launch.dry_run=true"]
 
 
-def _unknown_option(word: str, argv: Sequence[str]) -> ConfigError:
+def _unknown_option(argument: str, argv: Sequence[str]) -> ConfigError:
     """Return the error of an option that does not exist; the fix is the override that it means, if there is one."""
-    option, _, value = word.partition("=")
-    after = argv[argv.index(word) + 1 :]
+    option, _, value = argument.partition("=")
+    after = argv[argv.index(argument) + 1 :]
     if not value and after and "=" not in after[0] and not after[0].startswith("-"):
         value = after[0]
     hint = HINTS.get(option)

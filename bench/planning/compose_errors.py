@@ -201,10 +201,15 @@ def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigErr
 
 def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> ConfigError:
     """Return the error of a value that a key does not take: what it takes, with an example."""
-    told = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
+    message = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         file = next(
-            (word for word in reversed(words) if word.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")), ""
+            (
+                override
+                for override in reversed(words)
+                if override.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")
+            ),
+            "",
         )
         group, _, name = file.partition("=")
         where = f"{group.partition('@')[0]}/{name}.yaml" if name else key
@@ -212,16 +217,16 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
         fix = f"add {missing[1]} to this file, with its unit as in the files of conf/"
         return InvalidValueError(what, where=where, fix=fix, key=key, value=None)
     item, file_of = key.partition("[")[0], _FILE.search(text)
-    own = next((word for word in reversed(words) if word.lstrip("+").partition("=")[0] == item), None)
-    quoted = re.search(r"[Vv]alue:? '?([^',]*)'?", told)
-    value = quoted[1] if quoted and "assigned" not in told else None
+    own = next((override for override in reversed(words) if override.lstrip("+").partition("=")[0] == item), None)
+    quoted = re.search(r"[Vv]alue:? '?([^',]*)'?", message)
+    value = quoted[1] if quoted and "assigned" not in message else None
     if own is not None and item == key:
         value = own.partition("=")[2]
     wanted = config_keys.form(key)
-    is_of_type = any(part in told for part in _OF_TYPE)
-    if not wanted or not is_of_type or (value is None and "is not Optional" not in told):
-        value, what = value, told
-    elif "is not Optional" in told:
+    is_of_type = any(part in message for part in _OF_TYPE)
+    if not wanted or not is_of_type or (value is None and "is not Optional" not in message):
+        value, what = value, message
+    elif "is not Optional" in message:
         value, what = "null", f"{key} is null, but must be {wanted}"
     else:
         what = f"{key} is {_shown(value or '')}, but must be {wanted}"

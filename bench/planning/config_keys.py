@@ -45,17 +45,17 @@ def by_class() -> Mapping[str, Sequence[str]]:
 @cache
 def _hints() -> Mapping[str, Any]:
     """Return the type of each key."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
 
     def walk(kind: Any, above: str) -> None:
         for name, hint in typing.get_type_hints(kind).items():
-            found[f"{above}{name}"] = hint
+            hints[f"{above}{name}"] = hint
             for inner in (hint, *typing.get_args(hint)):
                 if dataclasses.is_dataclass(inner):
                     walk(inner, f"{above}{name}.")
 
     walk(Config, "")
-    return found
+    return hints
 
 
 def known() -> Sequence[str]:

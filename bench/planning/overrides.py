@@ -30,16 +30,16 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None = None) -> None:
     """Raise ConfigError for the first wrong word. sweeps: a key may have several values (--multirun)."""
     _check_spaces(words)
-    own_places = any(word.startswith("hydra.searchpath") for word in words)
-    for word in words:
-        if "=" not in word and not word.startswith("~"):
-            raise not_an_override(word, config_dir=config_dir)
+    own_places = any(override.startswith("hydra.searchpath") for override in words)
+    for override in words:
+        if "=" not in override and not override.startswith("~"):
+            raise not_an_override(override, config_dir=config_dir)
     given: dict[str, str] = {}
-    for word in words:
-        if "=" not in word:
+    for override in words:
+        if "=" not in override:
             continue
-        key, value = split(word)
-        _check_form(word, key, value)
+        key, value = split(override)
+        _check_form(override, key, value)
         if (before := given.get(key, value)) != value:
             what = f"{key} is given twice: {before} and {value}"
             if is_group(key):
@@ -59,15 +59,15 @@ def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None
             raise unknown_key(key, config_keys.known(), value=value)
 
 
-def split(word: str) -> tuple[str, str]:
+def split(override: str) -> tuple[str, str]:
     """Return key and value of an override; without + or ~ in front of the key."""
-    key, _, value = word.lstrip("+~").partition("=")
+    key, _, value = override.lstrip("+~").partition("=")
     return key, value
 
 
 def require_several(words: Sequence[str]) -> None:
     """Raise ConfigError if no word of a --multirun has several values."""
-    if not any(has_several(split(word)[1]) for word in words):
+    if not any(has_several(split(override)[1]) for override in words):
         raise ConfigError(
             "--multirun needs a key with several values, but every key has one",
             where="--multirun",
@@ -105,31 +105,31 @@ def several_values(key: str, value: str) -> ConfigError:
     return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
 
 
-def not_an_override(word: str, *, config_dir: Path | None = None) -> ConfigError:
+def not_an_override(override: str, *, config_dir: Path | None = None) -> ConfigError:
     """Return the error of a word without `=`; the fix writes the override that the user probably means."""
-    what = f"{word} is not KEY=VALUE"
-    if (guess := guessed(word, config_dir=config_dir)) is not None:
+    what = f"{override} is not KEY=VALUE"
+    if (guess := guessed(override, config_dir=config_dir)) is not None:
         return ConfigError(what, where="command line", fix=f"write {guess}")
     fix = "write settings as KEY=VALUE, such as task=lora_tiny; runstop launch --help lists them"
     return ConfigError(what, where="command line", fix=fix)
 
 
-def guessed(word: str, *, config_dir: Path | None = None) -> str | None:
+def guessed(override: str, *, config_dir: Path | None = None) -> str | None:
     """Return the override that a bare word means: a choice of a group, a value or a key; None if it is unknown."""
-    name, colon, value = word.partition(":")
+    name, colon, value = override.partition(":")
     if colon and value and (is_group(name) or config_keys.is_known(name)):
         return f"{name}={value}"
     for group in GROUPS:
         known = choices(group, config_dir=config_dir)
-        if (choice := _same(word, known)) is not None:
+        if (choice := _same(override, known)) is not None:
             return f"{group}={choice}"
-    if word.lower() in Precision.__members__:
-        return f"precision={word.lower()}"
-    if is_group(word) or word in synonyms.GROUPS:
-        return f"{synonyms.GROUPS.get(word, word)}=NAME"
-    if config_keys.is_known(word):
-        return f"{word}=VALUE"
-    key = synonyms.KEYS.get(word.lower())
+    if override.lower() in Precision.__members__:
+        return f"precision={override.lower()}"
+    if is_group(override) or override in synonyms.GROUPS:
+        return f"{synonyms.GROUPS.get(override, override)}=NAME"
+    if config_keys.is_known(override):
+        return f"{override}=VALUE"
+    key = synonyms.KEYS.get(override.lower())
     return None if key is None else f"{key}=VALUE"
 
 
@@ -162,27 +162,27 @@ def choices(group: str, *, config_dir: Path | None = None) -> list[str]:
 
 def _check_spaces(words: Sequence[str]) -> None:
     """Refuse `task = x`, `task= x` and `task =x`."""
-    for number, word in enumerate(words):
+    for number, override in enumerate(words):
         after, then = [*words[number + 1 :], "", ""][:2]
-        if "=" not in word and after == "=" and then:
-            apart = [word, after, then]
-        elif ("=" not in word and after.startswith("=") and after != "=") or (
-            word.endswith("=") and word != "=" and after and "=" not in after and not after.startswith("~")
+        if "=" not in override and after == "=" and then:
+            pieces = [override, after, then]
+        elif ("=" not in override and after.startswith("=") and after != "=") or (
+            override.endswith("=") and override != "=" and after and "=" not in after and not after.startswith("~")
         ):
-            apart = [word, after]
+            pieces = [override, after]
         else:
             continue
-        what, fix = f"there are spaces around = in {' '.join(apart)}", f"write {''.join(apart)}, without spaces"
+        what, fix = f"there are spaces around = in {' '.join(pieces)}", f"write {''.join(pieces)}, without spaces"
         raise ConfigError(what, where="command line", fix=fix)
 
 
-def _check_form(word: str, key: str, value: str) -> None:
+def _check_form(override: str, key: str, value: str) -> None:
     """Refuse an override without a key, and `==`."""
     if not key:
         fix = f"write {guessed(value) or f'KEY={value}'}"
-        raise ConfigError(f"{word} has no key: an override is KEY=VALUE", where="command line", fix=fix)
+        raise ConfigError(f"{override} has no key: an override is KEY=VALUE", where="command line", fix=fix)
     if value.startswith("="):
-        raise ConfigError(f"{word} has two =", where="command line", fix=f"write {key}={value.lstrip('=')}")
+        raise ConfigError(f"{override} has two =", where="command line", fix=f"write {key}={value.lstrip('=')}")
 
 
 def _is_key(key: str) -> bool:
@@ -198,8 +198,8 @@ def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
     if known and (value.removesuffix(".yaml") in known or Path(value).stem in known):
         fix = f"did you mean {Path(value).stem}? write the name of a file in conf/{name}, without folder and .yaml"
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
-    if (fix := _of_path(name, value)) is not None:
-        raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
+    if (path_fix := _of_path(name, value)) is not None:
+        raise ConfigError(f"{group}={value} does not exist", where=group, fix=path_fix)
     if value in _renamed(name):
         return
     raise UnknownChoiceError(value, known, group=group)
@@ -227,9 +227,9 @@ def _of_path(group: str, value: str) -> str | None:
     return f"download it first: runstop fetch {group} {value} {folder}; then {use}"
 
 
-def _same(word: str, known: Sequence[str]) -> str | None:
+def _same(override: str, known: Sequence[str]) -> str | None:
     """Return the choice that a word is, in any case and with - for _; or None."""
-    name = word.lower().replace("-", "_").removesuffix(".yaml")
+    name = override.lower().replace("-", "_").removesuffix(".yaml")
     return name if name in known and name not in ("none", "unknown") else None
 
 

@@ -234,8 +234,8 @@ def findings(checked: Iterable[Checked]) -> list[Finding]:
 def require(problems: Iterable[Finding], others: Sequence[ConfigError] = ()) -> None:
     """Raise one ConfigError for all errors; warnings are ignored. others: errors that no check has found."""
     errors = [ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule) for f in problems if f.severity == "error"]
-    if found := [*errors, *others]:
-        raise joined(found)
+    if errors := [*errors, *others]:
+        raise joined(errors)
 
 
 def would_refuse(plan: Plan, problems: Iterable[Finding]) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU whose memory is known."""
+"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU of_task memory is known."""
 
 import os
 from collections.abc import Iterator
@@ -35,9 +35,11 @@ def host_memory(subject: Subject) -> Iterator[Finding | str]:
     needed = {"": _needed_gib(plan)}
     if (trained := training_plan(plan)) is not None and trained.base is not None:
         needed[" of the base task"] = _needed_gib(trained.base)
-    for whose, gib in needed.items():
+    for of_task, gib in needed.items():
         if gib > has_gib:
-            what = f"the ranks{whose} need {gib:,.1f} GiB of memory (estimate), but this machine has {has_gib:,.1f} GiB"
+            what = (
+                f"the ranks{of_task} need {gib:,.1f} GiB of memory (estimate), but this machine has {has_gib:,.1f} GiB"
+            )
             fix = "choose a smaller model, a smaller recipe.micro_batch_size or recipe.recompute=full, or a cluster "
             fix += "with GPUs"
             yield broken("RUN-03", what, "model, cluster", fix=fix)

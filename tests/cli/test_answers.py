@@ -43,5 +43,5 @@ def test_every_input_has_its_right_answer(row: list[Any], here: Path) -> None:
     )
     text = " ".join(answer.text.replace(str(here), "{here}").split())
     assert "Traceback" not in text, answer.text
-    missing = [word for word in words if word not in text]
-    assert (answer.code, missing, [word for word in more.get("not", ()) if word in text]) == (code, [], []), answer.text
+    missing = [each for each in words if each not in text]
+    assert (answer.code, missing, [each for each in more.get("not", ()) if each in text]) == (code, [], []), answer.text

@@ -52,7 +52,7 @@ def answer(
 
     without: Python packages that are not installed; gpus: those of this machine, as NVML reports them.
     """
-    argv = [word.replace("{here}", str(folder)) for word in shlex.split(command)]
+    argv = [each.replace("{here}", str(folder)) for each in shlex.split(command)]
     own = {name: text.replace("{here}", str(folder)) for name, text in environment.items()}
     find = importlib.util.find_spec
     with (
