@@ -104,7 +104,6 @@ KEYS = {
     **dict.fromkeys(("mounts", "volumes"), "container.mounts"),
     **dict.fromkeys(("env", "environment"), "cluster.environment"),
     **dict.fromkeys(("model_path", "model_name_or_path", "checkpoint"), "cluster.paths.model"),
-    **dict.fromkeys(("max_tokens", "output_len"), "task.serving.output_tokens"),
     **dict.fromkeys(("request_rate", "rate"), "task.serving.rates"),
 }
 """Names of settings in other tools, and our keys; a key of ours whose last part is the name needs no entry."""
