@@ -1,4 +1,4 @@
-"""The memory and the cores of this machine beside what the ranks need."""
+"""The memory and the cores of this machine, compared with what the ranks need."""
 
 from pathlib import Path
 
