@@ -101,7 +101,7 @@ def several_values(key: str, value: str) -> ConfigError:
         return ConfigError(f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]")
     fix = f"write one value, such as {key}={first}; to run each: runstop launch {key}={value} --multirun"
     if config_keys.takes_number(key) and value.count(",") == 1:
-        fix = f"write a decimal point, {key}={value.replace(',', '.')}; {fix.replace('write', 'or', 1)}"
+        fix = f"for a number with a decimal point write {key}={value.replace(',', '.')}; for one of the values {fix}"
     return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
 
 

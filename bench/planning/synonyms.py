@@ -53,7 +53,7 @@ KEYS = {
         "task.training.max_steps",
     ),
     **dict.fromkeys(("target", "target_loss", "target_accuracy", "eval_loss"), "task.training.target_eval_loss"),
-    **dict.fromkeys(("lora_rank", "lora_r", "r", "rank"), "task.training.lora.rank"),
+    **dict.fromkeys(("lora", "lora_rank", "lora_r", "r", "rank"), "task.training.lora.rank"),
     **dict.fromkeys(("lora_alpha", "alpha"), "task.training.lora.alpha"),
     **dict.fromkeys(("lora_dropout", "dropout"), "task.training.lora.dropout"),
     **dict.fromkeys(

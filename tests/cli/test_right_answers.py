@@ -1,4 +1,4 @@
-"""The table of inputs (answers.toml): each has its right exit code and answer, and none a traceback."""
+"""The table of inputs (right_answers.toml): each has its right exit code and answer, and none a traceback."""
 
 import json
 import tomllib
@@ -11,7 +11,7 @@ from helpers import command_line
 from helpers.nvml import H200, L40S
 
 ROWS: list[list[Any]] = [
-    row for rows in tomllib.loads(Path(__file__).with_name("answers.toml").read_text()).values() for row in rows
+    row for rows in tomllib.loads(Path(__file__).with_name("right_answers.toml").read_text()).values() for row in rows
 ]
 EVERY = 6
 """One of so many rows is checked for each change, all of them by `make slow`."""
