@@ -239,7 +239,14 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
 
 _OF_TYPE = (
     *("could not be converted", "Invalid value", "is not a valid", "is not Optional", "is not a subclass"),
-    *("incompatible with", "Cannot convert", "Cannot assign", "is not a ListConfig", "is not a DictConfig", "Invalid type assigned"),
+    *(
+        "incompatible with",
+        "Cannot convert",
+        "Cannot assign",
+        "is not a ListConfig",
+        "is not a DictConfig",
+        "Invalid type assigned",
+    ),
 )
 """Parts of OmegaConf's messages about a value of a wrong type."""
 
