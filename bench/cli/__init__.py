@@ -119,7 +119,7 @@ def _check_overrides(args: argparse.Namespace) -> None:
     compose.search_path(config_dir)  # refuses a folder that does not exist
     has_folders = hasattr(args, "all_clusters")  # a study's verb also takes folders
     words = [text for text in given if not (has_folders and "=" not in text and study.is_folder(text))]
-    overrides.check(words, config_dir=config_dir)
+    overrides.check(words, config_dir=config_dir, knows_choices=hasattr(args, "config_dir"))
 
 
 def _set_log_level(verbosity: int) -> None:

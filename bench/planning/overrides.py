@@ -27,10 +27,15 @@ _FUNCTIONS = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None = None) -> None:
-    """Raise ConfigError for the first wrong word. sweeps: a key may have several values (--multirun)."""
+def check(
+    words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None = None, knows_choices: bool = True
+) -> None:
+    """Raise ConfigError for the first wrong word.
+
+    sweeps: a key may have several values (--multirun). knows_choices: no other folder than config_dir has choices.
+    """
     _check_spaces(words)
-    own_places = any(override.startswith("hydra.searchpath") for override in words)
+    knows_choices = knows_choices and not any(override.startswith("hydra.searchpath") for override in words)
     for override in words:
         if "=" not in override and not override.startswith("~"):
             raise not_an_override(override, config_dir=config_dir)
@@ -53,7 +58,7 @@ def check(words: Sequence[str], *, sweeps: bool = False, config_dir: Path | None
             fix = f"runstop study {value}" if key == "study" else "remove it"
             raise ConfigError(f"{key} is not a setting of a run", where="command line", fix=fix)
         if is_group(key) and key not in synonyms.GROUPS:
-            if not own_places:
+            if knows_choices:
                 _check_choice(key, value, config_dir=config_dir)
         elif key not in MOVED and not _is_key(key):
             raise unknown_key(key, config_keys.known(), value=value)
