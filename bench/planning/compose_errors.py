@@ -189,6 +189,12 @@ def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigErr
         key, _, value = several[1].partition("=")
         fix = f"write {key}=[{value}]" if config_keys.takes_list(key) else "write one value; --multirun takes several"
         return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
+    if (open_brace := re.search(r"Error parsing override '([^']*\$\{[^}']*)'", text)) is not None:
+        return ConfigError(
+            f"the override {open_brace[1]} has ${{ without a closing brace",
+            where="command line",
+            fix="close the brace, or write the value itself; put an override with $ in single quotes",
+        )
     if "no viable alternative" in text or "mismatched input" in text or "Error parsing override" in text:
         return ConfigError(
             text.splitlines()[0],
@@ -223,6 +229,9 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
     if own is not None and item == key:
         value = own.partition("=")[2]
     wanted = config_keys.form(key)
+    if "does not support deletion" in message:
+        fix = f"remove ~{key}, or set its value: {config_keys.example(key, '')}"
+        return InvalidValueError(f"{key} cannot be deleted", where="command line", fix=fix, key=key, value=None)
     is_of_type = any(part in message for part in _OF_TYPE)
     if not wanted or not is_of_type or (value is None and "is not Optional" not in message):
         value, what = value, message

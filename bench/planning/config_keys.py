@@ -18,7 +18,10 @@ EXAMPLES = {
     "cluster.hosts": "cluster.hosts=[rig0,rig1]",
     "launch.trackers": "launch.trackers=[wandb]",
     "launch.stall": "launch.stall.factor=20",
+    "launch.stall.factor": "launch.stall.factor=20",
+    "launch.stall.floor_s": "launch.stall.floor_s=120",
     "recipe": "recipe.lr=0.001",
+    "recipe.lr": "recipe.lr=0.001",
     "walltime": "walltime=60",
 }
 """By key: an override with a valid value, where the type alone gives no good one."""
@@ -73,7 +76,8 @@ def is_known(key: str) -> bool:
 
 def meant(name: str, keys: Iterable[str]) -> str | None:
     """Return the key that a user means by an unknown one: by its meaning, its last part or its spelling; or None."""
-    keys, full = list(keys), name.lower().replace("-", "_")
+    keys = [key for key in keys if not dataclasses.is_dataclass(_kind(key))]
+    full = name.lower().replace("-", "_")
     last = full.rpartition(".")[2]
     for one in (full, last):
         if (key := synonyms.KEYS.get(one)) in keys:
@@ -145,9 +149,11 @@ def example(key: str, value: str) -> str:
     item = key.partition("[")[0]
     if item == "walltime" and (minutes := _minutes(value)):
         return f"walltime={minutes}"
+    kind = _kind(item)
+    if kind is float and (number := _number(value.replace(",", "."))):
+        return f"{item}={number}"
     if item in EXAMPLES and not (item != key or takes_list(item)):
         return EXAMPLES[item].replace("h200", value) if item == "cluster.gpu" and value else EXAMPLES[item]
-    kind = _kind(item)
     if isinstance(kind, type) and issubclass(kind, Enum):
         names = list(kind.__members__)
         other = synonyms.VALUES.get(item, {}).get(value.lower())
@@ -155,9 +161,7 @@ def example(key: str, value: str) -> str:
         return f"{item}={other or (near[0] if near else names[0])}"
     if takes_list(item):
         return EXAMPLES.get(item, f"{item}=[…]") if not value or item != key else override(item, value)
-    if kind is float and (number := _number(value.replace(",", "."))):
-        return f"{item}={number}"
-    return f"{item}={ {bool: 'true', int: _number(value.partition('.')[0]) or '1', float: '0.001'}.get(kind, '…') }"
+    return f"{item}={ {bool: 'true', int: _whole(value), float: '0.5'}.get(kind, '…') }"
 
 
 def _number(text: str) -> str:
@@ -165,6 +169,14 @@ def _number(text: str) -> str:
     digits = text.lstrip("+")
     end = next((n for n, letter in enumerate(digits) if letter not in "0123456789."), len(digits))
     return digits[:end].strip(".")
+
+
+def _whole(text: str) -> str:
+    """Return the whole number that a text such as 1e9, 1.5 or 8k begins with; 1 without one."""
+    try:
+        return str(int(float(text)))
+    except (ValueError, OverflowError):
+        return _number(text.partition(".")[0]) or "1"
 
 
 _UNIT_MIN = {"s": 1 / 60, "m": 1, "min": 1, "h": 60, "d": 1440}

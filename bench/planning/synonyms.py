@@ -166,7 +166,9 @@ CHOICE_FIXES = {
 
 VALUES = {
     "precision": {
-        **dict.fromkeys(("fp16", "float16", "half", "bfloat16", "16", "bf16-mixed"), "bf16"),
+        **dict.fromkeys(
+            ("fp16", "float16", "half", "bfloat16", "16", "bf16-mixed", "int8", "int4", "nf4", "4bit", "8bit"), "bf16"
+        ),
         **dict.fromkeys(("float32", "float", "full", "32", "tf32"), "fp32"),
         **dict.fromkeys(("float8", "e4m3", "8"), "fp8"),
     },
