@@ -202,6 +202,12 @@ class WatchedTrials:
         for curves in filter(None, (watched.curves for watched in self.trials)):
             curves.close()
 
+    def close_logs(self) -> None:
+        """Close the logs, to forget the job; a later poll would read them from their start."""
+        for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
+            if isinstance(watched.source, Follower):
+                watched.source.close()
+
     def has_stopped(self) -> bool:
         return self.ends_with_logs and all(watched.is_ended for watched in self.trials)
 
@@ -234,8 +240,10 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
 
-def run_folder(folder: Path) -> WatchedTrials:
+def run_folder(folder: Path, *, tracks: bool = True) -> WatchedTrials:
     """Return the trials of a run folder from its plan; without a plan, the logs in the folder.
+
+    Without `tracks`, experiment trackers get nothing, so that nothing is written or sent.
 
     Raises:
         ConfigError: the folder has neither, or its plan cannot be read.
@@ -256,7 +264,7 @@ def run_folder(folder: Path) -> WatchedTrials:
             f"{command.name} ({trial.index + 1} of {count})",
             Follower(folder / trial.log),
             planned(plan, command),
-            curves=None if has_others else trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            curves=None if has_others or not tracks else trackers.curves(plan, folder, trial=Path(trial.log).stem),
             gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)

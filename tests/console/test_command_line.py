@@ -58,6 +58,7 @@ VERBS = [
     "rules",
     "score",
     "report",
+    "dashboard",
     "pack",
     "compare",
     "history",
