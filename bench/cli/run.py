@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
+from bench import masked_json, masking
 from bench.cli import arguments
+from bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
@@ -79,16 +80,22 @@ def _plan(args: argparse.Namespace) -> int:
     if args.figure is not None or args.stack != "runstop":
         raise _only_with_scale()
     plan = _composed(args)
-    if args.layouts and args.json:
-        print(masked_json.line(layout_sheets.to_json(plan)))
-    elif args.layouts:
-        sheet.show(layout_sheets.sheet(plan))
-    elif args.json:
+    if args.layouts:
+        if args.json:
+            print(masked_json.line(layout_sheets.to_json(plan)))
+        else:
+            sheet.show(layout_sheets.sheet(plan))
+        return 0
+    if args.json:
         preflight.require_no_secret(plan)
+    findings = preflight.inspect(plan, _words(args))
+    if args.json:
         print(plan_kinds.dumps(plan), end="")
+        for finding in findings:
+            print(masking.masked(str(finding)), file=sys.stderr)
     else:
-        plan_sheets.show_plan(plan, preflight.inspect(plan, _words(args)))
-    return 0
+        plan_sheets.show_plan(plan, findings)
+    return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
 
 
 def _only_with_scale() -> "ConfigError":
@@ -127,7 +134,6 @@ def _plan_scale(args: argparse.Namespace) -> int:
 def _plan_memory(args: argparse.Namespace) -> int:
     from bench.console import plan as layout_sheets
     from bench.console import sheet
-    from bench.errors import ConfigError
     from bench.planning import compose
     from bench.planning.estimates.model_memory import MODELS
 
@@ -292,7 +298,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
     arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
     parser.add_argument(
         "--walltime",
-        type=arguments.count,
+        type=arguments.minutes,
         metavar="MIN",
         help="time limit of each remaining trial (default: as planned)",
     )

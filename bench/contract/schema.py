@@ -223,6 +223,11 @@ class Cluster:
     """Port on which rank 0 listens. None: a free one of PORTS; on Slurm one derived from the job id, so that jobs on a
     shared node differ."""
 
+    @property
+    def device_name(self) -> str:
+        """The name of the GPU that the ranks use, else of the device."""
+        return self.gpu.name if self.gpu is not None and self.device is Device.cuda else self.device.name
+
 
 @dataclass(slots=True, kw_only=True)
 class Container:

@@ -109,10 +109,9 @@ def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
     Raises:
         BenchError: a check failed, and launch.force is not set.
     """
-    trackers.require(plan.config.launch.trackers)
     findings = preflight.before_start(plan, words)
-    if not plan.config.launch.force:
-        preflight.require(findings)
+    uninstalled = trackers.uninstalled(plan.config.launch.trackers)
+    preflight.require([] if plan.config.launch.force else findings, uninstalled)
     return findings
 
 

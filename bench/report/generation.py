@@ -143,7 +143,7 @@ def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, headin
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
     assert c.task.generation is not None
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {c.cluster.ranks_per_node} x {device}"
     weights = "random weights" if plan.base_dir is None else plan.base_dir
     return [

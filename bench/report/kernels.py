@@ -283,7 +283,7 @@ FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention"
 
 def plan_rows(plan: KernelsPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     counts = {family: sum(point.family == family for point in plan.points) for family in FAMILIES}
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     gemm = c.task.kernels.gemm if c.task.kernels else None

@@ -243,7 +243,7 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     c, serving = plan.config, plan.config.task.serving
     assert serving is not None
     server, limits = serving.server, serving.limits
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     weights = plan.base_dir or "random weights"
     if server.url is None:
         is_profiled = c.launch.profile is ProfileKind.modules

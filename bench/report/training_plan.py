@@ -168,7 +168,7 @@ def _layers(config: Config) -> Iterator[tuple[str, str]]:
 def _ranks(plan: TrainingPlan) -> str:
     w, cluster = plan.world, plan.config.cluster
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
-    device = cluster.gpu.name if cluster.gpu else cluster.device.name
+    device = cluster.device_name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     groups = "" if w.groups is None else f"{w.groups} groups of "
     vpp += f", ep {w.ep}" if w.ep > 1 else ""

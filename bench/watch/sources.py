@@ -15,7 +15,7 @@ from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.plan import Command, Plan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
-from bench.errors import BenchError, ConfigError, LogError
+from bench.errors import BenchError, ConfigError, NotALogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import folder as folders
@@ -80,15 +80,15 @@ class Replay:
 
     restarts = 0
 
-    def __init__(self, path: Path, *, speed: float) -> None:
+    def __init__(self, path: Path, *, speed: float, from_end: bool = False) -> None:
         self._events, self._next, self._speed = reader.read(path)[0], 0, speed
         if not self._events:
-            raise LogError(
-                "there is nothing to replay: the file has no MLLOG line",
+            raise NotALogError(
+                "the file is not a log that can be replayed: it has no MLLOG line",
                 where=str(path),
                 fix="give the result_K.txt of a trial",
             )
-        self._began, self._first_ms = time.monotonic(), self._events[0].time_ms
+        self._began, self._first_ms = time.monotonic(), self._events[-1 if from_end else 0].time_ms
 
     def now_ms(self) -> int:
         return self._first_ms + round((time.monotonic() - self._began) * self._speed * 1000)
@@ -293,9 +293,11 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
     )
 
 
-def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
-    """Return a finished log as a running job."""
-    source = Replay(path, speed=speed)
+def replay(
+    path: Path, *, speed: float, from_end: bool = False, trials: int = 1, walltime_min: float | None = None
+) -> WatchedTrials:
+    """Return a finished log as a running job; `from_end`: at the time of its last record."""
+    source = Replay(path, speed=speed, from_end=from_end)
     watched = Watched(printable(path.name), source, Planned(limit_min=walltime_min), trials)
     return WatchedTrials((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
 

@@ -96,6 +96,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         **(_values("cluster.gpu", config.cluster.gpu, gpu) if config.cluster.gpu else {}),
         "trials": config.trials,
+        "launch.attempts": config.launch.attempts,
     }
 
 
