@@ -71,7 +71,7 @@ def test_bash_completes_commands_flags_choices_and_overrides(prefix: Path, tmp_p
         assert (done.returncode, done.stderr) == (0, "")
         return {line.strip() for line in done.stdout.splitlines()}
 
-    assert completed("runstop re") == {"render", "resume", "report"}
+    assert completed("runstop re") == {"render", "rerun", "resume", "report"}
     assert completed("runstop doctor --tier ca") == {"canary"}
     tasks = {path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")}
     assert completed("runstop launch task=") == completed("runstop plan task=") == tasks
