@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench import masking
+from bench import hints
 from bench.cli import arguments, calibrate, compare, fetch, images, judge, prepare, run, study
 from bench.contract import regular_files
 from bench.errors import BenchError, exit_code_of_signals, output_is_written, shown
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with output_is_written():
                 code = args.verb(args)
         except BenchError as error:
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
             code = error.exit_code
         sys.exit(code)
 
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",
-        epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",
+        epilog=hints.in_this_shell("To run a benchmark:\n  runstop launch task=lora_tiny cluster=local"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")

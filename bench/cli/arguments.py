@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
+from bench.hints import in_this_shell
 from bench.texts import control_character
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
@@ -55,7 +56,7 @@ def pasteable(command: str) -> str:
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{argument} "
-    return "\n".join(["example:", *(line.rstrip() for line in lines)])
+    return in_this_shell("\n".join(["example:", *(line.rstrip() for line in lines)]))
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

@@ -104,7 +104,7 @@ def named_rules(ids: Sequence[str]) -> list[Rule]:
         if id.upper() not in RULES:
             near = ", ".join(difflib.get_close_matches(id.upper(), RULES, n=3))
             fix = f"did you mean {near}? " if near else ""
-            raise ConfigError(f"unknown rule {id!r}", where="command line", fix=f"{fix}runstop rules lists all rules")
+            raise ConfigError(f"unknown rule {id!r}", where="command line", fix=f"{fix}`runstop rules` lists all rules")
     return [RULES[id.upper()] for id in ids] or list(RULES.values())
 
 

@@ -34,7 +34,7 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
         ConfigError: the folder does not exist, or nothing has been written yet.
     """
     if not folder.is_dir():
-        raise ConfigError("folder not found", where=str(folder), fix="runstop runs lists the runs")
+        raise ConfigError("folder not found", where=str(folder), fix="`runstop runs` lists the runs")
     if not any(written(folder)) and _show_printed(folder, num_lines=num_lines, follow=follow):
         return
     read: dict[Path, int] = {}

@@ -1,5 +1,11 @@
 """The command `runstop launch task=… cluster=…`: plan a run, check it, run it and judge it."""
 
+from bench import installed
+
+if __name__ == "__main__":
+    installed.require()
+
+# ruff: noqa: E402
 import argparse
 import os
 import sys
@@ -11,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import masking, preflight
+from bench import hints, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, exit_code_of_signals, output_is_written
@@ -110,7 +116,7 @@ def _shown(codes: list[int]) -> Iterator[None]:
         with output_is_written():
             yield
     except BenchError as error:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
         codes.append(error.exit_code)
 
 

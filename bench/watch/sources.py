@@ -227,7 +227,7 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            "runstop watch needs one run folder without --trials and --walltime, or one or more logs",
+            "`watch` needs one run folder without --trials and --walltime, or one or more logs",
             where=", ".join(map(str, paths)) or "command line",
             fix="give a single run folder and remove --trials and --walltime, or give only logs",
         )
@@ -279,7 +279,7 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
             raise ConfigError(
                 f"{printable(str(path))} does not exist",
                 where="command line",
-                fix="give a run folder (runstop runs lists all); a log that does not exist yet needs a name with a "
+                fix="give a run folder (`runstop runs` lists all); a log that does not exist yet needs a name with a "
                 "suffix (result_0.txt) in an existing folder",
             )
     limits = Planned(limit_min=walltime_min)
