@@ -1,9 +1,9 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 LOGS ?= $(wildcard ../shared/mlperf_logs)
 
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the result
-	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
+	@$(BIN)/runstop demo
 
 test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
@@ -41,6 +41,7 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("runstop needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
 .venv/run-installed: pyproject.toml | .venv/bin/python

@@ -37,5 +37,5 @@ def _fix() -> str:
     if script.is_file():
         return "use {}".format(shlex.quote(str(script)))  # noqa: UP032
     if (root / "Makefile").is_file():
-        return "to install it, run: make -C {} run".format(shlex.quote(str(root)))  # noqa: UP032
+        return "to install it, run: cd {} && make run".format(shlex.quote(str(root)))  # noqa: UP032
     return "install it in an environment with Python {}.{} or later".format(*OLDEST)

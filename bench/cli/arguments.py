@@ -30,7 +30,7 @@ def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.Argument
         name,
         help=help,
         description=help,
-        epilog=pasteable(f"runstop {name} {example}"),
+        epilog=pasteable(f"runstop {name} {example}".rstrip()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log steps to stderr; -vv logs details")

@@ -91,7 +91,7 @@ def require_ours(folder: Path) -> None:
     if status.st_uid != os.geteuid():
         raise _not_ours("another user owns this run folder", folder, fix="start your own run with `runstop launch`")
     if status.st_mode & OTHERS_WRITE:
-        fix = f"check that the folder has no files of other users, then: chmod go-w {folder}"
+        fix = f"check that the folder has no files of other users, then: chmod go-w {short(folder)}"
         raise _not_ours("other users can write to this run folder", folder, fix=fix)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         fix = f"set LOGDIR to a folder below {folder.parent} that only you can write to"
