@@ -115,4 +115,9 @@ def rule_sheet(rule: Rule) -> TextTable:
 
 def rules_sheet(rules: Sequence[Rule]) -> TextTable:
     rows = [(rule.id, rule.title) for rule in rules]
-    return TextTable("rules", rows, ("rule", "what is wrong"), "to see how to fix a rule: runstop rules RULE")
+    return TextTable(
+        "rules",
+        rows,
+        ("rule", "what is wrong"),
+        f"to see how to fix a rule, such as {rules[0].id}: runstop rules {rules[0].id}",
+    )
