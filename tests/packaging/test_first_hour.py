@@ -2,9 +2,12 @@
 
 import ast
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -149,3 +152,36 @@ def test_the_fix_of_a_run_names_its_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     fix = "to continue with MIN minutes per trial: runstop resume RUN --walltime MIN"
     assert folder.named(fix, tmp_path / "a b").endswith("runstop resume 'a b' --walltime MIN")
+
+
+def blocks(page: str) -> list[str]:
+    """Return the indented blocks of a page, without their indentation, with long lines joined."""
+    text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
+    found = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
+    return [textwrap.dedent(block).strip("\n") for block in found]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["start-gpu.md", "start-slurm.md", "start-kubernetes.md"])
+def test_plans_and_scripts_of_the_first_pages(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a page plans and renders: with its own cluster file, and on this machine where it needs no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUNSTOP_PYTHON", raising=False)
+    for name in ("DATADIR", "MODEL", "LOGDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "site" / "cluster").mkdir(parents=True)
+    commands = []
+    for block in blocks(page):
+        if block.startswith("defaults:"):
+            (tmp_path / "site" / "cluster" / "mine.yaml").write_text(block.replace("…", "a" * 64))  # the digest
+        commands += re.findall(r"^runstop (plan|render|launch) (.*?)(?: +#.*| > .*)?$", block, re.MULTILINE)
+    assert len(commands) >= 3
+    for verb, words in commands:
+        argv = [verb if verb == "render" else "plan", *(w for w in shlex.split(words) if w != "launch.wait=true")]
+        with pytest.raises(SystemExit) as ended:
+            cli.main(argv)
+        shown = capsys.readouterr()
+        assert (ended.value.code, shown.err) == (0, ""), argv
+        assert ("#SBATCH" in shown.out or "kind: Job" in shown.out) == (verb == "render")
