@@ -50,14 +50,14 @@ def has_command(text: str) -> bool:
 
 
 def _replaced(match: re.Match[str]) -> str:
-    found, start = match.group(0), match.start()
+    text, start = match.group(0), match.start()
     if match["own"]:
-        first, last, word = match.start("own"), match.end("own"), program()
+        first, last, command = match.start("own"), match.end("own"), program()
     elif match["pip"]:
-        first, last, word = match.start("pip"), match.end("pip"), _pip()
+        first, last, command = match.start("pip"), match.end("pip"), _pip()
     else:
-        first, last, word = match.start("module"), match.end("module"), _python()
-    return found[: first - start] + word + found[last - start :]
+        first, last, command = match.start("module"), match.end("module"), _python()
+    return text[: first - start] + command + text[last - start :]
 
 
 @functools.cache
@@ -91,20 +91,20 @@ def _script() -> Path | None:
 
 
 def _is_found(name: str, file: Path) -> bool:
-    found = shutil.which(name)
-    return found is not None and Path(found).samefile(file)
+    path = shutil.which(name)
+    return path is not None and Path(path).samefile(file)
 
 
 @functools.cache
 def _python() -> str:
     """Return this Python, as `python` if the shell finds it by this name."""
-    found = shutil.which("python")
-    return "python" if found is not None and os.path.abspath(found) == sys.executable else shlex.quote(sys.executable)
+    path = shutil.which("python")
+    return "python" if path is not None and os.path.abspath(path) == sys.executable else shlex.quote(sys.executable)
 
 
 @functools.cache
 def _pip() -> str:
     """Return pip of this environment, as `pip` if the shell finds it by this name."""
-    found = shutil.which("pip")
-    is_own = found is not None and Path(found).parent == Path(sysconfig.get_path("scripts"))
+    path = shutil.which("pip")
+    is_own = path is not None and Path(path).parent == Path(sysconfig.get_path("scripts"))
     return "pip" if is_own else f"{shlex.quote(sys.executable)} -m pip"

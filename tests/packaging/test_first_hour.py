@@ -157,8 +157,8 @@ def test_the_fix_of_a_run_names_its_folder(tmp_path: Path, monkeypatch: pytest.M
 def blocks(page: str) -> list[str]:
     """Return the indented blocks of a page, without their indentation, with long lines joined."""
     text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
-    found = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
-    return [textwrap.dedent(block).strip("\n") for block in found]
+    matches = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
+    return [textwrap.dedent(block).strip("\n") for block in matches]
 
 
 @pytest.mark.long

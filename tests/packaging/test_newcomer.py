@@ -19,7 +19,7 @@ from helpers.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-KEPT = re.compile(r"PIP_\w+|\w+_proxy|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|LANG", re.IGNORECASE)
+PASSED_ON = re.compile(r"PIP_\w+|\w+_proxy|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|LANG", re.IGNORECASE)
 """Variables that a download may need; a newcomer has none of the others."""
 CLONE = re.compile(r"git clone \S+ && cd runstop")
 NO_VERDICT = "runstop compare "
@@ -43,7 +43,7 @@ class Home:
     work: Path
 
     def environment(self) -> Mapping[str, str]:
-        kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+        kept = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
         path = f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
         return kept | {"HOME": str(self.folder), "PATH": path}
 
@@ -85,17 +85,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def first_hour(home: Home) -> list[Ran]:
     """All commands of the laptop's page, up to the page of the two runs."""
     before, (first, *others) = time.monotonic(), commands("docs/start-laptop.md", "# Start on a laptop")
-    ran = home.run([clone(first), *others], home.work)
+    results = home.run([clone(first), *others], home.work)
     print(f"from clone to page: {(time.monotonic() - before) / 60:.1f} min")
-    return ran
+    return results
 
 
 def test_the_first_hour_is_as_the_page_says(home: Home, first_hour: list[Ran]) -> None:
     wrong = [one for one in first_hour if one.code != one.command.startswith(NO_VERDICT)]
     assert wrong == []
-    made, folder = first_hour[1], home.work / "runstop"
-    assert re.search(r"^valid trial: yes$", made.printed, re.MULTILINE)
-    last = made.printed.splitlines()[-1]
+    first_run, folder = first_hour[1], home.work / "runstop"
+    assert re.search(r"^valid trial: yes$", first_run.printed, re.MULTILINE)
+    last = first_run.printed.splitlines()[-1]
     assert last.startswith("  . .venv/bin/activate && runstop report runs/")
     page = (folder / "page" / "trials.csv").read_text()
     assert "base," in page and "faster," in page and (folder / "page" / "report.html").exists()
@@ -120,12 +120,12 @@ SHOWN = (
 
 def hinted(printed: str, program: str) -> set[str]:
     """Return the commands in an output: from the program's path to the end of its line, sentence or backticks."""
-    found = set()
+    commands = set()
     for line in printed.splitlines():
         for place in (match.start() for match in re.finditer(re.escape(program), line)):
             end = "`" if line[:place].endswith("`") else r"(?:; |, or | {2,}# |$)"
-            found.add(re.split(end, line[place:])[0])
-    return found
+            commands.add(re.split(end, line[place:])[0])
+    return commands
 
 
 def test_every_command_in_a_message_works_in_this_shell(home: Home, first_hour: list[Ran]) -> None:
@@ -135,9 +135,9 @@ def test_every_command_in_a_message_works_in_this_shell(home: Home, first_hour: 
     assert [one.command for one in shown if "Traceback" in one.printed] == []
     bare = [line for one in shown for line in one.printed.splitlines() if re.search(r"[:`] ?runstop [a-z]", line)]
     assert [line for line in bare if not line.startswith("usage: ")] == []
-    found = sorted(set.union(*(hinted(one.printed, program) for one in shown)))
-    assert len(found) >= 6
-    assert [(one.command, one.printed) for one in home.run(found, folder) if one.code != 0] == []
+    hints = sorted(set.union(*(hinted(one.printed, program) for one in shown)))
+    assert len(hints) >= 6
+    assert [(one.command, one.printed) for one in home.run(hints, folder) if one.code != 0] == []
 
 
 def test_a_wheel_goes_the_same_way(home: Home, first_hour: list[Ran]) -> None:
@@ -148,8 +148,8 @@ def test_a_wheel_goes_the_same_way(home: Home, first_hour: list[Ran]) -> None:
     assert [one for one in home.run([build], folder) if one.code] == []
     away = [*others[:-1], f"cd {shlex.quote(str(empty))}", others[-1], "command -v runstop", "runstop why latest"]
     away += ["runstop plan task=lora70b cluster=dgx2 parallel.tp=8", "runstop report latest -o page", "ls page runs"]
-    ran = home.run(away, folder)
-    assert [one for one in ran if one.code] == []
-    assert ran[len(others)].printed.strip() == str(home.folder / "runstop" / "bin" / "runstop")
-    demo = ran[len(others) - 1].printed.splitlines()
+    results = home.run(away, folder)
+    assert [one for one in results if one.code] == []
+    assert results[len(others) + 1].printed.strip() == str(home.folder / "runstop" / "bin" / "runstop")
+    demo = results[len(others)].printed.splitlines()
     assert "valid trial: yes" in demo and demo[-1].startswith("  runstop report runs/")

@@ -76,8 +76,8 @@ class Attack:
 class Reached:
     """Gets an attribute of a class that metadata may have."""
 
-    def __init__(self, of: object, name: str) -> None:
-        self.words = (of, name)
+    def __init__(self, owner: object, name: str) -> None:
+        self.words = (owner, name)
 
     def __reduce__(self) -> tuple[object, tuple[object, str]]:
         return getattr, self.words
