@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from bench import hints
@@ -20,12 +19,12 @@ def _add_demo(verbs: arguments.Verbs) -> None:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from bench.runs import run
+    from bench.runs import names
     from bench.runs.folder import short
 
     code = _launched(WORDS)
     if not code:
-        command = f"runstop report {short(run.resolved(Path(run.LATEST)))} -o page"
+        command = f"runstop report {short(names.one(names.LATEST))} -o page"
         print(f"\nnext, write a page with the curves and tables of this run:\n  {_in_a_shell(command)}")
     return code
 
