@@ -12,9 +12,7 @@ WORDS = ("task=lora_tiny", "cluster=local")
 
 
 def _add_demo(verbs: arguments.Verbs) -> None:
-    help = (
-        "train a tiny model on this machine (`runstop launch task=lora_tiny cluster=local`), and show what to type next"
-    )
+    help = "train a tiny model on this machine (task=lora_tiny cluster=local), and show what to type next"
     arguments.add(verbs, _demo, help=help, example="")
 
 
