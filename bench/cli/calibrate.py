@@ -30,9 +30,18 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     done = calibrate.calibrate(file=args.file, say=lambda line: print(line, file=sys.stderr))
     if args.json:
-        print(masked_json.line({"file": str(done.file), "skipped": done.skipped, **codec.plain(done.gpu)}))
+        print(
+            masked_json.line(
+                {
+                    "file": str(done.file),
+                    "skipped": done.skipped,
+                    "link_error": done.link_error,
+                    **codec.plain(done.gpu),
+                }
+            )
+        )
         return 0
-    for table in sheets.tables(done.gpu, skipped=done.skipped):
+    for table in sheets.tables(done.gpu, skipped=done.skipped, link_error=done.link_error):
         sheet.show(table)
     print(hints.in_this_shell(f"written to {done.file}; `runstop plan task=…` uses it on this machine"))
     return 0

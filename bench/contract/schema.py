@@ -16,7 +16,9 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
 from bench.contract.engine import Nemo as Nemo
+from bench.contract.failures import Failures as Failures
 from bench.contract.model import Model
+from bench.contract.network import Network as Network
 from bench.contract.program import Program as Program
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Task
@@ -197,6 +199,10 @@ class Cluster:
     """The GPUs that device=auto found on the planning machine, for people; set by the plan."""
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
+    network: Network | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The links of the GPUs in more detail than network_gbs, which it replaces in estimates."""
+    failures: Failures | None = field(default=None, metadata=OMIT_DEFAULT)
+    """How often nodes fail, for `plan --scale`. None: failures are not counted."""
     price_per_gpu_hour: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
     currency: str = field(default="USD", metadata=OMIT_DEFAULT)

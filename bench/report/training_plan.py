@@ -249,7 +249,7 @@ def _step_time(plan: TrainingPlan) -> str:
         return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
     parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
-    return f"{plan.cost.step_s:.2f} s (estimate): {parts}"
+    return f"{plan.cost.step_s:.2f} s (estimate): {parts}; measured errors: docs/prediction.md"
 
 
 def _local_sgd(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
