@@ -1,9 +1,9 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 LOGS ?= $(wildcard ../shared/mlperf_logs)
 
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the result
-	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
+	@$(BIN)/runstop demo
 
 test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
@@ -44,6 +44,7 @@ predict: .venv/test-installed  ## predict every published step that is shipped, 
 	$(BIN)/python experiments/predict.py
 
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("runstop needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
 .venv/run-installed: pyproject.toml | .venv/bin/python

@@ -184,7 +184,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
         extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
         fix = f"pip install 'runstop[{','.join(extras)}]'"
         if FLASH in missing:
-            fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
+            fix += f"; {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
         yield broken("RUN-08", what, sys.executable, fix=fix)
     else:
         yield ", ".join(wanted)
@@ -350,7 +350,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "there is no script, because this cluster has no queue: runstop launch starts the ranks itself",
+            "there is no script, because this cluster has no queue: `launch` starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench import masking
-from bench.cli import arguments, calibrate, compare, dashboard, fetch, images, judge, manage, prepare, run, study
+from bench import hints
+from bench.cli import arguments, calibrate, compare, dashboard, demo, fetch, images, judge, manage, prepare, run, study
 from bench.contract import regular_files
 from bench.errors import (
     BenchError,
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _check_overrides(args)
                 code = args.verb(args)
         except BenchError as error:
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
             code = error.exit_code
         sys.exit(code)
 
@@ -150,13 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = arguments.Parser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",
-        epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",
+        epilog=hints.in_this_shell("To run a benchmark:\n  runstop launch task=lora_tiny cluster=local"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (prepare, run, manage, study, calibrate, fetch, images, judge, compare, dashboard)
+    groups = (demo, prepare, run, manage, study, calibrate, fetch, images, judge, compare, dashboard)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():

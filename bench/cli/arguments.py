@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
+from bench.hints import in_this_shell
 from bench.planning import synonyms
 from bench.texts import control_character
 
@@ -35,7 +36,7 @@ def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.Argument
         name,
         help=help,
         description=help,
-        epilog=pasteable(f"runstop {name} {example}"),
+        epilog=pasteable(f"runstop {name} {example}".rstrip()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log steps to stderr; -vv logs details")
@@ -73,7 +74,7 @@ def pasteable(command: str) -> str:
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{argument} "
-    return "\n".join(["example:", *(line.rstrip() for line in lines)])
+    return in_this_shell("\n".join(["example:", *(line.rstrip() for line in lines)]))
 
 
 def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool = False) -> list[Path]:

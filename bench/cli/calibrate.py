@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench import hints
 from bench.cli import arguments
 
 
@@ -42,7 +43,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         return 0
     for table in sheets.tables(done.gpu, skipped=done.skipped, link_error=done.link_error):
         sheet.show(table)
-    print(f"written to {done.file}; runstop plan task=… uses it on this machine")
+    print(hints.in_this_shell(f"written to {done.file}; `runstop plan task=…` uses it on this machine"))
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import masked_json, masking
+from bench import hints, masked_json
 from bench.cli import arguments
 from bench.contract import run_files
 from bench.errors import BenchError, ConfigError, LogError, NotALogError
@@ -104,14 +104,14 @@ def _parse(args: argparse.Namespace) -> int:
         try:
             logs = _logs(text)
         except ConfigError as error:  # continue with the other logs
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
             exit_code = error.exit_code
             continue
         for log in logs:
             try:
                 is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
             except BenchError as error:
-                print(masking.masked(str(error)), file=sys.stderr)
+                hints.print_error(error)
                 exit_code = max(exit_code, error.exit_code)
             else:
                 exit_code = max(exit_code, 0 if is_good else 1)

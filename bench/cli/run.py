@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json, masking
+from bench import hints, masked_json, masking
 from bench.cli import arguments
 from bench.errors import ConfigError
 
@@ -284,7 +284,8 @@ def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
     for folder in arguments.run_folders(args.runs):
-        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
+        text = f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}"
+        print(hints.in_this_shell(text))
     return 0
 
 

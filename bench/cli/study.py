@@ -170,7 +170,14 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(masked_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
-        sheet.show(TextTable("studies", rows, columns, caption="runstop study NAME cluster=… --dry-run"))
+        sheet.show(
+            TextTable(
+                "studies",
+                rows,
+                columns,
+                caption="to see the runs of a study, such as tiny: runstop study tiny cluster=local --dry-run",
+            )
+        )
     return 0
 
 

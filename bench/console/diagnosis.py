@@ -115,7 +115,7 @@ def _named(text: str) -> list[Rule]:
             return rules
     near = difflib.get_close_matches(text.upper(), RULES, n=3, cutoff=_ALIKE) or _about(text)
     fix = f"did you mean {', '.join(near)}? " if near else ""
-    raise ConfigError(f"unknown rule {text!r}", where="command line", fix=f"{fix}runstop rules lists all rules")
+    raise ConfigError(f"unknown rule {text!r}", where="command line", fix=f"{fix}`runstop rules` lists all rules")
 
 
 _ALIKE = 0.7
@@ -138,4 +138,9 @@ def rule_sheet(rule: Rule) -> TextTable:
 
 def rules_sheet(rules: Sequence[Rule]) -> TextTable:
     rows = [(rule.id, rule.title) for rule in rules]
-    return TextTable("rules", rows, ("rule", "what is wrong"), "to see how to fix a rule: runstop rules RULE")
+    return TextTable(
+        "rules",
+        rows,
+        ("rule", "what is wrong"),
+        f"to see how to fix a rule, such as {rules[0].id}: runstop rules {rules[0].id}",
+    )

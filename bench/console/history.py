@@ -1,5 +1,6 @@
 """Show past results of tasks, and whether their newest runs are a regression."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -49,7 +50,7 @@ def list_sheet(root: Path, histories: Sequence[TaskHistory], name: str | None) -
                 distinguishing_settings(task_history, histories),
             )
         )
-    caption = "to list the runs of a task: runstop history TASK"
+    caption = f"to list the runs of a task: runstop history {shlex.quote(rows[0][0])}" if rows else ""
     return TextTable(f"valid runs in {short(root)}", rows, columns=_TASKS, caption=caption)
 
 

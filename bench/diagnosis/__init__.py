@@ -30,7 +30,7 @@ from bench.rules import finding as findings
 from bench.rules.signs import Weight
 from bench.runs import names
 from bench.runs import run as run_folders
-from bench.runs.folder import plan_in
+from bench.runs.folder import named, plan_in
 
 _NAMED = re.compile(r"([\w.-]+\.(?:txt|out|err)): (.*)", re.DOTALL)
 
@@ -177,8 +177,11 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
 
 
 def _with_resume_hint(explanation: Explanation, folder: Path | None) -> Explanation:
-    """Add to the fix how to resume from the last checkpoint, if the run has one."""
-    hint = fixes.resume_hint(folder) if folder else None
+    """Name the run in the commands of the fix, and add how to resume from the last checkpoint, if the run has one."""
+    if folder is None:
+        return explanation
+    explanation = replace(explanation, fix=named(explanation.fix or "", folder) or None)
+    hint = fixes.resume_hint(folder)
     if hint is None or "runstop resume" in (explanation.fix or ""):
         return explanation
     return replace(explanation, fix=f"{explanation.fix}; {hint}")

@@ -1,5 +1,11 @@
 """The command `runstop launch task=… cluster=…`: plan a run, check it, run it and judge it."""
 
+from bench import installed
+
+if __name__ == "__main__":
+    installed.require()
+
+# ruff: noqa: E402
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import masking, preflight
+from bench import hints, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import (
@@ -122,7 +128,7 @@ def _shown(codes: list[int]) -> Iterator[None]:
         with output_is_written():
             yield
     except BenchError as error:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
         codes.append(error.exit_code)
 
 

@@ -2,14 +2,13 @@
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import backends, masking
+from bench import backends, hints
 from bench.backends import run_lock
 from bench.backends.nodes.lead import Nodes
 from bench.backends.protocol import InProcess
@@ -43,7 +42,7 @@ class Screen:
         self.console.print(text, markup=False)
 
     def failed(self, error: BenchError) -> None:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
 
     def follow(self, nodes: Nodes, command: Command, is_running: Callable[[], bool]) -> None:
         """Show a command's progress from its log; commands without a log show none."""

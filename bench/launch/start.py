@@ -1,13 +1,12 @@
 """Start a run: check it, create its folder, and run it in this process or submit it to a queue."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import backends, masking, preflight
+from bench import backends, hints, preflight
 from bench.backends.protocol import Queue, SubmitsArrays
 from bench.console import sheet
 from bench.console import trial as trial_sheets
@@ -185,7 +184,7 @@ def run_several(planned: Sequence[tuple[Plan, str, Sequence[str]]], created: lis
     assert isinstance(queue, SubmitsArrays), queue
     ids, codes = submit_runs(queue, prepared), []
     for error in dict.fromkeys(id for id in ids.values() if isinstance(id, BenchError)):
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
     for one in prepared:
         match ids[one.folder]:
             case BenchError() as error:

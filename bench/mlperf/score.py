@@ -4,6 +4,7 @@ The fastest and the slowest run do not count; a failed run counts as the slowest
 samples than the reference (RCP) on average, the minutes are multiplied by the ratio of the two means.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -92,7 +93,7 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     """
     trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
-        fix = f"to see the speed: runstop report {trials.folder}"
+        fix = f"to see the speed: runstop report {shlex.quote(trials.folder)}"
         raise LogError(f"no score: {NO_TARGET}", where=trials.folder, fix=fix)
     return score_trials(trials)
 

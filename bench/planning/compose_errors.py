@@ -106,7 +106,7 @@ def _explain(error: Exception, words: Sequence[str]) -> ConfigError | None:
         return known
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
-    return ConfigError(text.splitlines()[0], where="command line", fix="see runstop launch --help")
+    return ConfigError(text.splitlines()[0], where="command line", fix="see `runstop launch --help`")
 
 
 def _wrong_choice(text: str) -> ConfigError | None:

@@ -38,7 +38,7 @@ def tier_for(plan: Plan, requested: Tier | None) -> Tier:
         return requested
     reason = f"this machine cannot query {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue"
     what = f"tier {requested} cannot run: {reason}"
-    fix = "run runstop doctor on the login node" if has_site else "choose a cluster with a queue"
+    fix = "run `runstop doctor` on the login node" if has_site else "choose a cluster with a queue"
     raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
 
 

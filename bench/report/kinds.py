@@ -119,7 +119,7 @@ class KindReport(ABC, Generic[P, R]):
 
     def next_step(self, plan: P, folder: str) -> str:
         """Return a suggested next command after a successful run; empty if there is none."""
-        return f"to see {self.page_shows}: runstop report {folder} -o FOLDER"
+        return f"to see {self.page_shows}: runstop report {folder} -o page"
 
 
 class TrialsKindReport(KindReport[P, R]):

@@ -129,9 +129,9 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
                 raise ConfigError(f"the arm {arm.name} of the study matches two entries of among", where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
-                f"two entries of coefficients have the same measurement, {one.measurement}",
+                f"the list coefficients has two entries with measurement: {one.measurement}",
                 where=place,
-                fix="remove one of these two entries of coefficients",
+                fix="remove one of these two entries",
             )
 
 

@@ -233,7 +233,7 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            "runstop watch needs one run folder without --trials and --walltime, or one or more logs",
+            "`watch` needs one run folder without --trials and --walltime, or one or more logs",
             where=", ".join(map(str, paths)) or "command line",
             fix="give a single run folder and remove --trials and --walltime, or give only logs",
         )

@@ -95,7 +95,7 @@ def test_the_doctor_runs_the_requested_tier_if_it_can(cluster: Cluster, monkeypa
     assert elsewhere.value.what == "tier canary cannot run: this machine cannot query kubernetes"
     assert (elsewhere.value.where, elsewhere.value.fix) == (
         "--tier canary",
-        "run runstop doctor on the login node, or use --tier laptop",
+        "run `runstop doctor` on the login node, or use --tier laptop",
     )
 
 

@@ -43,7 +43,7 @@ def test_studies_are_listed_and_their_names_completed(study: Verb) -> None:
     lines = study("--list")[1].splitlines()
     assert lines[0] == "studies" and lines[1] == "study\ttitle\tquestion\tsource"
     assert lines[2:4] == ["mine\tt\tq\ts", "other\tanother\twhy\ts"]
-    assert lines[4:] == ["runstop study NAME cluster=… --dry-run"]
+    assert lines[4:] == ["to see the runs of a study, such as tiny: runstop study tiny cluster=local --dry-run"]
     assert study("mine", "--list", "--json") == (code, output, "")
     assert (cli_study._names("m"), cli_study._names(""), cli_study._names("x")) == (["mine"], ["mine", "other"], [])
 
