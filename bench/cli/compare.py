@@ -60,7 +60,9 @@ def _compare(args: argparse.Namespace) -> int:
         margin=args.margin / 100,
     )
     if args.json:
-        print(comparison_sheets.to_json(compared))
+        from bench import answers
+
+        answers.show(answers.comparison(compared))
     else:
         for table in comparison_sheets.sheets(compared):
             sheet.show(table)
@@ -118,9 +120,9 @@ def _history(args: argparse.Namespace) -> int:
     if args.check:
         return _check(histories, args)
     if args.json:
-        for task_history in histories:
-            for run in task_history.runs:
-                print(history_sheets.run_json(task_history, run))
+        from bench import answers
+
+        answers.show(*(answers.history_run(one, run) for one in histories for run in one.runs))
     elif args.task:
         for task_history in histories:
             for measurement in history_sheets.shown_measurements(task_history, args.measurement):
@@ -139,8 +141,9 @@ def _check(histories: "Sequence[TaskHistory]", args: argparse.Namespace) -> int:
     how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
     judgements = judge_all(histories, args.measurement, **how)
     if args.json:
-        for judgement in judgements:
-            print(history_sheets.judgement_json(judgement))
+        from bench import answers
+
+        answers.show(*map(answers.regression, judgements))
     else:
         sheet.show(history_sheets.judgement_sheet(judgements, tolerance=args.check / 100))
     changes = {judgement.change for judgement in judgements}

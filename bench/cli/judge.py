@@ -2,11 +2,10 @@
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import masked_json, masking
+from bench import masking
 from bench.cli import arguments
 from bench.errors import ConfigError, LogError
 
@@ -129,16 +128,9 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
     shown = kinds.report_of(judged.kind)
     trial: ShownTrial[Any] = ShownTrial(str(path), judged)
     if args.json:
-        about: dict[str, Any] = {
-            "file": str(path),
-            "kind": judged.kind.name,
-            "minutes": result.minutes,
-            "status": result.status,
-        }
-        about |= {"valid": judged.of_kind.valid, "problems": judged.problems} | shown.json_fields(judged.of_kind)
-        about |= {"measurements": [asdict(one) for one in judged.of_kind.measurements]}
-        official = [asdict(verdict) for verdict in judged.verdicts]
-        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_official_rules else {})))
+        from bench import answers
+
+        answers.show(answers.verdict(path, judged, **shown.json_fields(judged.of_kind)))
     else:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
@@ -165,7 +157,9 @@ def _why(args: argparse.Namespace) -> int:
     explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(arguments.run_folders(args.runs))]
     for explanation in explanations:
         if args.json:
-            print(masked_json.line(explanation.to_json()))
+            from bench import answers
+
+            answers.show(answers.diagnosis(explanation))
         else:
             sheet.show(explanation_sheets.explanation_sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
@@ -198,7 +192,9 @@ def _score(args: argparse.Namespace) -> int:
 
     scored = score.score(arguments.run_folders([args.folder] if args.folder else [])[0], ruleset=args.ruleset)
     if args.json:
-        print(masked_json.line(scored.to_json()))
+        from bench import answers
+
+        answers.show(answers.score(scored))
     else:
         for table in module_sheets.score_sheets(scored):
             sheet.show(table)
@@ -229,8 +225,9 @@ def _report(args: argparse.Namespace) -> int:
     report = kinds.load(arguments.run_folders(args.runs), num_gpus=args.num_gpus)
     page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
-        for row in report.rows():
-            print(masked_json.line(row))
+        from bench import answers
+
+        answers.show(*map(answers.trial, report.rows()))
     elif args.csv:
         print(report.csv_text(), end="")
     else:
@@ -258,8 +255,9 @@ def _rules(args: argparse.Namespace) -> int:
 
     rules = explanation_sheets.named_rules(args.ids)
     if args.json:
-        for rule in rules:
-            print(masked_json.line(asdict(rule)))
+        from bench import answers
+
+        answers.show(*map(answers.rule, rules))
     elif args.ids:
         for rule in rules:
             sheet.show(explanation_sheets.rule_sheet(rule))
@@ -322,7 +320,9 @@ def _pack(args: argparse.Namespace) -> int:
     )
     packed = package.pack(request)
     if args.json:
-        print(masked_json.line(packed.to_json()))
+        from bench import answers
+
+        answers.show(answers.package(packed))
     else:
         sheet.show(module_sheets.package_sheet(packed))
     return 0 if packed.passed else 1
@@ -363,7 +363,9 @@ def _verify(args: argparse.Namespace) -> int:
     ]
     for each in verified:
         if args.json:
-            print(masked_json.line(each.to_json()))
+            from bench import answers
+
+            answers.show(answers.verification(each))
         else:
             sheet.show(verification_sheets.verification_sheet(each))
     return 0 if all(each.passed for each in verified) else 1

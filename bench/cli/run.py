@@ -5,12 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.cli import arguments
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
-from bench.contract import plan_kinds
 from bench.runs.folder import short
 
 
@@ -40,7 +38,7 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 parallel.tp=8 --json",
     )
     _takes_overrides(parser)
-    arguments.takes_json(parser, "plan.json (with --layouts: the layouts) instead of a table")
+    arguments.takes_json(parser, "plan.json on one line (with --layouts: one JSON object per layout)")
     parser.add_argument(
         "--layouts",
         action="store_true",
@@ -63,12 +61,17 @@ def _plan(args: argparse.Namespace) -> int:
         return _plan_memory(args)
     plan = _composed(args)
     if args.layouts and args.json:
-        print(masked_json.line(layout_sheets.to_json(plan)))
+        from bench import answers
+        from bench.planning import layouts, local_sgd
+
+        answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
     elif args.layouts:
         sheet.show(layout_sheets.sheet(plan))
     elif args.json:
         preflight.require_no_secret(plan)
-        print(plan_kinds.dumps(plan), end="")
+        from bench import answers
+
+        print(answers.plan_line(plan))
     else:
         plan_sheets.show_plan(plan, preflight.inspect(plan, _words(args)))
     return 0
@@ -126,7 +129,9 @@ def _doctor(args: argparse.Namespace) -> int:
             for table in check_sheets.check_sheets(checked):
                 sheet.show(table)
     if args.json:
-        print(masked_json.line(doctor.to_json(plan, tiers)))
+        from bench import answers
+
+        answers.show(answers.doctor(plan, tiers))
     return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 
@@ -138,6 +143,7 @@ def _add_render(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
     )
     _takes_overrides(parser)
+    arguments.takes_json(parser)
 
 
 def _render(args: argparse.Namespace) -> int:
@@ -147,7 +153,13 @@ def _render(args: argparse.Namespace) -> int:
     text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
     preflight.require_valid_manifest(plan)
-    print(text, end="")
+    if args.json:
+        from bench import answers
+        from bench.answers.schema import Script
+
+        answers.show(Script(plan=plan.name, backend=plan.config.cluster.backend.name, text=text))
+    else:
+        print(text, end="")
     return 0
 
 
@@ -187,13 +199,14 @@ def _add_logs(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
     )
+    arguments.takes_json(parser, "one JSON object per line of the output")
 
 
 def _logs(args: argparse.Namespace) -> int:
     from bench.console import logs as log_pages
 
     (folder,) = arguments.run_folders([args.run] if args.run else [])
-    log_pages.show(folder, num_lines=args.lines, follow=args.follow)
+    log_pages.show(folder, num_lines=args.lines, follow=args.follow, as_json=args.json)
     return 0
 
 

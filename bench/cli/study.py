@@ -5,7 +5,6 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.cli import arguments
 from bench.errors import ConfigError
 
@@ -53,7 +52,7 @@ def _add_study(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="folder to write index.html, table.md, .csv, .tex and figures to"
     )
-    arguments.takes_json(parser)
+    arguments.takes_json(parser, "one JSON object; with --list, one per study")
 
 
 def _study(args: argparse.Namespace) -> int:
@@ -167,22 +166,24 @@ def _list(args: argparse.Namespace) -> int:
     rows = [(name, one.title, one.question, one.source) for name, one in studies.titles(args.config_dir)]
     columns = ("study", "title", "question", "source")
     if args.json:
-        print(masked_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
+        from bench import answers
+        from bench.answers.schema import StudyTitle
+
+        answers.show(*(StudyTitle(name=name, title=t, question=q, source=s) for name, t, q, s in rows))
     else:
         sheet.show(TextTable("studies", rows, columns, caption="runstop study NAME cluster=… --dry-run"))
     return 0
 
 
 def _dry_run(session: "Session", args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from bench.console import sheet
     from bench.console import study as study_sheets
 
     blocks = session.blocks_left(session.statuses(must_query=False))
     if args.json:
-        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours, "cost": arm.cost} for arm in session.planned]
-        print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
+        from bench import answers
+
+        answers.show(answers.study_plan(session.folder, session.planned, blocks))
     else:
         sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))
     return 0 if any(arm.runs for arm in session.planned) else 1
@@ -194,7 +195,9 @@ def _show(result: "StudyResult", args: argparse.Namespace) -> None:
 
     written = _written(result, args.out) if args.out else None
     if args.json:
-        print(study_sheets.to_json(result))
+        from bench import answers
+
+        answers.show(answers.study(result))
         return
     for table in study_sheets.sheets(result):
         sheet.show(table)

@@ -3,11 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.console.sheet import show as show_sheet
 from bench.contract.schema import BackendName
 from bench.errors import with_rule
@@ -17,6 +15,9 @@ from bench.runs.folder import short
 from bench.runs.ledger import Outcome
 from bench.runs.run import Run
 from bench.runs.summary import Summary, summary
+
+if TYPE_CHECKING:
+    from bench.answers.schema import Run as RunAnswer
 
 COLUMNS = ("run", "started", "job", "state", "trials", "minutes", "step time (ms)", "tokens/s", "overrides", "reason")
 SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s vs. first run")
@@ -33,8 +34,9 @@ def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | N
         newest = sorted(runs, key=_start, reverse=True)[:limit]
         listed = [(run, summary(run.folder)) for run in newest]
         if as_json:
-            for run, results in listed:
-                print(masked_json.line(row(run, results)), flush=True)
+            from bench import answers
+
+            answers.show(*(answer(run, results) for run, results in listed))
         else:
             show_sheet(sheet(root, listed, num_runs=len(runs)))
         if not watch or not any(run.is_active or run.may_be_active for run in runs):
@@ -71,20 +73,11 @@ def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> 
     )
 
 
-def row(run: Run, results: Summary) -> dict[str, Any]:
-    """Return a run as a JSON object."""
-    return {
-        "run": str(run.folder),
-        "jobs": list(run.jobs),
-        "state": run.state_name,
-        "job_state": run.state and run.state.native_state,
-        "active": run.is_active,
-        "reason": _reason(run),
-        "trials": _outcomes(run),
-        "exit_code": run.status and run.status.exit_code,
-        "rule": run.status and run.status.rule,
-        **{name: value for name, value in asdict(results).items() if name != "folder"},
-    }
+def answer(run: Run, results: Summary) -> "RunAnswer":
+    """Return a run as an answer of --json."""
+    from bench import answers
+
+    return answers.run(run, results, reason=_reason(run), outcomes=_outcomes(run))
 
 
 def sweep_sheet(runs: Sequence[Summary]) -> TextTable:

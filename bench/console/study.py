@@ -1,9 +1,8 @@
 """Show a study: its tables next to published figures, its comparisons, and the planned cost of its arms."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from bench import masked_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
 from bench.report.costs import amount
@@ -36,15 +35,6 @@ def sheets(result: StudyResult) -> Iterator[TextTable]:
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield TextTable("published figures", rows, columns=("name", "title", "where", "hardware", "date"))
-
-
-def to_json(result: StudyResult) -> str:
-    """Return a study as one JSON object, with each verdict in words."""
-    content = asdict(result)
-    for raw, one in zip(content["differences"], result.differences, strict=True):
-        if one.comparison is not None:
-            raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
-    return masked_json.line(content)
 
 
 def _arms(result: StudyResult) -> TextTable:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.mlperf.reader import Follower, printable
 from bench.mlperf.result import UNVERIFIED
 from bench.watch.hardware import Gpus
@@ -121,8 +120,9 @@ def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
 
 def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
     if is_due:
-        record = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
-        print(masked_json.line(record), flush=True)
+        from bench import answers
+
+        answers.show(answers.progress(job.now_ms(), views))
 
 
 def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:

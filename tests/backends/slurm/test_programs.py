@@ -1,9 +1,9 @@
 """engine=command on a real Slurm: torchrun on two nodes, judged, in one study with runstop's own engine."""
 
-import json
-
 import pytest
 from user import User
+
+from helpers import answers
 
 pytestmark = pytest.mark.slurm
 PROGRAM = """
@@ -55,7 +55,7 @@ def test_torchrun_on_two_nodes_is_in_one_study_with_our_engine(user: User) -> No
         (site / f"{name}.yaml").write_text(text)
     (user.home / "train.py").write_text(PROGRAM)
     words = ("study", "two", "cluster=slurm_test", "--config-dir", site, "launch.wait=true", "--json")
-    result = json.loads(user.types(*words).stdout)
+    result = answers.one(user.types(*words).stdout)
     values = {row["labels"]["program"]: row["cells"] for row in result["rows"]}
     assert {name: [len(cell["values"]) for cell in cells.values()] for name, cells in values.items()} == {
         "runstop": [2],
