@@ -14,6 +14,7 @@ from bench.mlperf.result import PeakMemory
 from bench.mlperf.speed import Spread
 from bench.mlperf.telemetry import Telemetry
 from bench.results.measurement import Measurement
+from bench.results.reference import ReferenceResult
 from bench.results.statement import StatementResult
 from bench.results.study import Column, PlannedArm, Platform, Publication, Row, Table
 from bench.rules.finding import Finding
@@ -481,6 +482,7 @@ class Study(Answer, kw_only=True, tag="runstop/study/1.0"):
     margin: float
     notes: tuple[str, ...]
     statements: tuple[StatementResult, ...]
+    references: tuple[ReferenceResult, ...]
     device: str
     environment: Mapping[str, str]
     platforms: tuple[Platform, ...]

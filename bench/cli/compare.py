@@ -105,6 +105,7 @@ def _add_history(verbs: arguments.Verbs) -> None:
         help="number of earlier runs to compare with (default: 10)",
     )
     arguments.takes_json(parser, "one JSON object per run, or per check with --check")
+    arguments.takes_junit(parser)
 
 
 def _history(args: argparse.Namespace) -> int:
@@ -114,6 +115,9 @@ def _history(args: argparse.Namespace) -> int:
     from bench.history import store
     from bench.runs import run as runs
 
+    if args.junit and not args.check:
+        fix = "add --check PERCENT, such as --check 2"
+        raise ConfigError("--junit writes the results of --check, which is missing", where="--junit", fix=fix)
     root = args.folder or runs.root()
     histories = history.of_task(history.histories(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
     history.check_measured(histories, args.measurement)
@@ -146,6 +150,10 @@ def _check(histories: "Sequence[TaskHistory]", args: argparse.Namespace) -> int:
         answers.show(*map(answers.regression, judgements))
     else:
         sheet.show(history_sheets.judgement_sheet(judgements, tolerance=args.check / 100))
+    if args.junit:
+        from bench.console import junit
+
+        junit.write(args.junit, "history", junit.of_judgements(judgements))
     changes = {judgement.change for judgement in judgements}
     return 1 if Change.regression in changes or changes == {Change.not_judged} else 0
 

@@ -113,6 +113,7 @@ def _add_doctor(verbs: arguments.Verbs) -> None:
         "(default: login if sbatch is installed, else laptop)",
     )
     arguments.takes_json(parser)
+    arguments.takes_junit(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -132,6 +133,10 @@ def _doctor(args: argparse.Namespace) -> int:
         from bench import answers
 
         answers.show(answers.doctor(plan, tiers))
+    if args.junit:
+        from bench.console import junit
+
+        junit.write(args.junit, f"doctor {plan.name}", junit.of_checks(tiers))
     return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 

@@ -52,6 +52,7 @@ def _add_study(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="folder to write index.html, table.md, .csv, .tex and figures to"
     )
+    arguments.takes_junit(parser)
     arguments.takes_json(parser, "one JSON object; with --list, one per study")
 
 
@@ -65,28 +66,27 @@ def _study(args: argparse.Namespace) -> int:
             where="--out",
             fix="give the name of a study, without --dry-run and --list",
         )
+    if args.junit and (args.dry_run or args.list or args.name is None):
+        what = "--junit writes the results of a study, but these arguments produce no result"
+        raise ConfigError(what, where="--junit", fix="give the name of a study, without --dry-run and --list")
     if args.list or args.name is None:
         return _list(args)
     if folders := _folders(args):
         _check_only_read(args, several=True)
-        _show(studies.platforms.merged([studies.read(folder, runs=args.runs) for folder in folders]), args)
-        return 0
+        return _show(studies.platforms.merged([studies.read(folder, runs=args.runs) for folder in folders]), args)
     if (Path(args.name) / studies.STUDY).exists():
         _check_only_read(args)
-        _show(studies.read(Path(args.name), runs=args.runs), args)
-        return 0
+        return _show(studies.read(Path(args.name), runs=args.runs), args)
     if args.table:
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
-        _show(studies.read(folder, runs=args.runs), args)
-        return 0
+        return _show(studies.read(folder, runs=args.runs), args)
     session = studies.begin(
         args.name, args.overrides, config_dir=args.config_dir, runs=args.runs, inspects=args.dry_run
     )
     if args.dry_run:
         return _dry_run(session, args)
     code = run_missing(session)
-    _show(studies.read(session.folder), args)
-    return code
+    return max(code, _show(studies.read(session.folder), args))
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
@@ -189,7 +189,8 @@ def _dry_run(session: "Session", args: argparse.Namespace) -> int:
     return 0 if any(arm.runs for arm in session.planned) else 1
 
 
-def _show(result: "StudyResult", args: argparse.Namespace) -> None:
+def _show(result: "StudyResult", args: argparse.Namespace) -> int:
+    """Print the tables of a study; return 1 if a reference value is not reached."""
     from bench.console import sheet
     from bench.console import study as study_sheets
 
@@ -198,11 +199,23 @@ def _show(result: "StudyResult", args: argparse.Namespace) -> None:
         from bench import answers
 
         answers.show(answers.study(result))
-        return
+        return _ended(result, args)
     for table in study_sheets.sheets(result):
         sheet.show(table)
     if written is not None:
         print(f"\n{written}")
+    return _ended(result, args)
+
+
+def _ended(result: "StudyResult", args: argparse.Namespace) -> int:
+    """Write --junit; return 1 if a reference value is not reached."""
+    if args.junit:
+        from bench.console import junit
+
+        folders = [Path(one.folder) for one in result.platforms if one.folder] or [Path(result.folder)]
+        arms = [case for folder in folders for case in junit.of_arms(folder, result.command)]
+        junit.write(args.junit, f"study {result.name}", [*arms, *junit.of_references(result)])
+    return 0 if result.meets_references else 1
 
 
 def _written(result: "StudyResult", out: Path) -> Path:
