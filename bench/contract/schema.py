@@ -86,6 +86,7 @@ class Runtime(Enum):
     pyxis = "pyxis"
     docker = "docker"
     podman = "podman"
+    apptainer = "apptainer"
 
 
 class ContainerFlags(Enum):
@@ -225,12 +226,12 @@ class Container:
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name."""
+    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name; for Apptainer a .sif."""
     mounts: list[str] = field(default_factory=list)
     """Additional mounts, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
     arguments: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Further arguments of `docker run` or `podman run`, such as --shm-size=16g."""
+    """Further arguments of `docker run`, `podman run` or `apptainer exec`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)
