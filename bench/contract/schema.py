@@ -102,11 +102,13 @@ class ProfileKind(Enum):
     kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
     modules: the time breakdown of two of three more steps, in rank_logs/trial_K.modules.json, and their trace.
     For a server: of decode steps before the timed loads.
+    nsys: Nsight Systems records launch.profile_steps of the training on every rank; these are timed steps.
     """
 
     none = "none"
     kernels = "kernels"
     modules = "modules"
+    nsys = "nsys"
 
 
 class Tracker(Enum):
@@ -252,6 +254,8 @@ class Launch:
     telemetry: bool = True
     """One process per node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none
+    profile_steps: list[int] | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The first and the last step that nsys records, from 1; only with profile=nsys."""
     attempts: int = 3
     """Maximum number of attempts of a trial after a node failure, a time limit or preemption."""
     stall: Stall | None = field(default_factory=Stall)

@@ -168,8 +168,8 @@ def _check_tensor_parallel(config: Config) -> None:
 
 def _check_profile(config: Config, server: Server) -> None:
     kind = config.launch.profile
-    if kind is ProfileKind.kernels:
-        what = "launch.profile=kernels needs training steps, but this task does not train"
+    if kind in (ProfileKind.kernels, ProfileKind.nsys):
+        what = f"launch.profile={kind.name} needs training steps, but this task does not train"
         raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules or launch.profile=none")
     if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
         able = "transformers, vllm, sglang or lightllm"
