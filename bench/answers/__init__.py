@@ -13,7 +13,6 @@ import msgspec
 
 from bench import masked_json
 from bench.answers import schema
-from bench.contract.run_files import PLAN
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
@@ -70,7 +69,6 @@ def _of(answer: type[S], source: object, /, **given: Any) -> S:
 
 
 def run(run: "Run", results: "Summary", *, reason: str, outcomes: Sequence[str]) -> schema.Run:
-    plan = run.folder / PLAN
     return _of(
         schema.Run,
         results,
@@ -83,7 +81,9 @@ def run(run: "Run", results: "Summary", *, reason: str, outcomes: Sequence[str])
         outcomes=tuple(map(str, outcomes)),
         exit_code=run.status and run.status.exit_code,
         rule=run.status and run.status.rule,
-        started=utc(plan.stat().st_mtime * 1000) if plan.exists() else None,
+        started=None if results.started_s is None else utc(results.started_s * 1000),
+        tags=tuple(results.tags.tags),
+        note=results.tags.note,
         time_to_train_min=results.minutes,
     )
 
@@ -236,7 +236,9 @@ def comparison(compared: "Compared") -> schema.Comparison:
 
 
 def history_run(history: "TaskHistory", run: "HistoryRun") -> schema.HistoryRun:
-    names = dict.fromkeys(name for trial in run.trials for name in trial.measurements)
+    from bench.runs import tags
+
+    names, own = dict.fromkeys(name for trial in run.trials for name in trial.measurements), tags.read(run.folder)
     return _of(
         schema.HistoryRun,
         history,
@@ -245,6 +247,8 @@ def history_run(history: "TaskHistory", run: "HistoryRun") -> schema.HistoryRun:
         trials=tuple(trial.trial for trial in run.trials),
         values={name: tuple(run.values(name)) for name in names},
         facts=dict(run.trials[-1].facts),
+        tags=tuple(own.tags),
+        note=own.note,
     )
 
 

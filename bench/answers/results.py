@@ -407,6 +407,8 @@ class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
     """By measurement, the value of each trial."""
     facts: dict[str, str]
     """Hardware and software."""
+    tags: tuple[str, ...]
+    note: str
 
 
 class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):

@@ -32,9 +32,11 @@ class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
     rule: str | None
     """The rule that explains the failure."""
     started: str | None
-    """When the plan was written."""
+    """When the first valid trial began; before that, when the run was launched."""
     overrides: str
     """The overrides on the command line; empty if they are not known."""
+    tags: tuple[str, ...]
+    note: str
     num_valid: int
     """The number of valid trials."""
     time_to_train_min: float | None

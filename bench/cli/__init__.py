@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import masking
-from bench.cli import arguments, calibrate, compare, fetch, images, judge, prepare, run, study
+from bench.cli import arguments, calibrate, compare, fetch, images, judge, manage, prepare, run, study
 from bench.contract import regular_files
 from bench.errors import BenchError, exit_code_of_signals, output_is_written, shown
 
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (prepare, run, study, calibrate, fetch, images, judge, compare)
+    groups = (prepare, run, manage, study, calibrate, fetch, images, judge, compare)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():

@@ -2,8 +2,10 @@
 
 import argparse
 import gzip
+import json
 import os
 import select
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
@@ -37,9 +39,21 @@ def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.Argument
     return parser
 
 
-def takes_runs(parser: argparse.ArgumentParser, help: str, *, metavar: str = "RUN") -> None:
-    """Accept zero or more run folders; `run_folders` resolves them."""
-    parser.add_argument("runs", nargs="*", type=Path, metavar=metavar, help=help)
+def takes_runs(
+    parser: argparse._ActionsContainer, help: str, *, dest: str = "runs", nargs: str | None = "*", metavar: str = "RUN"
+) -> None:
+    """Accept runs, which `run_folders` resolves; the Tab key offers their names."""
+    default: dict[str, Any] = {"default": []} if nargs == "*" else {}  # groups of exclusive arguments need a default
+    action = parser.add_argument(dest, nargs=nargs, metavar=metavar, help=help, **default)
+    action.completer = _names_and_files  # type: ignore[attr-defined]
+
+
+def _names_and_files(prefix: str, **ignored: object) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    from bench.runs import names
+
+    return [*names.completions(prefix), *FilesCompleter()(prefix)]
 
 
 def takes_json(parser: argparse._ActionsContainer, objects: str = "one JSON object") -> None:
@@ -63,22 +77,98 @@ def pasteable(command: str) -> str:
     return "\n".join(["example:", *(line.rstrip() for line in lines)])
 
 
-def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Resolve paths: `latest` and an empty list mean the newest run. Say on stderr which folders are of other users.
+def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool = False) -> list[Path]:
+    """Return the runs that texts mean, by `names.several`; no text means the newest run.
+
+    Say on stderr which folders are of other users. With `files`, paths of files are accepted, too.
 
     Raises:
-        ConfigError: a path has characters that control a terminal; every message would print it.
+        ConfigError: there is no such run, or a path has characters that control a terminal, which every message would
+            print.
     """
-    from bench.runs import folder, run
+    from bench.runs import folder, names
 
-    folders = [run.resolved(path) for path in paths or [Path(run.LATEST)]]
-    for path in folders:
+    paths = [path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)]
+    for path in paths:
         if control_character(str(path)):
             fix = "rename the folder: control characters can make a terminal show a wrong name"
             raise ConfigError("the path contains control characters", where=str(path), fix=fix)
-        if run.is_run(path) and (why := folder.other_writers(path)):
+        if names.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)
-    return folders
+    return paths
+
+
+def run_folder(text: str | Path | None) -> Path:
+    """Return the run that a text means, by default the newest; raises as `run_folders`, and for several runs."""
+    from bench.runs import names
+
+    return run_folders([names.one(text)] if text else [])[0]
+
+
+_BINARY = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"%PDF": "a PDF file",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x7fELF": "a program",
+    b"SQLite format 3": "a SQLite database",
+    b"\x93NUMPY": "an array of NumPy",
+}
+"""The first bytes of files that are taken for logs by mistake."""
+_MAX_JSON_BYTES = 1 << 26
+
+
+def logs_or_runs(texts: Sequence[str | Path]) -> list[Path]:
+    """Return the logs and runs that texts mean, by default the newest run.
+
+    Raises:
+        ConfigError: as `run_folders` and `require_log`.
+    """
+    paths = run_folders(texts, files=True)
+    for path in paths:
+        require_log(path)
+    return paths
+
+
+def require_log(path: Path, *, is_parsed: bool = False) -> None:
+    """Raise ConfigError for a file that can be no log: a binary file, or one whole JSON document.
+
+    `parse` also reads gzip files, and result files of other load generators, which are JSON.
+    """
+    try:
+        with regular_files.opened(path, follows_links=True) as file:
+            head = file.read(4096)
+    except OSError:  # a folder, a pipe, or a file whose reader reports the error
+        return
+    if head.startswith(_GZIP_MAGIC):
+        if not is_parsed:
+            fix = f"unpack the file first: gunzip --keep {shlex.quote(str(path))}"
+            raise ConfigError("only runstop parse reads compressed logs", where=str(path), fix=fix)
+        return
+    kind = next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), "")
+    text = head.replace(b"\0", b"").decode(errors="replace")  # a node that crashed leaves blocks of zeros
+    if (
+        not kind
+        and sum(letter == "\ufffd" or letter < " " and letter not in "\t\n\r\b\x1b" for letter in text) > len(text) / 4
+    ):
+        kind = "a binary file"
+    if not kind and not is_parsed and head.lstrip()[:1] in (b"{", b"[") and _is_json(path):
+        kind = "a JSON document"
+    if kind:
+        from bench.runs import names
+
+        fix = "give a run, or a text file with the output of a program"
+        if names.is_run(path.parent):
+            fix = f"give the run itself: {shlex.quote(str(path.parent))}"
+        raise ConfigError(f"this file is not a log, but {kind}", where=str(path), fix=fix)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(regular_files.read_bytes(path, max_bytes=_MAX_JSON_BYTES, follows_links=True))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def positive(text: str) -> float:

@@ -21,8 +21,8 @@ def _add_compare(verbs: arguments.Verbs) -> None:
         help="compare two sets of runs: the difference with its confidence, and which settings differ",
         example="'runs/*bf16*' 'runs/*fp8*' --measurement step_time",
     )
-    what = "a run folder, a log, a folder of runs, a quoted pattern, or STUDY/ARM"
-    parser.add_argument("run_sets", nargs="+", metavar="RUNS", help=f"two sets of runs; a set is {what}")
+    what = "a run, a log, a folder of runs, a quoted pattern, or STUDY/ARM"
+    arguments.takes_runs(parser, f"two sets of runs; a set is {what}", dest="run_sets", metavar="RUNS")
     parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
     parser.add_argument(
         "--margin",
@@ -51,7 +51,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"compare needs exactly two arguments, but the command has {len(args.run_sets)}",
             where="compare",
-            fix="give two sets of runs as arguments; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
+            fix="runstop compare RUNS RUNS; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
         )
     compared = compare.compared(
         *(run_set(text) for text in args.run_sets),
@@ -113,12 +113,12 @@ def _history(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.history import regression as history
     from bench.history import store
-    from bench.runs import run as runs
+    from bench.runs import names
 
     if args.junit and not args.check:
         fix = "add --check PERCENT, such as --check 2"
         raise ConfigError("--junit writes the results of --check, which is missing", where="--junit", fix=fix)
-    root = args.folder or runs.root()
+    root = args.folder or names.root()
     histories = history.of_task(history.histories(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
     history.check_measured(histories, args.measurement)
     if args.check:

@@ -1,13 +1,17 @@
 """The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify, sign."""
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import masking
 from bench.cli import arguments
-from bench.errors import ConfigError, LogError
+from bench.contract import run_files
+from bench.errors import BenchError, ConfigError, LogError
+from bench.runs.folder import short
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
@@ -21,15 +25,9 @@ def _add_watch(verbs: arguments.Verbs) -> None:
         example="runs/20261121-lora70b-dgx2-acbd",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "paths",
-        nargs="*",
-        type=Path,
-        default=[],
-        metavar="PATH",
-        help="a run folder (default: latest, the newest run), or logs that may not exist yet",
-    )
-    source.add_argument("--replay", type=Path, metavar="FILE", help="replay a finished log as if it were running")
+    what = "a run (default: latest, the newest run), or logs that may not exist yet"
+    arguments.takes_runs(source, what, dest="paths", metavar="RUN|FILE")
+    source.add_argument("--replay", metavar="FILE|RUN", help="replay a finished log as if it were running")
     parser.add_argument(
         "--speed", type=arguments.positive, default=60.0, metavar="N", help="speed factor of --replay (default: 60)"
     )
@@ -63,24 +61,34 @@ def _watch(args: argparse.Namespace) -> int:
 
     more = {"trials": args.trials, "walltime_min": args.walltime}
     if args.replay:
-        with arguments.plain([args.replay]) as (file,):
+        if Path(args.replay).is_dir():
+            what, fix = "this is a folder, but --replay needs the log of one trial", "give a result_K.txt of the folder"
+            raise ConfigError(what, where=args.replay, fix=fix)
+        with arguments.plain(_logs(args.replay)[:1]) as (file,):
             job = sources.replay(file, speed=args.speed, **more)
     else:
-        job = sources.find(arguments.run_folders(args.paths), **more)
+        job = sources.find(_watched(args.paths), **more)
     how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
 
 
+def _watched(texts: Sequence[str]) -> list[Path]:
+    """Return the runs and logs to watch; a log may not exist yet."""
+    coming = [Path(text) for text in texts if Path(text).suffix in _OF_LOGS and not Path(text).exists()]
+    if len(coming) == len(texts) > 0:
+        return coming
+    return arguments.logs_or_runs(texts)
+
+
+_OF_LOGS = (".txt", ".out", ".err", ".log")
+"""Suffixes of logs."""
+
+
 def _add_parse(verbs: arguments.Verbs) -> None:
     parser = arguments.add(verbs, _parse, help="check a log", example="runs/*/result_0.txt --official 5.1.0")
-    parser.add_argument(
-        "logs",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="result_K.txt of a trial, or any log that contains MLLOG lines; .gz, pipes and - (stdin) work, too",
-    )
+    what = "result_K.txt of a trial, a run (all its trials), or any log with MLLOG lines; .gz, pipes and - (stdin) work"
+    arguments.takes_runs(parser, what, dest="logs", nargs="+", metavar="FILE|RUN")
     parser.add_argument("--official", metavar="RULESET", help="also run MLPerf's own checker on training logs")
     parser.add_argument("--num-gpus", type=arguments.count, metavar="N", help="GPU count, if the log does not have it")
     arguments.takes_json(parser, "one JSON object per file")
@@ -90,16 +98,49 @@ def _parse(args: argparse.Namespace) -> int:
     from bench.cli.other_tools import Loads
 
     exit_code, loads = 0, Loads()
-    for log in args.logs:
+    for text in args.logs:
         try:
-            is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
-        except LogError as error:  # continue with the other logs
+            logs = _logs(text)
+        except ConfigError as error:  # continue with the other logs
             print(masking.masked(str(error)), file=sys.stderr)
-            exit_code = max(exit_code, error.exit_code)
-        else:
-            exit_code = max(exit_code, 0 if is_good else 1)
+            exit_code = error.exit_code
+            continue
+        for log in logs:
+            try:
+                is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
+            except BenchError as error:
+                print(masking.masked(str(error)), file=sys.stderr)
+                exit_code = max(exit_code, error.exit_code)
+            else:
+                exit_code = max(exit_code, 0 if is_good else 1)
     loads.show(as_json=args.json)
     return exit_code
+
+
+def _logs(text: str) -> list[Path]:
+    """Return a log, or the logs of a run's trials.
+
+    Raises:
+        ConfigError: there is no such file or run, the file cannot be a log, or the run has no log of a trial.
+    """
+    if Path(text) == arguments.STDIN:
+        return [arguments.STDIN]
+    logs: list[Path] = []
+    for path in arguments.run_folders([text], files=True):
+        if not path.is_dir():
+            arguments.require_log(path, is_parsed=True)
+            logs.append(path)
+            continue
+        results = sorted(path.glob(run_files.RESULTS), key=lambda one: _numbers(one.name))
+        if not results:
+            what = f"this folder has no {run_files.RESULTS}, which are the logs of trials"
+            raise ConfigError(what, where=str(path), fix=f"to see the state of a run: runstop why {short(path)}")
+        logs += results
+    return logs
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
 def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
@@ -144,7 +185,7 @@ def _add_why(verbs: arguments.Verbs) -> None:
         help="diagnose a failed or stuck run from its logs",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    what = "run folders (default: latest, the newest run); several files are read as one run"
+    what = "runs (default: latest, the newest run); several files are read as one run"
     arguments.takes_runs(parser, what, metavar="RUN|FILE")
     arguments.takes_json(parser, "one JSON object per run")
 
@@ -154,7 +195,7 @@ def _why(args: argparse.Namespace) -> int:
     from bench.console import diagnosis as explanation_sheets
     from bench.console import sheet
 
-    explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(arguments.run_folders(args.runs))]
+    explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(arguments.logs_or_runs(args.runs))]
     for explanation in explanations:
         if args.json:
             from bench import answers
@@ -172,13 +213,8 @@ def _add_score(verbs: arguments.Verbs) -> None:
         help="compute the MLPerf score of the runs in a folder",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        metavar="DIR",
-        help="a run folder (default: latest, the newest run), or any folder with result_*.txt",
-    )
+    what = "a run (default: latest, the newest run), or any folder with result_*.txt"
+    arguments.takes_runs(parser, what, dest="run", nargs="?")
     parser.add_argument(
         "--ruleset", help="MLPerf ruleset, such as 5.1.0 (default: the one in force at the time of the runs)"
     )
@@ -190,7 +226,7 @@ def _score(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.mlperf import score
 
-    scored = score.score(arguments.run_folders([args.folder] if args.folder else [])[0], ruleset=args.ruleset)
+    scored = score.score(arguments.run_folder(args.run), ruleset=args.ruleset)
     if args.json:
         from bench import answers
 
@@ -208,7 +244,7 @@ def _add_report(verbs: arguments.Verbs) -> None:
         help="write results as a page, tables and figures; several run folders are compared",
         example="runs/20261121-lora70b-dgx2-acbd -o report",
     )
-    what = "a run folder, some of its result_K.txt, or a folder of run folders (default: latest, the newest run)"
+    what = "a run, some of its result_K.txt, or a folder of run folders (default: latest, the newest run)"
     arguments.takes_runs(parser, what)
     parser.add_argument("-o", "--out", type=Path, help="folder to write report.html, *.csv and *.png to")
     parser.add_argument("--title", help="title of the page")
@@ -219,10 +255,12 @@ def _add_report(verbs: arguments.Verbs) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from bench.console import runs as run_sheets
     from bench.console import sheet
     from bench.report import kinds
 
-    report = kinds.load(arguments.run_folders(args.runs), num_gpus=args.num_gpus)
+    paths = arguments.logs_or_runs(args.runs)
+    report = kinds.load(paths, num_gpus=args.num_gpus)
     page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
         from bench import answers
@@ -231,7 +269,7 @@ def _report(args: argparse.Namespace) -> int:
     elif args.csv:
         print(report.csv_text(), end="")
     else:
-        for table in report.tables(page):
+        for table in (*report.tables(page), *run_sheets.tags_sheets(paths)):
             sheet.show(table)
     if page is not None:
         print(page, file=sys.stderr)
@@ -273,13 +311,7 @@ def _add_pack(verbs: arguments.Verbs) -> None:
         help="pack finished runs as an MLPerf Training submission and run MLPerf's checkers on it",
         example="runs/20261121-lora70b-dgx2-acbd -o submission --org example --system dgx2_h100",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a run folder; several of one benchmark are combined",
-    )
+    arguments.takes_runs(parser, "a run; several of one benchmark are combined", nargs="+")
     parser.add_argument(
         "-o", "--out", type=Path, required=True, metavar="DIR", help="new folder for the package (must not exist)"
     )
@@ -309,7 +341,7 @@ def _pack(args: argparse.Namespace) -> int:
     from bench.mlperf import package
 
     request = package.Request(
-        runs=tuple(args.runs),
+        runs=tuple(arguments.run_folders(args.runs)),
         folder=args.out,
         org=args.org,
         system=args.system,
@@ -335,7 +367,7 @@ def _add_verify(verbs: arguments.Verbs) -> None:
         help="check that the logs, plan, script and config of a run folder are unchanged since the run",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    arguments.takes_runs(parser, "run folders, or copies of them (default: latest, the newest run)")
+    arguments.takes_runs(parser, "runs, or copies of their folders (default: latest, the newest run)")
     parser.add_argument("--signed", action="store_true", help="also check that an allowed signer signed it")
     parser.add_argument(
         "--allowed-signers",
@@ -378,7 +410,7 @@ def _add_sign(verbs: arguments.Verbs) -> None:
         help="sign the manifest of a run with an SSH key, so that others can check who vouches for it",
         example="runs/20261121-lora70b-dgx2-acbd --key ~/.ssh/id_ed25519",
     )
-    arguments.takes_runs(parser, "run folders (default: latest, the newest run)")
+    arguments.takes_runs(parser, "runs (default: latest, the newest run)")
     parser.add_argument(
         "--key", type=Path, required=True, metavar="FILE", help="private key, or public key of one in ssh-agent"
     )

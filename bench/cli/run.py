@@ -170,16 +170,23 @@ def _render(args: argparse.Namespace) -> int:
 
 def _add_runs(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
-        verbs, _runs, help="list runs with the state of their jobs and their results", example="--watch"
+        verbs,
+        _runs,
+        help="list runs with the state of their jobs and their results",
+        example="--task 'lora_*' --since 7d",
     )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        metavar="DIR",
-        help="folder that holds the run folders (default: LOGDIR, else runs)",
-    )
+    what = "folder that holds the run folders (default: LOGDIR, else runs), or a run"
+    arguments.takes_runs(parser, what, dest="folder", nargs="?", metavar="DIR|RUN")
     parser.add_argument("--active", action="store_true", help="only runs that are queued or running")
+    parser.add_argument("--task", metavar="NAME", help="only runs of this task; may be a pattern, such as 'lora_*'")
+    parser.add_argument("--cluster", metavar="NAME", help="only runs on this cluster; may be a pattern")
+    parser.add_argument(
+        "--status",
+        metavar="STATUS",
+        help="only runs that ended so: valid, invalid, failed, interrupted, passed; or that are active or unknown",
+    )
+    parser.add_argument("--since", metavar="TIME", help="only runs launched since then: an age (36h, 7d) or a date")
+    parser.add_argument("--tag", metavar="TAG", help="only runs with this tag (runstop tag); may be a pattern")
     parser.add_argument(
         "--limit", type=arguments.count, metavar="N", default=30, help="list only the newest N (default: 30)"
     )
@@ -189,17 +196,27 @@ def _add_runs(verbs: arguments.Verbs) -> None:
 
 def _runs(args: argparse.Namespace) -> int:
     from bench.console import runs as run_sheets
-    from bench.runs import run
+    from bench.errors import ConfigError
+    from bench.runs import names
+    from bench.runs.filters import Filter
 
-    root = args.folder or run.root()
-    return run_sheets.show(root, active=args.active, watch=args.watch, as_json=args.json, limit=args.limit)
+    if args.status is not None and args.status not in run_sheets.STATUSES:
+        fix = f"choose one of {', '.join(run_sheets.STATUSES)}"
+        raise ConfigError(f"there is no status {args.status}", where="--status", fix=fix)
+    root, only = Path(args.folder or names.root()), None
+    if args.folder and (names.is_run(root) or not root.is_dir()):
+        only = arguments.run_folders([args.folder])
+        if not names.is_run(only[0]):
+            raise names.not_a_run(only[0])
+        root = only[0].parent
+    wanted = Filter(task=args.task, cluster=args.cluster, tag=args.tag, since=args.since)
+    how = {"active": args.active, "watch": args.watch, "as_json": args.json, "limit": args.limit}
+    return run_sheets.show(root, **how, only=only, wanted=wanted, status=args.status)
 
 
 def _add_logs(verbs: arguments.Verbs) -> None:
     parser = arguments.add(verbs, _logs, help="print the output of a run's job and ranks", example="latest --follow")
-    parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="a run folder (default: latest, the newest run)"
-    )
+    arguments.takes_runs(parser, "a run (default: latest, the newest run)", dest="run", nargs="?")
     parser.add_argument("--follow", "-f", action="store_true", help="keep printing until the run ends")
     parser.add_argument(
         "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
@@ -210,7 +227,7 @@ def _add_logs(verbs: arguments.Verbs) -> None:
 def _logs(args: argparse.Namespace) -> int:
     from bench.console import logs as log_pages
 
-    (folder,) = arguments.run_folders([args.run] if args.run else [])
+    folder = arguments.run_folder(args.run)
     log_pages.show(folder, num_lines=args.lines, follow=args.follow, as_json=args.json)
     return 0
 
@@ -222,13 +239,13 @@ def _add_cancel(verbs: arguments.Verbs) -> None:
         help="cancel a run; finished trials are kept",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="run folders; `latest` is the newest run")
+    arguments.takes_runs(parser, "runs; `latest` is the newest run", nargs="+")
 
 
 def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
-    for folder in arguments.run_folders(args.folders):
+    for folder in arguments.run_folders(args.runs):
         print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
     return 0
 
@@ -240,7 +257,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
         help="resume a run that has ended: finished trials are kept, the others get another attempt",
         example="runs/20261121-lora70b-dgx2-acbd",
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder; `latest` is the newest run")
+    arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
     parser.add_argument(
         "--walltime",
         type=arguments.count,
@@ -259,7 +276,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
 def _resume(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
-    (folder,) = arguments.run_folders([args.folder])
+    folder = arguments.run_folder(args.run)
     return resume.resume(folder, walltime_min=args.walltime, arguments=args.sbatch)
 
 

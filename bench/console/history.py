@@ -10,13 +10,14 @@ from bench.console.comparison import number
 from bench.history.regression import CONFIDENCE, HistoryRun, Judgement, TaskHistory, distinguishing_settings
 from bench.report.tables import TextTable
 from bench.results.measurement import Measurement, higher_is_better
+from bench.runs import tags
 from bench.runs.folder import short
 
 _TASKS = (
     *("task", "hardware", "settings", "runs", "trials", "first", "last", "measurement", "last value", "best value"),
     "differing settings",
 )
-_RUNS = ("began", "run", "trials", "value", "± of trials", "changed since the previous run")
+_RUNS = ("began", "run", "trials", "value", "± of trials", "tags", "changed since the previous run")
 _CHECKED = ("task", "hardware", "settings", "measurement", "verdict", "change")
 _NO_CHANGE = ("nodes",)
 """Facts that differ from run to run without affecting speed."""
@@ -68,6 +69,7 @@ def runs_sheet(task_history: TaskHistory, measurement: Measurement | None) -> Te
                 str(len(run.trials)),
                 number(fmean(values), like=like) if values else "",
                 number(stdev(values), like=like) if values[1:] else "",
+                ", ".join(tags.read(run.folder).tags),
                 _changes(before, run) if before else "",
             )
         )

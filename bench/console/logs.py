@@ -11,6 +11,7 @@ from bench.contract.regular_files import is_regular, opened
 from bench.contract.run_files import JOB, RANK_LOGS, STATUS
 from bench.errors import ConfigError
 from bench.mlperf.reader import printable
+from bench.runs import names
 from bench.runs import run as runs
 from bench.runs.folder import short
 from bench.runs.run import Run
@@ -36,7 +37,7 @@ def show(folder: Path, *, num_lines: int | None, follow: bool, as_json: bool = F
         ConfigError: the folder does not exist, or nothing has been written yet.
     """
     if not folder.is_dir():
-        raise ConfigError("folder not found", where=str(folder), fix="runstop runs lists the runs")
+        raise names.not_a_run(folder)
     if not any(written(folder)) and _show_printed(folder, num_lines, follow=follow, as_json=as_json):
         return
     read: dict[Path, int] = {}

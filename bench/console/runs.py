@@ -8,69 +8,123 @@ from typing import TYPE_CHECKING
 
 from bench.console.sheet import show as show_sheet
 from bench.contract.schema import BackendName
-from bench.errors import with_rule
+from bench.errors import ConfigError, with_rule
 from bench.report.tables import TextTable
+from bench.runs import names, tags
 from bench.runs import run as run_folders
-from bench.runs.folder import short
+from bench.runs.filters import Filter
+from bench.runs.folder import plan_in, short
 from bench.runs.ledger import Outcome
 from bench.runs.run import Run
+from bench.runs.status import Ending
 from bench.runs.summary import Summary, summary
 
 if TYPE_CHECKING:
     from bench.answers.schema import Run as RunAnswer
 
-COLUMNS = ("run", "started", "job", "state", "trials", "minutes", "step time (ms)", "tokens/s", "overrides", "reason")
+COLUMNS = (
+    *("run", "started", "state", "trials", "tags", "minutes", "step time (ms)", "tokens/s"),
+    *("reason", "overrides", "note", "job"),
+)
 SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes", "tokens/s", "tokens/s vs. first run")
 REFRESH_S = 10.0
+ACTIVE, UNKNOWN = "active", "unknown"
+ANY = Filter()
+STATUSES = (ACTIVE, *Ending, UNKNOWN)
 
 
-def show(root: Path, *, active: bool, watch: bool, as_json: bool, limit: int | None = None) -> int:
-    """Print the newest `limit` runs below a folder; with `watch`, repeat until none is active.
+def show(
+    root: Path,
+    *,
+    active: bool,
+    watch: bool,
+    as_json: bool,
+    limit: int | None = None,
+    only: Sequence[Path] | None = None,
+    wanted: Filter = ANY,
+    status: str | None = None,
+) -> int:
+    """Print the newest `limit` runs below a folder, or those of `only`; with `watch`, repeat until none is active.
 
     Return the exit code: 1 if a backend does not answer that a listed run may still use.
+
+    Raises:
+        ConfigError: the folder does not exist.
     """
     while True:
-        runs = [run for run in run_folders.below(root) if run.is_active or run.may_be_active or not active]
-        newest = sorted(runs, key=_start, reverse=True)[:limit]
-        listed = [(run, summary(run.folder)) for run in newest]
+        if only is None and not root.is_dir():
+            fix = "give the folder of your runs, or set LOGDIR"
+            raise ConfigError("this folder does not exist", where=str(root), fix=fix)
+        folders = names.below(root) if only is None else list(only)
+        known = {run.folder: run for run in run_folders.in_folders(wanted.selected(folders), must_answer=False)}
+        runs = [known[folder] for folder in folders if folder in known and _is_wanted(known[folder], active, status)]
+        listed = [(run, summary(run.folder)) for run in runs[:limit]]
         if as_json:
             from bench import answers
 
             answers.show(*(answer(run, results) for run, results in listed))
         else:
-            show_sheet(sheet(root, listed, num_runs=len(runs)))
+            filters = " ".join(filter(None, (str(wanted), status and f"--status {status}", "--active" * active)))
+            show_sheet(sheet(root, listed, num_runs=len(runs), why_none=_why_none(filters, folders)))
         if not watch or not any(run.is_active or run.may_be_active for run in runs):
             return int(any(run.may_be_active for run in runs))
         time.sleep(REFRESH_S)
 
 
-def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int) -> TextTable:
+def _is_wanted(run: Run, active: bool, status: str | None) -> bool:
+    if active and not (run.is_active or run.may_be_active):
+        return False
+    return status is None or status == _status(run)
+
+
+def _status(run: Run) -> str:
+    """Return the outcome of a run that has ended; else `active` or `unknown`."""
+    if run.is_active or run.status is None:
+        return ACTIVE if run.is_active else UNKNOWN
+    return str(run.status.outcome)
+
+
+def _why_none(filters: str, folders: Sequence[Path]) -> str:
+    """Return why no run is listed: there is none, or the filters select none of those in the folder."""
+    if not filters or not folders:
+        return "no runs in this folder"
+    plans = [plan for folder in folders if (plan := plan_in(folder)) is not None]
+    known = {
+        "tasks": {plan.config.task.name for plan in plans},
+        "clusters": {plan.config.cluster.name for plan in plans},
+        "tags": {tag for folder in folders for tag in tags.read(folder).tags},
+    }
+    lists = "; ".join(f"{name}: {', '.join(sorted(values))}" for name, values in known.items() if values)
+    return f"none of {len(folders)} runs has {filters}. {lists}"
+
+
+def sheet(
+    root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int, why_none: str = "no runs in this folder"
+) -> TextTable:
     """Return the runs as a table, the newest first."""
-    rows = [
-        (
-            run.folder.name,
-            results.started,
-            ", ".join(run.jobs[-1:]),
-            run.state_name,
-            _trials(run),
-            *_speed(results),
-            results.overrides,
-            _reason(run),
+    rows = []
+    for run, results in runs:
+        state, _, why = run.state_name.partition(": ")
+        rows.append(
+            (
+                run.folder.name,
+                results.started,
+                state,
+                _trials(run),
+                ", ".join(results.tags.tags),
+                *_speed(results),
+                "; ".join(part for part in (why, _reason(run)) if part),
+                results.overrides,
+                results.tags.note,
+                ", ".join(run.jobs[-1:]),
+            )
         )
-        for run, results in runs
-    ]
     active = sum(run.is_active for run, _ in runs)
     more = "" if num_runs == len(runs) else f"; {num_runs - len(runs)} older runs not listed: use --limit N"
     unknown = sum(run.may_be_active for run, _ in runs)
     counts = f"queued or running: {active}" + (f", not known: {unknown}" if unknown else "")
-    caption = f"runs: {len(runs)}, {counts}{more}" if runs else "no runs in this folder"
-    filled = [place for place in range(len(COLUMNS)) if place < 2 or any(row[place] for row in rows)]
-    return TextTable(
-        f"runs in {short(root)}",
-        [tuple(row[place] for place in filled) for row in rows],
-        columns=tuple(COLUMNS[place] for place in filled),
-        caption=caption,
-    )
+    caption = f"runs: {len(runs)}, {counts}{more}" if runs else why_none
+    return TextTable(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption, is_list=True)
 
 
 def answer(run: Run, results: Summary) -> "RunAnswer":
@@ -78,6 +132,15 @@ def answer(run: Run, results: Summary) -> "RunAnswer":
     from bench import answers
 
     return answers.run(run, results, reason=_reason(run), outcomes=_outcomes(run))
+
+
+def tags_sheets(paths: Sequence[Path]) -> list[TextTable]:
+    """Return a table with the tags and notes of runs; no table if none has any."""
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+    rows = [
+        (names.name_of(folder), ", ".join(own.tags), own.note) for folder in folders if (own := tags.read(folder)).rows
+    ]
+    return [TextTable("tags and notes", rows, columns=("run", "tags", "note"))] if rows else []
 
 
 def sweep_sheet(runs: Sequence[Summary]) -> TextTable:
@@ -95,11 +158,6 @@ def sweep_sheet(runs: Sequence[Summary]) -> TextTable:
         "more trials (trials=N)."
     )
     return TextTable("runs of this sweep", rows, SWEEP_COLUMNS, caption)
-
-
-def _start(run: Run) -> tuple[float, str]:
-    plan = run.folder / "plan.json"
-    return plan.stat().st_mtime if plan.exists() else 0.0, run.folder.name
 
 
 def _speed(run: Summary) -> tuple[str, str, str]:

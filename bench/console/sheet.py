@@ -3,7 +3,7 @@
 import re
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
 from bench.mlperf.reader import clean
 from bench.report.tables import TextTable
@@ -27,6 +27,8 @@ _NAME_WIDTH = 44
 """Names up to this length are never broken, so that they can be copied."""
 _GAP = 2
 """Spaces between two columns."""
+_LEAST = 3
+"""Columns of a list that the narrowest terminal shows, too."""
 
 
 def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
@@ -62,6 +64,8 @@ def _table(sheet: TextTable, width: int) -> "Table":
     """Return a table that is at most `width` wide."""
     if not sheet.columns:
         return _pairs(sheet)
+    if sheet.is_list:
+        return _list(sheet, width)
     needed = [_needed(sheet, place) for place in range(len(sheet.columns))]
     ends = [sum(needed[:count]) + _GAP * count - 1 for count in range(1, len(needed) + 1)]
     least = len(needed) - sheet.num_optional
@@ -117,6 +121,35 @@ def _grid(sheet: TextTable, count: int, *, width_of_all: int) -> "Table":
         )
     for row in sheet.rows:
         table.add_row(*(_cell(cell, sheet.columns[place]) for place, cell in enumerate(row[:count])))
+    return table
+
+
+def _list(sheet: TextTable, width: int) -> "Table":
+    """Return the rows on one line each: the first columns that fit, without empty ones."""
+    from rich.text import Text
+
+    filled = [place for place in range(len(sheet.columns)) if not place or any(row[place] for row in sheet.rows)]
+    longest = [
+        max(len(text) for text in (sheet.columns[place], *(row[place] for row in sheet.rows))) for place in filled
+    ]
+    widths = [min(length, _TEXT_WIDTH) if number else length for number, length in enumerate(longest)]
+    ends = [sum(widths[:count]) + _GAP * count - 1 for count in range(1, len(widths) + 1)]
+    fitting = max(min(_LEAST, len(ends)), *(count for count, end in enumerate(ends, 1) if end <= width), 0)
+    free = width - ends[fitting - 1]
+    widths[0] = max(_TEXT_WIDTH, widths[0] + min(0, free))
+    for number in range(1, fitting):  # texts that were cut get the free space
+        more = max(0, min(longest[number] - widths[number], free))
+        widths[number], free = widths[number] + more, free - more
+    left_out = ", ".join(sheet.columns[place] for place in filled[fitting:])
+    note = f"not shown (needs {ends[-1]} columns of terminal width): {left_out}" if left_out else ""
+    table = _empty(sheet, caption="\n".join(filter(None, (sheet.caption, note))))
+    for number, place in enumerate(filled[:fitting]):
+        justify: Literal["left", "right"] = "right" if _is_numeric(sheet, place) else "left"
+        overflow: Literal["fold", "ellipsis"] = "ellipsis" if number else "fold"
+        heading = Text(sheet.columns[place])
+        table.add_column(heading, justify=justify, no_wrap=bool(number), overflow=overflow, width=widths[number])
+    for row in sheet.rows:
+        table.add_row(*(_cell(row[place], sheet.columns[place]) for place in filled[:fitting]))
     return table
 
 

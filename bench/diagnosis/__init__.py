@@ -27,6 +27,7 @@ from bench.results import kind
 from bench.rules import RULES
 from bench.rules import finding as findings
 from bench.rules.signs import Weight
+from bench.runs import names
 from bench.runs import run as run_folders
 from bench.runs.folder import plan_in
 
@@ -124,9 +125,7 @@ def runs(paths: Sequence[Path]) -> list[list[Path]]:
     """
     for path in paths:
         if not path.is_dir() and not path.is_file():
-            raise ConfigError(
-                "this file or folder does not exist", where=str(path), fix="give a run folder, or the logs of one run"
-            )
+            raise names.missing(path, files=True)
         if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
             raise ConfigError("the folder has no logs", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
     files = [path for path in paths if not path.is_dir()]

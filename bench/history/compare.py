@@ -1,7 +1,6 @@
 """Compare two sets of runs: select their values, pair them, and list what else differs between the sets."""
 
 import glob
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,7 @@ from bench.history import measured_trials
 from bench.history.measured_trials import Runs, ValidTrial
 from bench.results.comparison import Comparison, Pairing, compare, values_by_block
 from bench.results.measurement import MAIN, Measurement, differing_clocks, higher_is_better
-from bench.runs import run
-
-STUDY = "study.yaml"
-"""The file in the folder of a study, next to the run folders ARM.BLOCK."""
-_BLOCK = re.compile(r"(?P<arm>.+?)(\.b\d+)?\.(?P<block>\d+)")
+from bench.runs import names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +55,9 @@ def run_set(text: str) -> RunSet:
     Raises:
         ConfigError: there are no runs.
     """
-    path = run.resolved(Path(text))
+    path, folders = _found(text)
     parts = (
-        [measured_trials.in_log(path)]
-        if path.is_file()
-        else [measured_trials.in_folder(folder) for folder in _folders(path)]
+        [measured_trials.in_log(path)] if path.is_file() else [measured_trials.in_folder(folder) for folder in folders]
     )
     if not parts:
         raise _no_runs(path)
@@ -73,6 +66,16 @@ def run_set(text: str) -> RunSet:
         left_out=tuple(reason for part in parts for reason in part.left_out),
     )
     return RunSet(path=str(path), runs=runs)
+
+
+def _found(text: str) -> tuple[Path, list[Path]]:
+    """Return the path of a set, and the run folders in it; raises as `run_set`."""
+    path = Path(text)
+    folders = [] if path.is_file() else _folders(path)
+    if folders or path.exists() or glob.has_magic(text) or (path.parent / names.STUDY).exists():
+        return path, folders
+    folders = names.several(text, files=True)
+    return (path if folders[1:] else folders[0]), folders
 
 
 def _folders(path: Path) -> list[Path]:
@@ -88,10 +91,10 @@ def _folders(path: Path) -> list[Path]:
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
         return [folder for match in sorted(matches) for folder in _folders(match)]
     if not path.is_dir():
-        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if arm_of(one) == path.name)
+        return sorted(one for one in path.parent.glob(f"{glob.escape(path.name)}.*") if names.arm_of(one) == path.name)
     if any((path / name).exists() for name in (LEDGER, PLAN)) or any(path.glob(RESULTS)):
         return [path]
-    if (path / STUDY).exists():
+    if (path / names.STUDY).exists():
         fix = f"give one arm of the study as {path}/ARM; arms with runs: {_arms_with_runs(path)}"
         raise ConfigError(
             "a whole study cannot be compared, because a study has several arms (configurations)",
@@ -101,19 +104,13 @@ def _folders(path: Path) -> list[Path]:
     return sorted({file.parent for name in (LEDGER, RESULTS) for file in path.glob(f"*/{name}")})
 
 
-def arm_of(folder: Path) -> str:
-    """Return the arm of a run folder in a study; empty for any other folder."""
-    match = _BLOCK.fullmatch(folder.name)
-    return match["arm"] if match and (folder.parent / STUDY).exists() else ""
-
-
 def _arms_with_runs(study: Path) -> str:
-    return ", ".join(sorted({arm for one in study.iterdir() if (arm := arm_of(one))})) or "none"
+    return ", ".join(sorted({arm for one in study.iterdir() if (arm := names.arm_of(one))})) or "none"
 
 
 def _no_runs(path: Path) -> ConfigError:
-    fix = "give a run folder, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
-    if (path.parent / STUDY).exists():
+    fix = "give a run, a quoted pattern ('runs/*fp8*'), a folder of runs, or STUDY/ARM"
+    if (path.parent / names.STUDY).exists():
         fix = f"give an arm with runs: {_arms_with_runs(path.parent)}"
     return ConfigError("this path contains no run", where=str(path), fix=fix)
 
@@ -199,7 +196,9 @@ def _measured(run_set: RunSet) -> dict[str, Measurement]:
 
 
 def _pairing(first: RunSet, second: RunSet) -> Pairing:
-    studies = {folder.parent if arm_of(folder) else None for run_set in (first, second) for folder in run_set.folders}
+    studies = {
+        folder.parent if names.arm_of(folder) else None for run_set in (first, second) for folder in run_set.folders
+    }
     if len(studies) == 1 and None not in studies:
         return Pairing.block
     began = {trial.folder: trial.began_ms for run_set in (second, first) for trial in reversed(run_set.trials)}
@@ -235,7 +234,7 @@ def _unpaired(run_set: RunSet, name: str) -> tuple[float, ...]:
 
 
 def _block(folder: Path) -> Hashable:
-    match = _BLOCK.fullmatch(folder.name)
+    match = names.BLOCK.fullmatch(folder.name)
     return match["block"] if match else folder
 
 

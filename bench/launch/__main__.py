@@ -28,7 +28,8 @@ from bench.planning.compose import (
     with_new_options,
 )
 from bench.planning.compose_errors import explained
-from bench.runs.summary import summary, with_overrides
+from bench.runs.command_line import with_overrides
+from bench.runs.summary import summary
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -71,7 +72,11 @@ def _run_several(planned: "Sequence[tuple[Plan, DictConfig, list[str]]]", create
     from bench.launch import start
 
     texts = [
-        (plan, with_overrides(OmegaConf.to_yaml(config), overrides), [*overrides, *to_prepare.site_words(_site())])
+        (
+            plan,
+            with_overrides(OmegaConf.to_yaml(config), overrides, _site()),
+            [*overrides, *to_prepare.site_words(_site())],
+        )
         for plan, config, overrides in planned
     ]
     return start.run_several(texts, created)
@@ -165,7 +170,7 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: lis
     if plan.config.launch.dry_run:
         plan_sheets.show_plan(plan, preflight.inspect(plan, words))
         return 0
-    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides), created, words)
+    return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides, _site()), created, words)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.contract.run_files import PLAN
 from bench.errors import ConfigError, Stopped, stopped_by_signals
 from bench.launch import run_here, start
 from bench.planning import compose, to_prepare
-from bench.runs import result, summary
+from bench.runs import command_line, result
 from bench.runs import run as runs
 from bench.runs.result import RunResult
 
@@ -81,7 +81,7 @@ def job(folder: Path) -> "Job[RunResult]":
 
 def _planned(overrides: list[str], config_dir: Path | None) -> tuple[Plan, str]:
     plan, config_yaml = compose.for_run(overrides, config_dir=config_dir)
-    return plan, summary.with_overrides(config_yaml, overrides)
+    return plan, command_line.with_overrides(config_yaml, overrides, config_dir)
 
 
 def _require_executor(plan: Plan) -> None:

@@ -4,6 +4,7 @@ import string
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from bench.contract.model import Weights
 from bench.contract.plan_kinds import ServingPlan
@@ -35,7 +36,7 @@ def loads(serving: Serving) -> list[Load]:
 
 def _of(arrivals: Arrivals, serving: Serving) -> Iterator[Load]:
     batched = serving.server.batches_tokens or None
-    same = {"arrivals": arrivals, "requests": serving.requests, "batched_tokens": batched}
+    same: dict[str, Any] = {"arrivals": arrivals, "requests": serving.requests, "batched_tokens": batched}
     match arrivals:
         case Arrivals.poisson:
             yield from (Load(name=f"poisson {rate:g}/s", rate=rate, **same) for rate in serving.rates)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.contract.atomic_files import existing
+from bench.contract.run_files import LEDGER
 from bench.errors import ConfigError
 
 MARK = '<meta name="generator" content="runstop'
@@ -54,7 +55,10 @@ def _move_all(part: Path, out: Path, replaced: Path, *, page: str) -> None:
 
 
 def _require_ours(out: Path, page: str, names: re.Pattern[str]) -> None:
-    """Raise ConfigError for existing files with names of a report, unless the folder has a page of runstop."""
+    """Raise ConfigError for a folder of runs, and for existing files with names of a report that no runstop wrote."""
+    if any(out.glob(f"*/{LEDGER}")):
+        what, fix = "this is a folder of runs, not a folder for a report", f"add a name: -o {out / 'report'}"
+        raise ConfigError(what, where=str(out), fix=fix)
     taken = sorted(path.name for path in out.iterdir() if names.fullmatch(path.name))
     if page in taken and MARK in (out / page).read_text(errors="replace"):
         return

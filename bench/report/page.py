@@ -25,6 +25,7 @@ from bench.report.sets import TrialSet
 from bench.report.tables import minutes_text, number_text, telemetry_rows
 from bench.results import modules
 from bench.results.training import TrainingResult
+from bench.runs import tags
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
 """Prefixes of keys that do not affect measurements."""
@@ -69,7 +70,8 @@ def _logged(trials: TrialSet) -> dict[str, str]:
 
 
 def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
-    """Yield the hardware and software as recorded in the logs, by the ranks and in the plan, without empty entries."""
+    """Yield the run's tags, and its hardware and software from logs, ranks and plan, without empty entries."""
+    yield from tags.read(Path(trials.results[0].file).parent).rows
     for key, value in trials.system.items():
         for name, entry in value.items() if isinstance(value, dict) else ((key, value),):
             if isinstance(entry, str | int | float) and not _PLACEHOLDER.fullmatch(str(entry)):

@@ -15,6 +15,7 @@ from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import NO_TARGET, Result, with_gpus
 from bench.mlperf.score import Score, judged_trials, score_trials
 from bench.mlperf.titles import task_of_mark
+from bench.runs import names
 from bench.runs.folder import plan_in
 
 _log = logging.getLogger(__name__)
@@ -111,11 +112,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> tuple[TrialSe
         )
     for path in paths:
         if not path.exists():
-            raise ConfigError(
-                "this file or folder does not exist",
-                where=str(path),
-                fix="give a run folder, or some of its result_*.txt",
-            )
+            raise names.missing(path, files=True)
     sets: list[TrialSet] = []
     paths = [inner for path in paths for inner in sets_in(path)]
     for (folder, is_whole), group in itertools.groupby(paths, _folder):

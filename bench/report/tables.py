@@ -177,6 +177,9 @@ class TextTable:
     caption: str = ""
     num_optional: int = 0
     """How many of the last columns a narrow terminal may leave out. A pipe gets all columns."""
+    is_list: bool = False
+    """Whether a terminal shows each row on one line: empty columns, and the last ones that do not fit, are left out,
+    and long texts are cut. The first column is never cut."""
 
 
 def findings_table(findings: "Sequence[Finding]") -> TextTable:

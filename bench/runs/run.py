@@ -1,7 +1,6 @@
 """Find runs by their folders, and query their backends for the states of their jobs."""
 
 import logging
-import os
 import shlex
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from bench.contract.run_files import DISK_RESERVE, JOB, LEDGER, PLAN, RANK_LOGS,
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError, with_rule
 from bench.runs import folder as folders
-from bench.runs import ledger
+from bench.runs import ledger, names
 from bench.runs import status as statuses
 from bench.runs.folder import plan_in, short
 from bench.runs.ledger import Outcome
@@ -74,9 +73,9 @@ class Run:
     def state_name(self) -> str:
         """The backend's name of the state while a job is active; then the outcome of the run."""
         if self.is_active:
-            names = [job.native_state for job in self.states]
-            counts = Counter(names)
-            return ", ".join(f"{counts[name]} {name}" for name in counts) if self.elements else names[0]
+            native = [job.native_state for job in self.states]
+            counts = Counter(native)
+            return ", ".join(f"{counts[name]} {name}" for name in counts) if self.elements else native[0]
         if self.status is not None:
             return str(self.status.outcome)
         if not self.states:
@@ -109,7 +108,7 @@ def find(folder: Path) -> Run:
         ConfigError: the folder is not a run folder, or there is no backend of the name in job.json.
     """
     require_run(folder)
-    run = _runs([folder])[0]
+    run = in_folders([folder])[0]
     if run.unknown_backend:
         what = (
             f"this version of runstop has no backend {run.unknown_backend}, only {', '.join(BackendName.__members__)}"
@@ -118,23 +117,16 @@ def find(folder: Path) -> Run:
     return run
 
 
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run folder."""
-    return any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN))
-
-
 def require_run(folder: Path) -> None:
     """Raise ConfigError if a folder is not a run folder."""
-    if not is_run(folder):
+    if not names.is_run(folder):
         if (folder / RANK_LOGS).is_dir():  # `folder.make` creates it first
             raise ConfigError(
                 f"the launch was killed before it wrote {PLAN}, so the run has not started",
                 where=str(folder),
                 fix=f"launch the run again; to delete this folder: rm -r {shlex.quote(str(folder))}",
             )
-        raise ConfigError(
-            "this folder is not a run folder", where=str(folder), fix="give a run folder; `runstop runs` lists all runs"
-        )
+        raise names.not_a_run(folder)
 
 
 def below(root: Path, *, must_answer: bool = False) -> list[Run]:
@@ -151,12 +143,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
             "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
         )
     listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
-    return _runs([folder for folder in listed if not _is_of_several(folder)], must_answer=must_answer)
-
-
-def _is_of_several(folder: Path) -> bool:
-    """Whether a folder is that of a shared job or an array, whose runs have folders of their own next to it."""
-    return not (folder / LEDGER).exists() and "runs" in atomic_files.read_object(folder / JOB)
+    return in_folders([folder for folder in listed if not names.is_shared_job(folder)], must_answer=must_answer)
 
 
 def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
@@ -194,7 +181,8 @@ def exit_code(folder: Path) -> int:
     return 0 if run.states and all(job.state is JobState.completed for job in run.states) else 1
 
 
-def _runs(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
+def in_folders(folders: Sequence[Path], *, must_answer: bool = True) -> list[Run]:
+    """Return the runs of these folders, by path; errors and warnings as `below`."""
     raw = {path: atomic_files.read_object(path / JOB) for path in dict.fromkeys(sorted(folders))}
     from_folders = [_from_folder(path, job) for path, job in raw.items()]
     queried: dict[Path, Run] = {}
@@ -292,32 +280,3 @@ def _with_state(run: Run, known: Mapping[str, Job]) -> Run:
     elements = tuple(job for id, job in known.items() if run.jobs and id.startswith(f"{run.id}_"))
     active = next((job for job in elements if job.state.is_active), elements[-1] if elements else None)
     return replace(run, state=known.get(run.id) or active, elements=elements)
-
-
-LATEST = "latest"
-_log = logging.getLogger(__name__)
-
-
-def root() -> Path:
-    """Return the folder that holds the run folders."""
-    return Path(os.environ.get("LOGDIR") or "runs")
-
-
-def resolved(run: Path) -> Path:
-    """Return the path; for `latest` the newest run folder, unless a folder has that name.
-
-    Raises:
-        ConfigError: there are no runs.
-    """
-    if str(run) != LATEST or run.exists():
-        return run
-    files = [path for name in (PLAN, LEDGER) for path in root().glob(f"*/{name}")]
-    if not files:
-        raise ConfigError(
-            "there are no runs in this folder",
-            where=str(root()),
-            fix="give a run folder, or set LOGDIR to the folder of your runs",
-        )
-    newest = max(files, key=lambda path: (path.stat().st_mtime, path)).parent
-    _log.info("the newest run is %s", newest)
-    return newest

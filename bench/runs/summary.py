@@ -1,23 +1,19 @@
 """Summarize a run folder: its overrides, when it started, and how fast it was."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.contract import regular_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import CONFIG, PLAN
 from bench.errors import BenchError
 from bench.mlperf import result as results
 from bench.mlperf.result import Result
+from bench.runs import command_line, names, tags
 from bench.runs.folder import plan_in
-from bench.texts import control_character
-
-_OVERRIDES = "# overrides: "
-"""The start of the first line of a config.yaml."""
+from bench.runs.tags import Tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +22,13 @@ class Summary:
 
     folder: Path
     started: str
-    """Such as 2026-11-22 07:53, in local time; empty for a folder without a plan."""
+    """When its first valid trial began, as in `runstop history`, else its first trial; before that, when it was
+    launched. Such as 2026-11-22 07:53, in local time; empty for a folder without a plan."""
+    started_s: float | None = None
+    """The same, in seconds since the epoch."""
     overrides: str
     """The overrides on its command line; empty if they are not known."""
+    tags: Tags = Tags()
     num_valid: int
     minutes: float | None
     step_time_ms: float | None
@@ -38,15 +38,17 @@ class Summary:
 
 def summary(folder: Path) -> Summary:
     """Return the summary of a run folder; files may be missing."""
-    plan, plan_file = plan_in(folder), folder / PLAN
-    valid = [result for result in _results(folder, plan) if result.valid]
+    plan, parsed = plan_in(folder), _results(folder, plan_in(folder))
+    valid = [result for result in parsed if result.valid]
+    began_ms = [result.run_start_ms for result in valid or parsed if result.run_start_ms is not None]
+    started_s = min(began_ms) / 1000 if began_ms else names.launched_s(folder)
     tokens = plan.config.data.seq_length if plan and plan.config.data else None
     return Summary(
         folder=folder,
-        started=time.strftime("%Y-%m-%d %H:%M", time.localtime(plan_file.stat().st_mtime))
-        if plan_file.exists()
-        else "",
-        overrides=_overrides(folder),
+        started=_local(started_s) if started_s else "",
+        started_s=started_s or None,
+        overrides=command_line.text(folder),
+        tags=tags.read(folder),
         num_valid=len(valid),
         minutes=_median(result.minutes for result in valid),
         step_time_ms=_median(result.step_time_ms.median for result in valid if result.step_time_ms),
@@ -54,17 +56,11 @@ def summary(folder: Path) -> Summary:
     )
 
 
-def with_overrides(config_yaml: str, overrides: Sequence[str]) -> str:
-    """Return a config.yaml whose first line lists the overrides that it was composed of."""
-    words = "".join(" " if control_character(letter) else letter for letter in " ".join(overrides))
-    return f"{_OVERRIDES}{words}\n{config_yaml}" if words else config_yaml
-
-
-def _overrides(folder: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        first = regular_files.read_text(folder / CONFIG).partition("\n")[0]
-        return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
-    return ""
+def _local(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):  # a log may state any time
+        return ""
 
 
 def _results(folder: Path, plan: Plan | None) -> list[Result]:

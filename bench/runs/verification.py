@@ -21,7 +21,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
 from bench.mlperf import result as results
 from bench.mlperf.log import Log
-from bench.runs import ledger, manifest, trial
+from bench.runs import ledger, manifest, names, trial
 from bench.runs import status as statuses
 from bench.runs.folder import plan_in
 from bench.runs.ledger import Entry
@@ -59,9 +59,7 @@ def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:
         ConfigError: the folder is not a run folder.
     """
     if not any((folder / name).is_file() for name in (PLAN, LEDGER, MANIFEST)):
-        raise ConfigError(
-            "this folder is not a run folder", where=str(folder), fix="give a run folder; `runstop runs` lists all runs"
-        )
+        raise names.not_a_run(folder)
     known = manifest.read(folder) if manifest_data is None else manifest.loads(manifest_data)
     plan = plan_in(folder)
     compared = [*_manifest(folder, known), *_trials(folder, plan), *_plan(folder, plan), *_image(known)]

@@ -14,7 +14,7 @@ from bench.mlperf.result import Result
 from bench.results import cost
 from bench.results.kind import read
 from bench.results.measurement import Measurement, hardware_facts
-from bench.runs import ledger
+from bench.runs import ledger, names
 from bench.studies import arms, folder
 from bench.studies.arms import Arm
 from bench.studies.spec import Calculated, Window
@@ -137,7 +137,7 @@ def run_set(text: str) -> RunSet:
 
 def _as_in_study(trial: ValidTrial) -> ValidTrial:
     """Return a trial with the measurements of its study's tables; a trial of no study is returned unchanged."""
-    slug = compare.arm_of(trial.folder)
+    slug = names.arm_of(trial.folder)
     if not slug:
         return trial
     stored = folder.read(trial.folder.parent)

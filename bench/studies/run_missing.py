@@ -20,9 +20,9 @@ from bench.launch import resume, start
 from bench.launch import run_here as runs_here
 from bench.runs import ledger
 from bench.runs import run as runs
+from bench.runs.command_line import with_overrides
 from bench.runs.folder import NOT_OTHERS, require_ours, short
 from bench.runs.run import POLL_S
-from bench.runs.summary import with_overrides
 from bench.studies import folder as folders
 from bench.studies import plans
 from bench.studies.session import RunStatus, RunStatuses, Session, State
@@ -109,7 +109,7 @@ def planned(session: Session, todo: RunStatus) -> tuple[contract_plans.Plan, str
     batch = session.batch_of(todo)
     plan, config_yaml = plans.for_run(session.request, todo.name.arm, batch, folder=todo.folder, block=todo.name.block)
     overrides = [*session.request.overrides(todo.name.arm, batch), f"launch.folder={short(todo.folder)}"]
-    return plan, with_overrides(config_yaml, overrides)
+    return plan, with_overrides(config_yaml, overrides, session.request.config_dir)
 
 
 SHARED = "job."

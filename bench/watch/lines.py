@@ -79,8 +79,8 @@ def current(views: Sequence[View]) -> View:
     return (running or begun[::-1] or list(views))[0]
 
 
-def facts(view: View) -> Iterator[tuple[str, str]]:
-    """Yield labels and values of everything that is known about the trial."""
+def facts(view: View, *, width: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield labels and values of everything that is known about the trial; `width` is the room for a value."""
     progress, seen = view.progress, view.outlook
     if view.note:
         yield NOTE, clean(view.note)
@@ -97,7 +97,7 @@ def facts(view: View) -> Iterator[tuple[str, str]]:
         yield "train loss", f"{progress.train_loss:.4f}{lr}"
     if seen.step_time_ms is not None:
         yield "step time", _pace(view)
-    if text := _evaluations(view):
+    if text := _evaluations(view, width):
         yield "evaluation", text
     if view.hottest is not None:
         yield "GPUs", clean(view.hottest.text())
@@ -126,15 +126,19 @@ def _pace(view: View) -> str:
     return f"{seen.step_time_ms / 1000:.4g} s{trend}{rate}"
 
 
-def _evaluations(view: View) -> str:
+def _evaluations(view: View, width: int | None) -> str:
+    """Return the latest evaluations and the target: as many as fit, and always the newest."""
     target, done = goal(view.progress, view.planned), view.progress.evaluations
+    goal_text = "" if target is None else f"(target {target.value:g})"
+    if not done:
+        return f"none yet  {goal_text}" if goal_text else ""
     parts = [_value(e) + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
-    if len(done) > SHOWN_EVALUATIONS:
-        parts.insert(0, "…")
-    if target is not None:
-        parts += [] if parts else ["none yet"]
-        parts.append(f"(target {target.value:g})")
-    return "  ".join(parts)
+    older = len(done) > SHOWN_EVALUATIONS
+    texts = [
+        "  ".join(filter(None, ("…" * (older or first > 0), *parts[first:], goal_text))) for first in range(len(parts))
+    ]
+    texts += ["  ".join(filter(None, (_value(done[-1]), goal_text))), _value(done[-1])]
+    return next((text for text in texts if width is None or len(text) <= width), texts[-1])
 
 
 def _value(evaluated: Evaluated) -> str:

@@ -33,10 +33,10 @@ def picture(views: Sequence[View], *, width: int, height: int) -> "Group":
 
     shown = current(views)
     foot = Text(f"{UNVERIFIED} n = {len(views)}", style="dim")
-    lines = [_headline(shown), *_details(shown, _chances(shown.outlook.coming, width)), foot]
+    lines = [_headline(shown), *_details(shown, _chances(shown.outlook.coming, width), width), foot]
     least = 1 + min(len(views), LEAST_ROWS) if len(views) > 1 else 0
     if len(lines) + least >= height:
-        lines = [_headline(shown), *_details(shown, []), foot]
+        lines = [_headline(shown), *_details(shown, [], width), foot]
     for text in lines:
         text.no_wrap, text.overflow = True, "ellipsis"
     rows = height - len(lines) - 2
@@ -67,13 +67,13 @@ def _style(view: View) -> str:
     )
 
 
-def _details(view: View, chances: "list[Text]") -> "list[Text]":
+def _details(view: View, chances: "list[Text]", width: int) -> "list[Text]":
     """Return a line for each fact, the probabilities below the forecast, and warnings."""
     from rich.text import Text
 
     more = {"trained": _bar(view), "step time": _sparkline(view.progress)}
     lines = []
-    for label, text in facts(view):
+    for label, text in facts(view, width=width - LABEL_WIDTH):
         lines.append(
             Text.assemble((f"{label:<{LABEL_WIDTH}}", "dim"), "  ".join(filter(None, [text, more.get(label)])))
         )
@@ -84,12 +84,14 @@ def _details(view: View, chances: "list[Text]") -> "list[Text]":
 def _bar(view: View) -> str:
     """Return a progress bar up to the likely end of training, else up to the end in its plan."""
     seen, samples = view.outlook, view.progress.samples
-    total = (seen.samples_range[1] if seen.samples_range else None) or view.planned.max_samples
+    likely = seen.samples_range[1] if seen.samples_range else None
+    total = likely or view.planned.max_samples
     if total is None or samples is None or not view.is_running:
         return ""
     share = min(1.0, samples / total)
     done = round(share * BAR_WIDTH)
-    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} of {total:,.0f}"
+    limit = "of" if likely or view.planned.target is None else "of at most"  # a target may be reached earlier
+    return f"{'━' * done}{'╌' * (BAR_WIDTH - done)} {percent(share)} {limit} {total:,.0f}"
 
 
 def _sparkline(progress: Progress) -> str:

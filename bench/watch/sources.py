@@ -19,7 +19,7 @@ from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import folder as folders
-from bench.runs import ledger
+from bench.runs import ledger, names
 from bench.runs import run as runs
 from bench.watch import prediction, trackers
 from bench.watch.hardware import Gpus
@@ -276,17 +276,12 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
     """
     for path in paths:
         if not path.exists() and not (path.suffix and path.parent.is_dir()):
-            raise ConfigError(
-                f"{printable(str(path))} does not exist",
-                where="command line",
-                fix="give a run folder (runstop runs lists all); a log that does not exist yet needs a name with a "
-                "suffix (result_0.txt) in an existing folder",
-            )
+            raise names.missing(path, files=True)
     limits = Planned(limit_min=walltime_min)
     are_alike = len({path.name for path in paths}) < len(paths)
-    names = [printable(str(path) if are_alike else path.name) for path in paths]
+    shown = [printable(str(path) if are_alike else path.name) for path in paths]
     return WatchedTrials(
-        tuple(Watched(n, Follower(path), limits, trials) for n, path in zip(names, paths, strict=True))
+        tuple(Watched(n, Follower(path), limits, trials) for n, path in zip(shown, paths, strict=True))
     )
 
 

@@ -41,6 +41,10 @@ VERBS: dict[str, Callable[[Path], list[object]]] = {
     "pack": lambda run: [run, "-o", run.parent.parent / "pack", "--org", "lab"],
     "cancel": lambda run: [run],
     "resume": lambda run: [run],
+    "tag": lambda run: [run],
+    "rerun": lambda run: [run, "launch.dry_run=true"],
+    "rm": lambda run: [run, "--dry-run"],
+    "gc": lambda run: [run.parent, "--older-than", "0.000001", "--dry-run"],
 }
 
 
@@ -135,7 +139,7 @@ def test_every_verb_reads_a_hostile_folder_and_does_nothing(
         assert stop.value.code in (0, 1, 2) and "Traceback" not in printed, (verb, printed)
         assert not [letter for letter in printed if not letter.isprintable() and letter not in "\n\t"], (verb, printed)
         assert contents(run) == before and deeds == [], (verb, deeds)
-        if verb in ("cancel", "resume") and how in UNOWNED and os.geteuid() == 0:
+        if verb in ("cancel", "resume", "rerun", "rm") and how in UNOWNED and os.geteuid() == 0:
             assert stop.value.code == 2 and "CFG-11" in printed, (verb, printed)
     assert "scancel" not in calls.names()
     assert "sbatch" not in calls.names() or how not in UNOWNED
@@ -258,6 +262,28 @@ def test_files_that_others_could_have_changed_are_not_run(template: Path, tmp_pa
             with pytest.raises(ConfigError, match=f"CFG-11: other users can write to this file.*\n.*/{name}\n"):
                 verb(run)
     assert calls.names() == set()
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["the folder of another user", "a script that all can write to", "a lock that names init", "rank_logs is a link"],
+)
+def test_rm_deletes_no_folder_that_is_not_ours_alone(
+    how: str, template: Path, tmp_path: Path, calls: Calls, deeds: list[str], in_time: None
+) -> None:
+    """Also not after the questions are answered; and `tag` writes nothing into it."""
+    run = shutil.copytree(template, tmp_path / "runs" / "run")
+    HOSTILE[how](run)
+    if how == "rank_logs is a link":
+        shutil.rmtree(run / "rank_logs")
+        (run / "rank_logs").symlink_to("/etc")
+    before = contents(run)
+    for words in (["rm", run, "--yes"], ["gc", run.parent, "--older-than", "0.000001", "--yes"], ["tag", run, "x"]):
+        if how in UNOWNED and os.geteuid() != 0 or (how == "a lock that names init" and words[0] == "tag"):
+            continue
+        with pytest.raises(SystemExit):
+            main(list(map(str, words)))
+    assert contents(run) == before and deeds == []
 
 
 def test_errors_print_no_escapes() -> None:

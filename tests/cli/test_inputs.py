@@ -98,5 +98,23 @@ def test_missing_file_exits_with_two(written_log: MakeLog, tmp_path: Path, argv:
     assert run(*(paths.get(argument, argument) for argument in argv)) == 2
 
 
+def test_a_run_is_parsed_and_replayed_by_its_name(
+    written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOGDIR", str(tmp_path / "runs"))
+    run_folder = tmp_path / "runs" / "a-run"
+    run_folder.mkdir(parents=True)
+    (run_folder / "plan.json").write_text("{}")
+    assert run("parse", "a-r") == 2 and "this folder has no result_*.txt" in capsys.readouterr().err
+    data = written_log().read_bytes()
+    for number in (0, 10, 2):
+        (run_folder / f"result_{number}.txt").write_bytes(data)
+    assert run("parse", "latest", "--json") == 0
+    files = [one["file"] for one in answers.read(capsys.readouterr().out)]
+    assert files == [str(run_folder / f"result_{number}.txt") for number in (0, 2, 10)]
+    assert run("watch", "--replay", "a-run", "--once") == 0
+    assert run("watch", "--replay", str(run_folder), "--once") == 2
+
+
 def test_invalid_log_exits_with_one(written_log: MakeLog) -> None:
     assert run("parse", str(written_log(status="aborted"))) == 1

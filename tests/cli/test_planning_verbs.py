@@ -141,6 +141,8 @@ def test_cancel_and_resume_take_run_folders(verb: Verb, tmp_path: Path, monkeypa
     monkeypatch.setattr(launch_resume, "cancel", lambda folder: f"of {folder.name}")
     monkeypatch.setattr(launch_resume, "resume", resume)
     a, b = tmp_path / "a", tmp_path / "b"
+    for run in (a, b):
+        run.mkdir()
     lines = [f"job of {run.name} is cancelled; to resume the run: runstop resume {run}\n" for run in (a, b)]
     assert verb("cancel", a, b) == (0, "".join(lines), "")
     assert verb("resume", a) == (7, "", "")

@@ -14,7 +14,7 @@ from bench import cli
 from bench.cli import arguments, main
 from bench.errors import BenchError, ConfigError, output_is_written
 from bench.planning import compose
-from bench.runs import run as runs
+from bench.runs import names
 from helpers import answers
 from helpers.paths import ROOT
 
@@ -48,6 +48,10 @@ VERBS = [
     "logs",
     "cancel",
     "resume",
+    "rerun",
+    "tag",
+    "rm",
+    "gc",
     "image",
     "watch",
     "parse",
@@ -139,7 +143,7 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
     assert arguments.run_folders([tmp_path / "a"]) == [tmp_path / "a"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latest").mkdir()
-    assert runs.resolved(Path("latest")) == Path("latest")
+    assert names.one("latest") == Path("latest")
 
 
 def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,4 +199,4 @@ def test_verbose_logs_steps(tmp_path: Path) -> None:
         done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.endswith("job\n")
         messages[words] = done.stderr
-    assert messages == {(): "", ("-v",): f"INFO bench.runs.run: the newest run is {tmp_path}/only\n"}
+    assert messages == {(): "", ("-v",): f"INFO bench.runs.names: latest is {tmp_path}/only\n"}

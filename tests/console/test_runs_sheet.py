@@ -11,7 +11,10 @@ from bench.console import runs as run_sheets
 from bench.contract import plan_kinds
 from bench.planning import compose
 from bench.runs import ledger
-from bench.runs.summary import Summary, summary, with_overrides
+from bench.runs.command_line import with_overrides
+from bench.runs.summary import Summary, summary
+from helpers.clock import turned
+from helpers.planted_runs import plant
 
 MakeLog = Callable[..., Path]
 
@@ -78,6 +81,20 @@ def test_runs_without_training_are_listed(task: str, tmp_path: Path, capsys: pyt
     assert "measured" in capsys.readouterr().out
 
 
+def test_a_run_started_when_its_history_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = turned(monkeypatch)
+    folder = plant(tmp_path / "a", clock, 100.0, 90.0, plan=compose.compose(["task=lora_tiny", "cluster=local"]))
+    os.utime(folder / "plan.json", (1.8e9 - 7200, 1.8e9 - 7200))
+    printed = []
+    for words in (["runs", str(tmp_path)], ["history", "lora_tiny", "--folder", str(tmp_path)]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        printed.append(capsys.readouterr().out.splitlines()[2].split("\t"))
+    assert printed[0][1] == printed[1][0] == summary(folder).started
+
+
 def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
     for age, name in enumerate(("new", "middle", "old")):
@@ -89,8 +106,9 @@ def test_runs_are_listed_newest_first(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["runs", str(tmp_path), "--limit", "2"])
     title, heading, *rows, caption = capsys.readouterr().out.splitlines()
-    assert heading.split("\t") == ["run", "started", "state", "trials", "overrides"]
-    assert [(row.split("\t")[0], row.split("\t")[-1]) for row in rows] == [
+    assert heading.split("\t") == list(run_sheets.COLUMNS), "the same columns for every list"
+    overrides = run_sheets.COLUMNS.index("overrides")
+    assert [(row.split("\t")[0], row.split("\t")[overrides]) for row in rows] == [
         ("new", "seed_base=0"),
         ("middle", "seed_base=1"),
     ]

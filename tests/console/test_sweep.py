@@ -38,4 +38,4 @@ def test_a_sweep_ends_with_a_table_of_its_runs(
     assert cells[0][6] == "1.000" and cells[2][3:] == [""] * 4
     folders = sorted((tmp_path / "runs").iterdir())
     assert {summary(folder).overrides for folder in folders} == {f"task=lora_tiny recipe.lr=0.00{n}" for n in (1, 2, 3)}
-    assert all(folder.joinpath("config.yaml").read_text().splitlines()[1].startswith("task:") for folder in folders)
+    assert all(folder.joinpath("config.yaml").read_text().splitlines()[2].startswith("task:") for folder in folders)

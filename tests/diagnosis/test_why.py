@@ -636,7 +636,7 @@ def test_the_verb(written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFi
     assert fine == "rule: none  no failure: the run succeeded"
     assert answers.one(as_json)["rule"] == "SLU-09" and answers.one(as_json)["line"] == 1
     assert "exclude the node" in "".join(plain)
-    with pytest.raises(ConfigError, match="this file or folder does not exist"):
+    with pytest.raises(ConfigError, match="no run or file has this name"):
         diagnosis.runs([tmp_path / "nothing"])
     with pytest.raises(ConfigError, match="the folder has no logs"):
         (tmp_path / "empty").mkdir()

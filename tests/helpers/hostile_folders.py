@@ -202,6 +202,15 @@ HOSTILE: dict[str, Damage] = {
     "an error of a rank with escapes": _write(
         "rank_logs/trial_0_rank_0.error", json.dumps({"what": ESCAPES, "fix": ESCAPES, "rule": "RUN-01", "time": "x"})
     ),
+    "tags with escapes": _write("tags.json", json.dumps({"tags": [ESCAPES, "ok", 7, {}], "note": ESCAPES})),
+    "tags of other types": _write("tags.json", json.dumps({"tags": {"a": 1}, "note": ["x"]})),
+    "deep tags": _write("tags.json", DEEP),
+    "a pipe as the tags": _replace("tags.json", os.mkfifo),
+    "a command line of other types": _write("config.yaml", '# launched: {"overrides": [1], "config_dir": 7}\n'),
+    "a deep command line": _write("config.yaml", f"# launched: {DEEP}\n"),
+    "a command line that names a program": _write(
+        "config.yaml", '# launched: {"overrides": ["engine=command", "a=\\u001b[2J"], "config_dir": "/nosuch"}\n'
+    ),
     "YAML that constructs": _write("config.yaml", "a: !!python/object/apply:os._exit [42]\n"),
     "Python modules": _modules,
     "the folder of another user": _owned("."),

@@ -209,7 +209,7 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
     ("argv", "message"),
     [
         (["a"], "compare needs exactly two arguments, but the command has 1"),
-        (["a", "missing"], "this path contains no run"),
+        (["a", "missing"], "no run or file has this name: missing"),
         (["**a*", "b"], "**a* is not allowed in a glob pattern"),
         (["a", "a"], "this run is in both sets"),
         (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both sets of runs"),

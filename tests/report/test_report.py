@@ -315,7 +315,7 @@ def test_interrupt_keeps_the_last_report(trial_set: MakeSet, monkeypatch: pytest
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"no result_\*\.txt"):
         load([tmp_path])
-    with pytest.raises(ConfigError, match="this file or folder does not exist"):
+    with pytest.raises(ConfigError, match="no run or file has this name"):
         load([tmp_path / "nowhere"])
 
 

@@ -338,6 +338,22 @@ def test_the_picture_fits_the_terminal(width: int, height: int) -> None:
         assert "0.9350" in "".join(segment.text for row in lines for segment in row)
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_the_newest_evaluation_is_shown_at_every_width(width: int) -> None:
+    running = tracked(trial(0.96, 0.95, 0.94, 0.935))
+    view = View(
+        name="trial 0",
+        progress=running,
+        planned=Planned(),
+        outlook=prediction.look(running, Planned(), running.last_ms),
+    )
+    console = Console(file=io.StringIO(), width=width, height=30)
+    rows = console.render_lines(picture([view], width=width, height=30))
+    texts = ["".join(segment.text for segment in row) for row in rows]
+    (evaluation,) = (text for text in texts if text.startswith("evaluation"))
+    assert "0.9350" in evaluation and ("(target 0.925)" in evaluation) == (width >= 40)
+
+
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         cli.main(["watch", *argv])

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from bench.contract import mllog
 from bench.mlperf.result import parse
 from helpers import ranks
+from helpers.chosen import chosen
 from helpers.huggingface_runs import BLOCK, FSDP2, STEPS, TRAINS, ZERO, composed, facts, held, losses, needed, trained
 
 needed()
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.trains, pytest.mark.skipif(ranks.DEVICE != "cpu", reas
 STRATEGIES = {"ddp": (), "fsdp2": (FSDP2,)} | {
     f"zero{stage}": (ZERO, f"{BLOCK}.zero_stage={stage}") for stage in range(4)
 }
+OF_TESTS = [pytest.param(name, marks=pytest.mark.slow if name in ("zero0", "zero1") else ()) for name in STRATEGIES]
 QLORA = ("task.training.trains=qlora", "precision=bf16")
 ROWS = {"all": 2, "lora": 4}
 """Micro-batch sizes with two and with one micro-batch a step: the losses do not depend on it."""
@@ -31,11 +33,12 @@ SHARDED = {"fsdp2", "zero3"}
 
 
 @pytest.fixture(scope="module")
-def folder(runs: Path) -> Path:
-    """Every strategy, full fine-tuning and LoRA, trained in one start of the ranks."""
+def folder(runs: Path, request: pytest.FixtureRequest) -> Path:
+    """Every strategy of the chosen tests, full fine-tuning and LoRA, trained in one start of the ranks."""
     plans = {
         f"{strategy}_{trains}": composed(runs, *TRAINS[trains], *overrides, f"recipe.micro_batch_size={ROWS[trains]}")
         for strategy, overrides in STRATEGIES.items()
+        if (strategy,) in chosen(request, "strategy")
         for trains in TRAINS
     }
     plans |= {"from_megatron": composed(runs, *TRAINS["lora"]), "qlora": composed(runs, *TRAINS["lora"], *QLORA)}
@@ -47,7 +50,7 @@ def folder(runs: Path) -> Path:
 
 
 @pytest.mark.parametrize("trains", TRAINS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", OF_TESTS)
 def test_every_strategy_has_the_losses_of_megatron(strategy: str, trains: str, folder: Path) -> None:
     expected, got = losses(folder / f"megatron_{trains}"), losses(folder / f"{strategy}_{trains}")
     assert len(got) == STEPS and expected[-1] < expected[0] - 0.1, "the loss must have fallen"
@@ -55,7 +58,7 @@ def test_every_strategy_has_the_losses_of_megatron(strategy: str, trains: str, f
 
 
 @pytest.mark.parametrize("trains", TRAINS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", OF_TESTS)
 def test_ranks_hold_and_update_the_parts_of_their_strategy(strategy: str, trains: str, folder: Path) -> None:
     """If all ranks held the full model, the losses would be the same, but another strategy would be measured."""
     run, whole = folder / f"{strategy}_{trains}", folder / f"ddp_{trains}"

@@ -22,6 +22,7 @@ from bench.contract.model import Model
 from bench.contract.plan import Plan
 from bench.mlperf.result import parse
 from helpers import ranks
+from helpers.chosen import chosen
 from helpers.short_training import values
 
 with warnings.catch_warnings():
@@ -251,21 +252,23 @@ def test_lora_trains_attention_and_freezes_experts_and_router(folder: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> dict[tuple[str, str], Path]:
+def trained(folder: Path, request: pytest.FixtureRequest) -> dict[tuple[str, str], Path]:
     """The run folders of two shapes in every layout of two ranks, trained in one start of the ranks."""
     if not ranks.have(2):
         pytest.skip("2 GPUs needed")
     plans = {}
-    for shape in ("mixtral", "qwen3_moe"):
+    for shape, layout in sorted(chosen(request, "shape", "layout")):
         reference(shape, folder)
-        plans |= {(shape, layout): composed(shape, folder, TWO, *split) for layout, split in LAYOUTS.items()}
+        plans[shape, layout] = composed(shape, folder, TWO, *LAYOUTS[layout])
     folders = {key: ranks.write(plan, folder / "_".join(("run", *key))) for key, plan in plans.items()}
     ranks.run(next(iter(plans.values())), folder, "tests.helpers.curves", *map(str, folders.values()))
     return folders
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=() if name in ("ep2", "tp2_sp") else pytest.mark.slow) for name in LAYOUTS]
+)
 @pytest.mark.parametrize("shape", ["mixtral", "qwen3_moe"])
 def test_every_layout_has_the_losses_of_transformers(
     shape: str, layout: str, folder: Path, trained: dict[tuple[str, str], Path]
@@ -293,6 +296,7 @@ def test_experts_with_replicas_have_the_losses_of_transformers(folder: Path) -> 
 
 
 @pytest.mark.trains
+@pytest.mark.slow
 def test_training_that_splits_experts_resumes_with_another_split(tmp_path: Path, folder: Path) -> None:
     """Bitwise with the same split; with the same losses on ranks that hold all experts."""
     if not ranks.have(2):
