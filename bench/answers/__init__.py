@@ -15,6 +15,7 @@ from bench import masked_json
 from bench.answers import schema
 
 if TYPE_CHECKING:
+    from bench.contract.cluster import Gpu
     from bench.contract.plan import Plan
     from bench.diagnosis import Explanation
     from bench.fetch.download import Planned
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from bench.history.regression import HistoryRun, Judgement, TaskHistory
     from bench.images.importer import Imported
     from bench.images.store import Entry, Record
-    from bench.launch.calibrate import Calibrated
     from bench.mlperf.package import Package
     from bench.mlperf.result import Span
     from bench.mlperf.score import Score
@@ -102,7 +102,7 @@ def verdict(file: Path, judged: "Judged", **of_kind: Any) -> schema.TrialVerdict
         problems=tuple(judged.problems),
         measurements=judged.of_kind.measurements,
         official=judged.verdicts if KINDS[judged.kind].has_official_rules else None,
-        loads=of_kind.get("loads"),
+        loads=msgspec.convert(of_kind.get("loads"), tuple[schema.ServedLoad, ...] | None),
         started=utc(result.run_start_ms),
         stopped=utc(result.run_stop_ms),
         time_to_train_min=result.minutes,
@@ -358,5 +358,5 @@ def download(folder: Path, record: "FetchRecord", wrong: Sequence[tuple[str, str
     )
 
 
-def calibration(done: "Calibrated") -> schema.Calibration:
-    return schema.Calibration(file=str(done.file), skipped=tuple(done.skipped), gpu=done.gpu)
+def calibration(file: Path, gpu: "Gpu", *, skipped: Sequence[str]) -> schema.Calibration:
+    return schema.Calibration(file=str(file), skipped=tuple(skipped), gpu=gpu)

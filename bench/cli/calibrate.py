@@ -29,7 +29,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     if args.json:
         from bench import answers
 
-        answers.show(answers.calibration(done))
+        answers.show(answers.calibration(done.file, done.gpu, skipped=done.skipped))
         return 0
     for table in sheets.tables(done.gpu, skipped=done.skipped):
         sheet.show(table)

@@ -15,6 +15,7 @@ from bench.runs.folder import short
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
+    from bench.watch.lines import View
 
 
 def _add_watch(verbs: arguments.Verbs) -> None:
@@ -68,7 +69,12 @@ def _watch(args: argparse.Namespace) -> int:
             job = sources.replay(file, speed=args.speed, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
-    how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
+    how = watch.How(
+        interval_s=args.interval,
+        once=args.once,
+        until_target=args.until_target,
+        show_json=_show_progress if args.json else None,
+    )
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
 
@@ -83,6 +89,12 @@ def _watched(texts: Sequence[str]) -> list[Path]:
 
 _OF_LOGS = (".txt", ".out", ".err", ".log")
 """Suffixes of logs."""
+
+
+def _show_progress(time_ms: int, views: "Sequence[View]") -> None:
+    from bench import answers
+
+    answers.show(answers.progress(time_ms, views))
 
 
 def _add_parse(verbs: arguments.Verbs) -> None:

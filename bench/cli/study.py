@@ -211,10 +211,11 @@ def _ended(result: "StudyResult", args: argparse.Namespace) -> int:
     """Write --junit; return 1 if a reference value is not reached."""
     if args.junit:
         from bench.console import junit
+        from bench.studies import junit as study_cases
 
         folders = [Path(one.folder) for one in result.platforms if one.folder] or [Path(result.folder)]
-        arms = [case for folder in folders for case in junit.of_arms(folder, result.command)]
-        junit.write(args.junit, f"study {result.name}", [*arms, *junit.of_references(result)])
+        arms = [case for folder in folders for case in study_cases.of_arms(folder, result.command)]
+        junit.write(args.junit, f"study {result.name}", [*arms, *study_cases.of_references(result)])
     return 0 if result.meets_references else 1
 
 

@@ -423,10 +423,9 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
         return [findings_table(findings)] if findings else []
 
     def json_fields(self, result: ServingResult) -> dict[str, Any]:
-        from bench.answers.schema import ServedLoad
-
-        served = (ServedLoad(load=one.load.name, loadgen=one.validity, reason=one.reason) for one in result.loads)
-        return {"loads": tuple(served)}
+        return {
+            "loads": [{"load": one.load.name, "loadgen": one.validity, "reason": one.reason} for one in result.loads]
+        }
 
     def table_rows(self, trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
         return _rows(trial)

@@ -1,7 +1,7 @@
 """Watch running trials: a live screen on a terminal, lines with timestamps in a pipe, or JSON."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,7 +36,8 @@ class How:
     once: bool = False
     until_target: bool = False
     """End as soon as all trials have reached their targets."""
-    as_json: bool = False
+    show_json: "Callable[[int, Sequence[View]], None] | None" = None
+    """Prints the time in milliseconds and the trials as JSON; None: text."""
 
 
 def watch(job: WatchedTrials, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
@@ -81,8 +82,8 @@ def _shown(job: WatchedTrials, how: How, console: "Console | None") -> Iterator[
     from rich.console import Console
 
     screen = console or Console(highlight=False)
-    if how.as_json:
-        yield partial(_show_json, job), LIVE_S if screen.is_terminal else PLAIN_S
+    if how.show_json is not None:
+        yield partial(_show_json, job, how.show_json), LIVE_S if screen.is_terminal else PLAIN_S
     elif not screen.is_terminal:
         _say(screen, f"{UNVERIFIED} n = {len(job.trials)}")
         yield partial(_show_lines, job, screen, set()), PLAIN_S
@@ -118,11 +119,11 @@ def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
         console.print(picture(views, width=console.width, height=console.height))
 
 
-def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
+def _show_json(
+    job: WatchedTrials, show: Callable[[int, Sequence[View]], None], views: list[View], is_due: bool
+) -> None:
     if is_due:
-        from bench import answers
-
-        answers.show(answers.progress(job.now_ms(), views))
+        show(job.now_ms(), views)
 
 
 def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:

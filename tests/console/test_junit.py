@@ -36,13 +36,13 @@ references:
 def cases(path: Path) -> dict[str, ET.Element]:
     """Return the cases by name, and check the counts and the elements that CI systems know."""
     (suite,) = ET.parse(path).getroot()
-    found = list(suite)
-    assert {case.tag for case in found} == {"testcase"}
-    assert {part.tag for case in found for part in case} <= {"failure", "skipped", "system-out"}
+    by_name = list(suite)
+    assert {case.tag for case in by_name} == {"testcase"}
+    assert {part.tag for case in by_name for part in case} <= {"failure", "skipped", "system-out"}
     for name, tag in (("failures", "failure"), ("skipped", "skipped")):
-        assert int(suite.attrib[name]) == sum(case.find(tag) is not None for case in found)
-    assert int(suite.attrib["tests"]) == len(found) and suite.attrib["errors"] == "0"
-    return {case.attrib["name"]: case for case in found}
+        assert int(suite.attrib[name]) == sum(case.find(tag) is not None for case in by_name)
+    assert int(suite.attrib["tests"]) == len(by_name) and suite.attrib["errors"] == "0"
+    return {case.attrib["name"]: case for case in by_name}
 
 
 def failure(case: ET.Element) -> str:
@@ -52,7 +52,7 @@ def failure(case: ET.Element) -> str:
 
 def run(*argv: object) -> int:
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(word) for word in argv])
+        cli.main(list(map(str, argv)))
     assert isinstance(stop.value.code, int)
     return stop.value.code
 
@@ -74,10 +74,10 @@ def test_checks_fail_with_where_and_fix(tmp_path: Path) -> None:
         Checked("site", (), "login", unknown="not queried"),
     ]
     junit.write(tmp_path / "doctor.xml", "doctor", junit.of_checks([tier]))
-    found = cases(tmp_path / "doctor.xml")
-    assert failure(found["room"]) == f"KUB-02: no ?[1mroom\n  where: here\n  fix:   {error.fix}"
-    assert failure(found["speed"]) == "" and "9 GB/s" in str(found["speed"].findtext("system-out"))
-    assert found["site"].find("skipped") is not None
+    by_name = cases(tmp_path / "doctor.xml")
+    assert failure(by_name["room"]) == f"KUB-02: no ?[1mroom\n  where: here\n  fix:   {error.fix}"
+    assert failure(by_name["speed"]) == "" and "9 GB/s" in str(by_name["speed"].findtext("system-out"))
+    assert by_name["site"].find("skipped") is not None
 
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_a_study_fails_at_its_reference_values(tmp_path: Path, capsys: pytest.Ca
     valid_run(folder / "a.2", [1.1])
     failed(folder / "b.2", "RUN-01", "a GPU is full")
     assert run("study", folder, "--json", "--junit", file) == 1
-    found = cases(file)
-    assert "1060 ms is +6.0 % from 1000 ms" in failure(found["a step_time"]) and not failure(found["b step_time"])
-    assert "b.2 out of memory" in failure(found["b"]) and "runstop why" in failure(found["b"])
+    by_name = cases(file)
+    assert "1060 ms is +6.0 % from 1000 ms" in failure(by_name["a step_time"]) and not failure(by_name["b step_time"])
+    assert "b.2 out of memory" in failure(by_name["b"]) and "runstop why" in failure(by_name["b"])
     verdicts = [one["verdict"] for one in answers.one(capsys.readouterr().out)["references"]]
     assert verdicts == ["failed", "passed"], "b is twice as fast as its reference"
     assert run("study", folder, "--junit", tmp_path / "nowhere/x.xml") == 2

@@ -85,13 +85,13 @@ def broken(kept: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
                 yield f"{name}.{field} may be missing"
 
 
-def _type(of: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in of.items() if key not in ("default", "description")}
+def _type(field: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in field.items() if key not in ("default", "description")}
 
 
-def version(of: dict[str, Any]) -> tuple[int, int]:
+def version(schema_of_kind: dict[str, Any]) -> tuple[int, int]:
     """Return MAJOR and MINOR of a JSON Schema."""
-    major, minor = of["title"].rsplit("/", 1)[1].split(".")
+    major, minor = schema_of_kind["title"].rsplit("/", 1)[1].split(".")
     return int(major), int(minor)
 
 
@@ -102,10 +102,10 @@ def page() -> str:
         sections.append(f"## {verb}\n")
         for kind in kinds:
             name = kind.__struct_config__.tag.split("/")[1]
-            of = schema(name)
-            own = of["$ref"].rsplit("/", 1)[1]
-            parts |= {part: of for part in of["$defs"] if part != own}
-            sections.append(_section(f"`{of['title']}` ([schema](schemas/{name}.json))", kind, of, own))
+            whole = schema(name)
+            own = whole["$ref"].rsplit("/", 1)[1]
+            parts |= {part: whole for part in whole["$defs"] if part != own}
+            sections.append(_section(f"`{whole['title']}` ([schema](schemas/{name}.json))", kind, whole, own))
     sections.append("## Objects inside of answers\n")
     for name in sorted(parts):
         if "properties" in parts[name]["$defs"][name]:
@@ -113,12 +113,12 @@ def page() -> str:
     return "\n".join(sections).rstrip("\n") + "\n"
 
 
-def _section(heading: str, kind: type, of: dict[str, Any], own: str) -> str:
-    """Return the fields of an object; `of` is the schema that has it under the name `own`."""
-    said = _in_json((inspect.getdoc(kind) or "").split("\n\n")[0])
-    lines = [textwrap.fill(f"{heading}: {said}", 120, break_long_words=False, break_on_hyphens=False), ""]
-    documented, defs = _docstrings(kind), of["$defs"]
-    for name, field in of["$defs"][own]["properties"].items():
+def _section(heading: str, kind: type, whole: dict[str, Any], own: str) -> str:
+    """Return the fields of an object; `whole` is the schema that has it under the name `own`."""
+    summary = _in_json((inspect.getdoc(kind) or "").split("\n\n")[0])
+    lines = [textwrap.fill(f"{heading}: {summary}", 120, break_long_words=False, break_on_hyphens=False), ""]
+    documented, defs = _docstrings(kind), whole["$defs"]
+    for name, field in whole["$defs"][own]["properties"].items():
         if name == "schema":
             continue
         more = documented.get(name, "")

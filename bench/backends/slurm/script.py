@@ -317,7 +317,7 @@ def _container(plan: Plan) -> list[str]:
             f"    {' '.join(containers.apptainer_options(plan))}",
             *(f"    --bind={_quoted(mount)}" for mount in _mounts(plan)),
             '    --pwd="$run"',
-            *(f"    {_shell_word(word)}" for word in c.arguments or []),
+            *(f"    {_shell_word(argument)}" for argument in c.arguments or []),
             f"    {_quoted(c.image or '')}",
             "  )",
             "}",
