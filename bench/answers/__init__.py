@@ -358,5 +358,5 @@ def download(folder: Path, record: "FetchRecord", wrong: Sequence[tuple[str, str
     )
 
 
-def calibration(file: Path, gpu: "Gpu", *, skipped: Sequence[str]) -> schema.Calibration:
-    return schema.Calibration(file=str(file), skipped=tuple(skipped), gpu=gpu)
+def calibration(file: Path, gpu: "Gpu", *, skipped: Sequence[str], link_error: str | None) -> schema.Calibration:
+    return schema.Calibration(file=str(file), skipped=tuple(skipped), link_error=link_error, gpu=gpu)

@@ -253,4 +253,6 @@ class Calibration(Answer, kw_only=True, tag="runstop/calibration/1.0"):
     """The file of the GPU in the user's config folder."""
     skipped: tuple[str, ...]
     """Points that do not fit in the GPU's memory."""
+    link_error: str | None
+    """Why the links between GPUs were not measured; null if they were, or if there is one GPU."""
     gpu: Gpu

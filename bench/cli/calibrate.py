@@ -29,9 +29,9 @@ def _calibrate(args: argparse.Namespace) -> int:
     if args.json:
         from bench import answers
 
-        answers.show(answers.calibration(done.file, done.gpu, skipped=done.skipped))
+        answers.show(answers.calibration(done.file, done.gpu, skipped=done.skipped, link_error=done.link_error))
         return 0
-    for table in sheets.tables(done.gpu, skipped=done.skipped):
+    for table in sheets.tables(done.gpu, skipped=done.skipped, link_error=done.link_error):
         sheet.show(table)
     print(f"written to {done.file}; runstop plan task=… uses it on this machine")
     return 0

@@ -6,7 +6,7 @@ from bench.contract.cluster import Gpu
 from bench.report.tables import TextTable
 
 
-def tables(gpu: Gpu, *, skipped: Sequence[str]) -> list[TextTable]:
+def tables(gpu: Gpu, *, skipped: Sequence[str], link_error: str | None = None) -> list[TextTable]:
     """Return the rates of a calibrated GPU: GEMMs by size, then all others."""
     rates = gpu.rates
     assert rates is not None, "calibrate measures rates"
@@ -40,6 +40,7 @@ def tables(gpu: Gpu, *, skipped: Sequence[str]) -> list[TextTable]:
             (f"all-reduce of {mib:g} MiB, bus bandwidth (GB/s)", _number(rate))
             for mib, rate in zip(r.busbw_mib, r.busbw_gbs, strict=True)
         ),
+        *([("all-reduce between the GPUs", f"not measured: {link_error}")] if link_error else []),
     ]
     return [
         TextTable(f"{gpu.name}: GEMMs", gemms, ("TFLOP of a layer", "BF16 (TFLOP/s)", "FP8 (TFLOP/s)"), caption),

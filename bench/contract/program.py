@@ -62,6 +62,7 @@ PLACEHOLDERS = {
     "trial": "number of the trial",
     "data": "folder of the prepared rows; for data.source=program the folder DATADIR",
     "model": "folder of the initial weights; for task.training.starts_from=program the folder MODEL",
+    "examples": "folder of runstop's example programs, where the ranks run",
     "run": "the run folder",
     "output": "an empty folder for files of this attempt, in rank_logs of the run folder",
     "checkpoints": "a folder that a later attempt of the trial finds again",

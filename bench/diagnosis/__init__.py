@@ -148,7 +148,7 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     is_over = bool(status) or (folder is not None and _is_gone(folder))
     seen_here = _files(folder) if folder else paths
     with printed_files(folder) if folder and ask and not seen_here else nullcontext(seen_here) as paths:
-        logs = [_read(path, is_over=is_over) for path in paths]
+        logs = [_read(path, is_over=is_over, is_log=plan is None or path.suffix == ".txt") for path in paths]
     if status.get("outcome") in ("valid", "passed") or not (reported or status) and _all_fine(logs, plan):
         return _nothing(name, logs, "no failure: the run succeeded")
     bad = [*reported, *sorted((log for log in logs if not log.is_fine), key=_moment)]
@@ -264,10 +264,11 @@ def _all_fine(logs: Sequence[_Log], plan: Plan | None) -> bool:
     return bool(trials) and complete and all(log.is_fine for log in logs if log.result and log.result.trials)
 
 
-def _read(path: Path, *, is_over: bool) -> _Log:
+def _read(path: Path, *, is_over: bool, is_log: bool) -> _Log:
+    """Read one file. A program may print records: these are no log, but its runner's log has them, and more keys."""
     try:
         scan = log_scan.scan(path)
-        if not scan.has_records:
+        if not scan.has_records or not is_log:
             return _Log(scan)
         log = logs.read(path)
         result = results.result(log, str(path), {})

@@ -242,7 +242,7 @@ _RAISED = re.compile(rb"^%b(?:[\w.]{1,100}\.)?(?P<name>[A-Z]\w{0,60}(?:Error|Exc
 _FOLLOWING = re.compile(
     rb"(?:BrokenPipe|Connection(?:Reset|Refused|Aborted)?|EOF|ChildFailed|DistNetwork)Error|SignalException"
 )
-"""Exceptions that only show that another process has died."""
+"""Exceptions that only show that another process has died; a program (RUN-20) that ends with one was not the first."""
 _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
@@ -286,9 +286,11 @@ def read_message(what: str, fix: str, *, file: str, line: int = 1, otherwise: st
     """Return the clue of an error of our own: the rule at the start of its text, else the rule of a sign in it."""
     raw = what.encode(errors="replace")
     text = shown(raw)
+    seen = _recognise(raw[:AFTER])
     if (known := _KNOWN.match(text)) and known[1] in RULES:
-        return Clue(known[1], Weight.CAUSE, file, line, text, fix)
-    rule, weight, _ = _recognise(raw[:AFTER]) or (otherwise, Weight.CAUSE, 0)
+        follows = known[1] == "RUN-20" and (seen and seen[1] is Weight.ECHO or _FOLLOWING.search(raw))
+        return Clue(known[1], Weight.END if follows else Weight.CAUSE, file, line, text, fix)
+    rule, weight, _ = seen or (otherwise, Weight.CAUSE, 0)
     return Clue(rule, weight, file, line, text, fix)
 
 
@@ -331,6 +333,8 @@ class _Reader:
         """Whether a program has failed since the last record."""
         self._task_ends = self._step_ends = False
         """Whether Slurm has reported the end of a task, and whether it then ends the other tasks of the step."""
+        self._task_failed = False
+        """Whether Slurm has reported a task that was not terminated by SIGTERM."""
         self._has_records = False
         self._earlier: list[Clue] = []
         self._seen_boring: set[bytes] = set()
@@ -367,7 +371,7 @@ class _Reader:
         if _RESTART.match(line):  # the run recovered from earlier problems
             self._earlier += ranked(clue for clue, _ in self._first.values())
             self._first.clear()
-            self._failing = self._task_ends = self._step_ends = False
+            self._failing = self._task_ends = self._step_ends = self._task_failed = False
             self._raised, self._trouble = b"", deque(maxlen=3)
             return
         if b":::MLLOG" in line:
@@ -384,7 +388,9 @@ class _Reader:
             weight = Weight.DEATH if frame else Weight.END  # without a traceback the program may have caught it
             self._add(Clue("RUN-13", weight, self._file, self._line, _with_frame(shown(line), frame)))
         self._step_ends |= bool(_STEP_ENDS.search(line))
-        self._task_ends |= self._step_ends or bool(_TASK_ENDS.search(line))
+        is_task_end = bool(_TASK_ENDS.search(line))
+        self._task_ends |= self._step_ends or is_task_end
+        self._task_failed |= is_task_end and not _TERMINATED.search(line)
         if raised:
             self._raised, self._failing = line, True
         elif _TROUBLE.search(line):
@@ -399,6 +405,10 @@ class _Reader:
             if self._task_ends and _TERMINATED.search(line) and not first_to_exit:  # srun ends the rest of the step
                 return
             weight = Weight.CAUSE if first_to_exit or not self._task_ends else weight
+        if (rule, weight) == ("RUN-02", Weight.END) and not self._task_failed:
+            # The job ended under its ranks. Their errors follow from that, also if a rank printed one earlier.
+            weight = Weight.CAUSE
+            self._first.pop((rule, weight), None)  # of a rank that Slurm terminated
         shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
         self._add(Clue(rule, weight, self._file, self._line, _with_frame(shown(line[shift:]), frame)))
 

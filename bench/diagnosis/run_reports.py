@@ -137,6 +137,11 @@ def invalid_trials(folder: Path) -> Iterator[Clue]:
             if (rule := first.partition(": ")[0]) in RULES:
                 yield log_scan.rule_clue(rule, first, RULES[rule].fix, file=str(file))
                 continue
+            refused = [ruleset for ruleset, passed in _verdicts(entry) if passed is False]
+            if refused and not first:
+                what = f"trial {entry.get('trial')}: MLPerf checker {', '.join(refused)} refused the log"
+                yield log_scan.rule_clue("LOG-26", what, None, file=str(file))
+                continue
             reasons = {key: entry.get(key) for key in ("trial", "official", "not_as_planned")}
             yield Clue("RUN-12", Weight.OUTCOME, str(file), 1, log_scan.shown(json.dumps(reasons).encode()))
 
@@ -149,6 +154,12 @@ def _entries(ledger: Path) -> list[dict[str, Any]]:
         if isinstance(entries, list)
         else []
     )
+
+
+def _verdicts(entry: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the verdicts of the official checker on an entry's log, by ruleset."""
+    official = entry.get("official")
+    return sorted(official.items()) if isinstance(official, dict) else []
 
 
 def _first_difference(entry: dict[str, Any]) -> str:

@@ -53,6 +53,7 @@ def of_trial(result: Result, folder: Path, trial: int) -> dict[str, str]:
         **({f"price of a GPU hour ({known_price.currency})": f"{known_price.per_gpu_hour:g}"} if known_price else {}),
         "operating system": logged.get("operating_system"),
         **result.software,
+        **_of_program(result),
         "commit": logged.get("commit"),
         "image": logged.get("image"),
         **_of_image(folder),
@@ -94,6 +95,12 @@ def _of_gpus(gpus: list[GpuFacts]) -> Iterator[tuple[str, str]]:
 def _of_health(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.health is not None and "nccl" in facts.health.software:
         yield "NCCL", facts.health.software["nccl"]
+
+
+def _of_program(result: Result) -> dict[str, str]:
+    """Return the files of the user's program with their checksums: an edited script is another program."""
+    own = {name: sha256 for name, sha256 in result.inputs.items() if name.startswith("program ")}
+    return {name: f"sha256 {sha256:.12}…" for name, sha256 in own.items()}
 
 
 def _all(values: Iterable[Any]) -> str:

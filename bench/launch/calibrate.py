@@ -32,6 +32,8 @@ class Calibrated:
     file: Path
     skipped: list[str]
     """Points of the sweep that do not fit in the GPU's memory."""
+    link_error: str | None = None
+    """Why the all-reduce between several GPUs was not measured."""
 
 
 def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print) -> Calibrated:
@@ -51,7 +53,10 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
         )
     name = gpu_detection.file_name(gpus.gpus[0].name)
     target = file or user_folder() / "gpu" / f"{name}.yaml"
+    count = len(gpus.gpus)
     say(f"found {gpus}")
+    if count > 1:
+        say(f"the sweep measures the first GPU, {gpus.gpus[0].uuid}; all-reduces over all {count} measure the links")
     plans, skipped = _plans()
     say(f"training {len(plans)} small models, each for a few seconds")
     measured = _measured(plans)
@@ -60,11 +65,11 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
     gpu = dataclasses.replace(
         planned,
         name=gpus.gpus[0].name,
-        rates=calibration.rates(plans, measured, source=_source(str(gpus), measured)),
+        rates=calibration.rates(plans, measured, source=_source(gpus, measured)),
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write_text(target, _yaml(gpu))
-    return Calibrated(gpu=gpu, file=target, skipped=skipped)
+    return Calibrated(gpu=gpu, file=target, skipped=skipped, link_error=measured.get("link_error"))
 
 
 def _plans() -> tuple[dict[str, TrainingPlan], list[str]]:
@@ -97,9 +102,10 @@ def _measured(plans: dict[str, TrainingPlan]) -> dict[str, Any]:
         return read
 
 
-def _source(gpus: str, measured: dict[str, Any]) -> str:
+def _source(gpus: gpu_detection.DetectedGpus, measured: dict[str, Any]) -> str:
     day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return f"runstop calibrate, {day}: {gpus}; torch {measured['torch']}, CUDA {measured['cuda']}"
+    which = f"; kernels of {gpus.gpus[0].uuid}" if len(gpus.gpus) > 1 else ""
+    return f"runstop calibrate, {day}: {gpus}{which}; torch {measured['torch']}, CUDA {measured['cuda']}"
 
 
 def _yaml(gpu: Gpu) -> str:

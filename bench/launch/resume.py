@@ -196,7 +196,7 @@ def _check_ended(run: Run) -> None:
         raise ConfigError(
             "all trials have finished; there is nothing to resume",
             where=str(run.folder / LEDGER),
-            fix=f"to see the results: runstop score {short(run.folder)}",
+            fix=f"to see the results: runstop report {short(run.folder)}",
         )
 
 

@@ -174,10 +174,15 @@ def _fell(before: Event, after: Event, num_falls: int) -> str:
 def _check_counts(log: Log) -> Iterator[Finding]:
     """Yield samples or steps that do not increase from one evaluation, or one training record, to the next.
 
-    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times. So in a log that
-    is not ours only a count that decreases is reported, and none of evaluations after the run, which have any order.
+    Published logs repeat the counts of tracked_stats, and some evaluate one checkpoint several times. So in a log whose
+    records are not ours only a count that decreases is reported, and none of evaluations after the run, which have any
+    order. The records of a program (engine=command) are not ours, although our runner writes them to its log.
     """
-    ours, afterwards = log.is_ours, log.benchmark is not None and log.benchmark.evaluates_afterwards
+    is_of_program = any(mllog.PROGRAM_TIME_MS in event.metadata for event in log.all(mllog.RUN_START))
+    ours, afterwards = (
+        log.is_ours and not is_of_program,
+        log.benchmark is not None and log.benchmark.evaluates_afterwards,
+    )
     if len(log.all(mllog.RUN_START)) > 1:
         return
     evaluations = () if afterwards and not ours else (mllog.EVAL_ACCURACY,)

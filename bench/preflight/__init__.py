@@ -121,6 +121,11 @@ def other_gpu(subject: Subject) -> Iterator[Finding]:
     yield broken("HW-07", what, "cluster.gpu", severity="warning")
 
 
+def runs_program_in_image(plan: Plan) -> bool:
+    """Return whether the ranks run the user's program in a container."""
+    return plan.config.program is not None and plan.config.container.runtime is not Runtime.none
+
+
 def reads_model(plan: Plan) -> bool:
     """Return whether a server of ours loads the model, or the client needs the tokenizer of an external server."""
     serving = plan.config.task.serving
@@ -198,6 +203,7 @@ __all__ = (
 STATIC = (
     Check("paths are set", ("CFG-06",), host.paths),
     Check("container", ("PYX-04",), host.unused_container),
+    Check("files of the program in the container", ("RUN-08",), host.unmounted_program, runs_program_in_image),
     Check("no secrets", ("CFG-07",), secrets.secrets),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),

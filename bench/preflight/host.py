@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from bench.backends import containers
 from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import training_plan
@@ -66,6 +67,25 @@ def unused_container(subject: Subject) -> Iterator[Finding]:
     if c.runtime is Runtime.none and (c.mounts or c.image):
         what = f"container.{'mounts is' if c.mounts else 'image is'} set but has no effect: no container runtime is set"
         yield broken("PYX-04", what, "container", fix="set container=pyxis", severity="warning")
+
+
+def unmounted_program(subject: Subject) -> Iterator[Finding]:
+    """Yield a warning for each file of the user's program that no mount puts into the container.
+
+    `bench.planning.compose` makes words of argv that are files here absolute. The image may have such a file as well.
+    """
+    config = subject.plan.config
+    assert config.program is not None
+    mounts = [*containers.of_files(subject.plan), *config.container.mounts]
+    targets = [(expanded(mount) or mount).split(":") for mount in mounts]
+    folders = [parts[1] if parts[1:] and parts[1] else parts[0] for parts in targets]
+    folders += [path for path in (expanded(config.cluster.paths.logs), config.launch.folder) if path]
+    for argument in config.program.argv:
+        path = Path(argument)
+        if path.is_absolute() and path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
+            what = f"no mount puts the file {argument} into the container; without it the program cannot start"
+            fix = f"add {path.parent}:{path.parent}:ro to container.mounts"
+            yield broken("RUN-08", what, "engine.command.argv", fix=fix, severity="warning")
 
 
 def _local_path(text: str | None, name: str) -> Path:

@@ -232,14 +232,14 @@ def rows(measured: Throughput, projection: Projection | None, why_not: str) -> l
             ("total step time (s)", m.steps_time_s, "{:,.1f}", TRAINING_ONLY),
             ("time per epoch (s)", m.epoch_time_s, "{:,.1f}", f"mean over epochs; {TRAINING_ONLY}"),
         ),
-        ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples / time spent training"),
+        ("samples/s", value_text(m.samples_s, "{:,.3f}"), "samples / time spent training" if m.num_runs else _NO_TRIAL),
         _rate_row(m, "tokens/s/GPU", m.tokens_s_gpu, "{:,.0f}", unlogged="sequence length"),
         *measured_rows(("tokens/s/GPU without padding", m.real_tokens_s_gpu, "{:,.0f}", "padding tokens not counted")),
         _rate_row(m, "TFLOP/s/GPU", m.tflops_gpu, "{:,.1f}", unlogged="TFLOP per sample"),
         (
             "TFLOP per sample",
             value_text(m.tflop_per_sample, "{:,.5g}"),
-            "model FLOPs, forward and backward, without recomputation",
+            "model FLOPs, forward and backward, without recomputation" if m.tflop_per_sample else _why_no_flops(m),
         ),
         ("MFU (%)", value_text(mfu, "{:.1f}"), m.mfu_counts if mfu else _why_no_rate(m, "peak rate of the GPUs")),
         memory_row(m.peak_memory_gib, "" if m.num_runs else _NO_TRIAL),
@@ -262,6 +262,10 @@ def _why_no_rate(m: Throughput, unlogged: str) -> str:
     if m.num_gpus is None:
         return "not measured on GPUs, or the logs have no GPU count (set --num-gpus N)"
     return f"no {unlogged} in the logs" if m.samples_s else "no step times"
+
+
+def _why_no_flops(m: Throughput) -> str:
+    return "not in the logs" if m.num_runs else _NO_TRIAL
 
 
 def _rate_row(m: Throughput, name: str, rate: float | None, form: str, *, unlogged: str) -> Row:

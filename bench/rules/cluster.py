@@ -168,16 +168,17 @@ ENROOT: Texts = {
 MPI: Texts = {
     "MPI-01": (
         "this Slurm does not have the requested MPI plugin",
-        "set SLURM_MPI_TYPE to one that `srun --mpi=list` lists (pmix, else pmi2)",
+        "set cluster.slurm.mpi to a type that `srun --mpi=list` lists, such as pmix or pmi2; if the program does not "
+        "start MPI, to none (the default). In your own scripts, set `srun --mpi`",
     ),
     "MPI-02": (
         "the PMIx versions of the container and of the host are not compatible",
-        "use --mpi=pmi2, or an image with the same PMIx version as Slurm; unset PMIX_* and try PMIX_MCA_psec=native, "
-        "PMIX_MCA_gds=hash",
+        "set cluster.slurm.mpi=pmi2 (`srun --mpi=pmi2`), or use an image with the same PMIx version as Slurm; unset "
+        "PMIX_* and try PMIX_MCA_psec=native, PMIX_MCA_gds=hash",
     ),
     "MPI-03": (
         "tensor-parallel communication overlap needs MPI",
-        "start with srun --mpi=pmix, or set TP_COMM_OVERLAP=False",
+        "set cluster.slurm.mpi=pmix (`srun --mpi=pmix`), or TP_COMM_OVERLAP=False",
     ),
 }
 

@@ -96,6 +96,11 @@ LOG: Texts = {
         "the program's own times contradict the runner's clock",
         "let the program print each step at once (no buffer), and time whole steps; the results use the runner's clock",
     ),
+    "LOG-26": (
+        "MLPerf's own checker refuses the log",
+        "`runstop parse LOG --official RULESET` prints what it refuses. If a program logs by the rules of an earlier "
+        "round, set engine.command.ruleset",
+    ),
     "REC-01": (
         "a value differs from the value that the rules fix",
         "set the value of the rules, or submit to the open division",

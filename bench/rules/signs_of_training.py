@@ -96,7 +96,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"|tensor\((?:nan|-?inf))",
         rb"\b[Ll]oss is (?:NaN|nan|inf|Inf)\b",
     ),
-    "RUN-17": (rb"no progress for [\d,]{1,12} s in \w[\w ]{0,30} after step \d",),
+    "RUN-17": (rb"no progress for [\d,]{1,12} s in \w[\w ]{0,30} after (?:step|sample) \d",),
     "RUN-09": (
         rb"CUDA [Ee]rror: (?:an illegal memory access|unspecified launch failure|device-side assert"
         rb"|misaligned address|an illegal instr)",

@@ -16,9 +16,12 @@ Describe = Callable[[], Mapping[str, Any]]
 class Recorder(Protocol):
     """Writes the log of a trial. `at_s` is the monotonic time at which a line was read."""
 
-    step: int
     has_stopped: bool
     """Whether run_stop is logged."""
+
+    @property
+    def place(self) -> str:
+        """How far the program has trained, such as `step 12`; for messages."""
 
     def start(self) -> None:
         """Write the records before the program starts."""
@@ -61,6 +64,10 @@ class StepRecorder:
         self._loss: float | None = None
         self._has_reached = False
 
+    @property
+    def place(self) -> str:
+        return f"step {self.step}"
+
     def start(self) -> None:
         for key, value in self._describe().items():
             self._log.event(key, value)
@@ -80,7 +87,7 @@ class StepRecorder:
 
     def _stepped(self, step: int, loss: float | None, at_s: float) -> None:
         """Record the end of a step; log it if it is due."""
-        loss = self._loss if loss is None else _finite(loss, "training", step)
+        loss = self._loss if loss is None else _finite(loss, "training", f"step {step}")
         if self._logged is None:
             self._begin(step, at_s)
             if loss is not None:
@@ -125,7 +132,7 @@ class StepRecorder:
     def _evaluated(self, reported: Reported, at_s: float) -> None:
         assert reported.eval_loss is not None
         step = max(self.step, reported.step or 0)
-        loss = _finite(reported.eval_loss, "evaluation", step)
+        loss = _finite(reported.eval_loss, "evaluation", f"step {step}")
         self._log_steps()
         is_training = self._logged is not None
         if is_training:
@@ -173,15 +180,18 @@ OURS = {
     *(mllog.PROGRAM, mllog.PROGRAM_OUTPUT, mllog.TIMED_FROM),
 }
 """Keys that only the runner may write."""
+SAMPLE, STEP, TRACKED_STEP = "sample {:,}", "step {:,}", "step {:,} of tracked_stats, which may count samples"
+"""What a program counts; the first known one is shown."""
 LOSSES = (mllog.EVAL_ACCURACY, mllog.TRAIN_LOSS)
 
 
 class MllogRecorder:
     """For programs with MLLOG: takes over their records, with the time at which they were read as time_ms."""
 
-    def __init__(self, plan: TrainingPlan, log: mllog.Writer, describe: Describe) -> None:
-        self._plan, self._log, self._describe = plan, log, describe
-        self.step, self.has_stopped = 0, False
+    def __init__(self, log: mllog.Writer, describe: Describe) -> None:
+        self._log, self._describe = log, describe
+        self.has_stopped = False
+        self._newest: dict[str, float] = {}
         self._seen: set[str] = set()
 
     def start(self) -> None:
@@ -198,7 +208,7 @@ class MllogRecorder:
             return  # the runner has logged init_start; after run_stop nothing belongs to the trial
         self._count(record)
         if record.key in LOSSES and isinstance(record.value, float):
-            _finite(record.value, "training" if record.key == mllog.TRAIN_LOSS else "evaluation", self.step)
+            _finite(record.value, "training" if record.key == mllog.TRAIN_LOSS else "evaluation", self.place)
         own = {name: value for name, value in record.metadata.items() if name != mllog.MONOTONIC_MS}
         own |= {mllog.BY_PROGRAM: True, mllog.PROGRAM_TIME_MS: record.time_ms}
         try:
@@ -225,13 +235,22 @@ class MllogRecorder:
         write.get(record.event_type, self._log.event)(record.key, record.value, **metadata)
 
     def _count(self, record: MllogRecord) -> None:
-        """Keep the newest step, which messages show."""
-        count, size = record.metadata.get("samples_count"), self._plan.batch.global_batch_size
-        step = record.metadata.get("step")
-        if isinstance(step, int) and not isinstance(step, bool):
-            self.step = max(self.step, step)
-        elif isinstance(count, int | float) and math.isfinite(count):
-            self.step = max(self.step, int(count // size))
+        """Keep the highest count that the program has logged, of each unit.
+
+        In tracked_stats, `step` counts samples in most published logs of llama2_70b_lora, tokens in those of gpt3, and
+        optimizer steps in others.
+        """
+        for name, unit in (("samples_count", SAMPLE), ("step", STEP)):
+            count = record.metadata.get(name)
+            if isinstance(count, int | float) and not isinstance(count, bool) and math.isfinite(count):
+                unit = TRACKED_STEP if unit == STEP and record.key == mllog.TRACKED_STATS else unit
+                self._newest[unit] = max(count, self._newest.get(unit, 0))
+                return
+
+    @property
+    def place(self) -> str:
+        unit = next((unit for unit in (SAMPLE, STEP, TRACKED_STEP) if unit in self._newest), STEP)
+        return unit.format(round(self._newest.get(unit, 0)))
 
     def finish(self) -> None:
         for key in (mllog.RUN_START, mllog.RUN_STOP):
@@ -249,12 +268,12 @@ def nothing_read(what: str) -> BenchError:
     )
 
 
-def _finite(loss: float, what: str, step: int) -> float:
+def _finite(loss: float, what: str, place: str) -> float:
     """Return the loss; raise BenchError if it is not a finite number."""
     if math.isfinite(loss):
         return loss
     raise BenchError(
-        f"the {what} loss is {loss} at step {step}",
+        f"the {what} loss is {loss} at {place}",
         where="the output of the program",
         fix="lower the program's learning rate, or look for values that are not finite in its rows and weights",
         rule="RUN-05",

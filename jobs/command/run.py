@@ -32,7 +32,8 @@ from jobs.tasks.describe import log_caches
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 16
 DRAIN_S = 2.0
-"""After the end of the program, how long its output is read while another process still holds it open."""
+"""After the end of the program, how long its output is read while another process still holds it open. A failure is
+reported at once, so that it is the first one: the programs of other ranks may fail because of it."""
 WINDOW = 101
 """Number of pauses between two reports whose median is the usual one."""
 FEWEST = 2
@@ -92,7 +93,7 @@ def _recorder(begun: Begun[TrainingPlan], program: Program) -> Recorder:
         return describe.trial(begun.plan, begun.trial) if begun.who.rank == 0 else {}
 
     if program.adapter is Adapter.mllog:
-        return MllogRecorder(begun.plan, begun.log, described)
+        return MllogRecorder(begun.log, described)
     earlier = _earlier_step(begun) if program.resumes else None
     return StepRecorder(begun.plan, begun.log, described, earlier_step=earlier)
 
@@ -134,7 +135,8 @@ class RunningProgram:
                 self._check_pace(now_s)
                 continue
             ended_s = now_s if ended_s is None else ended_s
-            if not self._child.is_open or (not chunk and now_s - ended_s > DRAIN_S):
+            drain_s = 0.0 if self._child.exit_code else DRAIN_S
+            if not self._child.is_open or (not chunk and now_s - ended_s > drain_s):
                 break
             if now_s - ended_s > 2 * DRAIN_S:
                 break  # a process that was abandoned floods the output
@@ -197,7 +199,7 @@ class RunningProgram:
             return
         silent_s, usual_s, what = limit
         raise BenchError(
-            f"no progress for {silent_s:,.0f} s in training after step {self._recorder.step} (usual: {usual_s:.3g} s): "
+            f"no progress for {silent_s:,.0f} s in training after {self._recorder.place} (usual: {usual_s:.3g} s): "
             f"the program {what}; {self._child.state()}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command",
             fix="find out where it waits (`py-spy dump --pid PID` while it hangs); if its pauses are that long, raise "

@@ -14,6 +14,7 @@ from bench.contract.program import Per, Program, filled
 from jobs.ranks.identity import Rank
 
 ROOT = str(Path(__file__).parents[2])
+EXAMPLES = Path(__file__).with_name("examples")
 OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 """Set for a program that is started on every rank; torchrun and accelerate set them for their own workers."""
 OURS = (run_files.ATTEMPT_VARIABLE, run_files.RESTART_VARIABLE, "PYTHONSAFEPATH")
@@ -57,6 +58,7 @@ def values(plan: TrainingPlan, trial: Trial, who: Rank, folder: Path) -> dict[st
         "trial": trial.index,
         "data": expanded(plan.data_dir),
         "model": expanded(plan.base_dir),
+        "examples": EXAMPLES,
         "run": folder,
         "output": output_folder(folder, trial),
         "checkpoints": checkpoint_folder(folder, trial),

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs/your-program.md").read_text()
 ONE_RANK = "cluster.ranks_per_node=1"
-SCRIPT = ROOT / "docs/examples/plain_torch.py"
+SCRIPT = ROOT / "jobs/command/examples/plain_torch.py"
 
 
 def test_the_page_shows_the_script_and_lists_every_placeholder_and_group() -> None:

@@ -188,6 +188,53 @@ def test_killed_batch_script_is_the_cause(run_folder: Path) -> None:
     assert (explanation.rule, explanation.evidence, explanation.line) == ("RUN-02", gone, 2)
 
 
+@pytest.mark.parametrize(
+    "echo",
+    ["RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "ConnectionResetError: [Errno 104]"],
+)
+@pytest.mark.parametrize("reports", [True, False])
+def test_program_that_failed_first_is_the_cause(run_folder: Path, echo: str, reports: bool) -> None:
+    """Of engine=command on every rank. The runner of rank 1 reports later, or was ended before it could."""
+    raised = 'Traceback (most recent call last):\n  File "/me/train.py", line 7, in <module>\n'
+    ended = (
+        "RUN-20: the program of rank {} ended with exit code 1; its last line: {}\n  where: n, argv\n  fix:   read\n"
+    )
+    lines = (f"{raised}{echo}\n" + ended.format(0, echo), f"{raised}ValueError: no rows\n")
+    report = {"time": 1.0, "exit_code": 1, "rule": "RUN-20", "what": ended.format(0, echo)[8:].partition("\n")[0]}
+    logs = run_folder / "rank_logs"
+    (logs / "trial_0_rank_0.error").write_text(json.dumps(report | {"where": "n, argv", "fix": "read"}))
+    (logs / "trial_0_rank_0.out").write_text(lines[0])
+    (logs / "trial_0_rank_1.out").write_text(lines[1] + (ended.format(1, "ValueError: no rows") if reports else ""))
+    explanation = diagnosis.explain([run_folder])
+    assert "ValueError: no rows" in str(explanation.evidence) and str(explanation.file).endswith("rank_1.out")
+    assert explanation.rule == ("RUN-20" if reports else "RUN-13")
+
+
+ABORTED = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n"
+GONE = "0: slurmstepd-dgx-0: error: *** STEP 7.3 ON dgx-0 FAILED (non-zero exit code or other failure mode) ***\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_cause"),
+    [
+        ((GONE, ABORTED, TERMINATED, ENDS, ECHO, FAILED), True),
+        ((ABORTED, ECHO, TERMINATED, ENDS, GONE, FAILED), True),
+        ((ECHO, TERMINATED, GONE, ABORTED, ENDS, FAILED), True),
+        ((ECHO, FAILED, ENDS, GONE, TERMINATED), False),  # the batch script ended after its ranks had failed
+    ],
+)
+def test_killed_batch_script_explains_the_errors_of_its_ranks(
+    run_folder: Path, lines: tuple[str, ...], is_cause: bool
+) -> None:
+    """Slurm terminates one rank, and another one loses its connection and reports that, before or after Slurm does."""
+    (run_folder / "rank_logs/trial_0.out").write_text("".join(lines))
+    report = {"time": 1.0, "exit_code": 1, "rule": None, "what": f"Traceback (most recent call last):\n{ECHO[3:]}"}
+    (run_folder / "rank_logs/trial_0_rank_0.error").write_text(json.dumps(report | {"where": "", "fix": ""}))
+    explanation = diagnosis.explain([run_folder])
+    assert explanation.rule == ("RUN-02" if is_cause else "NCC-06")
+    assert not is_cause or (explanation.evidence, explanation.line) == (GONE.strip(), lines.index(GONE) + 1)
+
+
 @pytest.mark.parametrize(("silent_s", "advice"), [(52, "so it hung"), (2, "walltime=")])
 def test_fix_of_a_hung_run_is_not_a_longer_time_limit(run_folder: Path, silent_s: int, advice: str) -> None:
     """It logged a record every second, and then nothing until its time limit of one minute."""

@@ -545,6 +545,27 @@ def test_difference_from_the_plan_gives_its_own_rule(
     assert explanation.rule == rule and differing in str(explanation.evidence)
 
 
+def test_records_that_a_program_prints_are_not_the_log_that_is_judged(tmp_path: Path, written_log: MakeLog) -> None:
+    """Only MLPerf's checker refuses the log; what the program printed lacks the keys that its runner logs."""
+    plan, run = compose.compose(["task=pretrain_tiny", "cluster=local"]), tmp_path / "run"
+    (run / "rank_logs").mkdir(parents=True)
+    (run / "plan.json").write_text(plan_kinds.dumps(plan))
+    ledger.create(run, plan)
+    ledger.begin(run, plan.trials[0], attempts=1)
+    text = written_log().rename(run / "result_0.txt").read_text()
+    kept = [line for line in text.splitlines() if "init_start" not in line and "submission_" not in line]
+    (run / "rank_logs/trial_0_rank_0.out").write_text("\n".join(kept))
+    ledger.end(run, 0, Outcome.invalid, official={"5.1.0": True, "6.1.0": False})
+    status.write(run, Status(outcome=Ending.invalid, exit_code=1))
+    explanation = diagnosis.explain([run])
+    assert (explanation.rule, explanation.evidence, explanation.file) == (
+        "LOG-26",
+        "LOG-26: trial 0: MLPerf checker 6.1.0 refused the log",
+        str(run / "ledger.json"),
+    )
+    assert not explanation.also
+
+
 def test_fix_of_out_of_memory_lists_splits_that_fit(run_folder: Path) -> None:
     account(
         run_folder,

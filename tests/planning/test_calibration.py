@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.console import calibration as console
 from bench.contract import plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Rates
 from bench.launch import calibrate
-from bench.planning import calibration, compose
+from bench.planning import calibration, compose, gpu_detection
 from bench.planning.estimates import step_time
 from helpers.nvml import H200, nvml
 
@@ -105,6 +106,38 @@ def test_a_written_file_is_used_by_the_next_plan(monkeypatch: pytest.MonkeyPatch
     plan: Any = compose.compose(["task=lora_8b", "precision=fp8", "model.weights=random", "cluster=local"])
     assert plan.config.cluster.gpu.rates.source.startswith("runstop calibrate")
     assert plan.cost.step_s > 0
+
+
+@pytest.mark.parametrize("link_error", [None, "ncclSystemError: no path"])
+def test_the_measured_one_of_several_gpus_is_named(link_error: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is measured, and named; without rates of links, only plans for one GPU have an estimate."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(H200, H200))
+    plans, _ = calibrate._plans()
+    assert {plan.world.num_ranks for plan in plans.values()} == {1}
+    links = {"link_error": link_error} if link_error else {"busbw_gbs": {"16": 200.0, "64": 300.0}}
+    points = {name: _times(plan) for name, plan in plans.items()}
+    measured = {"torch": "2", "cuda": "13", "points": points, "copy_gbs": 4000.0, "host_gbs": 50.0} | links
+    monkeypatch.setattr(calibrate, "_measured", lambda _: measured)
+    printed: list[str] = []
+    done = calibrate.calibrate(say=printed.append)
+    first, rates = gpu_detection.detect({}).gpus[0].uuid, done.gpu.rates  # type: ignore[union-attr]
+    assert rates is not None and first in printed[1] and f"kernels of {first}" in rates.source
+    assert rates.busbw_mib == ([] if link_error else [16.0, 64.0])
+    shown = str(console.tables(done.gpu, skipped=[], link_error=done.link_error)[1].rows)
+    assert ("not measured: ncclSystemError: no path" if link_error else "64 MiB") in shown
+    words = ["task=lora_8b", "precision=fp8", "model.weights=random", "cluster=local"]
+    estimated = [compose.compose([*words, f"cluster.ranks_per_node={count}"]).cost for count in (1, 2)]  # type: ignore[attr-defined]
+    assert [cost is not None for cost in estimated] == [True, link_error is None]
+
+
+@pytest.mark.starts
+@pytest.mark.slow
+def test_all_reduces_between_processes_are_measured() -> None:
+    from jobs.engines.megatron.calibrate import REDUCED_MIB, link_rates
+
+    rates = link_rates(2, "cpu")["busbw_gbs"]
+    assert list(rates) == [REDUCED_MIB[0]] and rates[REDUCED_MIB[0]] > 0
+    assert "not a device" in link_rates(2, "not a device")["link_error"]
 
 
 def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ EXPECTED = {
     "layouts": ("cluster=dgxh200", {"": 23, "estimated memory is 144.4 GiB per GPU": 1}),
     "roce": ("cluster=kubernetes_mi300x", {"": 12}),
     "slow_network": ("cluster=hosts", {"": 15}),
+    "three_programs": ("cluster=local", {"": 4}),
     "ironbyte": (
         "cluster=net_10_gbit",
         {"": 59, "the document says that so few steps take less time": 5},
@@ -91,7 +92,7 @@ def test_every_expected_study_exists() -> None:
     of_documents = {"ironbyte", "slow_network", "kubernetes_overhead", "kubernetes_memory", "roce", "dissect_links"}
     of_documents |= {f"dissect_{part}" for part in parts} | {"dissect_few_gpus", "quality", "quality_tiny"}
     ours = {"layouts", "h200_fp8", "h200_training", "h200_generation", "h200_generation_eight", "tiny"}
-    in_small = {"kubernetes_overhead_tiny", "dissect_serving_tiny"}
+    in_small = {"kubernetes_overhead_tiny", "dissect_serving_tiny", "three_programs"}
     assert set(STUDIES) == {*of_documents, "dissect_serving_modules", *ours, *in_small}
 
 

@@ -239,6 +239,20 @@ def further_fields(subject: Subject) -> Iterator[Finding]:
             yield broken("KUB-15", what, f"{WHERE}.{key}", fix=fix)
 
 
+def program_files(subject: Subject) -> Iterator[Finding]:
+    """Yield files of the current folder that engine.command starts or passes on, and that no volume of the pods has."""
+    program, k = subject.plan.config.program, names.settings(subject.plan)
+    container = pod_template.merged(pod_template.own_container(subject.plan, _ANY_PLACE), k.container)
+    paths = [one["mountPath"] for one in container["volumeMounts"]]
+    mounted = [path for path in paths if path not in pod_template.OWN_PATHS]
+    for place, text in enumerate(program.argv if program else []):
+        is_here = Path(text).is_relative_to(Path.cwd()) and Path(text).is_file()
+        if is_here and not any(Path(text).is_relative_to(path) for path in mounted):
+            fix = "put it into the image or onto a volume of the pods, and write its path there (docs/your-program.md)"
+            what = f"{text} is a file of this machine, and no volume of the pods has it"
+            yield broken("KUB-15", what, f"engine.command.argv[{place}]", fix=fix, severity="warning")
+
+
 OLDEST_SCHEMA = "1.25"
 """The oldest version of Kubernetes whose schemas kubernetes-validate has."""
 
@@ -276,6 +290,7 @@ CONFIG_CHECKS = (
     Check("job settings", ("KUB-15", "KUB-16"), shape),
     Check("further fields of pods", ("KUB-15",), further_fields, _has_further_fields),
     Check("schema of pods", ("KUB-15",), pod_schema, _has_further_fields),
+    Check("files of the program", ("KUB-15",), program_files, lambda plan: plan.config.program is not None),
 )
 
 

@@ -1,4 +1,4 @@
-"""Measure the rates of this machine's GPU, for `runstop calibrate`.
+"""Measure the rates of this machine's first GPU, and of its links to the others, for `runstop calibrate`.
 
     python -m jobs.engines.megatron.calibrate PLANS RESULT
 
@@ -8,6 +8,7 @@ RESULT gets the times of each point, the bandwidth of copies and, with several G
 """
 
 import dataclasses
+import datetime
 import gc
 import json
 import re
@@ -28,7 +29,6 @@ HEAT_S = 2.2
 PROFILED_STEPS = 3
 COPY_BYTES, COPIES = 2**30, 12
 REDUCED_MIB = (16, 64, 256, 1024)
-REDUCTIONS = 12
 LAUNCH_STEPS = 5
 GIB = 2**30
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
         print(f"{name}: {time.monotonic() - started_s:.1f} s", file=sys.stderr, flush=True)
     megatron.end_ranks()
     if torch.cuda.device_count() > 1:
-        result["busbw_gbs"] = dict(zip(REDUCED_MIB, busbw_gbs(torch.cuda.device_count()), strict=True))
+        result |= link_rates(torch.cuda.device_count())
     result_file.write_text(json.dumps(result, indent=1))
 
 
@@ -177,32 +177,43 @@ def _median_s(call: Any, repeats: int = COPIES) -> float:
     return statistics.median(timing.time_back_to_back(call, repeats, device))
 
 
-def busbw_gbs(count: int) -> list[float]:
-    """Return the bus bandwidth of all-reduces over all GPUs for each size of REDUCED_MIB, in 1e9 bytes/s."""
-    import torch
+def link_rates(count: int, device: str = "cuda") -> dict[str, Any]:
+    """Return busbw_gbs, the bus bandwidth in 1e9 bytes/s of all-reduces over all GPUs by size in MiB.
+
+    Its processes may fail, for example because NCCL finds no path between two GPUs: then the result is link_error, and
+    the rates of the GPU itself are kept.
+    """
     from torch import multiprocessing
+    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        rates = manager.list()
-        multiprocessing.spawn(_reduce, args=(count, free_port(), rates), nprocs=count)  # type: ignore[attr-defined, no-untyped-call]
-        measured = list(rates)
-    torch.cuda.synchronize()
-    return measured
+    result = multiprocessing.get_context("spawn").SimpleQueue()
+    try:
+        multiprocessing.spawn(_reduce, args=(count, free_port(), device, result), nprocs=count)  # type: ignore[attr-defined, no-untyped-call]
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        return {"link_error": str(error).strip().splitlines()[-1]}
+    return {"busbw_gbs": result.get()}
 
 
-def _reduce(rank: int, count: int, port: int, rates: Any) -> None:
+def _reduce(rank: int, count: int, port: int, device: str, result: Any) -> None:
+    """Measure all-reduces as one of `count` processes, each with its own GPU, and put the rates of rank 0."""
     import torch
     from torch import distributed
 
-    torch.cuda.set_device(rank)
-    distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
-    for mib in REDUCED_MIB:
-        data = torch.zeros(mib * 2**20 // 2, dtype=torch.bfloat16, device="cuda")
-        seconds = torch.tensor(_median_s(lambda data=data: distributed.all_reduce(data), REDUCTIONS), device="cuda")
-        distributed.all_reduce(seconds, op=distributed.ReduceOp.MAX)
-        if rank == 0:
-            rates.append(2 * (count - 1) / count * mib * 2**20 / seconds.item() / 1e9)
+    from jobs.node_checks import rates
+
+    own = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    distributed.init_process_group(
+        "nccl" if own.type == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        timeout=datetime.timedelta(seconds=rates.MEETING_S),
+        rank=rank,
+        world_size=count,
+    )
+    measured = rates.allreduce(REDUCED_MIB if own.type == "cuda" else REDUCED_MIB[:1], own)
+    if rank == 0:
+        result.put({rate.mib: rate.busbw_gbs for rate in measured})
     distributed.destroy_process_group()
 
 

@@ -145,11 +145,13 @@ class User:
         paths = {name: str(self.home / folder) for name, folder in FOLDERS.items()}
         return self.cluster.env | paths | {"PYTHONPATH": str(ROOT), "HOME": str(self.home), "TMPDIR": "/tmp"}
 
-    def types(self, *words: object, module: str = "bench", code: int | None = 0) -> "subprocess.CompletedProcess[str]":
+    def types(
+        self, *words: object, module: str = "bench", code: int | None = 0, timeout_s: float = 600
+    ) -> "subprocess.CompletedProcess[str]":
         """Run `runstop …` and return the finished process."""
         argv = [*AS_USER, sys.executable, "-m", module, *map(str, words)]
         done = subprocess.run(
-            argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
+            argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=timeout_s, check=False
         )
         assert code is None or done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done

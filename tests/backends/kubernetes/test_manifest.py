@@ -459,6 +459,18 @@ def test_invalid_settings_are_refused_before_anything_starts(words: list[str], r
     assert any(f.rule == rule and what in f.what for one in checked for f in one.findings), checked
 
 
+def test_a_program_in_the_current_folder_must_be_on_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    words = ["task=my_program", "cluster=kubernetes", IMAGE, "engine.command.argv=[python,train.py]"]
+    volume = f"volumeMounts: [{{name: code, mountPath: {tmp_path}}}]"
+    mount = f"+cluster.kubernetes.container={{{volume}}}"
+    for more, expected in (([], [f"{tmp_path}/train.py is a file of this machine"]), ([mount], [])):
+        checked = run(checks.CONFIG_CHECKS, Subject(compose.compose([*words, *more]), ""), tier="laptop")
+        problems = [f.what for one in checked for f in one.findings if f.where.startswith("engine.command")]
+        assert [what.partition(", and")[0] for what in problems] == expected
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_shipped_manifests_have_no_problems(name: str) -> None:
     checked = run(checks.CONFIG_CHECKS, Subject(shown(name), ""), tier="laptop")

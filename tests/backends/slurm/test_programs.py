@@ -1,9 +1,13 @@
-"""engine=command on a real Slurm: torchrun on two nodes, judged, in one study with runstop's own engine."""
+"""engine=command on a real Slurm: torchrun, TRL and plain scripts on two nodes, in studies with runstop's engines."""
+
+import json
+from pathlib import Path
 
 import pytest
+from slurm_cluster import Cluster
 from user import User
 
-from helpers import answers
+from helpers import answers, three_programs
 
 pytestmark = pytest.mark.slurm
 PROGRAM = """
@@ -65,3 +69,13 @@ def test_torchrun_on_two_nodes_is_in_one_study_with_our_engine(user: User) -> No
     [run] = (user.home / "runs/studies").glob("two*/torchrun.1")
     printed = "".join(path.read_text() for path in (run / "rank_logs").glob("*.out"))
     assert "of 4 ranks" in printed, "the workers of both nodes are one process group"
+
+
+@pytest.mark.slow
+@three_programs.needs_trl
+def test_the_same_fine_tuning_by_three_programs_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    user = User(cluster, tmp_path / "cache", tmp_path)
+    words = (*three_programs.STUDY, "cluster=slurm_test", "launch.wait=true")
+    three_programs.check(json.loads(user.types(*words, timeout_s=1500).stdout))
+    [run] = (user.home / "runs/studies").glob("three_programs*/TRL.1")
+    assert json.loads((run / "plan.json").read_text())["world"]["num_nodes"] == 2

@@ -86,11 +86,13 @@ class User:
         python = {"RUNSTOP_PYTHON": sys.executable}  # for plain sbatch; bench.launch sets it itself
         return self.cluster.env | paths | python
 
-    def types(self, *words: object, module: str = "bench", code: int | None = 0) -> "subprocess.CompletedProcess[str]":
+    def types(
+        self, *words: object, module: str = "bench", code: int | None = 0, timeout_s: float = 600
+    ) -> "subprocess.CompletedProcess[str]":
         """Run `runstop …` and return its output."""
         argv = [sys.executable, "-m", module, *map(str, words)]
         done = subprocess.run(
-            argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
+            argv, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=timeout_s, check=False
         )
         assert code is None or done.returncode == code, f"{argv}\n{done.stdout}{done.stderr}"
         return done
