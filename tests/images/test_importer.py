@@ -284,7 +284,7 @@ def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path
         imported = answers.one(out.splitlines()[-1])
         assert imported["is_new"] and imported["record"]["source"] == f"docker://{name}#runstop/tiny{full}"
         assert imported["record"]["importer"].startswith("enroot ")
-        assert store.faults(Path(imported["path"])) == []
+        assert store.faults(Path(imported["file"])) == []
         assert '"is_new": false' in finished(bench("import", source, "--dir", str(folder), "--json"))[1]
     code, out = finished(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
     assert code == 1 and "ENR-10" in out and "404 Not Found" in out
