@@ -40,6 +40,9 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python experiments/reading.py $(LOGS)
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 
+predict: .venv/test-installed  ## predict every published step that is shipped, and print the errors
+	$(BIN)/python experiments/predict.py
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -56,4 +59,4 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-.PHONY: run test fast faults slow mutants bench lint packages site
+.PHONY: run test fast faults slow mutants bench predict lint packages site

@@ -204,6 +204,11 @@ def layout(layout: "Layout") -> schema.Layout:
     return _of(schema.Layout, layout)
 
 
+def scaling(content: Mapping[str, Any]) -> schema.Scaling:
+    """Return the estimates of `runstop plan --scale`."""
+    return msgspec.convert(content, schema.Scaling)
+
+
 def doctor(plan: "Plan", tiers: Sequence[Sequence["Checked"]]) -> schema.Doctor:
     from bench import preflight
     from bench.rules.finding import errors

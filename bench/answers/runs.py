@@ -66,6 +66,23 @@ class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
     """Null if no step time can be estimated."""
 
 
+class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
+    """The estimated scaling of a plan over numbers of nodes (`--scale`)."""
+
+    task: str
+    marked: str
+    """estimated: no number is measured."""
+    stack: str
+    points: tuple[dict[str, Any], ...]
+    """One for each number of nodes, with `num_nodes`."""
+    pays_until: int | None
+    """The largest number of nodes at which added GPUs still bring a stated share of what the first ones bring."""
+    intervals: tuple[dict[str, Any], ...]
+    currency: str
+    published: tuple[dict[str, Any], ...]
+    """Measured by others."""
+
+
 class Script(Answer, kw_only=True, tag="runstop/script/1.0"):
     """The script or manifest of a run."""
 

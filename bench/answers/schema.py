@@ -51,6 +51,7 @@ from bench.answers.runs import (
     Plan,
     Progress,
     Run,
+    Scaling,
     Script,
     WatchedTrial,
     WrongFile,
@@ -87,6 +88,7 @@ __all__ = (
     "Run",
     "Score",
     "ScoredTrial",
+    "Scaling",
     "Script",
     "ServedLoad",
     "Span",
@@ -101,7 +103,7 @@ __all__ = (
 )
 
 ANSWERS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
-    "plan": (Plan, Layout),
+    "plan": (Plan, Layout, Scaling),
     "doctor": (Doctor,),
     "render": (Script,),
     "runs": (Run,),

@@ -26,7 +26,7 @@ def _add_compare(verbs: arguments.Verbs) -> None:
     parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
     parser.add_argument(
         "--margin",
-        type=arguments.positive,
+        type=arguments.percent,
         default=2.0,
         metavar="PERCENT",
         help="smaller differences count as equal (default: 2)",
@@ -89,7 +89,7 @@ def _add_history(verbs: arguments.Verbs) -> None:
     parser.add_argument("--rebuild", action="store_true", help="ignore the cache and read every log again")
     parser.add_argument(
         "--check",
-        type=arguments.positive,
+        type=arguments.percent,
         metavar="PERCENT",
         help="exit with 1 if the newest runs are worse than earlier runs by more than PERCENT (the whole 95 %% "
         "interval of the change), or if no run could be checked",

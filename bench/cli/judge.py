@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from bench import masking
 from bench.cli import arguments
 from bench.contract import run_files
-from bench.errors import BenchError, ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError, NotALogError
 from bench.runs.folder import short
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
+    from bench.mlperf.log import Log
     from bench.watch.lines import View
 
 
@@ -66,7 +67,7 @@ def _watch(args: argparse.Namespace) -> int:
             what, fix = "this is a folder, but --replay needs the log of one trial", "give a result_K.txt of the folder"
             raise ConfigError(what, where=args.replay, fix=fix)
         with arguments.plain(_logs(args.replay)[:1]) as (file,):
-            job = sources.replay(file, speed=args.speed, **more)
+            job = sources.replay(file, speed=args.speed, from_end=args.once, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
     how = watch.How(
@@ -167,6 +168,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
 
     with arguments.plain([path]) as (file,):
         log = logs.read(file)
+        _require_log(log, file, path)
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
@@ -188,6 +190,17 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
     return judged.valid
+
+
+def _require_log(log: "Log", file: Path, path: Path) -> None:
+    """Raise LogError for a file without any MLLOG line; `file` may be a copy of the path."""
+    if log.events or log.garbled:
+        return
+    fix = "give the result_K.txt of a trial; for the output of a job that failed: runstop why FILE"
+    if not file.stat().st_size:
+        what = "the log is empty: its trial ended before it wrote anything"
+        raise LogError(what, where=str(path), fix="to see why: runstop why RUN, with the run folder of this log")
+    raise NotALogError("the file is not a log: it has no MLLOG line", where=str(path), fix=fix)
 
 
 def _add_why(verbs: arguments.Verbs) -> None:

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import masking
 from bench.cli import arguments
+from bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
@@ -49,6 +51,18 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         action="store_true",
         help="list the training memory of Llama 2 7B, 13B and 70B next to a published table",
     )
+    parser.add_argument(
+        "--scale",
+        metavar="NODES",
+        help="predict step, time to target and price on each number of nodes, such as 1,2,4,...,64",
+    )
+    parser.add_argument(
+        "--stack",
+        choices=("runstop", "reference"),
+        default="runstop",
+        help="with --scale: the training program, runstop's own engine or NVIDIA's code for MLPerf (default: runstop)",
+    )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="with --scale: draw the speed over GPUs, as PNG")
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -59,28 +73,72 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.memory:
         return _plan_memory(args)
+    if args.scale is not None:
+        return _plan_scale(args)
+    if args.figure is not None or args.stack != "runstop":
+        raise _only_with_scale()
     plan = _composed(args)
-    if args.layouts and args.json:
-        from bench import answers
-        from bench.planning import layouts, local_sgd
+    if args.layouts:
+        if args.json:
+            from bench import answers
+            from bench.planning import layouts, local_sgd
 
-        answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
-    elif args.layouts:
-        sheet.show(layout_sheets.sheet(plan))
-    elif args.json:
+            answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
+        else:
+            sheet.show(layout_sheets.sheet(plan))
+        return 0
+    if args.json:
         preflight.require_no_secret(plan)
+    findings = preflight.inspect(plan, _words(args))
+    if args.json:
         from bench import answers
 
         print(answers.plan_line(plan))
+        for finding in findings:
+            print(masking.masked(str(finding)), file=sys.stderr)
     else:
-        plan_sheets.show_plan(plan, preflight.inspect(plan, _words(args)))
+        plan_sheets.show_plan(plan, findings)
+    return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
+
+
+def _only_with_scale() -> "ConfigError":
+    from bench.errors import ConfigError
+
+    return ConfigError(
+        "--figure and --stack are options of --scale", where="plan", fix="add --scale 1,2,4,8, or remove them"
+    )
+
+
+def _plan_scale(args: argparse.Namespace) -> int:
+    from bench.console import scaling as tables
+    from bench.console import sheet
+    from bench.errors import ConfigError
+    from bench.planning import compose
+    from bench.prediction import scale
+
+    if args.layouts:
+        what, fix = "plan --scale chooses a layout on each number of nodes", "remove --layouts or --scale"
+        raise ConfigError(what, where="plan --scale", fix=fix)
+    counts, config = scale.numbers(args.scale), compose.unplanned(args.overrides, config_dir=args.config_dir)
+    scaling = scale.predict(config, counts, stack=scale.StackName(args.stack))
+    name = f"{config.task.name} on {config.cluster.name}"
+    if args.figure is not None:
+        from bench.report import scaling_figure
+
+        scaling_figure.draw(scaling, args.figure, heading=name)
+    if args.json:
+        from bench import answers
+
+        answers.show(answers.scaling(tables.to_json(scaling, name)))
+    else:
+        for table in (tables.sheet(scaling, name), tables.terms_sheet(scaling)):
+            sheet.show(table)
     return 0
 
 
 def _plan_memory(args: argparse.Namespace) -> int:
     from bench.console import plan as layout_sheets
     from bench.console import sheet
-    from bench.errors import ConfigError
     from bench.planning import compose
     from bench.planning.estimates.model_memory import MODELS
 
@@ -260,7 +318,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
     arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
     parser.add_argument(
         "--walltime",
-        type=arguments.count,
+        type=arguments.minutes,
         metavar="MIN",
         help="time limit of each remaining trial (default: as planned)",
     )

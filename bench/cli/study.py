@@ -110,7 +110,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
             raise ConfigError(what, where=str(folder.parent), fix="run the study first, without --all-clusters")
         return of_study
     given = [args.name, *(one for one in args.overrides if "=" not in one)]
-    if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
+    if not any(is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
         return []
     is_read = glob.has_magic(args.name) or (Path(args.name) / studies.STUDY).exists()
     name = None if is_read else args.name
@@ -126,7 +126,8 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     return folders
 
 
-def _is_folder(text: str) -> bool:
+def is_folder(text: str) -> bool:
+    """Return whether an argument is a folder, or a pattern of folders."""
     return glob.has_magic(text) or Path(text).is_dir()
 
 

@@ -8,6 +8,7 @@ from time import localtime, strftime
 from bench.history.compare import Compared, RunSet
 from bench.report.tables import Row, TextTable
 from bench.results.comparison import Comparison
+from bench.texts import counted
 
 MOST_VALUES = 12
 
@@ -18,7 +19,8 @@ def sheets(compared: Compared) -> list[TextTable]:
     rows = [("verdict", c.text, ""), *(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
     rows += [("pairs" if c.pairing.value.startswith("paired") else "runs", c.pairing.value, "")]
     rows += [
-        ("when", _when(run_set), f"{name}, {len(run_set.folders)} run(s)") for name, run_set in _named_sets(compared)
+        ("when", _when(run_set), f"{name}, {counted(len(run_set.folders), 'run')}")
+        for name, run_set in _named_sets(compared)
     ]
     rows += [("note", note, "") for note in (*c.notes, *compared.notes)]
     best = "higher" if c.higher_is_better else "lower"

@@ -16,7 +16,9 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
 from bench.contract.engine import Nemo as Nemo
+from bench.contract.failures import Failures as Failures
 from bench.contract.model import Model
+from bench.contract.network import Network as Network
 from bench.contract.program import Program as Program
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Task
@@ -200,6 +202,10 @@ class Cluster:
     """The GPUs that device=auto found on the planning machine, for people; set by the plan."""
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
+    network: Network | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The links of the GPUs in more detail than network_gbs, which it replaces in estimates."""
+    failures: Failures | None = field(default=None, metadata=OMIT_DEFAULT)
+    """How often nodes fail, for `plan --scale`. None: failures are not counted."""
     price_per_gpu_hour: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
     currency: str = field(default="USD", metadata=OMIT_DEFAULT)
@@ -219,6 +225,11 @@ class Cluster:
     master_port: int | None = None
     """Port on which rank 0 listens. None: a free one of PORTS; on Slurm one derived from the job id, so that jobs on a
     shared node differ."""
+
+    @property
+    def device_name(self) -> str:
+        """The name of the GPU that the ranks use, else of the device."""
+        return self.gpu.name if self.gpu is not None and self.device is Device.cuda else self.device.name
 
 
 @dataclass(slots=True, kw_only=True)

@@ -156,7 +156,7 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     if folder and status.get("outcome") == "invalid":
         clues += [clue for log in logs for clue in log.errors()]
         clues += run_reports.invalid_trials(folder)
-    clues = [fixes.without_image(clue, plan) for clue in clues]
+    clues = [fixes.of_this_run(clue, plan) for clue in clues]
     best = max(clues, key=lambda clue: clue.weight, default=None)  # the first of equal weights
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
         return _nothing(name, bad, "no failure: the run is still running")

@@ -24,6 +24,7 @@ from bench.report import kinds
 from bench.results.kind import Judged
 from bench.runs import ledger
 from bench.runs.folder import short
+from bench.texts import counted
 from bench.watch import follow, sources, trackers
 from bench.watch.hardware import Gpus
 
@@ -72,7 +73,8 @@ def run(plan: Plan, folder: Path) -> int:
     """
     console = sheet.to_stderr()
     console.print(
-        f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
+        f"{plan.config.task.summary}\n"
+        f"{plan.name} on {counted(plan.world.num_ranks, 'rank')}, results in {short(folder)}"
     )
     backend = backends.for_plan(plan)
     assert isinstance(backend, InProcess), backend

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError, LogError
+from bench.contract.run_files import PLAN
+from bench.errors import ConfigError, LogError, NotALogError
 from bench.mlperf import official
 from bench.mlperf.official import Verdict
 from bench.mlperf.rcp import RcpVerdict, rcp_verdict
@@ -104,7 +105,9 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
         raise ConfigError("this path is not a folder", where=str(paths), fix=fix)
     listed = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
     if not (files := sorted(dict.fromkeys(listed), key=by_number)):
-        raise LogError("the folder has no result_*.txt to score", where=str(paths), fix=fix)
+        is_run = isinstance(paths, Path) and (paths / PLAN).exists()
+        kind = LogError if is_run else NotALogError
+        raise kind("the folder has no result_*.txt to score", where=str(paths), fix=fix)
     return files
 
 

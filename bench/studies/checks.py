@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import msgspec
 
+from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.results import names
 from bench.results.published import PublishedTable
@@ -53,7 +54,7 @@ def check_published(table: PublishedTable, *, where: str) -> None:
 
 def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) -> NoReturn:
     """Raise ConfigError for a name that does not exist, with the known ones."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
         f"the {noun} {name!r} does not exist",
@@ -71,7 +72,9 @@ def alike(name: str, known: Sequence[str]) -> bool:
 def _check_numbers(study: Study, *, where: str) -> None:
     check_runs(study.runs, where=f"{where}: runs")
     window, batch = study.window, study.max_batch
+    devices = [name for name in Device.__members__ if name != Device.auto.name]
     wrong = {
+        f"device is {study.device}, but must be {' or '.join(devices)}": study.device not in (None, *devices),
         f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
         f"window.steps is {window and window.steps} and window.skip_steps is {window and window.skip_steps}, but steps "
         "must be 1 or more, and skip_steps 0 or more": window is not None
@@ -81,7 +84,8 @@ def _check_numbers(study: Study, *, where: str) -> None:
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            fix = "set margin between 0 and 1, steps and limit to 1 or more, and skip_steps to 0 or more"
+            fix = "set margin between 0 and 1, steps and limit to 1 or more, skip_steps to 0 or more, and device to "
+            fix += "cpu or cuda"
             raise ConfigError(what, where=where, fix=fix)
 
 

@@ -196,6 +196,8 @@ class Study(Part, frozen=True, kw_only=True):
     axes_first: bool = False
     """Whether the arms of the axes come before those of `arms`; set from the order of the keys in the file."""
     cases: tuple[Case, ...] = ()
+    device: str | None = None
+    """The device that the study measures, such as cuda; its arms do not run on another one. None: any device."""
     runs: int = 3
     seed: int = 1
     jobs: Jobs | None = None

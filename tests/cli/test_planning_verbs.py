@@ -62,9 +62,16 @@ def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.
     ]
     assert len(lines) == 4
     shown: list[tuple[Plan, object]] = []
-    monkeypatch.setattr(preflight, "inspect", lambda plan, words: ("found", plan.name))
+    warning = preflight.broken("CFG-13", "it takes too long", "walltime", severity="warning")
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: (warning,))
     monkeypatch.setattr(plan_sheets, "show_plan", lambda *arguments: shown.append(arguments))
-    assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, ("found", plan.name))]
+    assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, (warning,))]
+    refused = preflight.broken("CFG-06", "there are no rows", "here")
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: (warning, refused))
+    assert verb("plan", *OVERRIDES) == (2, "", "") and verb("plan", *OVERRIDES, "launch.force=true") == (0, "", "")
+    code, output, error = verb("plan", *OVERRIDES, "--json")
+    assert (code, answers.one(output)["name"]) == (2, "lora_tiny-local")
+    assert error.splitlines() == [str(warning), str(refused)]
     code, output, error = verb("plan", *OVERRIDES, "--memory")
     assert (code, output) == (2, "") and error.startswith("plan --memory takes no other arguments, because")
 

@@ -59,6 +59,7 @@ VERBS = [
     "rules",
     "score",
     "report",
+    "dashboard",
     "pack",
     "compare",
     "history",

@@ -593,14 +593,14 @@ def test_killed_rank_or_stopped_launcher_explains_errors_of_other_ranks(run_fold
     (run_folder / "status.json").write_text(json.dumps(failed))
     assert diagnosis.explain([run_folder]).rule == "RUN-02"
     (run_folder / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 143}))
-    assert diagnosis.explain([run_folder]).rule == "SLU-08"
+    assert diagnosis.explain([run_folder]).rule == "RUN-24"
 
 
 @pytest.mark.parametrize(
     ("status", "rule"),
     [
         ({"outcome": "valid", "exit_code": 0}, None),
-        ({"outcome": "interrupted", "exit_code": 143}, "SLU-08"),
+        ({"outcome": "interrupted", "exit_code": 143}, "RUN-24"),
         (
             {"outcome": "failed", "exit_code": 1, "what": "trial 0 took longer than its walltime", "fix": "raise it"},
             "SLU-07",

@@ -221,7 +221,7 @@ def test_values_that_sqlite_cannot_store_are_read_from_the_logs_each_time(
     clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
-    monkeypatch.setattr(store, "_stamp", lambda _: "\ud800")
+    monkeypatch.setattr(store, "stamp", lambda _: "\ud800")
     assert len(store.trials(root)) == 1
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 

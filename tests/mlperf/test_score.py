@@ -246,7 +246,7 @@ def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> No
     with pytest.raises(ConfigError, match="unknown ruleset '7.7'"):
         score(runs(range(1)), ruleset="7.7")
     (tmp_path / "result_3.txt").mkdir()
-    with pytest.raises(LogError, match=r"(?s)cannot be read.*result_3"):
+    with pytest.raises(LogError, match=r"(?s)is a folder, not a log.*result_3"):
         score(tmp_path)
 
 

@@ -30,7 +30,9 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
             f"training data has only {rows} samples",
             where="recipe.eval_every_samples, recipe.global_batch_size",
-            fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less",
+            fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less"
+            if r.global_batch_size <= rows
+            else f"set recipe.global_batch_size to {rows} or less",
         )
     if config.training.has_target and first_step > max_steps:
         raise ConfigError(
