@@ -66,6 +66,11 @@ def takes_json(parser: argparse._ActionsContainer, objects: str = "one JSON obje
     parser.add_argument("--json", action="store_true", help=f"print {objects}")
 
 
+def takes_junit(parser: argparse.ArgumentParser) -> None:
+    """Add --junit."""
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the results as JUnit XML for CI")
+
+
 def pasteable(command: str) -> str:
     """Return an example for the end of a help text, in lines short enough for a narrow terminal."""
     lines = ["  "]

@@ -22,24 +22,15 @@ def _add_calibrate(verbs: arguments.Verbs) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from bench import masked_json
     from bench.console import calibration as sheets
     from bench.console import sheet
-    from bench.contract import codec
     from bench.launch import calibrate
 
     done = calibrate.calibrate(file=args.file, say=lambda line: print(line, file=sys.stderr))
     if args.json:
-        print(
-            masked_json.line(
-                {
-                    "file": str(done.file),
-                    "skipped": done.skipped,
-                    "link_error": done.link_error,
-                    **codec.plain(done.gpu),
-                }
-            )
-        )
+        from bench import answers
+
+        answers.show(answers.calibration(done.file, done.gpu, skipped=done.skipped, link_error=done.link_error))
         return 0
     for table in sheets.tables(done.gpu, skipped=done.skipped, link_error=done.link_error):
         sheet.show(table)

@@ -4,11 +4,10 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import hints, masked_json
+from bench import hints
 from bench.cli import arguments
 from bench.contract import run_files
 from bench.errors import BenchError, ConfigError, LogError, NotALogError
@@ -17,6 +16,7 @@ from bench.runs.folder import short
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
     from bench.mlperf.log import Log
+    from bench.watch.lines import View
 
 
 def _add_watch(verbs: arguments.Verbs) -> None:
@@ -70,7 +70,12 @@ def _watch(args: argparse.Namespace) -> int:
             job = sources.replay(file, speed=args.speed, from_end=args.once, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
-    how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
+    how = watch.How(
+        interval_s=args.interval,
+        once=args.once,
+        until_target=args.until_target,
+        show_json=_show_progress if args.json else None,
+    )
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
 
@@ -85,6 +90,12 @@ def _watched(texts: Sequence[str]) -> list[Path]:
 
 _OF_LOGS = (".txt", ".out", ".err", ".log")
 """Suffixes of logs."""
+
+
+def _show_progress(time_ms: int, views: "Sequence[View]") -> None:
+    from bench import answers
+
+    answers.show(answers.progress(time_ms, views))
 
 
 def _add_parse(verbs: arguments.Verbs) -> None:
@@ -172,16 +183,9 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
     shown = kinds.report_of(judged.kind)
     trial: ShownTrial[Any] = ShownTrial(str(path), judged)
     if args.json:
-        about: dict[str, Any] = {
-            "file": str(path),
-            "kind": judged.kind.name,
-            "minutes": result.minutes,
-            "status": result.status,
-        }
-        about |= {"valid": judged.of_kind.valid, "problems": judged.problems} | shown.json_fields(judged.of_kind)
-        about |= {"measurements": [asdict(one) for one in judged.of_kind.measurements]}
-        official = [asdict(verdict) for verdict in judged.verdicts]
-        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_official_rules else {})))
+        from bench import answers
+
+        answers.show(answers.verdict(path, judged, **shown.json_fields(judged.of_kind)))
     else:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
@@ -219,7 +223,9 @@ def _why(args: argparse.Namespace) -> int:
     explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(arguments.logs_or_runs(args.runs))]
     for explanation in explanations:
         if args.json:
-            print(masked_json.line(explanation.to_json()))
+            from bench import answers
+
+            answers.show(answers.diagnosis(explanation))
         else:
             sheet.show(explanation_sheets.explanation_sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
@@ -247,7 +253,9 @@ def _score(args: argparse.Namespace) -> int:
 
     scored = score.score(arguments.run_folder(args.run), ruleset=args.ruleset)
     if args.json:
-        print(masked_json.line(scored.to_json()))
+        from bench import answers
+
+        answers.show(answers.score(scored))
     else:
         for table in module_sheets.score_sheets(scored):
             sheet.show(table)
@@ -280,8 +288,9 @@ def _report(args: argparse.Namespace) -> int:
     report = kinds.load(paths, num_gpus=args.num_gpus)
     page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
-        for row in report.rows():
-            print(masked_json.line(row))
+        from bench import answers
+
+        answers.show(*map(answers.trial, report.rows()))
     elif args.csv:
         print(report.csv_text(), end="")
     else:
@@ -309,8 +318,9 @@ def _rules(args: argparse.Namespace) -> int:
 
     rules = explanation_sheets.named_rules(args.ids)
     if args.json:
-        for rule in rules:
-            print(masked_json.line(asdict(rule)))
+        from bench import answers
+
+        answers.show(*map(answers.rule, rules))
     elif args.ids:
         for rule in rules:
             sheet.show(explanation_sheets.rule_sheet(rule))
@@ -367,7 +377,9 @@ def _pack(args: argparse.Namespace) -> int:
     )
     packed = package.pack(request)
     if args.json:
-        print(masked_json.line(packed.to_json()))
+        from bench import answers
+
+        answers.show(answers.package(packed))
     else:
         sheet.show(module_sheets.package_sheet(packed))
     return 0 if packed.passed else 1
@@ -408,7 +420,9 @@ def _verify(args: argparse.Namespace) -> int:
     ]
     for each in verified:
         if args.json:
-            print(masked_json.line(each.to_json()))
+            from bench import answers
+
+            answers.show(answers.verification(each))
         else:
             sheet.show(verification_sheets.verification_sheet(each))
     return 0 if all(each.passed for each in verified) else 1

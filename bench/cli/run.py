@@ -5,14 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import hints, masked_json, masking
+from bench import hints, masking
 from bench.cli import arguments
 from bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
-    from bench.errors import ConfigError
-from bench.contract import plan_kinds
 from bench.runs.folder import short
 
 
@@ -42,7 +40,7 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 parallel.tp=8 --json",
     )
     _takes_overrides(parser)
-    arguments.takes_json(parser, "plan.json (with --layouts: the layouts) instead of a table")
+    arguments.takes_json(parser, "plan.json on one line (with --layouts: one JSON object per layout)")
     parser.add_argument(
         "--layouts",
         action="store_true",
@@ -82,7 +80,10 @@ def _plan(args: argparse.Namespace) -> int:
     plan = _composed(args)
     if args.layouts:
         if args.json:
-            print(masked_json.line(layout_sheets.to_json(plan)))
+            from bench import answers
+            from bench.planning import layouts, local_sgd
+
+            answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
         else:
             sheet.show(layout_sheets.sheet(plan))
         return 0
@@ -90,7 +91,9 @@ def _plan(args: argparse.Namespace) -> int:
         preflight.require_no_secret(plan)
     findings = preflight.inspect(plan, _words(args))
     if args.json:
-        print(plan_kinds.dumps(plan), end="")
+        from bench import answers
+
+        print(answers.plan_line(plan))
         for finding in findings:
             print(masking.masked(str(finding)), file=sys.stderr)
     else:
@@ -124,7 +127,9 @@ def _plan_scale(args: argparse.Namespace) -> int:
 
         scaling_figure.draw(scaling, args.figure, heading=name)
     if args.json:
-        print(masked_json.line(tables.to_json(scaling, name)))
+        from bench import answers
+
+        answers.show(answers.scaling(tables.to_json(scaling, name)))
     else:
         for table in (tables.sheet(scaling, name), tables.terms_sheet(scaling)):
             sheet.show(table)
@@ -166,6 +171,7 @@ def _add_doctor(verbs: arguments.Verbs) -> None:
         "(default: login if sbatch is installed, else laptop)",
     )
     arguments.takes_json(parser)
+    arguments.takes_junit(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -182,7 +188,13 @@ def _doctor(args: argparse.Namespace) -> int:
             for table in check_sheets.check_sheets(checked):
                 sheet.show(table)
     if args.json:
-        print(masked_json.line(doctor.to_json(plan, tiers)))
+        from bench import answers
+
+        answers.show(answers.doctor(plan, tiers))
+    if args.junit:
+        from bench.console import junit
+
+        junit.write(args.junit, f"doctor {plan.name}", junit.of_checks(tiers))
     return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 
@@ -194,6 +206,7 @@ def _add_render(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
     )
     _takes_overrides(parser)
+    arguments.takes_json(parser)
 
 
 def _render(args: argparse.Namespace) -> int:
@@ -203,7 +216,13 @@ def _render(args: argparse.Namespace) -> int:
     text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
     preflight.require_valid_manifest(plan)
-    print(text, end="")
+    if args.json:
+        from bench import answers
+        from bench.answers.schema import Script
+
+        answers.show(Script(plan=plan.name, backend=plan.config.cluster.backend.name, text=text))
+    else:
+        print(text, end="")
     return 0
 
 
@@ -260,13 +279,14 @@ def _add_logs(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
     )
+    arguments.takes_json(parser, "one JSON object per line of the output")
 
 
 def _logs(args: argparse.Namespace) -> int:
     from bench.console import logs as log_pages
 
     folder = arguments.run_folder(args.run)
-    log_pages.show(folder, num_lines=args.lines, follow=args.follow)
+    log_pages.show(folder, num_lines=args.lines, follow=args.follow, as_json=args.json)
     return 0
 
 

@@ -88,6 +88,7 @@ class Runtime(Enum):
     pyxis = "pyxis"
     docker = "docker"
     podman = "podman"
+    apptainer = "apptainer"
 
 
 class ContainerFlags(Enum):
@@ -103,11 +104,13 @@ class ProfileKind(Enum):
     kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
     modules: the time breakdown of two of three more steps, in rank_logs/trial_K.modules.json, and their trace.
     For a server: of decode steps before the timed loads.
+    nsys: Nsight Systems records launch.profile_steps of the training on every rank; these are timed steps.
     """
 
     none = "none"
     kernels = "kernels"
     modules = "modules"
+    nsys = "nsys"
 
 
 class Tracker(Enum):
@@ -236,12 +239,12 @@ class Container:
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name."""
+    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name; for Apptainer a .sif."""
     mounts: list[str] = field(default_factory=list)
     """Additional mounts, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
     arguments: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Further arguments of `docker run` or `podman run`, such as --shm-size=16g."""
+    """Further arguments of `docker run`, `podman run` or `apptainer exec`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -262,6 +265,8 @@ class Launch:
     telemetry: bool = True
     """One process per node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none
+    profile_steps: list[int] | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The first and the last step that nsys records, from 1; only with profile=nsys."""
     attempts: int = 3
     """Maximum number of attempts of a trial after a node failure, a time limit or preemption."""
     stall: Stall | None = field(default_factory=Stall)

@@ -50,18 +50,18 @@ class Row:
 
 def row(one: Listed) -> Row:
     results = one.summary
-    shown = run_tables.row(one.run, results)
+    shown = run_tables.answer(one.run, results)
     return Row(
         id=one.id,
         name=one.name,
         started=one.summary.started,
         state=one.run.state_name,
         style=style(one),
-        trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(map(str, shown["trials"])).items()),
+        trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(shown.outcomes).items()),
         speed=(_text(results.minutes, ".2f"), _text(results.step_time_ms, ",.1f"), _text(results.tokens_s, ",.0f")),
         tags=results.tags.tags,
         overrides=results.overrides,
-        note="; ".join(filter(None, (str(shown["reason"] or ""), one.other_writers, results.tags.note))),
+        note="; ".join(filter(None, (shown.reason, one.other_writers, results.tags.note))),
     )
 
 

@@ -9,9 +9,8 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench import backends
 from bench.backends.protocol import KeepsOutput
@@ -84,14 +83,6 @@ class Explanation:
     """Other rules that match, mostly consequences."""
     lines: tuple[str, ...] = ()
     """The most informative log lines, if the rule does not name the cause."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON values."""
-        also = [
-            {"rule": c.rule, "title": RULES[c.rule].title, "evidence": c.text, "file": c.file, "line": c.line}
-            for c in self.also
-        ]
-        return asdict(replace(self, also=())) | {"also": also}
 
 
 @dataclass(frozen=True, slots=True)

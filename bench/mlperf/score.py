@@ -7,7 +7,7 @@ samples than the reference (RCP) on average, the minutes are multiplied by the r
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 from bench.rules.finding import Finding, errors
 
-_BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
 _NUM_RESAMPLES = 40_000
 
 
@@ -73,13 +72,6 @@ class Score:
     """Whether this is a score by the official rules."""
     disagreements: tuple[str, ...]
     """Where the verdict of an official checker differs from ours."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON values; of each result, the fields that the score needs."""
-        brief = [{name: getattr(result, name) for name in _BRIEF} for result in self.results]
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
-        parts = {name: [asdict(part) for part in values[name]] for name in ("compliance", "findings")}
-        return values | parts | {"rcp": asdict(self.rcp), "results": brief}
 
 
 def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:

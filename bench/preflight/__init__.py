@@ -13,7 +13,7 @@ from bench import backends
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import Device, ProfileKind, Runtime
 from bench.errors import ConfigError, joined
 from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -158,6 +158,21 @@ def is_started_here(plan: Plan) -> bool:
     return is_ours and plan.config.container.runtime is Runtime.none
 
 
+def is_under_nsys(plan: Plan) -> bool:
+    """Return whether Nsight Systems records ranks on this machine, outside of a container."""
+    launch, is_here = plan.config.launch, not plan.config.cluster.backend.is_elsewhere
+    return launch.profile is ProfileKind.nsys and is_here and plan.config.container.runtime is Runtime.none
+
+
+def profiler(subject: Subject) -> Iterator[Finding | str]:
+    """Yield an error if nsys is not on PATH."""
+    if (path := shutil.which("nsys")) is None:
+        fix = "install Nsight Systems, or set launch.profile=none"
+        yield broken("RUN-08", "nsys is not on PATH", "launch.profile=nsys", fix=fix)
+    else:
+        yield path
+
+
 def program(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if the server's program is not on PATH."""
     serving = subject.plan.config.task.serving
@@ -194,6 +209,7 @@ STATIC = (
     Check("reference convergence point", ("CFG-04",), reference, apply),
     Check("walltime", ("CFG-13",), walltime, is_projected),
     Check("image of the engine", ("RUN-08",), image, needed.runs_in_image),
+    Check("Nsight Systems", ("RUN-08",), profiler, is_under_nsys),
     Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
     Check("memory of the GPU", ("HW-08",), resources.gpu_memory, resources.needs_known_gpu),
     Check("memory of this machine", ("RUN-03",), resources.host_memory, resources.estimates_host_memory),

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench import backends, preflight
 from bench.backends.protocol import Job, Queue
@@ -130,18 +129,6 @@ def _failed(folder: Path, tier: Tier) -> Finding:
 def errors(checked: Sequence[Checked]) -> list[Finding]:
     """Return the findings that prevent a launch."""
     return [f for f in preflight.findings(checked) if f.severity == "error"]
-
-
-def to_json(plan: Plan, tiers: Sequence[Sequence[Checked]]) -> dict[str, Any]:
-    """Return all outcomes as one JSON object."""
-    every = [one for checked in tiers for one in checked]
-    return {
-        "plan": plan.name,
-        "tier": every[-1].tier,
-        "fine": not errors(every),
-        "findings": [asdict(finding) for finding in preflight.findings(every)],
-        "checks": [{**asdict(one), "findings": len(one.findings)} for one in every],
-    }
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class KindReport(ABC, Generic[P, R]):
         return []
 
     def json_fields(self, result: R) -> dict[str, Any]:
-        """Return the JSON fields that are specific to this kind."""
+        """Return the fields of `bench.answers.schema.TrialVerdict` that only this kind has."""
         return {}
 
     def files(self, folder: Path, trial: int, result: R) -> list[Row]:

@@ -311,9 +311,6 @@ class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
     def parse_rows(self, trial: ShownTrial[TrainingResult]) -> list[Row]:
         return [settings_row(trial.judged.result), ("log", trial.name, "")]
 
-    def json_fields(self, result: TrainingResult) -> dict[str, Any]:
-        return result.result.to_json()
-
     def files(self, folder: Path, trial: int, result: TrainingResult) -> list[Row]:
         """Draw the loss, except for random data."""
         if result.result.has_random_rows:

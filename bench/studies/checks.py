@@ -10,6 +10,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.results import names
 from bench.results.published import PublishedTable
+from bench.results.reference import share
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import Pivot, Statement, Study, matches
@@ -30,6 +31,7 @@ def check(study: Study, *, where: str) -> None:
     _check_published_match(study, arms, where=where)
     _check_pairs(study, arms, where=where)
     _check_statements(study, arms, where=where)
+    _check_references(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
 
@@ -220,6 +222,21 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                     fix="change the labels in first and second to labels of arms, and list in same only labels that "
                     "have the same value in both arms",
                 )
+
+
+def _check_references(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    known = [arm.name for arm in arms]
+    for number, one in enumerate(study.references):
+        place = f"{where}: references[{number}]"
+        _require_column(study, one.measurement, where=place)
+        if one.arm not in known:
+            refuse_unknown(one.arm, known, noun="arm", where=place)
+        if share(one.tolerance) is None:
+            what = f"the tolerance is {one.tolerance!r}, but must be a percentage above 0"
+            raise ConfigError(what, where=place, fix="write tolerance: 3%")
+        if not 0 < one.value < float("inf"):
+            what = f"the value is {one.value:g}, but must be a number above 0"
+            raise ConfigError(what, where=place, fix="write the value in the unit of the column")
 
 
 def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:

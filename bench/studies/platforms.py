@@ -75,6 +75,9 @@ def merged(results: Sequence[StudyResult]) -> StudyResult:
         order=(),
         notes=tuple(dict.fromkeys(note for side in sides for note in _notes(side, results))),
         statements=tuple(one for side in sides for one in _statements(side, first, groups)),
+        references=tuple(
+            replace(one, platform=side.name) for side in sides if side.result for one in side.result.references
+        ),
         platforms=tuple(_platform(side) for side in sides),
     )
 

@@ -1,6 +1,5 @@
 """`history` detects a planted regression, and its cache always equals the logs."""
 
-import json
 import os
 import shutil
 import sqlite3
@@ -17,7 +16,7 @@ from bench.history import regression, store
 from bench.history.regression import Change, judge
 from bench.planning.compose import compose
 from bench.results.measurement import Measurement
-from helpers import answers_log, serving, serving_log
+from helpers import answers, answers_log, serving, serving_log
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant, prove
 
@@ -279,9 +278,9 @@ def test_folder_and_port_of_a_server_are_not_settings_and_its_options_are(clock:
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
-    parsed = json.loads(run(capsys, "--json"))
+    parsed = answers.one(run(capsys, "--json"))
     assert (parsed["task"], parsed["hardware"]) == ("lora_8b", "8 × NVIDIA H200")
-    assert parsed["measurements"]["throughput"] == pytest.approx([100, 101])
+    assert parsed["values"]["throughput"] == pytest.approx([100, 101])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`plan --scale`: what it shows, refuses and marks."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from bench.planning.estimates import memory, step_time, transports
 from bench.planning.parallelism import split
 from bench.prediction import scale, uncertainty
 from bench.prediction.scale import Point, Range, StackName
+from helpers import answers
 from helpers.examples import in_proportion
 
 LORA = ("task=lora70b", "cluster=dgx8")
@@ -121,7 +121,7 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
     with Image.open(figure) as image:
         assert image.format == "PNG" and image.width > 1000
     assert exit_code(*LORA, "--scale", "1,2", "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answers.one(capsys.readouterr().out)
     assert document["marked"] == "estimated" and [one["num_nodes"] for one in document["points"]] == [1, 2]
 
 
