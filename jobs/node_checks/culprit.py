@@ -4,11 +4,11 @@ The nodes are a ring, in the order of their ranks: a link that the ring does not
 ranks with the same local rank on all nodes use one *rail*. Pairs of nodes are measured in rounds, one group of two
 ranks for each rail. A round measures all its pairs at the same time.
 
-Each suspect (say, the NIC of node 5 on rail 2) has a set of measured cells that it would slow. Its weight is the
+Each candidate (say, the NIC of node 5 on rail 2) has a set of measured cells that it would slow. Its weight is the
 likelihood of all cells with these slowed by some amount, relative to no slow cell, times a prior. The amount is
 integrated over 5 to 99 %, and the rate of the healthy cells is fitted. The noise is estimated from the cells: from
-repeated samples of a cell, and from the spread between cells. A suspect is named if its weight is at least NAMED of the
-sum of its own weight, the weight of "nothing is slow", and the weights of all candidates that share a cell with it.
+repeated samples of a cell, and from the spread between cells. A candidate is named if its weight is at least NAMED of
+the sum of its own weight, the weight of "nothing is slow", and the weights of all candidates that share a cell with it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -192,7 +192,7 @@ def _slow_alone(measured: Measurements, likely: Collection[Place]) -> tuple[list
     num_gpus = measured.num_rails
     for rates in measured.own.values():
         nodes, gpus = np.divmod(np.arange(measured.num_nodes * num_gpus), num_gpus)
-        candidates = _Suspects(len(nodes))
+        candidates = _Candidates(len(nodes))
         candidates.add(np.arange(len(nodes)), size=len(nodes))
         if num_gpus > 1 and measured.num_nodes > 1:
             candidates.add(nodes, size=measured.num_nodes)
@@ -200,10 +200,10 @@ def _slow_alone(measured: Measurements, likely: Collection[Place]) -> tuple[list
         candidates.likely += [node * num_gpus + gpu for node, gpu in likely if gpu is not None]
         named, certainty = _named(_cells(rates.reshape(len(nodes), -1)), candidates)
         certainties.append(certainty)
-        for suspect, confidence in named:
-            is_gpu = suspect < len(nodes)
-            node = int(nodes[suspect]) if is_gpu else suspect - len(nodes)
-            key = (Kind.GPU, node, int(gpus[suspect])) if is_gpu else (Kind.HOST, node, None)
+        for number, confidence in named:
+            is_gpu = number < len(nodes)
+            node = int(nodes[number]) if is_gpu else number - len(nodes)
+            key = (Kind.GPU, node, int(gpus[number])) if is_gpu else (Kind.HOST, node, None)
             best[key] = max(best.get(key, 0.0), confidence)
     hosts = {node for kind, node, _ in best if kind is Kind.HOST}
     return [
@@ -217,7 +217,7 @@ def _slow_inside(measured: Measurements, likely: Collection[int]) -> tuple[dict[
     """Return the nodes whose all-reduce is slow, with their confidence, and how certain the rest is."""
     if measured.inside is None:
         return {}, 1.0
-    candidates = _Suspects(measured.num_nodes)
+    candidates = _Candidates(measured.num_nodes)
     candidates.add(np.arange(measured.num_nodes), size=measured.num_nodes)
     candidates.likely += likely
     named, certainty = _named(_cells(measured.inside), candidates)
@@ -242,7 +242,7 @@ def _slow_between(
     for culprit in known:
         touched = np.isin(ends, culprit.nodes).any(axis=1)
         kept &= ~(touched if culprit.rail is None else touched & (rail == culprit.rail))
-    candidates, meanings = _Suspects(len(link)), list[tuple[Kind, tuple[int, ...], int | None]]()
+    candidates, meanings = _Candidates(len(link)), list[tuple[Kind, tuple[int, ...], int | None]]()
 
     def add(kind: Kind, places: Sequence[tuple[int, ...]], *columns: Integers, by_rail: bool) -> None:
         numbers = [column * num_rails + rail if by_rail else column for column in columns]
@@ -262,6 +262,11 @@ def _slow_between(
         twos = list(combinations(range(num_nodes), 2))
         touching = [[number for number, two in enumerate(twos) if {a, b} & set(two)] for a, b in ends]
         add(Kind.NIC, twos, *np.array(touching).T, by_rail=True)
+    candidates.impossible += [
+        number
+        for number, (kind, nodes, _) in enumerate(meanings)
+        if kind is Kind.LINK and (nodes[1] - nodes[0]) not in (1, num_nodes - 1)  # not a link of the ring
+    ]
     candidates.likely += [
         number
         for number, (kind, nodes, r) in enumerate(meanings)
@@ -269,8 +274,8 @@ def _slow_between(
     ]
     named, certainty = _named(cells, candidates, kept)
     culprits = []
-    for suspect, confidence in named:
-        kind, nodes, r = meanings[suspect]
+    for number, confidence in named:
+        kind, nodes, r = meanings[number]
         at = None if kind is Kind.LINK and num_rails == 1 else r
         each = [(node,) for node in nodes] if kind is Kind.NIC else [nodes]
         culprits += [Culprit(kind, those, at, confidence) for those in each]
@@ -308,14 +313,15 @@ def _joined(of_links: Sequence[Sequence[_Cells]]) -> _Cells:
     )
 
 
-class _Suspects:
-    """What can be slow: the candidates of each cell, and the prior of each suspect."""
+class _Candidates:
+    """What can be slow: the candidates of each cell, and the prior of each candidate."""
 
     def __init__(self, num_cells: int) -> None:
         self.of_cell: Integers = np.empty((num_cells, 0), dtype=np.int64)
         self.class_sizes: list[int] = []
         self.likely: list[int] = []
         """The candidates whose part another test has found to be slow."""
+        self.impossible: list[int] = []
 
     def add(self, *columns: Integers, size: int) -> None:
         """Add the candidates of one class; each column has, for every cell, a number from 0 to size - 1."""
@@ -328,6 +334,7 @@ class _Suspects:
         shares = np.concatenate(
             [np.full(size, (1 - NOTHING_SLOW) / len(self.class_sizes) / size) for size in self.class_sizes]
         )
+        shares[self.impossible] = 1e-300
         if self.likely:
             shares[self.likely] = np.maximum(shares[self.likely], SLOW_AS_WELL / len(self.likely))
         logs: Floats = np.log(shares)
@@ -335,11 +342,11 @@ class _Suspects:
 
 
 def _named(
-    cells: _Cells, candidates: _Suspects, kept: NDArray[np.bool_] | None = None
+    cells: _Cells, candidates: _Candidates, kept: NDArray[np.bool_] | None = None
 ) -> tuple[list[tuple[int, float]], float]:
     """Return the candidates that are slow, with their confidence, and the confidence that no other is.
 
-    The suspect with the highest weight is named first, and its cells are left out. A suspect that is likely but not
+    The candidate with the highest weight is named first, and its cells are left out. A candidate that is likely but not
     sure ends the search: the returned confidence is then low.
     """
     kept = np.ones(len(cells.log_rate), dtype=bool) if kept is None else kept.copy()
@@ -362,19 +369,19 @@ def _named(
 
 
 def _log_evidence(
-    cells: _Cells, of_cell: Integers, kept: NDArray[np.bool_], variance: Floats, num_suspects: int
+    cells: _Cells, of_cell: Integers, kept: NDArray[np.bool_], variance: Floats, num_candidates: int
 ) -> Floats:
-    """Return, of each suspect, the logarithm of the likelihood ratio "its cells are slow" to "no cell is slow".
+    """Return, of each candidate, the logarithm of the likelihood ratio "its cells are slow" to "no cell is slow".
 
     With x the cells' distances from their mean weighted by 1/v (v: variances), S0 and S1 the sums of 1/v and x/v over
-    the cells of a suspect, and T0 the sum of 1/v over all cells, a slowdown d has the log-likelihood ratio
+    the cells of a candidate, and T0 the sum of 1/v over all cells, a slowdown d has the log-likelihood ratio
     -d S1 - d^2 S0 (1 - S0 / T0) / 2, where the mean of the other cells is fitted for each d.
     """
     values, precision = cells.log_rate[kept], 1 / variance
     values = values - np.average(values, weights=precision)
     columns = of_cell.shape[1]
-    s0 = np.bincount(of_cell.ravel(), np.repeat(precision, columns), num_suspects)
-    s1 = np.bincount(of_cell.ravel(), np.repeat(precision * values, columns), num_suspects)
+    s0 = np.bincount(of_cell.ravel(), np.repeat(precision, columns), num_candidates)
+    s1 = np.bincount(of_cell.ravel(), np.repeat(precision * values, columns), num_candidates)
     curvature = s0 * np.maximum(1 - s0 / precision.sum(), 0.0)
     least = np.clip(LEAST_NOISES * np.sqrt(cells.noise()), LEAST_SLOWDOWN, 0.9)
     shifts = -np.log1p(-np.geomspace(least, 0.99, NUM_SLOWDOWNS))
