@@ -231,12 +231,13 @@ def training_plan(plan: Plan) -> TrainingPlan | None:
 
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Return the learning rate of step `step` (from 1): linear warm-up, then cosine decay to 0."""
+    """Return the learning rate of step `step` (from 1): linear warm-up, then cosine decay to lr_min_factor * lr."""
     recipe, done = plan.recipe, step - 1
     if done < recipe.lr_warmup_steps:
         return recipe.lr * (done + 1) / recipe.lr_warmup_steps
     progress = (done - recipe.lr_warmup_steps) / (plan.max_steps - recipe.lr_warmup_steps)
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return recipe.lr * (recipe.lr_min_factor + (1 - recipe.lr_min_factor) * cosine)
 
 
 def samples(plan: TrainingPlan, step: int) -> int:

@@ -18,13 +18,12 @@ from bench.errors import BenchError, exit_code_of_signals, output_is_written
 from bench.planning import to_prepare
 from bench.planning.compose import (
     CONF,
+    completed,
     compose,
     plan_of,
     register,
     search_path,
     typed,
-    with_gpus_and_preset,
-    with_model_read,
     with_new_options,
 )
 from bench.planning.compose_errors import explained
@@ -93,7 +92,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
         with _shown(codes), explained():
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
-            complete = with_model_read(with_gpus_and_preset(config, words), overrides)
+            complete = completed(config, words)
             planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
 
     register()

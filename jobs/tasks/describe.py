@@ -86,8 +86,12 @@ def optimizer(plan: TrainingPlan) -> Facts:
         "opt_name": "adamw",
         mllog.OPT_BASE_LEARNING_RATE: r.lr,
         mllog.OPT_LEARNING_RATE_TRAINING_STEPS: plan.max_steps,
+        "opt_end_learning_rate": r.lr * r.lr_min_factor,
+        "max_steps": plan.max_steps,
         mllog.OPT_LEARNING_RATE_WARMUP_FACTOR: r.lr_warmup_steps / plan.max_steps,
-        "opt_learning_rate_decay_schedule": "cosine",
+        "opt_learning_rate_warmup_steps": r.lr_warmup_steps,
+        "opt_learning_rate_decay_steps": plan.max_steps - r.lr_warmup_steps,  # read after the warm-up (official check)
+        "opt_learning_rate_decay_schedule": "cosine with linear warmup",
         mllog.OPT_ADAMW_WEIGHT_DECAY: r.weight_decay,
         "opt_adamw_beta_1": r.adam_beta1,
         "opt_adamw_beta_2": r.adam_beta2,
