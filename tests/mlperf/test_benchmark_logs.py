@@ -42,7 +42,7 @@ WRONG: dict[str, Any] = {
     "eval_accuracy": 3.31,
     **dict.fromkeys(("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"), "fp7"),
     "lowest_numerical_precision_in_comm": "int2",
-    **{f"{axis}_parallelism": 0 for axis in ("tensor", "pipeline", "context", "expert")},
+    **{f"{axis}_parallelism": 1.5 for axis in ("tensor", "pipeline", "context", "expert")},
     "micro_batch_size": 1.5,
     "config_filename": "",
 }
