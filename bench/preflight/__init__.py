@@ -214,6 +214,7 @@ STATIC = (
 """Checks of the plan alone, for every backend."""
 FILES = (
     Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
+    Check("files of Megatron-LM", ("CFG-06",), host.megatron, host.takes_megatron_files),
     Check("text files", ("CFG-06", "CFG-08"), host.text, data.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
     Check("tokenizer of the prompts", ("CFG-06",), data.prompts, data.takes_prompts),
