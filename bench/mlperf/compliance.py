@@ -168,7 +168,8 @@ def _check_target(log: Log) -> Iterator[Finding]:
 def _check_benchmark(log: Log) -> Iterator[Finding]:
     """Yield a benchmark without rules here, and a log of the closed division without one: no rules apply to either."""
     name = log.text(mllog.SUBMISSION_BENCHMARK)
-    if not log.all(mllog.SUBMISSION_BENCHMARK) and log.text(mllog.SUBMISSION_DIVISION) == "closed":
+    is_closed = log.text(mllog.SUBMISSION_DIVISION) == "closed" and log.has_target
+    if is_closed and not log.all(mllog.SUBMISSION_BENCHMARK):
         line = log.all(mllog.SUBMISSION_DIVISION)[0].line
         message = f"the log is of the closed division, but has no {mllog.SUBMISSION_BENCHMARK}"
         yield finding("LOG-10", "error", line, message)

@@ -37,7 +37,9 @@ def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Te
     labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
     weights[:, -1] = 0  # the last token has no successor in the row
     if rows.has_next:
-        tokens, labels, weights, positions = (each[:, :-1] for each in (tokens, labels, weights, positions))
+        tokens, labels, weights, positions = (
+            each[:, :-1].contiguous() for each in (tokens, labels, weights, positions)
+        )
     weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
     return tokens, labels, weights, positions
 

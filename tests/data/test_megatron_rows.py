@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,24 +16,12 @@ from bench.contract import megatron_files, mllog, plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError
 from bench.planning import compose
+from helpers.megatron_tokens import write
 from jobs.data import rows as rows_of
 from jobs.data.megatron_rows import MegatronTokens
 from jobs.tasks import inputs
 
 VOCABULARY = 5000
-CODES = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
-
-
-def write(folder: Path, name: str, documents: list[np.ndarray]) -> Path:
-    """Write documents in Megatron-LM's format; return the .bin file."""
-    index, tokens = megatron_files.paths(folder, name)
-    joined, lengths = np.concatenate(documents), np.array([len(one) for one in documents], dtype="<i4")
-    begins = (np.cumsum(lengths, dtype="<i8") - lengths) * joined.itemsize
-    head = megatron_files.MAGIC + struct.pack("<QBQQ", 1, CODES[joined.dtype], len(lengths), len(lengths) + 1)
-    places = np.arange(len(lengths) + 1, dtype="<i8")
-    index.write_bytes(head + lengths.tobytes() + begins.astype("<i8").tobytes() + places.tobytes())
-    tokens.write_bytes(joined.tobytes())
-    return tokens
 
 
 def documents(number: int, *, seed: int = 0, longest: int = 60, dtype: Any = np.uint16) -> list[np.ndarray]:
