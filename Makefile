@@ -1,9 +1,9 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 LOGS ?= $(wildcard ../shared/mlperf_logs)
 
 run: .venv/run-installed  ## train the tiny benchmark on this machine and show the result
-	$(BIN)/python -m bench.launch task=lora_tiny cluster=local
+	@$(BIN)/runstop demo
 
 test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the official checkers
 	tests/all.sh $(BIN)/python
@@ -40,7 +40,11 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python experiments/reading.py $(LOGS)
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 
+predict: .venv/test-installed  ## predict every published step that is shipped, and print the errors
+	$(BIN)/python experiments/predict.py
+
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("runstop needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
 .venv/run-installed: pyproject.toml | .venv/bin/python
@@ -56,4 +60,4 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-.PHONY: run test fast faults slow mutants bench lint packages site
+.PHONY: run test fast faults slow mutants bench predict lint packages site

@@ -6,7 +6,9 @@ use, since ranks import this package for its contract alone.
 
 import sys
 
-if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != __file__.removesuffix("/bench/__init__.py"):
+_ROOT = __file__[: -len("/bench/__init__.py")]
+
+if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False) and sys.path[0] != _ROOT:
     # `python -m bench VERB` puts the working directory first in sys.path, and so does an empty entry of PYTHONPATH. It
     # may be a run folder of another user, whose argparse.py would run. A checkout keeps its own folder.
     sys.path[:] = [path for path in sys.path if path not in ("", sys.path[0])]
@@ -131,7 +133,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # quoted for Python 3.8, which bench.installed refuses
     return sorted({*globals(), *__all__, "__version__"})
 
 

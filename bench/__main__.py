@@ -1,5 +1,9 @@
 """`python -m bench VERB`."""
 
-from bench.cli import main
+from bench import installed
+
+installed.require()
+
+from bench.cli import main  # noqa: E402
 
 main()

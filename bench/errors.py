@@ -1,10 +1,11 @@
 """Errors with a message for the user, exit codes, and the signals that stop a process."""
 
 import errno
+import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -28,6 +29,14 @@ class ConfigError(BenchError):
     exit_code = 2
 
 
+def joined(errors: Sequence[ConfigError]) -> ConfigError:
+    """Return one error with the messages of all, and the fields of the first."""
+    first, *others = errors
+    if others:
+        first.args = ("\n".join(map(str, errors)),)
+    return first
+
+
 class SubmitError(BenchError):
     """The ranks could not be started, or one of them died."""
 
@@ -38,6 +47,12 @@ class LogError(BenchError):
 
 class MissingLogError(LogError):
     """A log that the user named does not exist."""
+
+    exit_code = 2
+
+
+class NotALogError(LogError):
+    """A file or folder that the user named as a log is none."""
 
     exit_code = 2
 
@@ -124,6 +139,13 @@ def written(where: object) -> Iterator[None]:
             fix="free disk space, or give this user write permission for this path, then try again",
             rule="CFG-08",
         ) from error
+
+
+def every_character_is_written() -> None:
+    """Write characters that the encoding of stdout or stderr lacks as escapes, such as \\xfc in ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -42,3 +42,8 @@ def hydra_value(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a text in quotes, on one line, cut to SHOWN characters."""
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"
+
+
+def counted(number: int, unit: str) -> str:
+    """Return a number with its unit, such as `1 rank` or `8 ranks`."""
+    return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"

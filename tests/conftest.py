@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 if ranks.DEVICE == "cpu":
     # Triton kernels run in its interpreter. Triton reads this on import, and megatron-core imports it, too.
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # messages have short commands
 settings.load_profile(examples.UNTIMED)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 

@@ -1,16 +1,18 @@
-"""Containers without Slurm: the shell command that runs a node's process in an image with docker or podman.
+"""Containers without Pyxis: the shell command that runs a process in an image with docker, podman or Apptainer.
 
-The process of a node runs in the container, with its ranks as children, so the host needs only docker or podman. Data,
-model and results are mounted at the same paths as outside, as with Pyxis; inputs are mounted read-only.
+The process of a node runs in the container, with its ranks as children, so the host needs only the engine. On Slurm,
+Apptainer runs each rank in a container of its own. Data, model and results are mounted at the same paths as outside, as
+with Pyxis; inputs are mounted read-only.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.contract import data_files
 from bench.contract.plan import Plan
-from bench.contract.plan_paths import expanded
+from bench.contract.plan_paths import expanded, named_paths
 from bench.contract.run_files import NODE_VARIABLE
 from bench.contract.schema import DataSource, Device, GpuVendor, Runtime
 from bench.rules.check import Finding, Subject, broken
@@ -31,7 +33,7 @@ def of_files(plan: Plan) -> Iterator[str]:
         yield f"{path}:{path}" if path in writable else f"{path}:{path}{READ_ONLY}"
 
 
-OURS = (Runtime.docker, Runtime.podman)
+OURS = (Runtime.docker, Runtime.podman, Runtime.apptainer)
 FLAGS = ("ro", "rw")
 """Flags of a mount; Pyxis accepts more."""
 _GPUS = {Runtime.docker: ["--gpus", "all"], Runtime.podman: ["--device", "nvidia.com/gpu=all"]}
@@ -58,7 +60,7 @@ _INFINIBAND = "$([ ! -e /dev/infiniband ] || echo --device=/dev/infiniband)"
 
 
 def is_ours(plan: Plan) -> bool:
-    """Return whether the ranks run in docker or podman."""
+    """Return whether runstop starts the containers of the ranks itself: with docker, podman or Apptainer."""
     return plan.config.container.runtime in OURS
 
 
@@ -66,6 +68,8 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
     """Return the shell command that runs `command` in the plan's image on the host `name`."""
     container = plan.config.container
     engine = container.runtime
+    if engine is Runtime.apptainer:
+        return _apptainer_line(plan, folder, command, name=name)
     return " ".join(
         [
             f"exec {engine.name} run",
@@ -78,6 +82,25 @@ def line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
             shlex.join([*(container.arguments or []), "--entrypoint=", expanded(container.image) or "", *command]),
         ]
     )
+
+
+def _apptainer_line(plan: Plan, folder: Path, command: Sequence[str], *, name: str) -> str:
+    container = plan.config.container
+    mounts = [*of_files(plan), f"{folder}:{folder}", *(expanded(mount) or mount for mount in container.mounts)]
+    own = [f"--pwd={folder}", "--env=PYTHONSAFEPATH=1", f"--env={NODE_VARIABLE}={name}"]
+    words = [*apptainer_options(plan), *(f"--bind={mount}" for mount in mounts), *own]
+    return shlex.join(["exec", *words, *(container.arguments or []), expanded(container.image) or "", *command])
+
+
+def apptainer_options(plan: Plan) -> list[str]:
+    """Return the beginning of every command line of Apptainer: its GPUs, no home folder, and a writable overlay.
+
+    Source: Apptainer 1.3, `apptainer exec --help`; --pwd is also the option of Singularity.
+    """
+    cluster = plan.config.cluster
+    is_amd = cluster.gpu is not None and cluster.gpu.vendor is GpuVendor.amd
+    gpus = [] if cluster.device is not Device.cuda else ["--rocm" if is_amd else "--nv"]
+    return ["apptainer", "exec", *gpus, "--no-home", "--writable-tmpfs"]
 
 
 def _gpus(plan: Plan, engine: Runtime) -> str:
@@ -105,7 +128,7 @@ def checks(subject: Subject) -> Iterator[Finding]:
     if c.runtime not in OURS:
         backend = subject.plan.config.cluster.backend.name
         what = f"backend {backend} does not support the container runtime {c.runtime.name}"
-        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman or none")
+        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman, apptainer or none")
     elif not expanded(c.image):
         yield broken(
             "HST-08",
@@ -113,6 +136,27 @@ def checks(subject: Subject) -> Iterator[Finding]:
             "container.image",
             fix="set container.image, or run: export CONT=IMAGE",
         )
+    elif c.runtime is Runtime.apptainer and (why := no_sif(expanded(c.image) or "")):
+        yield broken("HST-08", why, "container.image", fix=SIF_FIX)
+    yield from misformed_mounts(subject.plan)
+
+
+SIF_FIX = "run once: apptainer pull FILE.sif docker://IMAGE; then export CONT=/path/to/FILE.sif"
+
+
+def no_sif(image: str) -> str:
+    """Return why an image is not one for Apptainer: every rank would download and convert it; empty if it is one."""
+    return "" if image.startswith("/") else f"the Apptainer image {image!r} is not the absolute path of a file"
+
+
+def misformed_mounts(plan: Plan) -> Iterator[Finding]:
+    """Yield the mounts that docker, podman and Apptainer do not accept."""
+    c = plan.config.container
+    if c.runtime is Runtime.apptainer:
+        for name, text in named_paths(plan.config).items():
+            if name != "CONT" and re.search("[,:]", expanded(text) or ""):
+                what = f"{name} contains a comma or a colon, which ends a path in --bind"
+                yield broken("PYX-12", what, expanded(text) or "", fix=f"set {name} to a path without , and :")
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
@@ -130,7 +174,7 @@ def _misformed(mount: str) -> str:
     """Return what is wrong with a mount, or an empty text."""
     source, target, flag, *more = [*mount.split(":"), "", "", ""][:4] + mount.split(":")[4:]
     if "," in mount or '"' in mount:
-        return f"the path of the mount {mount!r} contains a comma or a quotation mark, which --mount cannot pass"
+        return f"the path of the mount {mount!r} contains a comma or a quotation mark, which the engine cannot read"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
         return f"the mount {mount!r} does not have the form SRC[:DST[:ro]] with absolute paths"
     return (

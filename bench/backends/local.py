@@ -169,16 +169,32 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     is_of_engine = bool(config.task.training or config.task.generation)
     wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
+    server = _server_module(subject.plan)
+    if server is not None and not _is_installed(server):
+        fix = (
+            f"pip install '{server}[serving]', or choose another server="
+            if server == "transformers"
+            else (f"install {server}, or choose another server=")
+        )
+        what = f"cannot import {server}, the program of the server"
+        yield broken("RUN-08", what, sys.executable, fix=fix)
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
         extra = "serve" if wanted is LOAD else "engine" if huggingface is None else "huggingface"
         extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
         fix = f"pip install 'runstop[{','.join(extras)}]'"
         if FLASH in missing:
-            fix += f", and {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
+            fix += f"; {FLASH_PIP}; or set engine.huggingface.attention=sdpa"
         yield broken("RUN-08", what, sys.executable, fix=fix)
     else:
         yield ", ".join(wanted)
+
+
+def _server_module(plan: Plan) -> str | None:
+    """Return the package of a server that this process's Python runs (`{python} -m PACKAGE.MODULE`); else None."""
+    serving = plan.config.task.serving
+    argv = serving.server.argv if serving is not None and serving.server.url is None else []
+    return argv[2].partition(".")[0] if argv[:2] == ["{python}", "-m"] and len(argv) > 2 else None
 
 
 def _of_texts(plan: Plan) -> Iterator[str]:
@@ -334,7 +350,7 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "there is no script, because this cluster has no queue: runstop launch starts the ranks itself",
+            "there is no script, because this cluster has no queue: `launch` starts the ranks itself",
             where=f"cluster={plan.config.cluster.name}",
             fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
         )

@@ -83,7 +83,7 @@ def stop_driver(folder: Path) -> None:
     """
     host, pid = driver(folder) or ("", 0)
     if not host:
-        fix = "no action is needed; runstop runs lists the active runs"
+        fix = "no action is needed; `runstop runs` lists the active runs"
         raise SubmitError("there is nothing to cancel: no process runs this run", where=str(folder), fix=fix)
     if host != socket.gethostname():
         what = f"the process of this run is on the host {host}, and only a command on that host can stop this process"

@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench import masking
-from bench.cli import arguments, calibrate, compare, fetch, images, judge, manage, prepare, run, study
+from bench import hints
+from bench.cli import arguments, calibrate, compare, dashboard, demo, fetch, images, judge, manage, prepare, run, study
 from bench.contract import regular_files
-from bench.errors import BenchError, exit_code_of_signals, output_is_written, shown
+from bench.errors import (
+    BenchError,
+    every_character_is_written,
+    exit_code_of_signals,
+    output_is_written,
+    shown,
+)
 
 LAUNCH = "launch"
 
@@ -22,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     0: success. 1: a log is not valid, or a check failed. 2: bad input. 128 + N: signal N ended it.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    every_character_is_written()
     regular_files.keep_others_from_writing()
     if argv[:1] == [LAUNCH]:
         return _launch(argv[1:])
@@ -30,28 +37,89 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_code_of_signals():
         try:
             with output_is_written():
+                _check_overrides(args)
                 code = args.verb(args)
         except BenchError as error:
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
             code = error.exit_code
         sys.exit(code)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments. KEY=VALUE may come before and after options; argparse alone accepts only one place."""
-    parser = _parser()
+    parser, arguments.Parser.words = _parser(), argv
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's completion function
         import argcomplete
 
         argcomplete.autocomplete(parser)
+    _check_verb(parser, argv)
     args, rest = parser.parse_known_args(argv)
-    if rest and not (hasattr(args, "overrides") and all("=" in text or text.startswith("~") for text in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if any(text.startswith("-") for text in rest):
-        parser.error(f"unrecognized arguments: {' '.join(text for text in rest if text.startswith('-'))}")
+    own = _verbs(parser)[argv[0]]  # its errors name its own options
+    unknown = [text for text in rest if text.startswith("-")]
+    if unknown and hasattr(args, "overrides"):
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{_override_of(unknown[0], argv)}")
+    if unknown:
+        own.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest and not hasattr(args, "overrides"):
+        own.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args
+
+
+def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each verb, by its name."""
+    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(next(actions).choices)
+
+
+def _check_verb(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Exit with 2 if the first word is neither a verb nor an option, and print what it probably means."""
+    first, verbs = argv[0] if argv else "", _verbs(parser)
+    if not first or first in verbs or first in parser._option_string_actions:
+        return
+    from bench.planning import overrides, synonyms
+
+    if first.startswith("-"):
+        near = overrides.near_option(first, list(parser._option_string_actions))
+        parser.error(f"there is no option {first}{f': did you mean {near}?' if near else ''}")
+    meant = synonyms.VERBS.get(first.lower())
+    near = meant if meant in (*verbs, "--help", "--version") else overrides.near_option(first.lower(), list(verbs))
+    if near is not None:
+        offer = f"did you mean {near}?" if near in verbs else f"write runstop {near}"
+    elif (guess := first if "=" in first else overrides.guessed(first)) is not None:
+        offer = f"did you mean runstop launch {guess}?"
+    else:
+        offer = "runstop --help lists the verbs"
+    parser.error(f"there is no verb {first!r}: {offer}")
+
+
+def _override_of(option: str, argv: Sequence[str]) -> str:
+    """Return a hint at the override that an unknown option means; an empty text if it means none."""
+    from bench.planning import overrides
+
+    name, _, value = option.partition("=")
+    after = [*argv[argv.index(option) + 1 :], ""][0]
+    if not value and "=" not in after and not after.startswith("-"):
+        value = after
+    if name == "--dry-run":
+        return "\n  this verb starts nothing, so it needs no --dry-run"
+    meant = overrides.of_option(name, value)
+    return f"\n  write {meant}" if meant else ""
+
+
+def _check_overrides(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a wrong override of a verb."""
+    from bench.planning import compose, overrides
+
+    given = getattr(args, "overrides", None)
+    if given is None or (args.verb.__name__ == "_study" and study.is_folder(args.name or "")):
+        return
+    config_dir = getattr(args, "config_dir", None)
+    compose.search_path(config_dir)  # refuses a folder that does not exist
+    has_folders = hasattr(args, "all_clusters")  # a study's verb also takes folders
+    words = [text for text in given if not (has_folders and "=" not in text and study.is_folder(text))]
+    overrides.check(words, config_dir=config_dir, knows_choices=hasattr(args, "config_dir"))
 
 
 def _set_log_level(verbosity: int) -> None:
@@ -79,16 +147,16 @@ def _launch(argv: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = arguments.Parser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",
-        epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",
+        epilog=hints.in_this_shell("To run a benchmark:\n  runstop launch task=lora_tiny cluster=local"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (prepare, run, manage, study, calibrate, fetch, images, judge, compare)
+    groups = (demo, prepare, run, manage, study, calibrate, fetch, images, judge, compare, dashboard)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():

@@ -1,9 +1,11 @@
 """Build the argument parser of a verb and check argument values."""
 
 import argparse
+import difflib
 import gzip
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -12,11 +14,14 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
+from bench.hints import in_this_shell
+from bench.planning import synonyms
 from bench.texts import control_character
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
@@ -31,7 +36,7 @@ def add(verbs: Verbs, run: Run, *, help: str, example: str) -> argparse.Argument
         name,
         help=help,
         description=help,
-        epilog=pasteable(f"runstop {name} {example}"),
+        epilog=pasteable(f"runstop {name} {example}".rstrip()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log steps to stderr; -vv logs details")
@@ -61,6 +66,11 @@ def takes_json(parser: argparse._ActionsContainer, objects: str = "one JSON obje
     parser.add_argument("--json", action="store_true", help=f"print {objects}")
 
 
+def takes_junit(parser: argparse.ArgumentParser) -> None:
+    """Add --junit."""
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the results as JUnit XML for CI")
+
+
 def pasteable(command: str) -> str:
     """Return an example for the end of a help text, in lines short enough for a narrow terminal."""
     lines = ["  "]
@@ -69,7 +79,7 @@ def pasteable(command: str) -> str:
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{argument} "
-    return "\n".join(["example:", *(line.rstrip() for line in lines)])
+    return in_this_shell("\n".join(["example:", *(line.rstrip() for line in lines)]))
 
 
 def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool = False) -> list[Path]:
@@ -166,18 +176,65 @@ def _is_json(path: Path) -> bool:
     return True
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the option, verb or choice that a user probably means."""
+
+    words: Sequence[str] = ()
+    """The command line, for hints."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = self._hint(message)
+        super().error(f"{message}\n  {hint}" if hint else message)
+
+    def _hint(self, message: str) -> str:
+        if wrong := re.match(r".*invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
+            known, name = re.findall(r"[\w.-]+", wrong[2]), wrong[1].lower()
+            other = synonyms.ACTIONS.get(name)
+            near = [other] if other in known else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            return f"did you mean {near[0]}?" if near else ""
+        if missing := re.match(r"argument (?:\S+/)?(--\S+?)(?:/\S+)?: expected one argument", message):
+            after = next(
+                (x for argument, x in pairwise(Parser.words) if argument == missing[1] and x.startswith("-")), None
+            )
+            return f"write {missing[1]}={after}" if after else f"write {missing[1]} VALUE"
+        if unknown := re.match(r"unrecognized arguments: (-\S+)", message):
+            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1, cutoff=0.6)
+            return f"did you mean {near[0]}?" if near else ""
+        return ""
+
+
 def positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
-    return number
+    """Return a number greater than 0."""
+    return _positive(text, text, "a number greater than 0, such as 2")
+
+
+def percent(text: str) -> float:
+    """Return a number of percent greater than 0; a % behind it may be written."""
+    return _positive(text, text.removesuffix("%"), "a number of percent greater than 0, such as 2")
+
+
+def _positive(text: str, number: str, what: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
 
 
 def count(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    """Return a whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return number
+    return int(text)
+
+
+def minutes(text: str) -> int:
+    """Return a whole number of minutes."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, such as 60")
+    return int(text)
 
 
 STDIN = Path("-")

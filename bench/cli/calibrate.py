@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench import hints
 from bench.cli import arguments
 
 
@@ -21,28 +22,19 @@ def _add_calibrate(verbs: arguments.Verbs) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from bench import masked_json
     from bench.console import calibration as sheets
     from bench.console import sheet
-    from bench.contract import codec
     from bench.launch import calibrate
 
     done = calibrate.calibrate(file=args.file, say=lambda line: print(line, file=sys.stderr))
     if args.json:
-        print(
-            masked_json.line(
-                {
-                    "file": str(done.file),
-                    "skipped": done.skipped,
-                    "link_error": done.link_error,
-                    **codec.plain(done.gpu),
-                }
-            )
-        )
+        from bench import answers
+
+        answers.show(answers.calibration(done.file, done.gpu, skipped=done.skipped, link_error=done.link_error))
         return 0
     for table in sheets.tables(done.gpu, skipped=done.skipped, link_error=done.link_error):
         sheet.show(table)
-    print(f"written to {done.file}; runstop plan task=… uses it on this machine")
+    print(hints.in_this_shell(f"written to {done.file}; `runstop plan task=…` uses it on this machine"))
     return 0
 
 

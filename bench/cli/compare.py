@@ -26,7 +26,7 @@ def _add_compare(verbs: arguments.Verbs) -> None:
     parser.add_argument("--measurement", metavar="NAME", help="(default: throughput per GPU, else throughput)")
     parser.add_argument(
         "--margin",
-        type=arguments.positive,
+        type=arguments.percent,
         default=2.0,
         metavar="PERCENT",
         help="smaller differences count as equal (default: 2)",
@@ -60,7 +60,9 @@ def _compare(args: argparse.Namespace) -> int:
         margin=args.margin / 100,
     )
     if args.json:
-        print(comparison_sheets.to_json(compared))
+        from bench import answers
+
+        answers.show(answers.comparison(compared))
     else:
         for table in comparison_sheets.sheets(compared):
             sheet.show(table)
@@ -87,7 +89,7 @@ def _add_history(verbs: arguments.Verbs) -> None:
     parser.add_argument("--rebuild", action="store_true", help="ignore the cache and read every log again")
     parser.add_argument(
         "--check",
-        type=arguments.positive,
+        type=arguments.percent,
         metavar="PERCENT",
         help="exit with 1 if the newest runs are worse than earlier runs by more than PERCENT (the whole 95 %% "
         "interval of the change), or if no run could be checked",
@@ -103,6 +105,7 @@ def _add_history(verbs: arguments.Verbs) -> None:
         help="number of earlier runs to compare with (default: 10)",
     )
     arguments.takes_json(parser, "one JSON object per run, or per check with --check")
+    arguments.takes_junit(parser)
 
 
 def _history(args: argparse.Namespace) -> int:
@@ -112,15 +115,18 @@ def _history(args: argparse.Namespace) -> int:
     from bench.history import store
     from bench.runs import names
 
+    if args.junit and not args.check:
+        fix = "add --check PERCENT, such as --check 2"
+        raise ConfigError("--junit writes the results of --check, which is missing", where="--junit", fix=fix)
     root = args.folder or names.root()
     histories = history.of_task(history.histories(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
     history.check_measured(histories, args.measurement)
     if args.check:
         return _check(histories, args)
     if args.json:
-        for task_history in histories:
-            for run in task_history.runs:
-                print(history_sheets.run_json(task_history, run))
+        from bench import answers
+
+        answers.show(*(answers.history_run(one, run) for one in histories for run in one.runs))
     elif args.task:
         for task_history in histories:
             for measurement in history_sheets.shown_measurements(task_history, args.measurement):
@@ -139,10 +145,15 @@ def _check(histories: "Sequence[TaskHistory]", args: argparse.Namespace) -> int:
     how = {"tolerance": args.check / 100, "newest": args.newest, "earlier": args.earlier}
     judgements = judge_all(histories, args.measurement, **how)
     if args.json:
-        for judgement in judgements:
-            print(history_sheets.judgement_json(judgement))
+        from bench import answers
+
+        answers.show(*map(answers.regression, judgements))
     else:
         sheet.show(history_sheets.judgement_sheet(judgements, tolerance=args.check / 100))
+    if args.junit:
+        from bench.console import junit
+
+        junit.write(args.junit, "history", junit.of_judgements(judgements))
     changes = {judgement.change for judgement in judgements}
     return 1 if Change.regression in changes or changes == {Change.not_judged} else 0
 

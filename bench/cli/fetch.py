@@ -5,7 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-from bench import masked_json
 from bench.cli import arguments
 from bench.errors import ConfigError
 
@@ -67,7 +66,9 @@ def _download(args: argparse.Namespace) -> int:
     )
     planned = download.plan(request)
     if args.dry_run and args.json:
-        print(masked_json.line(sheets.planned_json(planned)))
+        from bench import answers
+
+        answers.show(answers.download_plan(planned))
     else:
         sheet.show(sheets.planned_sheet(planned, hub.token_source()), file=sys.stdout if args.dry_run else sys.stderr)
     download.require_room(planned)
@@ -81,7 +82,9 @@ def _download(args: argparse.Namespace) -> int:
         _say(f"interrupted; {hub.CONTINUES}")
         raise
     if args.json:
-        print(masked_json.line(sheets.checked_json(request.folder, record, [])))
+        from bench import answers
+
+        answers.show(answers.download(request.folder, record, []))
     else:
         sheet.show(sheets.fetched_sheet(request.folder, record))
     return 0
@@ -99,7 +102,9 @@ def _check(args: argparse.Namespace) -> int:
         raise ConfigError(what, where=str(args.check), fix=fix)
     wrong = list(record.problems(args.check, known))
     if args.json:
-        print(masked_json.line(sheets.checked_json(args.check, known, wrong)))
+        from bench import answers
+
+        answers.show(answers.download(args.check, known, wrong))
     else:
         sheet.show(sheets.checked_sheet(args.check, known, wrong))
     return 0 if known.complete and not wrong else 1

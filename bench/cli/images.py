@@ -5,7 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-from bench import masked_json
 from bench.cli import arguments
 
 
@@ -73,7 +72,9 @@ def _import_image(args: argparse.Namespace) -> int:
         args.source, args.dir, options=options, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
     if args.json:
-        print(masked_json.line(image_sheets.imported_json(imported)))
+        from bench import answers
+
+        answers.show(answers.imported_image(imported))
     else:
         sheet.show(image_sheets.imported_sheet(imported))
     return 0
@@ -86,7 +87,9 @@ def _list_images(args: argparse.Namespace) -> int:
 
     entries = image_folder.entries(args.dir)
     if args.json:
-        print(masked_json.line([image_sheets.entry_json(entry) for entry in entries]))
+        from bench import answers
+
+        answers.show(*map(answers.listed_image, entries))
     else:
         sheet.show(image_sheets.list_sheet(args.dir, entries))
     return 0
@@ -99,7 +102,10 @@ def _verify_image(args: argparse.Namespace) -> int:
 
     record, faults = store.verify(args.file, architecture=args.arch)
     if args.json:
-        print(masked_json.line(image_sheets.verified_json(args.file, record, faults)))
+        from bench import answers
+
+        size = args.file.stat().st_size if args.file.exists() else None
+        answers.show(answers.image(args.file, size_bytes=size, record=record, findings=faults))
     else:
         sheet.show(image_sheets.verified_sheet(args.file, record, faults))
     return 1 if faults else 0

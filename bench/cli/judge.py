@@ -4,18 +4,19 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import masked_json, masking
+from bench import hints
 from bench.cli import arguments
 from bench.contract import run_files
-from bench.errors import BenchError, ConfigError, LogError
+from bench.errors import BenchError, ConfigError, LogError, NotALogError
 from bench.runs.folder import short
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
+    from bench.mlperf.log import Log
+    from bench.watch.lines import View
 
 
 def _add_watch(verbs: arguments.Verbs) -> None:
@@ -66,10 +67,15 @@ def _watch(args: argparse.Namespace) -> int:
             what, fix = "this is a folder, but --replay needs the log of one trial", "give a result_K.txt of the folder"
             raise ConfigError(what, where=args.replay, fix=fix)
         with arguments.plain(_logs(args.replay)[:1]) as (file,):
-            job = sources.replay(file, speed=args.speed, **more)
+            job = sources.replay(file, speed=args.speed, from_end=args.once, **more)
     else:
         job = sources.find(_watched(args.paths), **more)
-    how = watch.How(interval_s=args.interval, once=args.once, until_target=args.until_target, as_json=args.json)
+    how = watch.How(
+        interval_s=args.interval,
+        once=args.once,
+        until_target=args.until_target,
+        show_json=_show_progress if args.json else None,
+    )
     is_reached = watch.watch(job, how)
     return 0 if is_reached or not args.until_target else 1
 
@@ -84,6 +90,12 @@ def _watched(texts: Sequence[str]) -> list[Path]:
 
 _OF_LOGS = (".txt", ".out", ".err", ".log")
 """Suffixes of logs."""
+
+
+def _show_progress(time_ms: int, views: "Sequence[View]") -> None:
+    from bench import answers
+
+    answers.show(answers.progress(time_ms, views))
 
 
 def _add_parse(verbs: arguments.Verbs) -> None:
@@ -103,14 +115,14 @@ def _parse(args: argparse.Namespace) -> int:
         try:
             logs = _logs(text)
         except ConfigError as error:  # continue with the other logs
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
             exit_code = error.exit_code
             continue
         for log in logs:
             try:
                 is_good = loads.read(log, as_json=args.json) or _parse_one(log, args, loads)
             except BenchError as error:
-                print(masking.masked(str(error)), file=sys.stderr)
+                hints.print_error(error)
                 exit_code = max(exit_code, error.exit_code)
             else:
                 exit_code = max(exit_code, 0 if is_good else 1)
@@ -156,6 +168,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
 
     with arguments.plain([path]) as (file,):
         log = logs.read(file)
+        _require_log(log, file, path)
         result = results.result(log, str(path), reader.system(file))
         judged = kind.of_log(log, results.with_gpus(result, args.num_gpus))
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
@@ -170,20 +183,24 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
     shown = kinds.report_of(judged.kind)
     trial: ShownTrial[Any] = ShownTrial(str(path), judged)
     if args.json:
-        about: dict[str, Any] = {
-            "file": str(path),
-            "kind": judged.kind.name,
-            "minutes": result.minutes,
-            "status": result.status,
-        }
-        about |= {"valid": judged.of_kind.valid, "problems": judged.problems} | shown.json_fields(judged.of_kind)
-        about |= {"measurements": [asdict(one) for one in judged.of_kind.measurements]}
-        official = [asdict(verdict) for verdict in judged.verdicts]
-        print(masked_json.line(about | ({"official": official} if kind.KINDS[judged.kind].has_official_rules else {})))
+        from bench import answers
+
+        answers.show(answers.verdict(path, judged, **shown.json_fields(judged.of_kind)))
     else:
         for table in (*shown.tables(trial, more=shown.parse_rows(trial)), *shown.detail_tables(trial)):
             sheet.show(table)
     return judged.valid
+
+
+def _require_log(log: "Log", file: Path, path: Path) -> None:
+    """Raise LogError for a file without any MLLOG line; `file` may be a copy of the path."""
+    if log.events or log.garbled:
+        return
+    fix = "give the result_K.txt of a trial; for the output of a job that failed: runstop why FILE"
+    if not file.stat().st_size:
+        what = "the log is empty: its trial ended before it wrote anything"
+        raise LogError(what, where=str(path), fix="to see why: runstop why RUN, with the run folder of this log")
+    raise NotALogError("the file is not a log: it has no MLLOG line", where=str(path), fix=fix)
 
 
 def _add_why(verbs: arguments.Verbs) -> None:
@@ -206,7 +223,9 @@ def _why(args: argparse.Namespace) -> int:
     explanations = [diagnosis.explain(paths, ask=True) for paths in diagnosis.runs(arguments.logs_or_runs(args.runs))]
     for explanation in explanations:
         if args.json:
-            print(masked_json.line(explanation.to_json()))
+            from bench import answers
+
+            answers.show(answers.diagnosis(explanation))
         else:
             sheet.show(explanation_sheets.explanation_sheet(explanation))
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
@@ -234,7 +253,9 @@ def _score(args: argparse.Namespace) -> int:
 
     scored = score.score(arguments.run_folder(args.run), ruleset=args.ruleset)
     if args.json:
-        print(masked_json.line(scored.to_json()))
+        from bench import answers
+
+        answers.show(answers.score(scored))
     else:
         for table in module_sheets.score_sheets(scored):
             sheet.show(table)
@@ -267,8 +288,9 @@ def _report(args: argparse.Namespace) -> int:
     report = kinds.load(paths, num_gpus=args.num_gpus)
     page = report.write(args.out, title=args.title) if args.out else None
     if args.json:
-        for row in report.rows():
-            print(masked_json.line(row))
+        from bench import answers
+
+        answers.show(*map(answers.trial, report.rows()))
     elif args.csv:
         print(report.csv_text(), end="")
     else:
@@ -296,8 +318,9 @@ def _rules(args: argparse.Namespace) -> int:
 
     rules = explanation_sheets.named_rules(args.ids)
     if args.json:
-        for rule in rules:
-            print(masked_json.line(asdict(rule)))
+        from bench import answers
+
+        answers.show(*map(answers.rule, rules))
     elif args.ids:
         for rule in rules:
             sheet.show(explanation_sheets.rule_sheet(rule))
@@ -354,7 +377,9 @@ def _pack(args: argparse.Namespace) -> int:
     )
     packed = package.pack(request)
     if args.json:
-        print(masked_json.line(packed.to_json()))
+        from bench import answers
+
+        answers.show(answers.package(packed))
     else:
         sheet.show(module_sheets.package_sheet(packed))
     return 0 if packed.passed else 1
@@ -395,7 +420,9 @@ def _verify(args: argparse.Namespace) -> int:
     ]
     for each in verified:
         if args.json:
-            print(masked_json.line(each.to_json()))
+            from bench import answers
+
+            answers.show(answers.verification(each))
         else:
             sheet.show(verification_sheets.verification_sheet(each))
     return 0 if all(each.passed for each in verified) else 1

@@ -1,10 +1,7 @@
 """Read the result files of other load generators in `parse`."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from bench import masked_json
 
 if TYPE_CHECKING:
     from bench.results.imported import Summary
@@ -26,8 +23,10 @@ class Loads:
             return False
         summaries = imported.read(path)
         self._imported += summaries
-        for one in summaries if as_json else ():
-            print(masked_json.line({"file": str(path), "kind": "imported"} | asdict(one)))
+        if as_json:
+            from bench import answers
+
+            answers.show(*(answers.imported_load(path, one) for one in summaries))
         return True
 
     def keep(self, judged: "Judged") -> None:

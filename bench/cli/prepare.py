@@ -5,6 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
+from bench import hints
 from bench.cli import arguments
 from bench.contract import codec
 from bench.contract.data import DataSource
@@ -50,7 +51,8 @@ def _prepare(args: argparse.Namespace) -> int:
         print(f"{weights.folder} exists already: the weights of {config.model.name}")
     elif weights is not None and (code := processes.run_program(["jobs.tasks.prepare_here", "weights"], request)):
         return code
-    print(shlex.join(["runstop", "launch", *args.overrides, *to_prepare.site_words(args.config_dir)]))
+    words = ["runstop", "launch", *args.overrides, *to_prepare.site_words(args.config_dir)]
+    print(hints.in_this_shell(shlex.join(words)))
     return 0
 
 
@@ -75,7 +77,7 @@ def _check(config: Config) -> None:
 def _nothing_to_prepare(config: Config) -> ConfigError:
     if config.task.training is None or config.data is None:
         what = f"{config.task.name} reads no files to tokenise, and no weights of a Hugging Face folder to convert"
-        fix = "run runstop launch without this step, or set MODEL to a Hugging Face folder on this machine"
+        fix = "run `runstop launch` without this step, or set MODEL to a Hugging Face folder on this machine"
         return ConfigError(what, where="task, cluster.paths.model", fix=fix)
     kinds = {
         DataSource.prepared: "they are prepared by the site (docs/weights.md)",
@@ -86,7 +88,7 @@ def _nothing_to_prepare(config: Config) -> ConfigError:
     return ConfigError(
         f"the rows of {config.data.name} are not made from files: {reason}",
         where="data",
-        fix="set data=text or data=chat with data.files; other data needs no runstop prepare before runstop launch",
+        fix="set data=text or data=chat with data.files; other data needs no preparation before the launch",
     )
 
 

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
+from bench import hints, masking
 from bench.cli import arguments
+from bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
-from bench.contract import plan_kinds
 from bench.runs.folder import short
 
 
@@ -40,7 +40,7 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 parallel.tp=8 --json",
     )
     _takes_overrides(parser)
-    arguments.takes_json(parser, "plan.json (with --layouts: the layouts) instead of a table")
+    arguments.takes_json(parser, "plan.json on one line (with --layouts: one JSON object per layout)")
     parser.add_argument(
         "--layouts",
         action="store_true",
@@ -51,6 +51,18 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         action="store_true",
         help="list the training memory of Llama 2 7B, 13B and 70B next to a published table",
     )
+    parser.add_argument(
+        "--scale",
+        metavar="NODES",
+        help="predict step, time to target and price on each number of nodes, such as 1,2,4,...,64",
+    )
+    parser.add_argument(
+        "--stack",
+        choices=("runstop", "reference"),
+        default="runstop",
+        help="with --scale: the training program, runstop's own engine or NVIDIA's code for MLPerf (default: runstop)",
+    )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="with --scale: draw the speed over GPUs, as PNG")
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -61,23 +73,72 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.memory:
         return _plan_memory(args)
+    if args.scale is not None:
+        return _plan_scale(args)
+    if args.figure is not None or args.stack != "runstop":
+        raise _only_with_scale()
     plan = _composed(args)
-    if args.layouts and args.json:
-        print(masked_json.line(layout_sheets.to_json(plan)))
-    elif args.layouts:
-        sheet.show(layout_sheets.sheet(plan))
-    elif args.json:
+    if args.layouts:
+        if args.json:
+            from bench import answers
+            from bench.planning import layouts, local_sgd
+
+            answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
+        else:
+            sheet.show(layout_sheets.sheet(plan))
+        return 0
+    if args.json:
         preflight.require_no_secret(plan)
-        print(plan_kinds.dumps(plan), end="")
+    findings = preflight.inspect(plan, _words(args))
+    if args.json:
+        from bench import answers
+
+        print(answers.plan_line(plan))
+        for finding in findings:
+            print(masking.masked(str(finding)), file=sys.stderr)
     else:
-        plan_sheets.show_plan(plan, preflight.inspect(plan, _words(args)))
+        plan_sheets.show_plan(plan, findings)
+    return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
+
+
+def _only_with_scale() -> "ConfigError":
+    from bench.errors import ConfigError
+
+    return ConfigError(
+        "--figure and --stack are options of --scale", where="plan", fix="add --scale 1,2,4,8, or remove them"
+    )
+
+
+def _plan_scale(args: argparse.Namespace) -> int:
+    from bench.console import scaling as tables
+    from bench.console import sheet
+    from bench.errors import ConfigError
+    from bench.planning import compose
+    from bench.prediction import scale
+
+    if args.layouts:
+        what, fix = "plan --scale chooses a layout on each number of nodes", "remove --layouts or --scale"
+        raise ConfigError(what, where="plan --scale", fix=fix)
+    counts, config = scale.numbers(args.scale), compose.unplanned(args.overrides, config_dir=args.config_dir)
+    scaling = scale.predict(config, counts, stack=scale.StackName(args.stack))
+    name = f"{config.task.name} on {config.cluster.name}"
+    if args.figure is not None:
+        from bench.report import scaling_figure
+
+        scaling_figure.draw(scaling, args.figure, heading=name)
+    if args.json:
+        from bench import answers
+
+        answers.show(answers.scaling(tables.to_json(scaling, name)))
+    else:
+        for table in (tables.sheet(scaling, name), tables.terms_sheet(scaling)):
+            sheet.show(table)
     return 0
 
 
 def _plan_memory(args: argparse.Namespace) -> int:
     from bench.console import plan as layout_sheets
     from bench.console import sheet
-    from bench.errors import ConfigError
     from bench.planning import compose
     from bench.planning.estimates.model_memory import MODELS
 
@@ -110,6 +171,7 @@ def _add_doctor(verbs: arguments.Verbs) -> None:
         "(default: login if sbatch is installed, else laptop)",
     )
     arguments.takes_json(parser)
+    arguments.takes_junit(parser)
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -126,7 +188,13 @@ def _doctor(args: argparse.Namespace) -> int:
             for table in check_sheets.check_sheets(checked):
                 sheet.show(table)
     if args.json:
-        print(masked_json.line(doctor.to_json(plan, tiers)))
+        from bench import answers
+
+        answers.show(answers.doctor(plan, tiers))
+    if args.junit:
+        from bench.console import junit
+
+        junit.write(args.junit, f"doctor {plan.name}", junit.of_checks(tiers))
     return 1 if doctor.errors([check for checked in tiers for check in checked]) else 0
 
 
@@ -138,6 +206,7 @@ def _add_render(verbs: arguments.Verbs) -> None:
         example="task=lora70b cluster=dgx2 > lora70b_dgx2.sbatch",
     )
     _takes_overrides(parser)
+    arguments.takes_json(parser)
 
 
 def _render(args: argparse.Namespace) -> int:
@@ -147,7 +216,13 @@ def _render(args: argparse.Namespace) -> int:
     text = backends.for_plan(plan).render(plan)
     preflight.require_no_secret(plan)
     preflight.require_valid_manifest(plan)
-    print(text, end="")
+    if args.json:
+        from bench import answers
+        from bench.answers.schema import Script
+
+        answers.show(Script(plan=plan.name, backend=plan.config.cluster.backend.name, text=text))
+    else:
+        print(text, end="")
     return 0
 
 
@@ -204,13 +279,14 @@ def _add_logs(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "--lines", "-n", type=arguments.count, metavar="N", help="print only the last N lines of each file"
     )
+    arguments.takes_json(parser, "one JSON object per line of the output")
 
 
 def _logs(args: argparse.Namespace) -> int:
     from bench.console import logs as log_pages
 
     folder = arguments.run_folder(args.run)
-    log_pages.show(folder, num_lines=args.lines, follow=args.follow)
+    log_pages.show(folder, num_lines=args.lines, follow=args.follow, as_json=args.json)
     return 0
 
 
@@ -228,7 +304,8 @@ def _cancel(args: argparse.Namespace) -> int:
     from bench.launch import resume
 
     for folder in arguments.run_folders(args.runs):
-        print(f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}")
+        text = f"job {resume.cancel(folder)} is cancelled; to resume the run: runstop resume {short(folder)}"
+        print(hints.in_this_shell(text))
     return 0
 
 
@@ -242,7 +319,7 @@ def _add_resume(verbs: arguments.Verbs) -> None:
     arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
     parser.add_argument(
         "--walltime",
-        type=arguments.count,
+        type=arguments.minutes,
         metavar="MIN",
         help="time limit of each remaining trial (default: as planned)",
     )

@@ -5,7 +5,6 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.cli import arguments
 from bench.errors import ConfigError
 
@@ -53,7 +52,8 @@ def _add_study(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="folder to write index.html, table.md, .csv, .tex and figures to"
     )
-    arguments.takes_json(parser)
+    arguments.takes_junit(parser)
+    arguments.takes_json(parser, "one JSON object; with --list, one per study")
 
 
 def _study(args: argparse.Namespace) -> int:
@@ -66,28 +66,27 @@ def _study(args: argparse.Namespace) -> int:
             where="--out",
             fix="give the name of a study, without --dry-run and --list",
         )
+    if args.junit and (args.dry_run or args.list or args.name is None):
+        what = "--junit writes the results of a study, but these arguments produce no result"
+        raise ConfigError(what, where="--junit", fix="give the name of a study, without --dry-run and --list")
     if args.list or args.name is None:
         return _list(args)
     if folders := _folders(args):
         _check_only_read(args, several=True)
-        _show(studies.platforms.merged([studies.read(folder, runs=args.runs) for folder in folders]), args)
-        return 0
+        return _show(studies.platforms.merged([studies.read(folder, runs=args.runs) for folder in folders]), args)
     if (Path(args.name) / studies.STUDY).exists():
         _check_only_read(args)
-        _show(studies.read(Path(args.name), runs=args.runs), args)
-        return 0
+        return _show(studies.read(Path(args.name), runs=args.runs), args)
     if args.table:
         folder = studies.folder_of(args.name, args.overrides, config_dir=args.config_dir)
-        _show(studies.read(folder, runs=args.runs), args)
-        return 0
+        return _show(studies.read(folder, runs=args.runs), args)
     session = studies.begin(
         args.name, args.overrides, config_dir=args.config_dir, runs=args.runs, inspects=args.dry_run
     )
     if args.dry_run:
         return _dry_run(session, args)
     code = run_missing(session)
-    _show(studies.read(session.folder), args)
-    return code
+    return max(code, _show(studies.read(session.folder), args))
 
 
 def _folders(args: argparse.Namespace) -> list[Path]:
@@ -111,7 +110,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
             raise ConfigError(what, where=str(folder.parent), fix="run the study first, without --all-clusters")
         return of_study
     given = [args.name, *(one for one in args.overrides if "=" not in one)]
-    if not any(_is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
+    if not any(is_folder(one) for one in given[1:]) and not glob.has_magic(args.name):
         return []
     is_read = glob.has_magic(args.name) or (Path(args.name) / studies.STUDY).exists()
     name = None if is_read else args.name
@@ -127,7 +126,8 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     return folders
 
 
-def _is_folder(text: str) -> bool:
+def is_folder(text: str) -> bool:
+    """Return whether an argument is a folder, or a pattern of folders."""
     return glob.has_magic(text) or Path(text).is_dir()
 
 
@@ -167,39 +167,64 @@ def _list(args: argparse.Namespace) -> int:
     rows = [(name, one.title, one.question, one.source) for name, one in studies.titles(args.config_dir)]
     columns = ("study", "title", "question", "source")
     if args.json:
-        print(masked_json.line([dict(zip(columns, row, strict=True)) for row in rows]))
+        from bench import answers
+        from bench.answers.schema import StudyTitle
+
+        answers.show(*(StudyTitle(name=name, title=t, question=q, source=s) for name, t, q, s in rows))
     else:
-        sheet.show(TextTable("studies", rows, columns, caption="runstop study NAME cluster=… --dry-run"))
+        sheet.show(
+            TextTable(
+                "studies",
+                rows,
+                columns,
+                caption="to see the runs of a study, such as tiny: runstop study tiny cluster=local --dry-run",
+            )
+        )
     return 0
 
 
 def _dry_run(session: "Session", args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from bench.console import sheet
     from bench.console import study as study_sheets
 
     blocks = session.blocks_left(session.statuses(must_query=False))
     if args.json:
-        arms = [asdict(arm) | {"gpu_hours": arm.gpu_hours, "cost": arm.cost} for arm in session.planned]
-        print(masked_json.line({"folder": str(session.folder), "arms": arms, "order": blocks}))
+        from bench import answers
+
+        answers.show(answers.study_plan(session.folder, session.planned, blocks))
     else:
         sheet.show(study_sheets.plan_sheet(session.stored.name, session.planned, blocks))
     return 0 if any(arm.runs for arm in session.planned) else 1
 
 
-def _show(result: "StudyResult", args: argparse.Namespace) -> None:
+def _show(result: "StudyResult", args: argparse.Namespace) -> int:
+    """Print the tables of a study; return 1 if a reference value is not reached."""
     from bench.console import sheet
     from bench.console import study as study_sheets
 
     written = _written(result, args.out) if args.out else None
     if args.json:
-        print(study_sheets.to_json(result))
-        return
+        from bench import answers
+
+        answers.show(answers.study(result))
+        return _ended(result, args)
     for table in study_sheets.sheets(result):
         sheet.show(table)
     if written is not None:
         print(f"\n{written}")
+    return _ended(result, args)
+
+
+def _ended(result: "StudyResult", args: argparse.Namespace) -> int:
+    """Write --junit; return 1 if a reference value is not reached."""
+    if args.junit:
+        from bench.console import junit
+        from bench.studies import junit as study_cases
+
+        folders = [Path(one.folder) for one in result.platforms if one.folder] or [Path(result.folder)]
+        arms = [case for folder in folders for case in study_cases.of_arms(folder, result.command)]
+        junit.write(args.junit, f"study {result.name}", [*arms, *study_cases.of_references(result)])
+    return 0 if result.meets_references else 1
 
 
 def _written(result: "StudyResult", out: Path) -> Path:

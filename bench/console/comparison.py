@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean, stdev
 from time import localtime, strftime
-from typing import Any
 
-from bench import masked_json
 from bench.history.compare import Compared, RunSet
 from bench.report.tables import Row, TextTable
 from bench.results.comparison import Comparison
+from bench.texts import counted
 
 MOST_VALUES = 12
 
@@ -21,7 +19,8 @@ def sheets(compared: Compared) -> list[TextTable]:
     rows = [("verdict", c.text, ""), *(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
     rows += [("pairs" if c.pairing.value.startswith("paired") else "runs", c.pairing.value, "")]
     rows += [
-        ("when", _when(run_set), f"{name}, {len(run_set.folders)} run(s)") for name, run_set in _named_sets(compared)
+        ("when", _when(run_set), f"{name}, {counted(len(run_set.folders), 'run')}")
+        for name, run_set in _named_sets(compared)
     ]
     rows += [("note", note, "") for note in (*c.notes, *compared.notes)]
     best = "higher" if c.higher_is_better else "lower"
@@ -29,16 +28,6 @@ def sheets(compared: Compared) -> list[TextTable]:
         f"{c.names[0]} compared with {c.names[1]}: {c.measurement}{f' ({c.unit})' if c.unit else ''}, {best} is better"
     )
     return [TextTable(title, rows), _differences(compared)]
-
-
-def to_json(compared: Compared) -> str:
-    """Return a comparison as one object of strict JSON."""
-    c = compared.comparison
-    content: dict[str, Any] = asdict(c) | {"text": c.text, "is_better": c.is_better}
-    content["runs"] = [[str(folder) for folder in run_set.folders] for run_set in compared.run_sets]
-    content["differences"] = {name: list(values) for name, *values in compared.differences}
-    content["notes"] = [*c.notes, *compared.notes]
-    return masked_json.line(content)
 
 
 def _named_sets(compared: Compared) -> "zip[tuple[str, RunSet]]":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench import preflight
 from bench.diagnosis import Explanation
 from bench.errors import ConfigError
+from bench.planning import synonyms
 from bench.preflight import Checked, Finding
 from bench.report.tables import Row, TextTable
 from bench.rules import RULES, Rule
@@ -100,12 +101,34 @@ def named_rules(ids: Sequence[str]) -> list[Rule]:
     Raises:
         ConfigError: an ID is unknown.
     """
-    for id in ids:
-        if id.upper() not in RULES:
-            near = ", ".join(difflib.get_close_matches(id.upper(), RULES, n=3))
-            fix = f"did you mean {near}? " if near else ""
-            raise ConfigError(f"unknown rule {id!r}", where="command line", fix=f"{fix}runstop rules lists all rules")
-    return [RULES[id.upper()] for id in ids] or list(RULES.values())
+    return [rule for id in ids for rule in _named(id)] or list(RULES.values())
+
+
+_ID = re.compile(r"([A-Z]{2,4})-?(\d{0,2})")
+
+
+def _named(text: str) -> list[Rule]:
+    """Return the rule of an ID (PYX-05, pyx5), or all rules of a group (PYX)."""
+    if written := _ID.fullmatch(text.upper()):
+        start = f"{written[1]}-{written[2].zfill(2)}" if written[2] else f"{written[1]}-"
+        if rules := [rule for id, rule in RULES.items() if id.startswith(start)]:
+            return rules
+    near = difflib.get_close_matches(text.upper(), RULES, n=3, cutoff=_ALIKE) or _about(text)
+    fix = f"did you mean {', '.join(near)}? " if near else ""
+    raise ConfigError(f"unknown rule {text!r}", where="command line", fix=f"{fix}`runstop rules` lists all rules")
+
+
+_ALIKE = 0.7
+_SHOWN = 4
+"""How many rules a suggestion lists."""
+
+
+def _about(name: str) -> list[str]:
+    """Return the IDs of rules whose title, else whose fix, has these words."""
+    words = synonyms.PROBLEMS.get(name.lower(), name.lower()).split() or ["no rule has no words"]
+    titled = [id for id, rule in RULES.items() if all(text in rule.title.lower() for text in words)]
+    fixed = [id for id, rule in RULES.items() if all(text in rule.fix.lower() for text in words)]
+    return (titled or fixed)[:_SHOWN]
 
 
 def rule_sheet(rule: Rule) -> TextTable:
@@ -115,4 +138,9 @@ def rule_sheet(rule: Rule) -> TextTable:
 
 def rules_sheet(rules: Sequence[Rule]) -> TextTable:
     rows = [(rule.id, rule.title) for rule in rules]
-    return TextTable("rules", rows, ("rule", "what is wrong"), "to see how to fix a rule: runstop rules RULE")
+    return TextTable(
+        "rules",
+        rows,
+        ("rule", "what is wrong"),
+        f"to see how to fix a rule, such as {rules[0].id}: runstop rules {rules[0].id}",
+    )

@@ -1,10 +1,8 @@
 """Show downloads, their folders, and MLPerf's locations as tables and JSON."""
 
-import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 from bench.fetch import sources
 from bench.fetch.download import Planned, Progress, gb
@@ -32,13 +30,6 @@ def planned_sheet(planned: Planned, token: str) -> TextTable:
     return TextTable(f"{request.kind} {repo.name}", rows)
 
 
-def planned_json(planned: Planned) -> dict[str, Any]:
-    sizes = {name: getattr(planned, name) for name in ("bytes", "present_bytes", "missing_bytes", "free_bytes")}
-    repo = {name: getattr(planned.repo, name) for name in ("kind", "name", "endpoint", "revision", "is_gated")}
-    files = [dataclasses.asdict(file) for file in planned.files]
-    return {**repo, "folder": str(planned.request.folder), **sizes, "files": files}
-
-
 def fetched_sheet(folder: Path, record: Record) -> TextTable:
     """Return a folder that was downloaded, and how to use it."""
     total = gb(sum(file.bytes for file in record.files.values()))
@@ -62,12 +53,6 @@ def checked_sheet(folder: Path, record: Record, wrong: list[tuple[str, str]]) ->
     ]
     broken = f"move wrong files away; then run: {record.command(folder)}" if wrong or not record.complete else ""
     return TextTable(str(folder), rows, caption=broken)
-
-
-def checked_json(folder: Path, record: Record, wrong: list[tuple[str, str]]) -> dict[str, Any]:
-    problems = [{"path": path, "what": what} for path, what in wrong]
-    known = {name: getattr(record, name) for name in ("kind", "repo", "endpoint", "revision", "complete")}
-    return {"folder": str(folder), "intact": record.complete and not wrong, **known, "problems": problems}
 
 
 def progress_line(progress: Progress, began_s: float) -> str:

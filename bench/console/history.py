@@ -1,13 +1,12 @@
 """Show past results of tasks, and whether their newest runs are a regression."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from time import localtime, strftime
 
-from bench import masked_json
 from bench.console.comparison import number
 from bench.history.regression import CONFIDENCE, HistoryRun, Judgement, TaskHistory, distinguishing_settings
 from bench.report.tables import TextTable
@@ -49,7 +48,7 @@ def list_sheet(root: Path, histories: Sequence[TaskHistory], name: str | None) -
                 distinguishing_settings(task_history, histories),
             )
         )
-    caption = "to list the runs of a task: runstop history TASK"
+    caption = f"to list the runs of a task: runstop history {shlex.quote(rows[0][0])}" if rows else ""
     return TextTable(f"valid runs in {short(root)}", rows, columns=_TASKS, caption=caption)
 
 
@@ -97,31 +96,6 @@ def judgement_sheet(judgements: Sequence[Judgement], *, tolerance: float) -> Tex
         f"whole {100 * CONFIDENCE:g} % interval is worse than the tolerance of {100 * tolerance:g} %."
     )
     return TextTable("the newest runs compared with earlier runs", rows, columns=_CHECKED, caption=caption)
-
-
-def run_json(task_history: TaskHistory, run: HistoryRun) -> str:
-    """Return a run as one object of strict JSON."""
-    names = dict.fromkeys(name for trial in run.trials for name in trial.measurements)
-    content = {
-        "task": task_history.task,
-        "hardware": task_history.hardware,
-        "settings": task_history.settings,
-        "run": str(run.folder),
-        "began_ms": run.began_ms,
-        "trials": [trial.trial for trial in run.trials],
-        "measurements": {name: run.values(name) for name in names},
-        "facts": dict(run.trials[-1].facts),
-        **asdict(tags.read(run.folder)),
-    }
-    return masked_json.line(content)
-
-
-def judgement_json(judgement: Judgement) -> str:
-    """Return a judgement as one object of strict JSON."""
-    task_history = judgement.task_history
-    content = {"task": task_history.task, "hardware": task_history.hardware, "settings": task_history.settings}
-    content |= {"measurement": judgement.measurement, "verdict": str(judgement.change), "text": judgement.text}
-    return masked_json.line(content | {"newest": str(task_history.runs[-1].folder)})
 
 
 def _values(task_history: TaskHistory, measurement: Measurement) -> list[float]:

@@ -1,11 +1,9 @@
 """Show container images as tables and JSON."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from bench.console import progress
 from bench.images.importer import Imported
@@ -37,19 +35,6 @@ def list_sheet(folder: Path, entries: list[Entry]) -> TextTable:
     rows = [_line(entry) for entry in entries]
     caption = "to check the content of a file: runstop image verify FILE" if rows else "no images in this folder"
     return TextTable(f"images in {folder}", rows, ("image", "source", "GiB", "imported", "sha256", "problems"), caption)
-
-
-def imported_json(imported: Imported) -> dict[str, Any]:
-    return {"path": str(imported.path), "is_new": imported.is_new, "record": dataclasses.asdict(imported.record)}
-
-
-def verified_json(path: Path, record: Record | None, faults: list[Finding]) -> dict[str, Any]:
-    wrong = [dataclasses.asdict(fault) for fault in faults]
-    return {"path": str(path), "intact": not faults, "faults": wrong, "record": record and dataclasses.asdict(record)}
-
-
-def entry_json(entry: Entry) -> dict[str, Any]:
-    return dataclasses.asdict(entry) | {"path": str(entry.path)}
 
 
 def _rows(record: Record) -> list[Row]:

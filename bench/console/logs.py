@@ -28,18 +28,20 @@ _PATTERNS = (
 )
 
 
-def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
+def show(folder: Path, *, num_lines: int | None, follow: bool, as_json: bool = False) -> None:
     """Print the last lines of each file, all lines for None; with `follow`, also new lines until the run ends.
+
+    With `as_json`, every line is an object with the name of its file.
 
     Raises:
         ConfigError: the folder does not exist, or nothing has been written yet.
     """
     if not folder.is_dir():
         raise names.not_a_run(folder)
-    if not any(written(folder)) and _show_printed(folder, num_lines=num_lines, follow=follow):
+    if not any(written(folder)) and _show_printed(folder, num_lines, follow=follow, as_json=as_json):
         return
     read: dict[Path, int] = {}
-    last: Path | None = None
+    printed = _Output(as_json)
     while True:
         is_over = (
             folder / STATUS
@@ -47,10 +49,7 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
         for path in written(folder):
             limit = num_lines if path not in read else None
             lines, read[path] = _lines(path, read.get(path, 0))
-            if lines and path != last:
-                print(f"==> {printable(short(path))} <==", flush=True)
-                last = path
-            _print(lines[-limit:] if limit else lines)
+            printed.add(short(path), lines[-limit:] if limit else lines)
         if is_over:
             break
         time.sleep(POLL_S)
@@ -58,10 +57,10 @@ def show(folder: Path, *, num_lines: int | None, follow: bool) -> None:
         raise ConfigError("the job and its ranks have no output yet", where=str(folder), fix="wait, or use --follow")
 
 
-def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
+def _show_printed(folder: Path, num_lines: int | None, *, follow: bool, as_json: bool) -> bool:
     """Print the output that the run's backend keeps, such as pod logs; return whether there is any."""
     read: dict[str, int] = {}
-    last = ""
+    printed = _Output(as_json)
     while (run := _printing(folder)) is not None:
         backend = backends.get(run.backend)
         assert isinstance(backend, KeepsOutput)
@@ -70,10 +69,7 @@ def _show_printed(folder: Path, *, num_lines: int | None, follow: bool) -> bool:
             new = lines[read.get(name, 0) :]
             shown = new[-num_lines:] if num_lines and name not in read else new
             read[name] = len(lines)
-            if shown and name != last:
-                print(f"==> {printable(name)} <==", flush=True)
-                last = name
-            _print(shown)
+            printed.add(name, shown)
         if not (follow and run.is_active):
             break
         time.sleep(POLL_S)
@@ -116,7 +112,24 @@ def _lines(path: Path, start: int) -> tuple[list[str], int]:
     return whole.decode(errors="replace").splitlines(), start + len(whole)
 
 
-def _print(lines: list[str]) -> None:
-    """Print lines with secrets masked and control characters escaped."""
-    for line in masking.masked("\n".join(lines)).split("\n") if lines else []:
-        print(printable(line), flush=True)
+class _Output:
+    """Prints lines with secrets masked and control characters escaped, and the name of their file when it changes."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._last = ""
+
+    def add(self, name: str, lines: list[str]) -> None:
+        """Print the lines of a file or process."""
+        shown = masking.masked("\n".join(lines)).split("\n") if lines else []
+        if self._as_json:
+            from bench import answers
+            from bench.answers.schema import LogLine
+
+            answers.show(*(LogLine(file=name, text=line) for line in shown))
+            return
+        if shown and name != self._last:
+            print(f"==> {printable(name)} <==", flush=True)
+            self._last = name
+        for line in shown:
+            print(printable(line), flush=True)

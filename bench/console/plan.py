@@ -1,8 +1,7 @@
 """Show a plan: what its run does, its estimated time and memory, and what would prevent it."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.console import diagnosis
 from bench.console.sheet import show
@@ -176,11 +175,6 @@ def sheet(plan: Plan) -> TextTable:
     )
     title = f"{plan.name}, {plan.config.precision.name}"
     return TextTable(title, rows, (*COLUMNS, *_PART_COLUMNS), caption, num_optional=len(_PART_COLUMNS))
-
-
-def to_json(plan: Plan) -> list[dict[str, Any]]:
-    """Return the layouts as objects of strict JSON, best first."""
-    return [dataclasses.asdict(layout) for layout in layouts.ranked(local_sgd.of_one_group(plan.config))]
 
 
 def _row(layout: Layout, num_layers: int) -> tuple[str, ...]:

@@ -3,11 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.console.sheet import show as show_sheet
 from bench.contract.schema import BackendName
 from bench.errors import ConfigError, with_rule
@@ -20,6 +18,9 @@ from bench.runs.ledger import Outcome
 from bench.runs.run import Run
 from bench.runs.status import Ending
 from bench.runs.summary import Summary, summary
+
+if TYPE_CHECKING:
+    from bench.answers.schema import Run as RunAnswer
 
 COLUMNS = (
     *("run", "started", "state", "trials", "tags", "minutes", "step time (ms)", "tokens/s"),
@@ -59,8 +60,9 @@ def show(
         runs = [known[folder] for folder in folders if folder in known and _is_wanted(known[folder], active, status)]
         listed = [(run, summary(run.folder)) for run in runs[:limit]]
         if as_json:
-            for run, results in listed:
-                print(masked_json.line(row(run, results)), flush=True)
+            from bench import answers
+
+            answers.show(*(answer(run, results) for run, results in listed))
         else:
             filters = " ".join(filter(None, (str(wanted), status and f"--status {status}", "--active" * active)))
             show_sheet(sheet(root, listed, num_runs=len(runs), why_none=_why_none(filters, folders)))
@@ -125,21 +127,11 @@ def sheet(
     return TextTable(f"runs in {short(root)}", rows, columns=COLUMNS, caption=caption, is_list=True)
 
 
-def row(run: Run, results: Summary) -> dict[str, Any]:
-    """Return a run as a JSON object."""
-    return {
-        "run": str(run.folder),
-        "jobs": list(run.jobs),
-        "state": run.state_name,
-        "job_state": run.state and run.state.native_state,
-        "active": run.is_active,
-        "reason": _reason(run),
-        "trials": _outcomes(run),
-        "exit_code": run.status and run.status.exit_code,
-        "rule": run.status and run.status.rule,
-        **{name: value for name, value in asdict(results).items() if name not in ("folder", "tags")},
-        **asdict(results.tags),
-    }
+def answer(run: Run, results: Summary) -> "RunAnswer":
+    """Return a run as an answer of --json."""
+    from bench import answers
+
+    return answers.run(run, results, reason=_reason(run), outcomes=_outcomes(run))
 
 
 def tags_sheets(paths: Sequence[Path]) -> list[TextTable]:

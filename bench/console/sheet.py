@@ -3,8 +3,9 @@
 import re
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
+from bench.hints import has_command, in_this_shell
 from bench.mlperf.reader import clean
 from bench.report.tables import TextTable
 
@@ -34,14 +35,19 @@ _LEAST = 3
 def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
     """Print a sheet to stdout (or file). Control characters from logs are escaped and secrets are masked.
 
+    On a terminal, a command is never broken into two lines, so that it can be copied.
     In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
     """
     out, sheet = file or sys.stdout, _cleaned(sheet)
     if out.isatty():
         from rich.console import Console
 
-        console = Console(file=out, highlight=False)
-        console.print(_table(sheet, console.width), "")
+        console = Console(file=out, highlight=False, markup=False)
+        table, below = _without_wide_commands(sheet, console.width)
+        console.print(_table(table, console.width))
+        for line in below:
+            console.print(line, style="dim", soft_wrap=True)
+        console.print()
         return
     rows = [*([sheet.columns] if sheet.columns else []), *sheet.rows]
     lines = ["\t".join(row) if sheet.columns else f"{row[0]}: {'  '.join(filter(None, row[1:]))}" for row in rows]
@@ -50,14 +56,28 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
 
 
 def _cleaned(sheet: TextTable) -> TextTable:
-    """Return a sheet with control characters escaped and secrets masked in all texts."""
+    """Return a sheet with control characters escaped, secrets masked, and commands that work in this shell."""
     return replace(
         sheet,
         title=clean(sheet.title),
-        rows=[[clean(cell) for cell in row] for row in sheet.rows],
+        rows=[[in_this_shell(clean(cell)) for cell in row] for row in sheet.rows],
         columns=[clean(column) for column in sheet.columns],
-        caption="\n".join(map(clean, sheet.caption.splitlines())),
+        caption="\n".join(in_this_shell(clean(line)) for line in sheet.caption.splitlines()),
     )
+
+
+def _without_wide_commands(sheet: TextTable, width: int) -> tuple[TextTable, list[str]]:
+    """Return the part of a sheet that can be wrapped, and the lines with commands that would be."""
+    names = 0 if sheet.columns else max((len(row[0]) for row in sheet.rows), default=0) + _GAP
+    wide = [row for row in sheet.rows if names and has_command(row[1]) and names + len("  ".join(row[1:])) > width]
+    caption = sheet.caption.splitlines()
+    long = [line for line in caption if has_command(line) and len(line) > width]
+    kept = replace(
+        sheet,
+        rows=[row for row in sheet.rows if row not in wide],
+        caption="\n".join(line for line in caption if line not in long),
+    )
+    return kept, [*(f"{row[0]}: {'  '.join(filter(None, row[1:]))}" for row in wide), *long]
 
 
 def _table(sheet: TextTable, width: int) -> "Table":
@@ -213,7 +233,11 @@ if TYPE_CHECKING:
 
 
 def to_stderr() -> "Messages":
-    """Return a console on stderr that does not wrap long lines, so that they can be copied."""
+    """Return a console on stderr whose commands work in this shell, in lines that are not wrapped."""
     from rich.console import Console
 
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    class Screen(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            super().print(*(in_this_shell(each) if isinstance(each, str) else each for each in objects), **how)
+
+    return Screen(stderr=True, soft_wrap=True, highlight=False, markup=False)

@@ -1,14 +1,14 @@
 """Show a study: its tables next to published figures, its comparisons, and the planned cost of its arms."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from bench import masked_json
 from bench.contract.schema import BackendName
 from bench.report.cells import cell_text, published_text
 from bench.report.costs import amount
 from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, statement_rows
 from bench.report.tables import TextTable, number_text
+from bench.results.reference import ReferenceResult
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
 
 INTERVALS = "in brackets: 95 % interval of the mean over runs"
@@ -33,18 +33,16 @@ def sheets(result: StudyResult) -> Iterator[TextTable]:
         yield _differences(result.differences, margin=result.margin)
     if result.statements:
         yield TextTable("statements", statement_rows(result), STATEMENT_HEADINGS, STATEMENTS_CAPTION)
+    if result.references:
+        measured = [(_arm_on(one), one.measurement, one.text, str(one.verdict)) for one in result.references]
+        yield TextTable("reference values", measured, columns=("arm", "measurement", "result", "verdict"))
     if result.publications:
         rows = [(one.name, one.title, one.place, one.hardware, one.date) for one in result.publications]
         yield TextTable("published figures", rows, columns=("name", "title", "where", "hardware", "date"))
 
 
-def to_json(result: StudyResult) -> str:
-    """Return a study as one JSON object, with each verdict in words."""
-    content = asdict(result)
-    for raw, one in zip(content["differences"], result.differences, strict=True):
-        if one.comparison is not None:
-            raw["comparison"] |= {"text": one.comparison.text, "is_better": one.comparison.is_better}
-    return masked_json.line(content)
+def _arm_on(one: ReferenceResult) -> str:
+    return f"{one.platform}: {one.arm}" if one.platform else one.arm
 
 
 def _arms(result: StudyResult) -> TextTable:

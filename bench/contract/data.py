@@ -138,7 +138,7 @@ class Data:
             raise ConfigError(
                 f"the training rows of {self.name} were not counted",
                 where="data.train_rows",
-                fix="run runstop prepare with the same settings, or set data.train_rows to a number",
+                fix="run `runstop prepare` with the same settings, or set data.train_rows to a number",
                 rule="CFG-06",
             )
         return self.train_rows

@@ -51,7 +51,7 @@ class Part(StrEnum):
 
 
 TITLES = {
-    Part.input: "rows to the device",
+    Part.input: "copy of the rows to the device",
     Part.embedding: "embedding",
     Part.norm: "norms (RMSNorm or LayerNorm)",
     Part.qkv: "QKV projection",

@@ -250,6 +250,10 @@ def dumps(plan: Plan) -> str:
     return json.dumps(codec.plain(plan), indent=1, allow_nan=False) + "\n"
 
 
+_SCHEMA = "schema"
+"""A field that `runstop plan --json` adds; it is not part of the plan."""
+
+
 def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
     """Parse a plan.json of this version or of an earlier one.
 
@@ -257,7 +261,9 @@ def loads(text: str, *, where: str = run_files.PLAN) -> Plan:
         ConfigError: not JSON, another version, or a missing, unknown or mistyped field.
     """
     try:
-        raw = old_plans.upgraded(json.loads(text), to=PLAN_VERSION)
+        raw = json.loads(text)
+        raw.pop(_SCHEMA, None)
+        raw = old_plans.upgraded(raw, to=PLAN_VERSION)
         return codec.typed(PLANS[Kind[raw["config"]["task"]["kind"]]], raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
@@ -282,6 +288,7 @@ def identity(plan_json: str) -> str:
     """
     try:
         raw = json.loads(plan_json)
+        raw.pop(_SCHEMA, None)
         for plan in (raw, raw.get("base") or {}):
             for key in ("data_dir", "base_dir"):
                 plan.pop(key, None)

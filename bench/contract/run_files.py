@@ -182,6 +182,11 @@ def telemetry(trial: int | str, node: str) -> str:
     return f"{RANK_LOGS}/trial_{trial}.gpus_{node}.csv"
 
 
+def nsys_report(trial: int, rank: int) -> str:
+    """Return the report of Nsight Systems of one rank; nsys adds .nsys-rep."""
+    return f"{RANK_LOGS}/trial_{trial}.rank_{rank}"
+
+
 def module_times(trial: int) -> str:
     """Return the time breakdown of a trial's profiled warm-up steps, or of a server's decode steps."""
     return f"{RANK_LOGS}/trial_{trial}.modules.json"

@@ -16,7 +16,9 @@ from bench.contract.data import Data as Data
 from bench.contract.data import DataSource as DataSource
 from bench.contract.engine import HuggingFace as HuggingFace
 from bench.contract.engine import Nemo as Nemo
+from bench.contract.failures import Failures as Failures
 from bench.contract.model import Model
+from bench.contract.network import Network as Network
 from bench.contract.program import Program as Program
 from bench.contract.stall import Stall
 from bench.contract.task import Kind, Task
@@ -86,6 +88,7 @@ class Runtime(Enum):
     pyxis = "pyxis"
     docker = "docker"
     podman = "podman"
+    apptainer = "apptainer"
 
 
 class ContainerFlags(Enum):
@@ -101,11 +104,13 @@ class ProfileKind(Enum):
     kernels: the last step's kernels, by time, in rank_logs/trial_K.profile.
     modules: the time breakdown of two of three more steps, in rank_logs/trial_K.modules.json, and their trace.
     For a server: of decode steps before the timed loads.
+    nsys: Nsight Systems records launch.profile_steps of the training on every rank; these are timed steps.
     """
 
     none = "none"
     kernels = "kernels"
     modules = "modules"
+    nsys = "nsys"
 
 
 class Tracker(Enum):
@@ -197,6 +202,10 @@ class Cluster:
     """The GPUs that device=auto found on the planning machine, for people; set by the plan."""
     network_gbs: float | None = None
     """Bandwidth of one GPU to another node, in 1e9 bytes/s, for estimates of the step time."""
+    network: Network | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The links of the GPUs in more detail than network_gbs, which it replaces in estimates."""
+    failures: Failures | None = field(default=None, metadata=OMIT_DEFAULT)
+    """How often nodes fail, for `plan --scale`. None: failures are not counted."""
     price_per_gpu_hour: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
     currency: str = field(default="USD", metadata=OMIT_DEFAULT)
@@ -217,6 +226,11 @@ class Cluster:
     """Port on which rank 0 listens. None: a free one of PORTS; on Slurm one derived from the job id, so that jobs on a
     shared node differ."""
 
+    @property
+    def device_name(self) -> str:
+        """The name of the GPU that the ranks use, else of the device."""
+        return self.gpu.name if self.gpu is not None and self.device is Device.cuda else self.device.name
+
 
 @dataclass(slots=True, kw_only=True)
 class Container:
@@ -225,12 +239,12 @@ class Container:
     name: str
     runtime: Runtime
     image: str | None = None
-    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name."""
+    """A .sqsh file or a registry reference for Pyxis; for docker and podman an image name; for Apptainer a .sif."""
     mounts: list[str] = field(default_factory=list)
     """Additional mounts, as SRC[:DST[:FLAG+FLAG]]."""
     flags: ContainerFlags = ContainerFlags.arguments
     arguments: list[str] | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Further arguments of `docker run` or `podman run`, such as --shm-size=16g."""
+    """Further arguments of `docker run`, `podman run` or `apptainer exec`, such as --shm-size=16g."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,6 +265,8 @@ class Launch:
     telemetry: bool = True
     """One process per node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none
+    profile_steps: list[int] | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The first and the last step that nsys records, from 1; only with profile=nsys."""
     attempts: int = 3
     """Maximum number of attempts of a trial after a node failure, a time limit or preemption."""
     stall: Stall | None = field(default_factory=Stall)

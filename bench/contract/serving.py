@@ -19,16 +19,18 @@ class ServerName(Enum):
 
 
 class Arrivals(Enum):
-    """When requests arrive: all at once, as a Poisson process, or each after the answer to the one before."""
+    """When requests arrive: all at once, as a Poisson process, or each after an answer to an earlier one."""
 
     burst = "burst"
     poisson = "poisson"
     one_by_one = "one_by_one"
+    concurrent = "concurrent"
+    """A fixed number of requests is always in flight: the client sends the next one after an answer."""
 
     @property
     def scenario(self) -> str:
         """The scenario of MLPerf's loadgen."""
-        return {"burst": "Offline", "poisson": "Server", "one_by_one": "SingleStream"}[self.name]
+        return {"poisson": "Server", "one_by_one": "SingleStream"}.get(self.name, "Offline")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,9 +111,11 @@ class Serving:
 
     server: Server
     arrivals: list[Arrivals]
-    """The loads, in order; poisson has one load per rate."""
+    """The loads, in order; poisson has one load per rate, concurrent one per concurrency."""
     rates: list[float]
     """Requests per second of Poisson loads, ascending. Use several to find the saturation point."""
+    concurrency: list[int] = field(default_factory=list, metadata=OMIT_DEFAULT)
+    """Requests in flight of concurrent loads, ascending; one load each."""
     requests: int
     """Requests per load."""
     tokens_in: int
@@ -131,11 +135,13 @@ class Load:
     """One load of the plan."""
 
     name: str
-    """For example: burst, poisson 2/s, one by one."""
+    """For example: burst, poisson 2/s, one by one, concurrency 8."""
     arrivals: Arrivals
     requests: int
     rate: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Requests per second of a Poisson load."""
+    concurrency: int | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Requests in flight of a concurrent load."""
     batched_tokens: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """True if the server is known to send several tokens together."""
 

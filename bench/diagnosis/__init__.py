@@ -9,9 +9,8 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench import backends
 from bench.backends.protocol import KeepsOutput
@@ -30,7 +29,7 @@ from bench.rules import finding as findings
 from bench.rules.signs import Weight
 from bench.runs import names
 from bench.runs import run as run_folders
-from bench.runs.folder import plan_in
+from bench.runs.folder import named, plan_in
 
 _NAMED = re.compile(r"([\w.-]+\.(?:txt|out|err)): (.*)", re.DOTALL)
 
@@ -84,14 +83,6 @@ class Explanation:
     """Other rules that match, mostly consequences."""
     lines: tuple[str, ...] = ()
     """The most informative log lines, if the rule does not name the cause."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON values."""
-        also = [
-            {"rule": c.rule, "title": RULES[c.rule].title, "evidence": c.text, "file": c.file, "line": c.line}
-            for c in self.also
-        ]
-        return asdict(replace(self, also=())) | {"also": also}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +156,7 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     if folder and status.get("outcome") == "invalid":
         clues += [clue for log in logs for clue in log.errors()]
         clues += run_reports.invalid_trials(folder)
-    clues = [fixes.without_image(clue, plan) for clue in clues]
+    clues = [fixes.of_this_run(clue, plan) for clue in clues]
     best = max(clues, key=lambda clue: clue.weight, default=None)  # the first of equal weights
     if any(log.is_running for log in bad) and (best is None or best.weight is Weight.HINT):
         return _nothing(name, bad, "no failure: the run is still running")
@@ -177,8 +168,11 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
 
 
 def _with_resume_hint(explanation: Explanation, folder: Path | None) -> Explanation:
-    """Add to the fix how to resume from the last checkpoint, if the run has one."""
-    hint = fixes.resume_hint(folder) if folder else None
+    """Name the run in the commands of the fix, and add how to resume from the last checkpoint, if the run has one."""
+    if folder is None:
+        return explanation
+    explanation = replace(explanation, fix=named(explanation.fix or "", folder) or None)
+    hint = fixes.resume_hint(folder)
     if hint is None or "runstop resume" in (explanation.fix or ""):
         return explanation
     return replace(explanation, fix=f"{explanation.fix}; {hint}")

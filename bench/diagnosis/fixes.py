@@ -33,12 +33,26 @@ _START_AGAIN = (
 _COUNTED = (mllog.TRAIN_LOSS, mllog.TRACKED_STATS, mllog.EVAL_ACCURACY, mllog.EVAL_STOP)
 
 
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_PIP = {"flash_attn": "flash-attn --no-build-isolation", "megatron": "'runstop[engine]'", "torch": "'runstop[engine]'"}
+"""The arguments of pip for modules whose packages have other names."""
+
+
+def of_this_run(clue: Clue, plan: Plan | None) -> Clue:
+    """Return the clue with a fix that names the missing module, or with the rule of a run without a container."""
+    if clue.rule == "RUN-25" and (module := _MODULE.search(clue.text)):
+        package = module[1].partition(".")[0]
+        where = "on the machine of the ranks, in their Python environment or image"
+        return replace(clue, fix=f"{where}: pip install {_PIP.get(package, package)}")
+    return without_image(clue, plan)
+
+
 def without_image(clue: Clue, plan: Plan | None) -> Clue:
-    """Change PYX-03 to RUN-08 for a run without a container: the module is missing from the Python environment."""
+    """Change PYX-03 to RUN-25 for a run without a container: the module is missing from the Python environment."""
     if clue.rule != "PYX-03" or plan is None or plan.config.container.runtime is not Runtime.none:
         return clue
     fix = "run `pip install 'runstop[engine]'` in the environment of the ranks: it installs torch and megatron-core"
-    return replace(clue, rule="RUN-08", fix=fix)
+    return replace(clue, rule="RUN-25", fix=fix)
 
 
 def less_memory(plan: Plan) -> str | None:

@@ -24,6 +24,8 @@ from bench.runs import status as statuses
 from bench.runs.older_outcomes import with_current_outcome
 from bench.runs.trial import LOG_REMOVED
 
+CANCELLED, STOPPED_HERE = "SLU-08", "RUN-24"
+"""The rules of a run that was stopped: of a job, and of one without a queue."""
 _START_AGAIN = (
     "`runstop resume RUN` resumes the run and keeps the finished trials. Ctrl-C sends SIGINT; "
     "`kill`, a logout or a shutdown sends SIGTERM"
@@ -63,7 +65,9 @@ def launcher_report(folder: Path) -> list[Scan]:
     if last.get("outcome") == "interrupted":
         what = log_scan.shown(str(last.get("what") or f"the launcher got {_signal(last.get('exit_code'))}").encode())
         fix = last.get("fix") or (None if is_batch else _START_AGAIN)
-        rule = str(last.get("rule") if last.get("rule") in RULES else "SLU-08")
+        rule = str(last.get("rule") if last.get("rule") in RULES else CANCELLED)
+        if rule == CANCELLED and not is_batch:
+            rule = STOPPED_HERE
         # Rank reports about other ranks follow from this signal, unless one names a cause.
         return [_only(Clue(rule, Weight.DEATH, file, 1, what, fix))]
     scans = _launcher_message(last, file, is_batch=is_batch)

@@ -65,7 +65,7 @@ def read(folder: Path) -> Record | None:
         return _record(content)
     except (KeyError, TypeError, ValueError) as error:
         what = f"the record of the download is damaged: {error}"
-        fix = "delete this file; then runstop fetch compares the files of the folder with the hub's checksums"
+        fix = "delete this file; then `runstop fetch` compares the files of the folder with the hub's checksums"
         raise ConfigError(what, where=str(path), fix=fix) from error
 
 

@@ -17,6 +17,7 @@ from bench.preflight.nodes import Facts, load
 from bench.results import cost
 from bench.results.measurement import hardware_facts
 from bench.runs import manifest
+from bench.texts import counted
 
 _OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
 """Keys of a log for hardware and software; all others are settings."""
@@ -66,9 +67,8 @@ def hardware(facts: Mapping[str, str]) -> str:
     if "GPUs" in facts:
         text = f"{facts['GPUs']} × {facts.get('accelerator', 'GPU')}"
     else:
-        text = (
-            f"{facts.get('ranks', 'unknown')} rank(s) on {facts.get('processor', facts.get('accelerator', 'unknown'))}"
-        )
+        ranks = counted(int(facts["ranks"]), "rank") if facts.get("ranks", "").isdigit() else "unknown ranks"
+        text = f"{ranks} on {facts.get('processor', facts.get('accelerator', 'unknown'))}"
     return f"{text}, {facts[_NODES]} nodes" if facts.get(_NODES, "1") != "1" else text
 
 

@@ -45,8 +45,10 @@ Known = dict[str, tuple[str, Runs]]
 """By run folder, relative to the root: the stamp of the files that were read, and the valid trials."""
 
 
-def trials(root: Path, *, rebuild: bool = False) -> tuple[ValidTrial, ...]:
+def trials(root: Path, *, rebuild: bool = False, memory: Known | None = None) -> tuple[ValidTrial, ...]:
     """Return every valid trial below a folder, the oldest first; a trial that was copied counts once.
+
+    With `memory`, what is read is kept there for the next call, and no file is written.
 
     Raises:
         ConfigError: the folder does not exist.
@@ -55,12 +57,15 @@ def trials(root: Path, *, rebuild: bool = False) -> tuple[ValidTrial, ...]:
         raise ConfigError(
             "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
         )
-    known = {} if rebuild else _read(root)
+    known = {} if rebuild else memory or _read(root)
     current: Known = {}
     for folder in sorted({path.parent for pattern in _RUNS for path in root.glob(pattern)}):
-        name, stamp = str(folder.relative_to(root)), _stamp(folder)
-        current[name] = known[name] if name in known and known[name][0] == stamp else (stamp, _runs(folder))
-    if rebuild or current != known:
+        name, now = str(folder.relative_to(root)), stamp(folder)
+        current[name] = known[name] if name in known and known[name][0] == now else (now, _runs(folder))
+    if memory is not None:
+        memory.clear()
+        memory.update(current)
+    elif rebuild or current != known:
         _write(root, current)
     every = sorted(
         (trial for _, runs in current.values() for trial in runs.trials),
@@ -76,7 +81,7 @@ def _runs(folder: Path) -> Runs:
         return Runs(trials=(), left_out=(f"{folder.name}: {error.what}",))
 
 
-def _stamp(folder: Path) -> str:
+def stamp(folder: Path) -> str:
     """Return modification times and sizes of the files that a run is read from."""
     files = [folder / LEDGER, folder / PLAN, folder / MANIFEST, *sorted(folder.glob(RESULTS))]
     stamps = []

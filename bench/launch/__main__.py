@@ -1,9 +1,13 @@
 """The command `runstop launch task=… cluster=…`: plan a run, check it, run it and judge it."""
 
-import argparse
+from bench import installed
+
+if __name__ == "__main__":
+    installed.require()
+
+# ruff: noqa: E402
 import os
 import sys
-import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +15,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import masking, preflight
+from bench import hints, preflight
 from bench.contract import regular_files
 from bench.contract.plan import Plan
-from bench.errors import BenchError, exit_code_of_signals, output_is_written
+from bench.errors import (
+    BenchError,
+    ConfigError,
+    every_character_is_written,
+    exit_code_of_signals,
+    output_is_written,
+)
+from bench.launch import launch_options
 from bench.planning import to_prepare
 from bench.planning.compose import (
     CONF,
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Plan the runs with Hydra, run them, and exit with the highest exit code of all runs."""
+    every_character_is_written()
     regular_files.keep_others_from_writing()
     _print_version(sys.argv[1:])
     codes: list[int] = []
@@ -89,20 +101,21 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
     planned: list[tuple[Plan, DictConfig, list[str]]] = []
 
     def launch(config: "DictConfig") -> None:
-        with _shown(codes), explained():
+        with _shown(codes), explained(list(HydraConfig.get().overrides.task)):
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
             complete = completed(config, words)
             planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
 
     register()
-    own_folder = search_path()
-    sys.argv[1:] = [*own_folder, *with_new_options(sys.argv[1:])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, so that runstop prints them
     with _shown(codes), TemporaryDirectory(prefix="bench-") as sweep_dir:
+        sys.argv[1:] = with_new_options(launch_options.understood(sys.argv[1:]))
+        own_folder = search_path()
+        sys.argv[1:] = [*own_folder, *sys.argv[1:]]
         os.environ["RUNSTOP_SWEEP_DIR"] = sweep_dir  # --multirun needs a folder; it is not used
         _check_shown(sys.argv[1:])
-        with explained():
+        with explained(sys.argv[1:]):
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="launch")(launch)()
     return planned
 
@@ -114,7 +127,7 @@ def _shown(codes: list[int]) -> Iterator[None]:
         with output_is_written():
             yield
     except BenchError as error:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
         codes.append(error.exit_code)
 
 
@@ -134,28 +147,18 @@ def _show_sweep(folders: Sequence[Path]) -> None:
 
 def _check_shown(argv: list[str]) -> None:
     """Compose with --cfg as a run would, so that it reports the same errors; Hydra does not call `launch` then."""
-    known, rest = _hydra_options(argv)
-    if known.cfg:
-        compose(
-            [argument for argument in rest if "=" in argument or argument.startswith("~")], config_dir=known.config_dir
-        )
-
-
-def _hydra_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the values of Hydra's options cfg and config_dir, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--cfg", "-c")
-    parser.add_argument("--config-dir", "-cd", type=Path)
-    return parser.parse_known_args(argv)
+    given = launch_options.read(argv)
+    if given.cfg:
+        compose(given.overrides, config_dir=given.config_dir)
 
 
 def _site() -> Path | None:
     """Return the site's own config folder, if the command line names one."""
-    return typing.cast(Path | None, _hydra_options(sys.argv[1:])[0].config_dir)
+    return launch_options.read(sys.argv[1:]).config_dir
 
 
 def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: list[Path]) -> int:
-    """Return 0 if every trial is valid; a dry run only shows the plan.
+    """Return 0 if every trial is valid; a dry run only shows the plan, and returns 2 if a launch would refuse it.
 
     The run's folder is appended to `created`, also if the run fails. With a queue, 0 means that the job is queued;
     with launch.wait it means that every trial is valid.
@@ -167,8 +170,9 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: lis
 
     words = [*overrides, *to_prepare.site_words(_site())]
     if plan.config.launch.dry_run:
-        plan_sheets.show_plan(plan, preflight.inspect(plan, words))
-        return 0
+        findings = preflight.inspect(plan, words)
+        plan_sheets.show_plan(plan, findings)
+        return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
     return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides, _site()), created, words)
 
 

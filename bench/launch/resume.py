@@ -50,7 +50,7 @@ def cancel(folder: Path) -> str:
         raise ConfigError(
             f"there is nothing to cancel: the run has ended ({run.state_name})",
             where=str(folder),
-            fix="no action is needed; runstop runs lists the active runs",
+            fix="no action is needed; `runstop runs` lists the active runs",
         )
     backend = backends.get(run.backend)
     if not backend.is_of(run.id, folder):
@@ -163,7 +163,7 @@ def _require_job_file(folder: Path) -> None:
     are_texts = isinstance(arguments or [], list) and all(isinstance(text, str) for text in arguments or [])
     values = (environment or {}).values() if isinstance(environment or {}, dict) else [None]
     if not (are_jobs and are_texts and all(isinstance(value, str) for value in values)):
-        what, fix = "the record of the run's jobs is damaged", "start a new run with runstop launch"
+        what, fix = "the record of the run's jobs is damaged", "start a new run with `runstop launch`"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-05")
 
 
@@ -212,13 +212,13 @@ def _check_resumable(run: Run) -> None:
         raise ConfigError(
             f"{LEDGER} is missing, so runstop cannot find out which trials have finished",
             where=str(folder / LEDGER),
-            fix=f"restore {LEDGER} from a copy, or start a new run; runstop parse still checks the {RESULTS}",
+            fix=f"restore {LEDGER} from a copy, or start a new run; `runstop parse` still checks the {RESULTS}",
         )
     if run.status is None and os.path.lexists(folder / STATUS):  # runstop replaces it at once, so no kill damages it
         raise ConfigError(
             f"{STATUS} cannot be read",
             where=str(folder / STATUS),
-            fix=f"find out what changed the file, then delete the file: runstop resume works without {STATUS}",
+            fix="find out what changed the file, then delete the file: `runstop resume` works without it",
         )
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():

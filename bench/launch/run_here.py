@@ -2,14 +2,13 @@
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import backends, masking
+from bench import backends, hints
 from bench.backends import run_lock
 from bench.backends.nodes.lead import Nodes
 from bench.backends.protocol import InProcess
@@ -24,6 +23,7 @@ from bench.report import kinds
 from bench.results.kind import Judged
 from bench.runs import ledger
 from bench.runs.folder import short
+from bench.texts import counted
 from bench.watch import follow, sources, trackers
 from bench.watch.hardware import Gpus
 
@@ -42,7 +42,7 @@ class Screen:
         self.console.print(text, markup=False)
 
     def failed(self, error: BenchError) -> None:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
 
     def follow(self, nodes: Nodes, command: Command, is_running: Callable[[], bool]) -> None:
         """Show a command's progress from its log; commands without a log show none."""
@@ -72,7 +72,8 @@ def run(plan: Plan, folder: Path) -> int:
     """
     console = sheet.to_stderr()
     console.print(
-        f"{plan.config.task.summary}\n{plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}"
+        f"{plan.config.task.summary}\n"
+        f"{plan.name} on {counted(plan.world.num_ranks, 'rank')}, results in {short(folder)}"
     )
     backend = backends.for_plan(plan)
     assert isinstance(backend, InProcess), backend

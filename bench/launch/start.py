@@ -1,13 +1,12 @@
 """Start a run: check it, create its folder, and run it in this process or submit it to a queue."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import backends, masking, preflight
+from bench import backends, hints, preflight
 from bench.backends.protocol import Queue, SubmitsArrays
 from bench.console import sheet
 from bench.console import trial as trial_sheets
@@ -22,6 +21,7 @@ from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs import trial as trials
 from bench.runs.folder import short
+from bench.texts import counted
 from bench.watch import How, sources, trackers, watch
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_queued(queue: Queue, run: "Prepared") -> int:
         if not (folder / SUBMISSION).exists():  # else a job may be using this folder
             shutil.rmtree(folder)
         raise
-    print(f"job {job}: {plan.name} on {plan.world.num_ranks} ranks, results in {short(folder)}")
+    print(f"job {job}: {plan.name} on {counted(plan.world.num_ranks, 'rank')}, results in {short(folder)}")
     for verb, what in (("watch", "show its progress"), ("why", "explain a failure"), ("cancel", "cancel it")):
         console.print(f"  runstop {verb} {short(folder)}   # {what}", markup=False)
     if page := atomic_files.read_object(folder / JOB).get("page"):
@@ -108,10 +108,9 @@ def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
     Raises:
         BenchError: a check failed, and launch.force is not set.
     """
-    trackers.require(plan.config.launch.trackers)
     findings = preflight.before_start(plan, words)
-    if not plan.config.launch.force:
-        preflight.require(findings)
+    uninstalled = trackers.uninstalled(plan.config.launch.trackers)
+    preflight.require([] if plan.config.launch.force else findings, uninstalled)
     return findings
 
 
@@ -185,13 +184,14 @@ def run_several(planned: Sequence[tuple[Plan, str, Sequence[str]]], created: lis
     assert isinstance(queue, SubmitsArrays), queue
     ids, codes = submit_runs(queue, prepared), []
     for error in dict.fromkeys(id for id in ids.values() if isinstance(id, BenchError)):
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
     for one in prepared:
         match ids[one.folder]:
             case BenchError() as error:
                 codes.append(error.exit_code)
             case id:
-                print(f"job {id}: {one.plan.name} on {one.plan.world.num_ranks} ranks, results in {short(one.folder)}")
+                ranks = counted(one.plan.world.num_ranks, "rank")
+                print(f"job {id}: {one.plan.name} on {ranks}, results in {short(one.folder)}")
                 codes.append(0)
     for one in prepared:
         if one.plan.config.launch.wait and one.folder.exists():

@@ -93,7 +93,7 @@ def _require_executor(plan: Plan) -> None:
         )
     if not isinstance(backends.for_plan(plan), InProcess | SubmitsArrays):
         name = plan.config.cluster.backend.name
-        fix = "use runstop launch, or a cluster with backend local, ssh or slurm"
+        fix = "use `runstop launch`, or a cluster with backend local, ssh or slurm"
         raise ConfigError(f"submitit has no executor for the backend {name}", where="cluster.backend", fix=fix)
 
 

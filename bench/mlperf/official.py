@@ -73,9 +73,10 @@ def require_ruleset(ruleset: str) -> None:
     from mlperf_logging.compliance_checker import mlp_compliance
 
     if ruleset not in (known := sorted(mlp_compliance.rule_choices())):
-        raise ConfigError(
-            f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=f"choose one of the rulesets {', '.join(known)}"
-        )
+        newest = next((one for one in reversed(known) if ruleset and one.startswith(ruleset)), None)
+        offer = f"did you mean {newest}? " if newest else ""
+        fix = f"{offer}choose one of the rulesets {', '.join(known)}"
+        raise ConfigError(f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=fix)
 
 
 def num_dropped(benchmark: str | None) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from bench import masking
 from bench.contract import mllog, regular_files
-from bench.errors import LogError, MissingLogError
+from bench.errors import LogError, MissingLogError, NotALogError
 
 _TOKEN = b":::MLLOG"
 _TOKEN_BYTES = len(_TOKEN)
@@ -68,6 +68,10 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
         for chunk in regular_files.chunks(path, _CHUNK_BYTES):
             records += scanner.feed(chunk)
     except OSError as error:
+        if isinstance(error, IsADirectoryError):
+            raise NotALogError(
+                "this path is a folder, not a log", where=str(path), fix="give the result_K.txt of a trial"
+            ) from error
         reason = error.strerror or "unreadable"
         kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
         raise kind(

@@ -4,7 +4,7 @@ A number that is not in the log is None. `bench.mlperf.compliance` checks the lo
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +170,6 @@ class Result:
         name = {"fp8": "FP8", "bfloat16": "BF16"}.get(str(in_linear), "logged")
         of_peak = f"peak of {peak:,.0f} TFLOP/s" if is_number(peak) else "peak"
         return f"of the dense {name} {of_peak}; attention counted as causal, recomputation not counted"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON values, without NaN."""
-        return asdict(self)
 
 
 def parse(path: Path | str) -> Result:

@@ -4,13 +4,15 @@ The fastest and the slowest run do not count; a failed run counts as the slowest
 samples than the reference (RCP) on average, the minutes are multiplied by the ratio of the two means.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError, LogError
+from bench.contract.run_files import PLAN
+from bench.errors import ConfigError, LogError, NotALogError
 from bench.mlperf import official
 from bench.mlperf.official import Verdict
 from bench.mlperf.rcp import RcpVerdict, rcp_verdict
@@ -18,7 +20,6 @@ from bench.mlperf.result import NO_TARGET, Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 from bench.rules.finding import Finding, errors
 
-_BRIEF = ("file", "minutes", "samples_to_target", "seed", "valid")
 _NUM_RESAMPLES = 40_000
 
 
@@ -72,13 +73,6 @@ class Score:
     disagreements: tuple[str, ...]
     """Where the verdict of an official checker differs from ours."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON values; of each result, the fields that the score needs."""
-        brief = [{name: getattr(result, name) for name in _BRIEF} for result in self.results]
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "results"}
-        parts = {name: [asdict(part) for part in values[name]] for name in ("compliance", "findings")}
-        return values | parts | {"rcp": asdict(self.rcp), "results": brief}
-
 
 def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     """Return the score of the result_*.txt of a folder, or of the given files.
@@ -91,7 +85,7 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     """
     trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
-        fix = f"to see the speed: runstop report {trials.folder}"
+        fix = f"to see the speed: runstop report {shlex.quote(trials.folder)}"
         raise LogError(f"no score: {NO_TARGET}", where=trials.folder, fix=fix)
     return score_trials(trials)
 
@@ -112,7 +106,9 @@ def _files(paths: Path | Sequence[Path]) -> list[Path]:
         raise ConfigError("this path is not a folder", where=str(paths), fix=fix)
     listed = paths.glob("result_*.txt") if isinstance(paths, Path) else paths
     if not (files := sorted(dict.fromkeys(listed), key=by_number)):
-        raise LogError("the folder has no result_*.txt to score", where=str(paths), fix=fix)
+        is_run = isinstance(paths, Path) and (paths / PLAN).exists()
+        kind = LogError if is_run else NotALogError
+        raise kind("the folder has no result_*.txt to score", where=str(paths), fix=fix)
     return files
 
 

@@ -67,7 +67,7 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
 
     register()
     words = [*search_path(config_dir), *overrides]
-    with initialize_config_dir(str(CONF), version_base="1.3"), explained():
+    with initialize_config_dir(str(CONF), version_base="1.3"), explained(words):
         config = _of_hydra(words)
         return plan_of(typed(config), words, config_dir=config_dir), OmegaConf.to_yaml(config)
 
@@ -158,7 +158,7 @@ RANDOM_ROWS = 65_536
 
 def _composed(overrides: list[str]) -> Config:
     _log.info("composing conf/launch.yaml in %s with %s", CONF, " ".join(overrides) or "no overrides")
-    with explained():
+    with explained(overrides):
         return typed(_of_hydra(overrides))
 
 

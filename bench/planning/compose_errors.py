@@ -1,18 +1,15 @@
 """Errors of Hydra and OmegaConf as ConfigErrors: what is wrong, where, and the fix."""
 
-import dataclasses
 import difflib
 import re
 import shlex
 import traceback
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from bench.contract import old_plans
-from bench.contract.schema import Config
 from bench.errors import ConfigError
+from bench.planning import config_keys, synonyms
 
 MOVED = {
     "cluster.scheduler": "cluster.backend",
@@ -29,26 +26,34 @@ class UnknownChoiceError(ConfigError):
     """A config group has no such choice, for example an engine of a later version."""
 
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        super().__init__(
-            f"{group}={name} does not exist", where=group, fix=_offer(near, f"choose from {', '.join(sorted(known))}")
-        )
+        fixes = synonyms.CHOICE_FIXES.get(group.partition("@")[0], {})
+        offer = _offer(_near_choice(group, name, known), f"choose from {', '.join(sorted(known))}")
+        fix = fixes.get(name.lower()) or "; ".join([offer, *([fixes[""]] if "" in fixes else [])])
+        super().__init__(f"{group}={name} does not exist", where=group, fix=fix)
         self.group, self.name, self.known = group, name, known
+
+
+def _near_choice(group: str, name: str, known: list[str]) -> list[str]:
+    """Return the choice of a group that a name means, by its meaning or its spelling; [] if none is near."""
+    plain = name.lower().replace("-", "_")
+    other = synonyms.CHOICES.get(group.partition("@")[0], {}).get(name.lower())
+    if other in known:
+        return [str(other)]
+    within = [choice for choice in known if plain and choice.endswith(plain)]
+    return within[:1] if len(within) == 1 else difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
 
 
 class InvalidValueError(ConfigError):
     """A key has an invalid value, for example an engine of a later version."""
 
-    def __init__(self, what: str, *, key: str, value: str | None) -> None:
-        super().__init__(
-            what, where=key, fix="write a value of the type that `runstop launch --cfg job` shows for this key"
-        )
+    def __init__(self, what: str, *, where: str, fix: str, key: str, value: str | None) -> None:
+        super().__init__(what, where=where, fix=fix)
         self.key, self.value = key, value
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix."""
+def explained(words: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf into a ConfigError with where and fix. words: the overrides."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import MarkedYAMLError
@@ -67,7 +72,7 @@ def explained() -> Iterator[None]:
             raise
         raise _below_null(error) from error
     except (HydraException, OmegaConfBaseException, AttributeError, ValueError, TypeError) as error:
-        known = caused_by(error) or _explain(error)
+        known = caused_by(error) or _explain(error, words)
         if known is None:
             raise
         raise known from error
@@ -90,16 +95,18 @@ def _below_null(error: AssertionError) -> ConfigError:
     return ConfigError(f"{key} cannot be set, because the block {block} is null", where=key, fix=f"set {choose}")
 
 
-def _explain(error: Exception) -> ConfigError | None:
+def _explain(error: Exception, words: Sequence[str]) -> ConfigError | None:
     """Return the error as a ConfigError; None for one that the command line did not cause."""
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
-    if known := _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(error, text):
+    if known := _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(error, text, words):
+        return known
+    if known := _wrong_reference(text) or _wrong_file(text):
         return known
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
-    return ConfigError(text.splitlines()[0], where="command line", fix="see runstop launch --help")
+    return ConfigError(text.splitlines()[0], where="command line", fix="see `runstop launch --help`")
 
 
 def _wrong_choice(text: str) -> ConfigError | None:
@@ -129,12 +136,12 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
     """Return the error of an override whose key does not exist."""
     if isinstance(error, AttributeError):  # schema classes have slots: `+key` cannot add an attribute
         stray = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(error))
-        known = _keys().get(stray[1]) if stray else None
+        known = config_keys.by_class().get(stray[1]) if stray else None
         if stray and known:
-            return _unknown_key(stray[2], known)
+            return unknown_key(stray[2], known)
     stray = re.search(r"Key '(\w+)' not in '(\w+)'", text)
     if stray and f".{stray[1]}'" not in text:  # inside the braces of key={…}: the override does not name it
-        return _unknown_key(stray[1], _keys().get(stray[2], []))
+        return _in_class(stray[1], stray[2], text)
     if "'cluster.environment" in text:
         return ConfigError(
             "cluster.environment does not contain this variable, so an override cannot change it",
@@ -146,27 +153,139 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
         return ConfigError(what, where="command line", fix=f"remove the +: {existing[1]}=…")
     if override := re.search(r"Could not (?:override|append to config|delete from config)[^']*'([^']+)'", text):
         key = override[1]
-        if key in _keys()["Config"]:  # a mapping: the schema does not list its keys
+        if key in config_keys.known():  # a mapping: the schema does not list its keys
             fix = f"write a leading + to add keys: +{key}=…"
             return ConfigError(f"an override without + cannot add new keys to {key}", where=key, fix=fix)
-        return _unknown_key(key, _keys()["Config"])
+        return unknown_key(key, config_keys.known())
     return None
 
 
-def _wrong_value(error: Exception, text: str) -> ConfigError | None:
+def _in_class(name: str, kind: str, text: str) -> ConfigError:
+    """Return the error of a key that a block of the config does not have; of a file of the config, if one has it."""
+    block = re.search(r"full_key: (\S+)", text)
+    full = block[1] if block and block[1].endswith(name) else name
+    file = _FILE.search(text)
+    where = _named(file[1]) if file else "command line"
+    keys = config_keys.known() if "." in full else config_keys.by_class().get(kind, [])
+    return unknown_key(full, keys, where=where)
+
+
+_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config")
+"""How Hydra names the file of the config with a wrong key or value."""
+
+
+def _named(file: str) -> str:
+    """Return the name of a config file; Hydra leaves out its suffix."""
+    return f"{file}.yaml"
+
+
+def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigError | None:
     """Return the error of a value with a wrong type or syntax."""
     if bad := re.search(r"full_key: (\S+)", text):
-        what = str(error.__cause__ or error).splitlines()[0]
-        value = re.search(r"Invalid value '([^']*)'", what)
-        return InvalidValueError(what, key=bad[1], value=value and value[1])
+        return _wrong_type(bad[1], error, text, words)
     if "LexerNoViableAltException: " in text:
         return _unquoted(text.partition("LexerNoViableAltException: ")[2].splitlines()[0])
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        key, _, value = several[1].partition("=")
+        fix = f"write {key}=[{value}]" if config_keys.takes_list(key) else "write one value; --multirun takes several"
+        return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
+    if (open_brace := re.search(r"Error parsing override '([^']*\$\{[^}']*)'", text)) is not None:
+        return ConfigError(
+            f"the override {open_brace[1]} has ${{ without a closing brace",
+            where="command line",
+            fix="close the brace, or write the value itself; put an override with $ in single quotes",
+        )
     if "no viable alternative" in text or "mismatched input" in text or "Error parsing override" in text:
         return ConfigError(
             text.splitlines()[0],
             where="command line",
             fix="quote list items that contain = , or :, and quote the whole override for the shell: "
             """'cluster.slurm.arguments=["--exclude=n1"]'""",
+        )
+    return None
+
+
+def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> ConfigError:
+    """Return the error of a value that a key does not take: what it takes, with an example."""
+    message = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
+    if missing := re.search(r"missing mandatory value: (\S+)", text):
+        file = next(
+            (
+                override
+                for override in reversed(words)
+                if override.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")
+            ),
+            "",
+        )
+        group, _, name = file.partition("=")
+        where = f"{group.partition('@')[0]}/{name}.yaml" if name else key
+        what = f"the key {missing[1]} is missing"
+        fix = f"add {missing[1]} to this file, with its unit as in the files of conf/"
+        return InvalidValueError(what, where=where, fix=fix, key=key, value=None)
+    item, file_of = key.partition("[")[0], _FILE.search(text)
+    own = next((override for override in reversed(words) if override.lstrip("+").partition("=")[0] == item), None)
+    quoted = re.search(r"[Vv]alue:? '?([^',]*)'?", message)
+    value = quoted[1] if quoted and "assigned" not in message else None
+    if own is not None and item == key:
+        value = own.partition("=")[2]
+    wanted = config_keys.form(key)
+    if "does not support deletion" in message:
+        fix = f"remove ~{key}, or set its value: {config_keys.example(key, '')}"
+        return InvalidValueError(f"{key} cannot be deleted", where="command line", fix=fix, key=key, value=None)
+    is_of_type = any(part in message for part in _OF_TYPE)
+    if not wanted or not is_of_type or (value is None and "is not Optional" not in message):
+        value, what = value, message
+    elif "is not Optional" in message:
+        value, what = "null", f"{key} is null, but must be {wanted}"
+    else:
+        what = f"{key} is {_shown(value or '')}, but must be {wanted}"
+    where = _named(file_of[1]) + f", {key}" if own is None and file_of else key
+    fix = f"write a value such as {config_keys.example(key, value or '')}"
+    if key == "model.weights" and "/" in (value or ""):
+        fix = f"export MODEL={value}, and leave out model.weights"
+    return InvalidValueError(what, where=where, fix=fix, key=key, value=value)
+
+
+_OF_TYPE = (
+    *("could not be converted", "Invalid value", "is not a valid", "is not Optional", "is not a subclass"),
+    *(
+        "incompatible with",
+        "Cannot convert",
+        "Cannot assign",
+        "is not a ListConfig",
+        "is not a DictConfig",
+        "Invalid type assigned",
+    ),
+)
+"""Parts of OmegaConf's messages about a value of a wrong type."""
+
+
+def _shown(value: str) -> str:
+    """Return a value as a message shows it: numbers, true and false as they are, texts in quotes."""
+    try:
+        float(value)
+    except ValueError:
+        return value if value in ("true", "false", "null") or value.startswith("[") else repr(value)
+    return value
+
+
+def _wrong_reference(text: str) -> ConfigError | None:
+    """Return the error of ${name} in a value, where the config has no such key."""
+    if missing := re.search(r"Interpolation key '([^']+)' not found", text):
+        fix = "write the value itself, or the name of a key of the config; put the override in single quotes"
+        return ConfigError(
+            f"${{{missing[1]}}} names the key {missing[1]}, which does not exist", where="command line", fix=fix
+        )
+    return None
+
+
+def _wrong_file(text: str) -> ConfigError | None:
+    """Return the error of a defaults list in the wrong order."""
+    if late := re.search(r"In ([\w/]+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
+        return ConfigError(
+            f"the defaults list has `override {late[2]}` before {late[3]}, which it must come after",
+            where=_named(late[1]),
+            fix=f"move the line with `override {late[2]}` to the end of the defaults list",
         )
     return None
 
@@ -185,28 +304,20 @@ def _unquoted(override: str) -> ConfigError:
     )
 
 
-def _unknown_key(name: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    fix = _offer(near, "to list all keys: runstop launch --cfg job")
-    return ConfigError(f"unknown key {name!r}", where="command line", fix=fix)
+def unknown_key(name: str, known: Sequence[str], *, value: str = "", where: str = "command line") -> ConfigError:
+    """Return the error of a key that does not exist; the fix names the key that the user probably means."""
+    last = name.lower().rpartition(".")[2]
+    all_keys = "to list all keys: runstop launch --cfg job"
+    if (group := synonyms.GROUPS.get(name.lower())) is not None:
+        fix = f"write {group}={value or 'NAME'}"
+    elif last in synonyms.EXPLAINED:
+        fix = synonyms.EXPLAINED[last]
+    elif (key := config_keys.meant(name, known)) is not None:
+        fix = f"did you mean {config_keys.override(key, value) if value else key}? {all_keys}"
+    else:
+        fix = all_keys
+    return ConfigError(f"unknown key {name!r}", where=where, fix=fix)
 
 
 def _offer(near: list[str], others: str) -> str:
     return f"did you mean {near[0]}? {others}" if near else others
-
-
-def _keys() -> dict[str, list[str]]:
-    """Return the dotted keys below each schema class, by class name."""
-    keys_of: dict[str, list[str]] = {}
-
-    def walk(kind: Any) -> list[str]:
-        keys = keys_of.setdefault(kind.__name__, [])
-        for name, hint in typing.get_type_hints(kind).items():
-            keys.append(name)
-            for inner in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(inner):
-                    keys += [f"{name}.{key}" for key in walk(inner)]
-        return keys
-
-    walk(Config)
-    return keys_of

@@ -63,7 +63,7 @@ def _uncounted(config: Config, root: str | None, overrides: Sequence[str]) -> Co
         fix = f"run this command first: {to_prepare.command(overrides)}; or set {number}"
     else:
         what += f"; the files cannot be read: {unreadable}" if root is not None else "; DATADIR is not set"
-        fix = f"set {number}; or run runstop prepare with the same settings on a machine that can read the files"
+        fix = f"set {number}; or run `runstop prepare` with the same settings on a machine that can read the files"
     return ConfigError(what, where=f"data.train_rows, {root or config.cluster.paths.data or 'DATADIR'}", fix=fix)
 
 

@@ -4,6 +4,7 @@ import string
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from bench.contract.model import Weights
 from bench.contract.plan_kinds import ServingPlan
@@ -35,15 +36,14 @@ def loads(serving: Serving) -> list[Load]:
 
 def _of(arrivals: Arrivals, serving: Serving) -> Iterator[Load]:
     batched = serving.server.batches_tokens or None
-    if arrivals is not Arrivals.poisson:
-        yield Load(
-            name=arrivals.name.replace("_", " "), arrivals=arrivals, requests=serving.requests, batched_tokens=batched
-        )
-        return
-    for rate in serving.rates:
-        yield Load(
-            name=f"poisson {rate:g}/s", arrivals=arrivals, requests=serving.requests, rate=rate, batched_tokens=batched
-        )
+    same: dict[str, Any] = {"arrivals": arrivals, "requests": serving.requests, "batched_tokens": batched}
+    match arrivals:
+        case Arrivals.poisson:
+            yield from (Load(name=f"poisson {rate:g}/s", rate=rate, **same) for rate in serving.rates)
+        case Arrivals.concurrent:
+            yield from (Load(name=f"concurrency {n}", concurrency=n, **same) for n in serving.concurrency)
+        case _:
+            yield Load(name=arrivals.name.replace("_", " "), **same)
 
 
 def model_folder(config: Config) -> str | None:
@@ -65,6 +65,7 @@ def check(config: Config) -> None:
     serving = required(config)
     _check_amounts(serving)
     _check_arrivals(serving)
+    _check_concurrency(serving)
     _check_place(config)
     _check_lengths(config)
     _check_profile(config, serving.server)
@@ -133,6 +134,18 @@ def _check_arrivals(serving: Serving) -> None:
         )
 
 
+def _check_concurrency(serving: Serving) -> None:
+    numbers, where = serving.concurrency, "task.serving.arrivals, task.serving.concurrency"
+    if (Arrivals.concurrent in serving.arrivals) != bool(numbers):
+        what, fix = "concurrency is set, but arrivals has no concurrent", "add concurrent to arrivals"
+        if not numbers:
+            what, fix = "arrivals has concurrent, but concurrency is empty", "set concurrency such as [1,8,32]"
+        raise ConfigError(what, where=where, fix=fix)
+    if sorted(set(numbers)) != list(numbers) or any(not 1 <= number <= serving.requests for number in numbers):
+        what = f"concurrency is {numbers}, but must be in ascending order, from 1 to task.serving.requests"
+        raise ConfigError(what, where=where, fix=f"list numbers from 1 to {serving.requests}, without duplicates")
+
+
 def _check_place(config: Config) -> None:
     cluster, tp = config.cluster, config.parallel.tp or 1
     if cluster.num_nodes > 1:
@@ -168,8 +181,8 @@ def _check_tensor_parallel(config: Config) -> None:
 
 def _check_profile(config: Config, server: Server) -> None:
     kind = config.launch.profile
-    if kind is ProfileKind.kernels:
-        what = "launch.profile=kernels needs training steps, but this task does not train"
+    if kind in (ProfileKind.kernels, ProfileKind.nsys):
+        what = f"launch.profile={kind.name} needs training steps, but this task does not train"
         raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules or launch.profile=none")
     if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
         able = "transformers, vllm, sglang or lightllm"

@@ -33,6 +33,7 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
     chosen = layouts.choose(of_group)
     steps = max_steps(config)
     training_checks.check_steps(config, steps)
+    training_checks.check_profiled_steps(config, steps)
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     local_sgd.check_evaluations(config, evaluation.at_steps, steps)

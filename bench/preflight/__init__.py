@@ -13,14 +13,14 @@ from bench import backends
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
-from bench.contract.schema import Device, Runtime
+from bench.contract.schema import Device, ProfileKind, Runtime
 from bench.contract.task import Division
-from bench.errors import ConfigError
+from bench.errors import ConfigError, joined
 from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.planning import projection
 from bench.planning.commands import job_min
-from bench.preflight import data, host, secrets
+from bench.preflight import data, host, resources, secrets
 from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
 
 
@@ -172,6 +172,21 @@ def is_started_here(plan: Plan) -> bool:
     return is_ours and plan.config.container.runtime is Runtime.none
 
 
+def is_under_nsys(plan: Plan) -> bool:
+    """Return whether Nsight Systems records ranks on this machine, outside of a container."""
+    launch, is_here = plan.config.launch, not plan.config.cluster.backend.is_elsewhere
+    return launch.profile is ProfileKind.nsys and is_here and plan.config.container.runtime is Runtime.none
+
+
+def profiler(subject: Subject) -> Iterator[Finding | str]:
+    """Yield an error if nsys is not on PATH."""
+    if (path := shutil.which("nsys")) is None:
+        fix = "install Nsight Systems, or set launch.profile=none"
+        yield broken("RUN-08", "nsys is not on PATH", "launch.profile=nsys", fix=fix)
+    else:
+        yield path
+
+
 def program(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if the server's program is not on PATH."""
     serving = subject.plan.config.task.serving
@@ -209,7 +224,12 @@ STATIC = (
     Check("reference convergence point", ("CFG-04",), reference, apply),
     Check("walltime", ("CFG-13",), walltime, is_projected),
     Check("image of the engine", ("RUN-08",), image, needed.runs_in_image),
+    Check("Nsight Systems", ("RUN-08",), profiler, is_under_nsys),
     Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
+    Check("memory of the GPU", ("HW-08",), resources.gpu_memory, resources.needs_known_gpu),
+    Check("memory of this machine", ("RUN-03",), resources.host_memory, resources.estimates_host_memory),
+    Check("CPU cores", ("HW-09",), resources.cores, resources.runs_on_this_cpu),
+    Check("GPU of the config", ("HW-03",), resources.unused_gpu, resources.has_unused_gpu),
 )
 """Checks of the plan alone, for every backend."""
 FILES = (
@@ -220,6 +240,7 @@ FILES = (
     Check("tokenizer of the prompts", ("CFG-06",), data.prompts, data.takes_prompts),
     Check("model", ("CFG-06",), model, reads_model),
     Check("server", ("SRV-01",), program, is_started_here),
+    Check("data that earlier runs prepared", ("CFG-06",), host.earlier, host.prepares_here),
     Check("disk space for results", ("CFG-05", "CFG-08"), host.outputs),
     Check("shared folders", ("SLU-06",), host.shared, host.leaves_this_machine),
 )
@@ -248,11 +269,16 @@ def findings(checked: Iterable[Checked]) -> list[Finding]:
     return sorted(dict.fromkeys(f for one in checked for f in one.findings), key=lambda f: f.severity)
 
 
-def require(problems: Iterable[Finding]) -> None:
-    """Raise ConfigError for the first error; warnings are ignored."""
-    for f in problems:
-        if f.severity == "error":
-            raise ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule)
+def require(problems: Iterable[Finding], others: Sequence[ConfigError] = ()) -> None:
+    """Raise one ConfigError for all errors; warnings are ignored. others: errors that no check has found."""
+    errors = [ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule) for f in problems if f.severity == "error"]
+    if errors := [*errors, *others]:
+        raise joined(errors)
+
+
+def would_refuse(plan: Plan, problems: Iterable[Finding]) -> bool:
+    """Return whether a launch refuses the plan for these findings."""
+    return not plan.config.launch.force and any(finding.severity == "error" for finding in problems)
 
 
 def require_no_secret(plan: Plan) -> None:

@@ -25,7 +25,7 @@ from bench.planning import npy_header, to_prepare
 from bench.rules.check import CannotTellError, Finding, Subject, broken
 
 MANIFEST = "manifest.json"
-HASHED_BYTES = 2**20
+HASHED_BYTES = 2**24
 """Larger files are compared by size only: reading a terabyte on a login node takes too long."""
 DTYPES = {"tokens": (re.compile(r"[<>|=][iu][1248]"), "whole numbers"), "counts": (re.compile(r"\|[biu]1"), "bool")}
 """The dtypes that ranks can read in NAME_tokens.npy and NAME_counts.npy, and a name for them."""
@@ -119,7 +119,10 @@ def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Itera
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
-def manifest(folder: Path) -> Iterator[Finding]:
+COPY_AGAIN = "copy these files again from their source"
+
+
+def manifest(folder: Path, *, fix: str = COPY_AGAIN) -> Iterator[Finding]:
     """Yield differences between the files of a folder and its manifest.json, [{path, bytes, sha256?}, …]."""
     path = folder / MANIFEST
     if not path.exists():
@@ -128,14 +131,14 @@ def manifest(folder: Path) -> Iterator[Finding]:
         listed = json.loads(path.read_text())
         entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(listed)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        fix = f"write {MANIFEST} as a JSON list of objects with path, bytes and sha256"
+        fix = f"write {MANIFEST} as a JSON list of objects with path, bytes and sha256" if fix == COPY_AGAIN else fix
         yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
         return
     wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         what = f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}"
-        yield broken("CFG-06", what, str(path), fix="copy these files again from their source")
+        yield broken("CFG-06", what, str(path), fix=fix)
 
 
 def _entries(manifest: Any) -> Any:
@@ -160,6 +163,12 @@ def _reason(error: Exception) -> str:
 
 HEAD_BYTES = 2**20
 """How much of a file is read to find its first record."""
+
+
+def has_sample(plan: Plan) -> bool:
+    """Return whether the run generates the text files from which rows are prepared."""
+    data = plan.config.data
+    return data is not None and data.source.reads_files and data.sample is not None
 
 
 def takes_text(plan: Plan) -> bool:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench import backends, preflight
 from bench.backends.protocol import Job, Queue
@@ -38,7 +37,7 @@ def tier_for(plan: Plan, requested: Tier | None) -> Tier:
         return requested
     reason = f"this machine cannot query {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue"
     what = f"tier {requested} cannot run: {reason}"
-    fix = "run runstop doctor on the login node" if has_site else "choose a cluster with a queue"
+    fix = "run `runstop doctor` on the login node" if has_site else "choose a cluster with a queue"
     raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
 
 
@@ -130,18 +129,6 @@ def _failed(folder: Path, tier: Tier) -> Finding:
 def errors(checked: Sequence[Checked]) -> list[Finding]:
     """Return the findings that prevent a launch."""
     return [f for f in preflight.findings(checked) if f.severity == "error"]
-
-
-def to_json(plan: Plan, tiers: Sequence[Sequence[Checked]]) -> dict[str, Any]:
-    """Return all outcomes as one JSON object."""
-    every = [one for checked in tiers for one in checked]
-    return {
-        "plan": plan.name,
-        "tier": every[-1].tier,
-        "fine": not errors(every),
-        "findings": [asdict(finding) for finding in preflight.findings(every)],
-        "checks": [{**asdict(one), "findings": len(one.findings)} for one in every],
-    }
 
 
 if __name__ == "__main__":

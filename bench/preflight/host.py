@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -147,6 +148,29 @@ def checkpoint(subject: Subject) -> Iterator[Finding | str]:
     yield str(folder)
 
 
+def prepares_here(plan: Plan) -> bool:
+    """Return whether the run prepares rows or trains a base, and keeps them for later runs."""
+    trained = training_plan(plan)
+    if trained is None:
+        return False
+    own = trained.data_dir is not None and trained.data.source is DataSource.grammar
+    return own or trained.base is not None or data.has_sample(plan)
+
+
+def earlier(subject: Subject) -> Iterator[Finding | str]:
+    """Yield changes of the rows and of the base that earlier runs prepared: files that differ from their manifest."""
+    trained = training_plan(subject.plan)
+    assert trained is not None
+    of_rows = [plan for plan in (trained, trained.base) if plan is not None and plan.data_dir is not None]
+    for folder in [*(plan.data_dir for plan in of_rows), trained.base_dir if trained.base is not None else None]:
+        path = None if folder is None else expanded(folder)
+        if path is None or not Path(path).is_dir():
+            continue
+        fix = f"delete this folder, so that the next run prepares it again: rm -r {shlex.quote(path)}"
+        yield from data.manifest(Path(path), fix=fix)
+        yield path
+
+
 def outputs(subject: Subject) -> Iterator[Finding | str]:
     """Yield problems with writing the results: an existing log, no permission, too little disk space."""
     launch = subject.plan.config.launch
@@ -159,7 +183,9 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
             yield broken("CFG-05", what, str(folder / trial.log), fix=fix)
             return
     existing = next(p for p in (logs, *logs.absolute().parents) if p.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not existing.is_dir():
+        yield broken("CFG-08", "this path is a file, not a folder", str(existing), fix="set launch.folder or LOGDIR")
+    elif not os.access(existing, os.W_OK | os.X_OK):
         yield broken("CFG-08", "this user may not write results into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
         fix = "free disk space, or set LOGDIR to a larger disk"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.result import Evaluation, Result
+from bench.report import labels
 from bench.report.canvas import BAND_COLOR, COLORS, INVALID_COLOR
 from bench.report.template import Chart, Trace, axis, chart, text, view
 
@@ -14,6 +15,8 @@ _MOST_POINTS = 1500
 _MOST_AT_ONCE = 6
 """Up to this number of curves, the pointer shows the values of all; else only of the nearest."""
 _MOST_METRICS, _WIDE_RANGE = 3, 3.0
+_WIDER, _MOST_WIDER = 1.8, 4
+"""Pixels that a curve is wider than the next one, and up to how many curves."""
 
 Points = list[tuple[float, float]]
 
@@ -34,10 +37,12 @@ class Runs(Protocol):
 class Trial(NamedTuple):
     """One trial and its style."""
 
-    trials: Runs
+    of_set: str
+    """The label of its set."""
     name: str
     result: Result
     color: str
+    more_width: float
     is_first: bool
     """Whether it is the first of its set; with several sets, the legend shows the first trial of each."""
     is_alone: bool
@@ -137,7 +142,7 @@ def _wide(values: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return a logarithmic axis if the longest time is many times the shortest."""
     times = [time for of_one in values for time in of_one]
     is_wide = bool(times) and 0 < _WIDE_RANGE * min(times) < max(times)
-    return {"type": "log", "dtick": "D1" if max(times) < 10 * min(times) else "D2"} if is_wide else {}
+    return labels.log_axis(min(times), max(times)) if is_wide else {}
 
 
 def _pointer(traces: Sequence[Trace]) -> dict[str, Any]:
@@ -170,8 +175,8 @@ def _curves(
             "x": [number(x) for x, _ in curve],
             "y": [number(y) for _, y in curve],
             "mode": mode,
-            "line": {"color": _color(trial), "width": 1.6, "dash": _dash(trial), "shape": shape},
-            "marker": {"color": _color(trial), "size": 6},
+            "line": {"color": _color(trial), "width": 1.6 + trial.more_width, "dash": _dash(trial), "shape": shape},
+            "marker": {"color": _color(trial), "size": 6 + 2 * trial.more_width},
             "opacity": 0.9 if len(curves) <= _MOST_AT_ONCE else 0.7,
             "hovertemplate": f"{hover}<extra>{_name(trial)}</extra>",
             **_legend(trial),
@@ -182,26 +187,33 @@ def _curves(
 
 
 def _trials(sets: Sequence[Runs]) -> Iterator[Trial]:
-    """Yield all trials; each set has its colour, and if there is only one set, each trial."""
+    """Yield all trials; each set has its colour, and if there is only one set, each trial.
+
+    Of a few curves the first ones are wider, so that a curve below an equal one is still seen.
+    """
     is_alone = len(sets) == 1
+    short = labels.short([trials.name for trials in sets])
+    num_colors = len(sets[0].results) if is_alone else len(sets)
     for number_of_set, trials in enumerate(sets):
         for place, (name, result) in enumerate(zip(trials.trial_names, trials.results, strict=True)):
-            color = COLORS[(place if is_alone else number_of_set) % len(COLORS)]
-            yield Trial(trials, name, result, color, is_first=place == 0, is_alone=is_alone)
+            number = place if is_alone else number_of_set
+            more = _WIDER * (num_colors - 1 - number) if num_colors <= _MOST_WIDER else 0.0
+            color = COLORS[number % len(COLORS)]
+            yield Trial(short[number_of_set], name, result, color, more, is_first=place == 0, is_alone=is_alone)
 
 
 def _legend(trial: Trial) -> dict[str, Any]:
     if trial.is_alone:
         return {"name": _name(trial)}
     return {
-        "name": text(trial.trials.name),
-        "legendgroup": text(trial.trials.name),
+        "name": text(trial.of_set),
+        "legendgroup": text(trial.of_set),
         "showlegend": trial.is_first,
     }
 
 
 def _name(trial: Trial) -> str:
-    name = f"trial {text(trial.name)}" if trial.is_alone else f"{text(trial.trials.name)}, trial {text(trial.name)}"
+    name = f"trial {text(trial.name)}" if trial.is_alone else f"{text(trial.of_set)}, trial {text(trial.name)}"
     return name if trial.result.valid else f"{name} (invalid)"
 
 

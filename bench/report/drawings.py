@@ -2,11 +2,11 @@
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.mlperf import published
-from bench.report import curves, figures, throughput
+from bench.report import bars, curves, figures, labels, throughput
 from bench.report.bars import bar_chart
 from bench.report.canvas import COLORS, footer
 from bench.report.compare import Claim, Entry
@@ -24,6 +24,8 @@ class Shown:
     uri: str
     charts: Mapping[str, Chart]
     """By their id in the page. Without charts, the PNG is shown on the screen, too."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Titles of charts, by id."""
 
 
 def draw_training(
@@ -56,7 +58,8 @@ def draw_training(
         path = out / f"samples{mark}.png"
         figures.samples_figure(s.samples_distribution, known, path, heading=heading, note=note)
         source = f"Published: {known.kind}, {known.source}."
-        yield "samples", shown(path, f"Distribution of samples to target. {source}")
+        chart = bars.samples_chart(s.samples_distribution, known)
+        yield "samples", shown(path, f"Distribution of samples to target. {source}", {"samples": chart}, mark=mark)
 
     if entries:
         yield "published", _draw_published(trials, claimed, entries, out, mark=mark)
@@ -84,7 +87,8 @@ def _draw_modules(trials: TrialSet, out: Path, *, mark: str) -> Iterator[tuple[s
     if profiles:
         path, heading = out / f"modules{mark}.png", f"{trials.measured}, {trials.name}"
         module_figure(profiles, path, heading=heading, note=footer(trials.hardware, len(profiles)))
-        yield "modules", shown(path, "Profiled warm-up steps of rank 0; overlapping work is counted once.")
+        caption = "Profiled warm-up steps of rank 0; overlapping work is counted once."
+        yield "modules", shown(path, caption, {"modules": bars.modules_chart(profiles)}, mark=mark)
 
 
 def draw_throughput(
@@ -95,15 +99,15 @@ def draw_throughput(
     yield from _draw_modules(trials, out, mark=mark)
     if lines:
         path = out / f"published{mark}.png"
-        bars = [Bar(name=line.name, value=line.samples_s, ours=line.ours) for line in lines]
+        systems = [Bar(name=line.name, value=line.samples_s, ours=line.ours) for line in lines]
         heading, note = (
             f"{trials.measured}: compared with published systems",
             footer(trials.hardware, len(trials.results)),
         )
         what = "samples/s while training"
-        figures.bars_figure(bars, path, heading=heading, note=note, what=what)
+        figures.bars_figure(systems, path, heading=heading, note=note, what=what)
         caption = "Samples per second while training; dark: this set."
-        yield "published", shown(path, caption, {"published": bar_chart(bars, what=what)}, mark=mark)
+        yield "published", shown(path, caption, {"published": bar_chart(systems, what=what)}, mark=mark)
 
 
 def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], out: Path, *, mark: str) -> Shown:
@@ -111,11 +115,11 @@ def _draw_published(trials: TrialSet, claimed: Claim, entries: Sequence[Entry], 
     path, note = out / f"published{mark}.png", footer(trials.hardware, len(trials.results))
     with_ours, dark = (" and this set", "; dark: this set") if claimed.minutes is not None else ("", "")
     heading = f"{trials.measured}, {trials.num_gpus} GPUs: published systems{with_ours}"
-    bars = [_bar(trials, claimed) if entry.ours else Bar(name=entry.name, value=entry.minutes) for entry in entries]
-    longest = _MAX_BAR_RATIO * (claimed.minutes or bars[0].value)
-    kept = [bar for bar in bars if bar.value <= longest] or bars
+    systems = [_bar(trials, claimed) if entry.ours else Bar(name=entry.name, value=entry.minutes) for entry in entries]
+    longest = _MAX_BAR_RATIO * (claimed.minutes or systems[0].value)
+    kept = [bar for bar in systems if bar.value <= longest] or systems
     figures.bars_figure(kept, path, heading=heading, note=note)
-    beyond = f" Not shown: {len(bars) - len(kept)} above {longest:.0f} min." if len(kept) < len(bars) else ""
+    beyond = f" Not shown: {len(systems) - len(kept)} above {longest:.0f} min." if len(kept) < len(systems) else ""
     caption = f"Official minutes of published systems{dark}.{beyond}"
     return shown(path, caption, {"published": bar_chart(kept, what="minutes to target")}, mark=mark)
 
@@ -131,14 +135,23 @@ def shown(path: Path, caption: str, charts: Mapping[str, Chart] | None = None, *
     return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}", charts=kept)
 
 
+def titled(path: Path, caption: str, charts: Mapping[str, tuple[str, Chart]]) -> Shown:
+    """Return a figure whose charts have titles."""
+    one = shown(path, caption, {name: chart for name, (_, chart) in charts.items()})
+    return replace(one, titles={name: title for name, (title, _) in charts.items() if title})
+
+
 def draw_compared(claims: Sequence[tuple[TrialSet, Claim]], out: Path) -> Shown:
     sets = [trials for trials, _ in claims]
     where = "; ".join(dict.fromkeys(trials.hardware or "hardware not logged" for trials in sets))
     note = footer(where, sum(len(trials.results) for trials in sets))
-    bars = [_bar(trials, claimed) for trials, claimed in claims]
-    figures.bars_figure(bars, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
+    names = labels.short([trials.name for trials in sets])
+    compared = [
+        replace(_bar(trials, claimed), name=name) for (trials, claimed), name in zip(claims, names, strict=True)
+    ]
+    figures.bars_figure(compared, out / "sets.png", heading=f"{sets[0].measured}: sets compared", note=note)
     caption = "Minutes. In brackets, and as a whisker if it is wide enough: the 90 % interval of a score."
-    return shown(out / "sets.png", caption, {"sets": bar_chart(bars, what="minutes to target", colors=COLORS)})
+    return shown(out / "sets.png", caption, {"sets": bar_chart(compared, what="minutes to target", colors=COLORS)})
 
 
 def _bar(trials: TrialSet, claimed: Claim) -> Bar:

@@ -10,6 +10,7 @@ from bench.contract.modules import TITLES, ModuleTimes, Part, Phase
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.result import Evaluation, Result
 from bench.mlperf.titles import title
+from bench.report import labels
 from bench.report.canvas import (
     CURVE_INTERVAL_COLOR,
     EVAL_COLOR,
@@ -120,8 +121,6 @@ _WIDE_RANGE = 3.0
 
 def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) -> None:
     """Give both panels the same y-axis, which covers the step times of both."""
-    from matplotlib.ticker import NullFormatter
-
     times = [time_ms for r in results for _, time_ms in r.step_times_ms]
     times += [time_ms for r in results if (s := r.step_time_ms) for time_ms in (s.p10, s.median, s.p90)]
     times = [time_ms for time_ms in times if 0 < time_ms < math.inf]
@@ -131,8 +130,9 @@ def _share_step_times(left: "Axes", right: "Axes", results: Sequence[Result]) ->
     for axes in (left, right):
         if high > _WIDE_RANGE * low:
             axes.set_yscale("log")
-            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_ylim(low / 1.1, high * 1.1)
+            axes.set_yticks(labels.log_ticks(low / 1.1, high * 1.1))
+            axes.set_yticks([], minor=True)
         else:
             margin = 0.06 * (high - low) or 0.05 * high
             axes.set_ylim(low - margin, high + margin)

@@ -3,17 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Any
 
 from bench.contract import mllog, run_files
 from bench.contract.generation import GenerationMemory, TokenCost
 from bench.contract.plan_kinds import GenerationPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import costs, described_models, drawings
-from bench.report.canvas import canvas, save
+from bench.report import costs, described_models, drawings, labels
+from bench.report.canvas import COLORS, canvas, save
+from bench.report.curves import number
+from bench.report.drawings import Shown
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, memory_label, memory_row, ranks_text, telemetry_rows
+from bench.report.template import Chart, axis, chart, text, view
+from bench.report.trials_page import Card
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
 from bench.texts import quoted
 
@@ -140,7 +143,7 @@ def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, headin
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
     assert c.task.generation is not None
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {c.cluster.ranks_per_node} x {device}"
     weights = "random weights" if plan.base_dir is None else plan.base_dir
     return [
@@ -216,7 +219,7 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
 
     work, page_shows = "generate", "every answer and its figure"
     table_name, table_columns = "answers.csv", tuple(field.name for field in fields(Answered))
-    template, figure_names = "generation.html.j2", (FIGURE,)
+    figure_names = (FIGURE,)
 
     def plan_rows(self, plan: GenerationPlan) -> list[tuple[str, str]]:
         return plan_rows(plan)
@@ -236,23 +239,43 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
     def table_rows(self, trial: ShownTrial[GenerationResult]) -> Iterator[Sequence[object]]:
         yield from (astuple(one) for one in trial.kind_result.answers)
 
-    def page_context(
-        self, trials: Sequence[ShownTrial[GenerationResult]], out: Path, *, heading: str
-    ) -> dict[str, Any]:
+    def cards(self, trial: ShownTrial[GenerationResult]) -> list[Card]:
+        generation = trial.kind_result
+        count = f"of {len(generation.requested_lengths)}"
+        done = Card(name="answers", value=f"{len(generation.answers)}", unit=count, note="of the requested length")
+        times = [(name, value, remark) for name, value, remark in _times(generation)] if generation.valid else []
+        return [done, *(_card(*row) for row in times[:4])]
+
+    def figures(self, trials: Sequence[ShownTrial[GenerationResult]], out: Path, *, heading: str) -> list[Shown]:
         valid, path = [trial for trial in trials if trial.kind_result.valid], out / f"{FIGURE}.png"
-        if valid:
-            figure(valid, path, heading=heading)
-        sections = [
+        if not valid:
+            return []
+        figure(valid, path, heading=heading)
+        return [drawings.titled(path, "One mark for each answer.", self.charts(valid))]
+
+    def charts(self, trials: Sequence[ShownTrial[GenerationResult]]) -> dict[str, tuple[str, Chart]]:
+        names = labels.short([trial.name for trial in trials])
+        traces = [
             {
-                "name": trial.name,
-                "rows": verdict_rows(trial),
-                "columns": LENGTH_COLUMNS,
-                "lengths": [length_row(one) for one in by_length(trial.kind_result)],
-                "caption": caption(trial.kind_result),
+                "mode": "markers",
+                "name": text(name),
+                "x": [one.tokens for one in trial.kind_result.answers],
+                "y": [number(one.done_s) for one in trial.kind_result.answers],
+                "marker": {"color": COLORS[place % len(COLORS)], "size": 7},
+                "hovertemplate": f"%{{y:.4g}} s for %{{x:,}} tokens<extra>{text(name)}</extra>",
+                "showlegend": len(trials) > 1,
             }
-            for trial in trials
+            for place, (name, trial) in enumerate(zip(names, trials, strict=True))
+            if trial.kind_result.answers
         ]
-        return {"sections": sections, "figures": [drawings.shown(path, "")] if valid else []}
+        lengths = axis("length of the answer (tokens)", rangemode="tozero")
+        times = axis("time of the answer (s)", rangemode="tozero")
+        return {FIGURE: ("Time of each answer", chart(view("", traces, xaxis=lengths, yaxis=times)))}
+
+
+def _card(name: str, value: str, remark: str) -> Card:
+    title, _, unit = name.partition(" (")
+    return Card(name=title, value=value, unit=unit.removesuffix(")"), note=remark)
 
 
 REPORT = GenerationReport()

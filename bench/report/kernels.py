@@ -1,18 +1,32 @@
 """Show kernels tasks: plans, results of trials, and a page with every point."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.contract import mllog
 from bench.contract.plan_kinds import KernelsPlan
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import drawings
+from bench.report import drawings, kernel_charts
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, empty, save
+from bench.report.drawings import Shown
+from bench.report.kernel_curves import (
+    Curve,
+    attention_of,
+    collectives_of,
+    curves,
+    length,
+    num_bytes,
+    rates,
+    rows,
+    shape,
+    times,
+)
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, ranks_text, telemetry_rows, value_text
+from bench.report.template import Chart
+from bench.report.trials_page import Card
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:
@@ -107,14 +121,6 @@ MARKERS = "osD^vPX*"
 _HEIGHT_INCHES = 4.2
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Points of one kernel that differ in one size only, ordered by that size."""
-
-    name: str
-    points: Sequence[tuple[float, Measured]]
-
-
 def draw(kernels: KernelsResult, folder: Path, *, heading: str, note: str) -> list[Path]:
     """Draw every figure that has data, as PNGs in a folder; return their paths in the order of the page.
 
@@ -136,13 +142,11 @@ def gemm_figure(measured: Sequence[Measured], path: Path, heading: str, note: st
     figure, panels = canvas(_HEIGHT_INCHES, f"GEMMs: {heading}", note, panels=len(precisions))
     for axes, precision in zip(panels, precisions, strict=True):
         of_precision = [one for one in gemms if one.point.variant == precision]
-        curves = [curve for curve in _curves(of_precision, _shape, _rows) if curve.points[1:]]
-        _plot(axes, curves, _rates)
-        single = [
-            one for curve in _curves(of_precision, _shape, _rows) if not curve.points[1:] for _, one in curve.points
-        ]
+        every = list(curves(of_precision, shape, rows))
+        _plot(axes, [curve for curve in every if curve.points[1:]], rates)
+        single = [one for curve in every if not curve.points[1:] for _, one in curve.points]
         axes.plot(
-            [_rows(one) for one in single], [one.rate for one in single], ".", color=FAINT_INK, label="other shapes"
+            [rows(one) for one in single], [one.rate for one in single], ".", color=FAINT_INK, label="other shapes"
         )
         _lines(axes, of_precision[0])
         _label(axes, f"{precision.upper()} (dashed: unaligned M)", "M", of_precision[0].point.unit)
@@ -150,48 +154,32 @@ def gemm_figure(measured: Sequence[Measured], path: Path, heading: str, note: st
     return True
 
 
-def _shape(one: Measured) -> str:
-    m, n, k = one.point.sizes
-    return f"{'unaligned ' if m % 8 else ''}N{n} K{k}"
-
-
-def _rows(one: Measured) -> float:
-    return one.point.sizes[0]
-
-
 def memcpy_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw latency and GB/s of every kind of copy over bytes; return whether there is anything to draw."""
     copies = [one for one in measured if one.point.family == "memcpy"]
-    curves = list(_curves(copies, lambda one: one.point.kernel.removeprefix("copy "), _bytes))
-    return _over_bytes(curves, path, f"memory copies: {heading}", note)
+    of_figures = list(curves(copies, lambda one: one.point.kernel.removeprefix("copy "), num_bytes))
+    return _over_bytes(of_figures, path, f"memory copies: {heading}", note)
 
 
 def collective_figure(operations: Sequence[str]) -> "Figure":
     """Return a function that draws latency and bus bandwidth of some collectives over bytes."""
 
     def figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
-        chosen = [one for one in measured if one.point.family == "collectives" and one.point.operation in operations]
-        if operations[1:]:  # several collectives: only those of all ranks
-            most = max((one.point.ranks for one in chosen), default=0)
-            chosen = [one for one in chosen if one.point.ranks == most]
+        chosen = collectives_of(measured, operations)
         name = operations[0].replace("_", "-") if not operations[1:] else "collectives"
         return _over_bytes(
-            list(_curves(chosen, lambda one: one.point.kernel, _bytes)), path, f"{name}: {heading}", note
+            list(curves(chosen, lambda one: one.point.kernel, num_bytes)), path, f"{name}: {heading}", note
         )
 
     return figure
-
-
-def _bytes(one: Measured) -> float:
-    return one.point.sizes[0]
 
 
 def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) -> bool:
     if not curves:
         return False
     figure, (left, right) = canvas(_HEIGHT_INCHES, heading, note, panels=2)
-    _plot(left, curves, _times)
-    _plot(right, curves, _rates)
+    _plot(left, curves, times)
+    _plot(right, curves, rates)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
     first = curves[0].points[0][1]
@@ -206,49 +194,21 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
 
 def attention_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw TFLOP/s of each backend over the sequence length, forward and backward; return whether there is any."""
-    every = [one for one in measured if one.point.family == "attention"]
-    if not every:
+    attention = attention_of(measured)
+    if not attention:
         return False
-    most = max(map(_tokens, every))  # further batches with fewer tokens have other rates at the same length
-    attention = [one for one in every if _tokens(one) == most]
     figure, panels = canvas(_HEIGHT_INCHES, f"causal attention: {heading}", note, panels=2)
     for axes, way in zip(panels, ("forward", "backward"), strict=True):
         of_way = [one for one in attention if one.point.operation == way]
         if not of_way:
             empty(axes, "not measured")
             continue
-        _plot(axes, list(_curves(of_way, lambda one: one.point.variant, _length)), _rates)
+        _plot(axes, list(curves(of_way, lambda one: one.point.variant, length)), rates)
         _lines(axes, of_way[0])
         axes.set_xscale("log", base=2)
         _label(axes, way, "sequence length (tokens)", of_way[0].point.unit)
     save(figure, path)
     return True
-
-
-def _length(one: Measured) -> float:
-    return one.point.sizes[3]
-
-
-def _tokens(one: Measured) -> int:
-    """Return the tokens of a call of attention."""
-    return one.point.sizes[0] * one.point.sizes[3]
-
-
-def _curves(
-    measured: Sequence[Measured], name: Callable[[Measured], str], place: Callable[[Measured], float]
-) -> Iterator[Curve]:
-    """Yield the points of each name, sorted by their position on the horizontal axis."""
-    for curve_name in dict.fromkeys(map(name, measured)):
-        points = [(place(one), one) for one in measured if name(one) == curve_name]
-        yield Curve(curve_name, sorted(points, key=lambda point: point[0]))
-
-
-def _times(one: Measured) -> tuple[float, float, float]:
-    return one.p10_us, one.latency_us, one.p90_us
-
-
-def _rates(one: Measured) -> tuple[float, float, float]:
-    return one.rate_at(one.p90_us), one.rate, one.rate_at(one.p10_us)
 
 
 def _plot(axes: "Axes", curves: Sequence[Curve], values: Callable[[Measured], tuple[float, float, float]]) -> None:
@@ -287,34 +247,17 @@ _FIGURES: dict[str, Figure] = {
     "collectives": collective_figure(["all_gather", "reduce_scatter", "reduce", "all_reduce", "all_to_all"]),
     "attention": attention_figure,
 }
+TITLES = {
+    "gemm": "GEMMs",
+    "memcpy": "Memory copies",
+    "all_gather": "All-gather",
+    "reduce_scatter": "Reduce-scatter",
+    "collectives": "Collectives of all ranks",
+    "attention": "Causal attention",
+}
+CAPTION = "Lines: medians; shaded: 10th to 90th percentile."
 NAMES = tuple(_FIGURES)
 """File names of the figures, without .png."""
-
-
-def _section(trial: ShownTrial[KernelsResult]) -> dict[str, Any]:
-    """Return the template variables of a trial."""
-    kernels, minutes = trial.kind_result, trial.judged.result.minutes
-    num_requested = len(kernels.measured) + len(kernels.missing)
-    verdict = "all points were measured, no rate is below its limit" if trial.kind_result.valid else "invalid"
-    took = "" if minutes is None else f" in {minutes:.2f} min"
-    bests = [best_row(best) for best in kernels.bests]
-    points = [point_row(one) for one in kernels.measured]
-    return {
-        "name": trial.name,
-        "lead": f"{len(kernels.measured)} of {num_requested} points measured{took}: {verdict}.",
-        "problems": trial.judged.problems,
-        "bests": _grid(BEST_COLUMNS, bests, bests_caption(kernels)),
-        "points": _grid(POINT_COLUMNS, points, POINTS_CAPTION),
-    }
-
-
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> dict[str, Any]:
-    return {
-        "columns": columns,
-        "rows": rows,
-        "caption": caption,
-        "text_columns": ("unit", "within tolerance", "shape", "implementation"),
-    }
 
 
 def _row(one: Measured) -> list[object]:
@@ -340,7 +283,7 @@ FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention"
 
 def plan_rows(plan: KernelsPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     counts = {family: sum(point.family == family for point in plan.points) for family in FAMILIES}
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     gemm = c.task.kernels.gemm if c.task.kernels else None
@@ -370,7 +313,7 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
     """Shows kernels tasks."""
 
     work, page_shows = "measure kernels", "every point and its figures"
-    table_name, template, figure_names = "kernels.csv", "kernels.html.j2", NAMES
+    table_name, figure_names = "kernels.csv", NAMES
     table_columns = (
         *("point", "kernel", "variant", "ranks", "latency_us", "p10_us", "p90_us", "n"),
         *("rate", "unit", "share_of_peak", "limit", "rank", "implementation"),
@@ -400,15 +343,42 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
     def table_rows(self, trial: ShownTrial[KernelsResult]) -> Iterator[Sequence[object]]:
         yield from (_row(one) for one in trial.kind_result.measured)
 
-    def page_context(self, trials: Sequence[ShownTrial[KernelsResult]], out: Path, *, heading: str) -> dict[str, Any]:
-        """Return the page's variables; the figures are those of the last trial with measurements."""
-        last, files = next((one for one in reversed(trials) if one.kind_result.measured), None), []
-        if last is not None:
-            place = last.judged.result.platform or "platform not logged"
-            note = f"{place}, n = 1 run; shaded: 10th to 90th percentile"
-            files = draw(last.kind_result, out, heading=heading, note=note)
-        figures = [drawings.shown(file, f"{last.name if last else ''}:") for file in files]
-        return {"sections": [_section(trial) for trial in trials], "figures": figures}
+    def cards(self, trial: ShownTrial[KernelsResult]) -> list[Card]:
+        kernels, minutes = trial.kind_result, trial.judged.result.minutes
+        num_requested, done = len(kernels.measured) + len(kernels.missing), len(kernels.measured)
+        took = "" if minutes is None else f"in {minutes:.2f} min"
+        fastest: dict[str, Best] = {}
+        for best in kernels.bests:
+            unit = best.measured.point.unit
+            if unit not in fastest or best.measured.rate > fastest[unit].measured.rate:
+                fastest[unit] = best
+        points = Card(name="points measured", value=f"{done}", unit=f"of {num_requested}", note=took)
+        return [
+            points,
+            *(
+                Card(name=f"highest {unit}", value=rate_text(best.measured.rate), unit=unit, note=best.kernel)
+                for unit, best in fastest.items()
+            ),
+        ]
+
+    def figures(self, trials: Sequence[ShownTrial[KernelsResult]], out: Path, *, heading: str) -> list[Shown]:
+        """Return the figures of the last trial with measurements."""
+        last = next((one for one in reversed(trials) if one.kind_result.measured), None)
+        if last is None:
+            return []
+        place = last.judged.result.platform or "platform not logged"
+        note = f"{place}, n = 1 run; shaded: 10th to 90th percentile"
+        charts = kernel_charts.charts(last.kind_result.measured)
+        of_which = f" Of {last.name}." if len(trials) > 1 else ""
+        return [
+            drawings.titled(file, f"{TITLES[file.stem]}. {CAPTION}{of_which}", charts.get(file.stem, {}))
+            for file in draw(last.kind_result, out, heading=heading, note=note)
+        ]
+
+    def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> dict[str, tuple[str, Chart]]:
+        last = next((one for one in reversed(trials) if one.kind_result.measured), None)
+        of_figures = kernel_charts.charts(last.kind_result.measured) if last else {}
+        return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
 
 
 REPORT = KernelsReport()

@@ -8,7 +8,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -16,9 +15,12 @@ from bench.contract.plan import Plan
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
-from bench.report import output_folder, template
+from bench.report import output_folder, trials_page
+from bench.report.drawings import Shown
 from bench.report.sets import sets_in
 from bench.report.tables import Row, TextTable, inert
+from bench.report.template import Chart
+from bench.report.trials_page import Card
 from bench.results import kind as kinds
 from bench.results.kind import KINDS, Judged, KindResult
 
@@ -108,7 +110,7 @@ class KindReport(ABC, Generic[P, R]):
         return []
 
     def json_fields(self, result: R) -> dict[str, Any]:
-        """Return the JSON fields that are specific to this kind."""
+        """Return the fields of `bench.answers.schema.TrialVerdict` that only this kind has."""
         return {}
 
     def files(self, folder: Path, trial: int, result: R) -> list[Row]:
@@ -117,7 +119,7 @@ class KindReport(ABC, Generic[P, R]):
 
     def next_step(self, plan: P, folder: str) -> str:
         """Return a suggested next command after a successful run; empty if there is none."""
-        return f"to see {self.page_shows}: runstop report {folder} -o FOLDER"
+        return f"to see {self.page_shows}: runstop report {folder} -o page"
 
 
 class TrialsKindReport(KindReport[P, R]):
@@ -125,7 +127,6 @@ class TrialsKindReport(KindReport[P, R]):
 
     table_name: ClassVar[str]
     table_columns: ClassVar[Sequence[str]]
-    template: ClassVar[str] = "trials.html.j2"
     figure_names: ClassVar[Sequence[str]] = ()
     """Names of all PNG files that a page may have, without .png."""
 
@@ -137,9 +138,17 @@ class TrialsKindReport(KindReport[P, R]):
     def table_rows(self, trial: ShownTrial[R]) -> Iterator[Sequence[object]]:
         """Yield the rows of the CSV table, without the trial's name."""
 
-    def page_context(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> dict[str, Any]:
-        """Draw the figures into a folder, and return the variables of the page template: by default, the tables."""
-        return {"sections": [{"name": trial.name, "tables": self.tables(trial)} for trial in trials]}
+    def cards(self, trial: ShownTrial[R]) -> list[Card]:
+        """Return the main numbers, shown at the top of the page."""
+        return []
+
+    def figures(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> list[Shown]:
+        """Draw the figures of some trials into a folder, and return them with their charts."""
+        return []
+
+    def charts(self, trials: Sequence[ShownTrial[R]]) -> dict[str, tuple[str, Chart]]:
+        """Return the charts of some trials with their titles, without drawing files."""
+        return {}
 
     def load(self, paths: Sequence[Path], *, num_gpus: int | None) -> "TrialsReport[R]":
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]
@@ -190,10 +199,8 @@ class TrialsReport(Generic[R]):
 
     def _write(self, out: Path, heading: str) -> None:
         (out / self.shown.table_name).write_text(self.csv_text(), encoding="utf-8")
-        context = {"title": heading, "charts": {}, "versions": {"runstop": version("runstop")}}
-        context |= self.shown.page_context(self.trials, out, heading=heading)
-        page = template.page(self.shown.template, context | template.context(has_charts=False))
-        (out / PAGE).write_text(page, encoding="utf-8")
+        figures = self.shown.figures(self.trials, out, heading=heading)
+        (out / PAGE).write_text(trials_page.page(self, figures, heading), encoding="utf-8")
 
 
 def report_of(kind: Kind) -> KindReport[Any, Any]:

@@ -1,21 +1,28 @@
 "use strict";
 /* Draw the charts, sort tables on a click, and build the table of contents. */
 (() => {
-  const INK = "#1d2329", SOFT = "#5b6670", LINE = "#e6eaed";
-  const AXIS = { gridcolor: LINE, linecolor: "#9aa5af", zeroline: false, ticks: "outside", tickcolor: "#9aa5af",
-    ticklen: 4, automargin: true, title: { font: { size: 12 }, standoff: 8 }, exponentformat: "none", separatethousands: true };
-  const LAYOUT = {
-    height: 350, margin: { l: 58, r: 14, t: 14, b: 44 }, hovermode: "closest", separators: ".,",
-    font: { family: "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif", size: 12, color: INK },
-    paper_bgcolor: "#fff", plot_bgcolor: "#fff", bargap: 0.28, dragmode: "zoom",
-    hoverlabel: { bgcolor: "#fff", bordercolor: "#9aa5af", font: { color: INK, size: 12 }, align: "left", namelength: -1 },
-    legend: { orientation: "h", traceorder: "normal", x: 0, y: 0, yref: "container", xanchor: "left", yanchor: "bottom", font: { size: 11.5 } },
-    modebar: { bgcolor: "rgba(255,255,255,.85)", color: "#9aa5af", activecolor: "#1f5a8c" },
-    xaxis: AXIS, yaxis: AXIS,
-  };
+  const DARK = window.matchMedia("(prefers-color-scheme: dark)"), NARROW_PIXELS = 560;
+  const own = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   /* Listed explicitly: the default has a button that sends the data to plotly's server. */
   const CONFIG = { responsive: true, displaylogo: false, displayModeBar: true, showTips: false, plotlyServerURL: "",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+
+  function axis() {
+    return { gridcolor: own("grid"), linecolor: own("axis"), zeroline: false, zerolinecolor: own("axis"), ticks: "outside",
+      tickcolor: own("axis"), ticklen: 4, automargin: true, ticklabeloverflow: "allow", title: { font: { size: 12 }, standoff: 8 }, exponentformat: "none",
+      separatethousands: true };
+  }
+  function style(isNarrow) {
+    const ink = own("ink"), back = own("page");
+    return {
+      height: isNarrow ? 320 : 350, margin: { l: isNarrow ? 44 : 58, r: isNarrow ? 14 : 20, t: 14, b: 44 }, hovermode: "closest", separators: ".,",
+      font: { family: "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif", size: 12, color: ink },
+      paper_bgcolor: back, plot_bgcolor: back, bargap: 0.28, dragmode: isNarrow ? false : "zoom",
+      hoverlabel: { bgcolor: back, bordercolor: own("axis"), font: { color: ink, size: 12 }, align: "left", namelength: -1 },
+      legend: { orientation: "h", traceorder: "normal", x: 0, y: 0, yref: "container", xanchor: "left", yanchor: "bottom", font: { size: 11.5 } },
+      modebar: { bgcolor: back, color: own("axis"), activecolor: own("blue") },
+    };
+  }
 
   const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
   function merged(base, more) {
@@ -24,19 +31,44 @@
     return all;
   }
 
+  /* Colours of charts are those of a white page. On a dark one, grey is inverted, and hues are made lighter, or darker if they are pale. */
+  function inDark(color) {
+    const wide = color.length === 4 ? color.replace(/[0-9a-f]/gi, "$&$&") : color;
+    const [red, green, blue] = [1, 3, 5].map((place) => Number.parseInt(wide.slice(place, place + 2), 16) / 255);
+    const high = Math.max(red, green, blue), low = Math.min(red, green, blue), light = (high + low) / 2, range = high - low;
+    if (light === 1) return own("page");
+    const strength = range / (1 - Math.abs(2 * light - 1) || 1);
+    const sixth = range === 0 ? 0 : high === red ? ((green - blue) / range + 6) % 6 : high === green ? (blue - red) / range + 2 : (red - green) / range + 4;
+    const lighter = strength < 0.2 ? 1.02 - light : light > 0.66 ? 1.12 - light : Math.max(0.6, light);
+    return `hsl(${Math.round(60 * sixth)}, ${Math.round(100 * Math.min(strength, 0.8))}%, ${Math.round(100 * lighter)}%)`;
+  }
+  function colored(value) {
+    if (typeof value === "string") return /^#([0-9a-f]{3}|[0-9a-f]{6})$/i.test(value) ? inDark(value) : value;
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(colored);
+    return isObject(value) ? Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, colored(inner)])) : value;
+  }
+
   function draw(plot, view, name) {
-    const layout = merged(LAYOUT, view.layout);
-    for (const axis of ["xaxis", "yaxis"]) layout[axis] = merged(AXIS, layout[axis]);
+    const isNarrow = plot.clientWidth < NARROW_PIXELS, { traces, layout, narrow } = DARK.matches ? colored(view) : view;
+    const whole = merged(style(isNarrow), isNarrow && narrow ? merged(layout, narrow) : layout);
+    for (const key of new Set(["xaxis", "yaxis", ...Object.keys(whole).filter((key) => /^[xy]axis\d*$/.test(key))])) {
+      whole[key] = merged(axis(), whole[key] ?? {});
+      if (isNarrow && !whole[key].tickvals) whole[key].nticks ??= 5;
+    }
     const config = { ...CONFIG, toImageButtonOptions: { format: "svg", filename: name } };
-    return Plotly.react(plot, structuredClone(view.traces), layout, config);
+    plot.isNarrow = isNarrow;
+    return Plotly.react(plot, structuredClone(traces), whole, config);
   }
 
   function prepare(place, chart) {
+    place.replaceChildren();
     const head = place.appendChild(document.createElement("div")), plot = place.appendChild(document.createElement("div"));
     head.className = "head";
     plot.className = "plot";
     if (place.dataset.title) head.append(place.dataset.title);
+    let shown = 0;
     const show = (number) => {
+      shown = number;
       for (const [place, button] of [...head.querySelectorAll("button")].entries()) button.setAttribute("aria-pressed", place === number);
       draw(plot, chart.views[number], place.dataset.chart);
     };
@@ -51,20 +83,41 @@
       }
     }
     if (!head.hasChildNodes()) head.remove();
-    place.draw = () => { show(0); delete place.draw; };
+    place.draw = () => { delete place.draw; place.again(); };
+    place.again = () => { if (!place.draw) show(shown); };
+    place.update = (newer) => { chart = newer; shown = Math.min(shown, chart.views.length - 1); place.again(); };
+    place.hasChanged = () => !place.draw && plot.isNarrow !== plot.clientWidth < NARROW_PIXELS;
   }
 
-  function drawCharts() {
-    const charts = JSON.parse(document.getElementById("charts").textContent);
-    const places = [...document.querySelectorAll(".chart")].filter((place) => place.dataset.chart in charts);
-    const seen = new IntersectionObserver((entries) => {
-      for (const { isIntersecting, target } of entries) if (isIntersecting && target.draw) target.draw();
-    }, { rootMargin: "600px" });
-    for (const place of places) {
-      prepare(place, charts[place.dataset.chart]);
-      seen.observe(place);
+  const seen = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting && target.draw) target.draw();
+  }, { rootMargin: "600px" });
+
+  /* Show charts, by their ids; those that are there already are updated. */
+  function showCharts(charts) {
+    for (const place of document.querySelectorAll(".chart")) {
+      const chart = charts[place.dataset.chart];
+      if (!chart) continue;
+      if (place.update) place.update(chart);
+      else { prepare(place, chart); seen.observe(place); }
     }
-    window.addEventListener("beforeprint", () => places.forEach((place) => place.draw?.()));
+  }
+  function drawCharts() {
+    const places = () => [...document.querySelectorAll(".chart")].filter((place) => place.update);
+    showCharts(JSON.parse(document.getElementById("charts").textContent));
+    DARK.addEventListener("change", () => places().forEach((place) => place.again()));
+    window.addEventListener("resize", () => places().filter((place) => place.hasChanged()).forEach((place) => place.again()));
+    window.addEventListener("beforeprint", () => places().forEach((place) => place.draw?.()));
+  }
+
+  /* The plotting library is packed in the page, and the page's policy allows exactly its text. */
+  async function library() {
+    const packed = document.getElementById("library");
+    if (window.Plotly || !packed) return;
+    const bytes = Uint8Array.from(atob(packed.textContent), (letter) => letter.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
   }
 
   /* A cell sorts by its data-value, else by its text; cells without either come last. */
@@ -105,19 +158,52 @@
     }
   }
 
+  /* On a narrow screen a row of a short table is a card, whose lines have the headings of the columns. */
+  const MOST_CARDS = 30, LONG_LETTERS = 48;
+  function makeStackable(table) {
+    const headings = [...table.tHead.rows[table.tHead.rows.length - 1].cells].map((cell) => cell.innerText.replaceAll(/\s+/g, " ").trim());
+    const rows = [...table.tBodies].flatMap((body) => [...body.rows]);
+    if (headings.length < 3 || rows.length > MOST_CARDS) return;
+    table.classList.add("stacked");
+    for (const row of rows) {
+      for (const [column, cell] of [...row.cells].entries()) {
+        cell.dataset.label = headings[column] ?? "";
+        if (cell.textContent.trim() === "" && !cell.firstElementChild) cell.replaceChildren();
+        if (column && cell.textContent.trim().length > LONG_LETTERS) cell.classList.add("long");
+      }
+    }
+  }
+  /* A caption as wide as the screen, below the area that scrolls. */
+  function moveCaption(caption) {
+    const box = caption.closest(".scroll"), text = document.createElement("p");
+    text.className = "caption";
+    text.append(...caption.childNodes);
+    text.id = `caption-${document.querySelectorAll(".caption").length + 1}`;
+    caption.closest("table").setAttribute("aria-describedby", text.id);
+    caption.remove();
+    if (text.textContent.trim()) box.after(text);
+  }
+
   function listContents() {
     const headings = [...document.querySelectorAll("main h2, main h3")], nav = document.getElementById("contents");
     if (headings.length < 3) return;
     const box = nav.appendChild(document.createElement("details")), list = document.createElement("ul"), links = new Map();
     box.appendChild(document.createElement("summary")).textContent = "Contents";
     box.open = window.matchMedia("(min-width: 1180px)").matches;
+    const hasParts = document.querySelector("main h2");
     for (const [number, heading] of headings.entries()) {
       heading.id ||= `part-${number + 1}`;
       const item = list.appendChild(document.createElement("li")), link = item.appendChild(document.createElement("a"));
-      item.className = heading.tagName === "H3" && document.querySelector("main h2") ? "inner" : "";
+      const folded = heading.closest("main details");
+      item.className = heading.tagName === "H3" && hasParts ? "inner" : "";
       link.href = `#${heading.id}`;
       link.textContent = heading.textContent;
-      link.addEventListener("click", () => { for (let place = heading.closest("details"); place; place = place.parentElement.closest("details")) place.open = true; });
+      if (folded) {
+        item.hidden = !folded.open;
+        folded.addEventListener("toggle", () => { item.hidden = !folded.open; });
+      }
+      const own = heading.tagName === "H2" ? heading.parentElement.querySelector(":scope > details") : null;
+      link.addEventListener("click", () => { if (own) own.open = true; });
       links.set(heading, link);
     }
     box.append(list);
@@ -130,7 +216,9 @@
   }
 
   document.documentElement.classList.add("js");
-  drawCharts();
-  document.querySelectorAll("table:has(thead)").forEach(makeSortable);
+  document.querySelectorAll("table:has(thead)").forEach((table) => { makeSortable(table); makeStackable(table); });
+  document.querySelectorAll(".scroll caption").forEach(moveCaption);
   listContents();
+  library().then(() => { if (window.Plotly) drawCharts(); });
+  window.runstop = { showCharts };
 })();

@@ -18,7 +18,7 @@ from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import NO_TARGET, UNVERIFIED
 from bench.mlperf.telemetry import joined
 from bench.preflight.nodes import load
-from bench.report import curves, drawings, template, throughput
+from bench.report import curves, described_logs, drawings, template, throughput
 from bench.report.compare import Claim, best_of_each, claim, peers, ranked, rankings
 from bench.report.costs import TITLES, amount
 from bench.report.sets import TrialSet
@@ -26,6 +26,7 @@ from bench.report.tables import minutes_text, number_text, telemetry_rows
 from bench.results import modules
 from bench.results.training import TrainingResult
 from bench.runs import tags
+from bench.texts import counted
 
 _NOT_SETTINGS = ("launch.", "cluster.paths.", "cluster.org", "cluster.environment.", "seed_base")
 """Prefixes of keys that do not affect measurements."""
@@ -58,8 +59,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, str]]
     flat: list[tuple[str, str]] = []
     for name, value in values.items():
         inner = isinstance(value, Mapping)
-        flat += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", str(value))]
+        flat += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", _setting(value))]
     return flat
+
+
+def _setting(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _logged(trials: TrialSet) -> dict[str, str]:
@@ -77,7 +82,7 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
             if isinstance(entry, str | int | float) and not _PLACEHOLDER.fullmatch(str(entry)):
                 yield str(name).replace("_", " "), str(entry)[:200]
     logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
-    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in _MACHINE_KEYS if key in logged)
+    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in described_logs.MACHINE_KEYS if key in logged)
     yield from next((r.software.items() for r in trials.results if r.software), ())
     # Without a target the telemetry is among the measurements instead.
     telemetry = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
@@ -88,7 +93,10 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
         yield "cluster", c.cluster.summary
         yield "container image", c.container.image or "none"
         yield "precision", c.precision.name
-        yield "ranks", f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp}{_ep(w)} on {w.num_nodes} node(s)"
+        yield (
+            "ranks",
+            f"{w.num_ranks} = dp {w.dp} × tp {w.tp} × pp {w.pp} × cp {w.cp}{_ep(w)} on {counted(w.num_nodes, 'node')}",
+        )
 
 
 def _ep(world: World) -> str:
@@ -96,8 +104,6 @@ def _ep(world: World) -> str:
 
 
 _PLACEHOLDER = re.compile(rf"\s*|.*(UNKNOWN|PLACEHOLDER|{NO_DEVICES}).*")
-_MACHINE_KEYS = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
-"""Keys of a log that describe hardware and software, not the recipe."""
 
 
 def _recorded_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
@@ -112,9 +118,7 @@ def _recorded_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
 
 def settings(trials: TrialSet) -> list[tuple[str, str]]:
     """Return the settings in the logs; one that differs between trials has all values."""
-    names = dict.fromkeys(key for r in trials.results for key in r.hyperparameters if key not in _MACHINE_KEYS)
-    logged = {key: [str(r.hyperparameters.get(key, "not logged")) for r in trials.results] for key in names}
-    return [(key, " | ".join(dict.fromkeys(values))[:120]) for key, values in sorted(logged.items())]
+    return described_logs.settings(trials.results)
 
 
 Row = dict[str, Any]
@@ -153,6 +157,10 @@ def context(sets: Sequence[TrialSet], rows: Sequence[Sequence[Row]], out: Path, 
     return template.context() | {
         "title": title or _title(sets),
         "unverified": UNVERIFIED,
+        "identity": described_logs.identity(
+            [result for trials in sets for result in trials.results],
+            [Path(result.file).resolve().parent.name for trials in sets for result in trials.results],
+        ),
         "ratio_text": throughput.RATIO,
         "sections": sections,
         "compared": compared,

@@ -1,7 +1,6 @@
 """Show serving tasks: plans, results of trials, and a page with every load and request."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,15 @@ from bench.contract.server_times import ServerTimes
 from bench.contract.serving import ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
-from bench.report import costs, drawings
+from bench.report import costs, drawings, serving_charts
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, save, shortened
+from bench.report.drawings import Shown
 from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
+from bench.report.serving_charts import NamedResult, load_label, ok_latencies
 from bench.report.tables import Row, TextTable, findings_table, value_text
+from bench.report.template import Chart
+from bench.report.trials_page import Card
 from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult
@@ -106,14 +109,6 @@ NAMES = ("latency_cdf", "output_throughput", "rate_sweep")
 """File names of the figures, without .png."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedResult:
-    """The serving result of a trial, with its name in figures."""
-
-    name: str
-    serving: ServingResult
-
-
 def draw(results: Sequence[NamedResult], folder: Path, *, heading: str, note: str) -> list[Path]:
     """Draw every figure that has data, as PNGs in a folder; return their paths."""
     figures = (cdf_figure, throughput_figure, sweep_figure)
@@ -128,14 +123,14 @@ def cdf_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note
 
     A curve that does not reach 1 shows the share of failed requests. Return whether there is anything to draw.
     """
-    loads = [(named, load) for named in results for load in named.serving.loads if _ok_latencies(load)]
+    loads = [(named, load) for named in results for load in named.serving.loads if ok_latencies(load)]
     if not loads:
         return False
     figure, (axes,) = canvas(_HEIGHT_INCHES, f"latency: {heading}", note)
     for number, (named, load) in enumerate(loads):
-        seconds, total = _ok_latencies(load), len(load.status)
+        seconds, total = ok_latencies(load), len(load.status)
         shares = [(n + 1) / total for n in range(len(seconds))]
-        label = shortened(_label(named, load, several=len(results) > 1))
+        label = shortened(load_label(named, load, several=len(results) > 1))
         color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
         axes.step([0, *seconds], [0, *shares], dashes, where="post", label=label, color=color)
         limit = load.limits.latency_s
@@ -152,7 +147,7 @@ def cdf_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note
 def throughput_figure(results: Sequence[NamedResult], path: Path, *, heading: str, note: str) -> bool:
     """Draw the output tokens per second of every load as bars; return whether there is any."""
     bars = [
-        (_label(named, load, several=len(results) > 1), rate, COLORS[number % len(COLORS)])
+        (load_label(named, load, several=len(results) > 1), rate, COLORS[number % len(COLORS)])
         for number, named in enumerate(results)
         for load in named.serving.loads
         if (rate := load.output_throughput) is not None
@@ -209,24 +204,15 @@ def sweep_figure(results: Sequence[NamedResult], path: Path, *, heading: str, no
     return True
 
 
-def _ok_latencies(load: LoadResult) -> list[float]:
-    """Return the latencies of successful requests, in ascending order."""
-    return sorted(s for s, one in zip(load.latency_s, load.status, strict=True) if s is not None and one == "ok")
-
-
-def _label(named: NamedResult, load: LoadResult, *, several: bool) -> str:
-    return f"{load.load.name}: {named.name}" if several else load.load.name  # a long name is cut at its end
-
-
 def _name_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
     axes.set_xlabel(horizontal)
     axes.set_ylabel(vertical)
 
 
 CAPTIONS = {
-    "latency_cdf": "Share of all requests completed within a time:",
-    "output_throughput": "Output of each load:",
-    "rate_sweep": "Latency and completed requests over the arrival rate; dotted: all requests completed:",
+    "latency_cdf": "Share of all requests completed within a time.",
+    "output_throughput": "Output of each load.",
+    "rate_sweep": "Latency and completed requests over the arrival rate; dotted: all requests completed.",
 }
 
 
@@ -237,33 +223,8 @@ def _name(trial: ShownTrial[ServingResult], trials: Sequence[ShownTrial[ServingR
     return f"{name} ({trial.name})" if name in others else name
 
 
-def _section(trial: ShownTrial[ServingResult]) -> dict[str, Any]:
-    """Return the template variables of a trial."""
-    serving = trial.kind_result
-    memory = f"{serving.memory_gib:.1f} GiB" if serving.memory_gib is not None else f"- ({serving.no_memory})"
-    verdict = "all loads were measured and all requests succeeded" if trial.kind_result.valid else "invalid"
-    return {
-        "name": f"{trial.name}: {serving.server}, {serving.model}",
-        "lead": f"{serving.about}; peak GPU memory {memory}{_knee(serving)}{_paid(serving)}: {verdict}.",
-        "problems": trial.judged.problems,
-        "rows": [row(one) for one in serving.loads],
-        "notes": notes(serving),
-        "profile": None if serving.times is None else _profile(serving.times),
-    }
-
-
 def _costs(serving: ServingResult) -> list[Row]:
     return costs.result_rows(serving.measurements)
-
-
-def _paid(serving: ServingResult) -> str:
-    return "".join(f"; {name} {value}" for name, value, _ in _costs(serving))
-
-
-def _knee(serving: ServingResult) -> str:
-    if not serving.swept:
-        return ""
-    return f"; knee - ({serving.no_knee})" if serving.knee is None else f"; knee {serving.knee:g} requests/s"
 
 
 def _rows(trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
@@ -282,7 +243,7 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     c, serving = plan.config, plan.config.task.serving
     assert serving is not None
     server, limits = serving.server, serving.limits
-    device = c.cluster.gpu.name if c.cluster.gpu else c.cluster.device.name
+    device = c.cluster.device_name
     weights = plan.base_dir or "random weights"
     if server.url is None:
         is_profiled = c.launch.profile is ProfileKind.modules
@@ -392,7 +353,7 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
     """Shows serving tasks."""
 
     work, page_shows = "load a server", "every load and its figures"
-    table_name, template, figure_names = "requests.csv", "serving.html.j2", NAMES
+    table_name, figure_names = "requests.csv", NAMES
     table_columns = ("server", "load", "request", "arrival_s", "latency_s", "ttft_s", "tpot_s", "tokens_out", "status")
 
     def plan_rows(self, plan: ServingPlan) -> list[tuple[str, str]]:
@@ -430,19 +391,42 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
     def table_rows(self, trial: ShownTrial[ServingResult]) -> Iterator[Sequence[object]]:
         return _rows(trial)
 
-    def page_context(self, trials: Sequence[ShownTrial[ServingResult]], out: Path, *, heading: str) -> dict[str, Any]:
+    def cards(self, trial: ShownTrial[ServingResult]) -> list[Card]:
+        serving = trial.kind_result
+        num_requested = len(serving.loads) + len(serving.missing)
+        cards = [Card(name="loads measured", value=f"{len(serving.loads)}", unit=f"of {num_requested}")]
+        rates = [(rate, load) for load in serving.loads if (rate := load.output_throughput) is not None]
+        if rates:
+            rate, load = max(rates, key=lambda pair: pair[0])
+            cards.append(Card(name="highest output", value=_rate(rate), unit="tokens/s", note=f"load {load.load.name}"))
+            p99 = _seconds(load.percentile_s(load.latency_s, 99))
+            cards.append(Card(name="its latency p99", value=p99, unit="s" if p99 != "-" else ""))
+        if serving.swept:
+            _, knee, note = _knee_row(serving)
+            cards.append(Card(name="knee", value=knee, unit="requests/s" if knee != "-" else "", note=note))
+        if serving.memory_gib is not None:
+            cards.append(Card(name="peak GPU memory", value=f"{serving.memory_gib:.1f}", unit="GiB"))
+        return cards
+
+    def figures(self, trials: Sequence[ShownTrial[ServingResult]], out: Path, *, heading: str) -> list[Shown]:
         places = ", ".join(dict.fromkeys(one.judged.result.platform or "platform not logged" for one in trials))
         random = " Random weights: the times are valid, the generated text is not." * any(
             t.kind_result.is_random for t in trials
         )
         note = f"{places}, n = {len(trials)} run{'s' if len(trials) > 1 else ''}.{random}"
-        named = [NamedResult(_name(trial, trials), trial.kind_result) for trial in trials]
-        files = draw(named, out, heading=heading, note=note)
-        return {
-            "sections": [_section(trial) for trial in trials],
-            "columns": COLUMNS,
-            "figures": [drawings.shown(file, CAPTIONS[file.stem]) for file in files],
-        }
+        named = self._named(trials)
+        charts = serving_charts.charts(named)
+        return [
+            drawings.titled(file, f"{CAPTIONS[file.stem]}{random}", charts.get(file.stem, {}))
+            for file in draw(named, out, heading=heading, note=note)
+        ]
+
+    def charts(self, trials: Sequence[ShownTrial[ServingResult]]) -> dict[str, tuple[str, Chart]]:
+        of_figures = serving_charts.charts(self._named(trials))
+        return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
+
+    def _named(self, trials: Sequence[ShownTrial[ServingResult]]) -> list[NamedResult]:
+        return [NamedResult(_name(trial, trials), trial.kind_result) for trial in trials]
 
 
 REPORT = ServingReport()

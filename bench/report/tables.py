@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from bench.contract.plan import Plan
 from bench.contract.schema import Config, Device
 from bench.rules.finding import Finding
+from bench.texts import counted
 
 Row = tuple[str, str, str]
 """Measurement, value and remark."""
@@ -42,7 +43,7 @@ def telemetry_rows(telemetry: Telemetry | None) -> list[Row]:
     t, n = telemetry, telemetry.num_gpus
     rows = [_level_row(t, *row) for row in _LEVELS if t.levels(row[0])]
     if n:
-        gpus = "1 GPU" if n == 1 else f"{n} GPUs"
+        gpus = counted(n, "GPU")
         shares = [f"{name} {100 * share:.0f} %" for name, share in t.throttle.items() if share]
         rows += [("clock throttling", ", ".join(shares) or "none", "share of time")] if t.throttle_is_known else []
         rows += measured_rows(
@@ -190,7 +191,9 @@ def findings_table(findings: "Sequence[Finding]") -> TextTable:
 
 
 def ranks_text(num_ranks: object, device: object) -> str:
-    return f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on {device}"
+    """Return such as "2 ranks on cpu"; what is not in the log is left out."""
+    ranks = "" if num_ranks is None else f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    return " on ".join(str(part) for part in (ranks, device) if part)
 
 
 def memory_label(config: "Config") -> str:

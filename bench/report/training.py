@@ -33,6 +33,7 @@ from bench.report.throughput import RATIO, compared
 from bench.report.training_plan import plan_rows
 from bench.results import modules
 from bench.results.training import TrainingResult
+from bench.texts import counted
 
 
 def verdict_table(result: Result, verdicts: Sequence[Verdict], *, more: Sequence[Row] = ()) -> TextTable:
@@ -156,7 +157,11 @@ def _throughput_row(result: Result) -> Row:
         missing = "sequence length" if result.num_gpus else "GPU count"
         why = "" if result.num_gpus else result.gpu_count_conflict
         return name, f"{rate:,.3f} samples/s", f"no tokens/s/GPU: {why or f'{missing} not in the log'}"
-    return name, f"{rate:,.3f} samples/s", f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {result.num_gpus} GPUs"
+    return (
+        name,
+        f"{rate:,.3f} samples/s",
+        f"{result.tokens_s_gpu:,.0f} tokens/s/GPU on {counted(result.num_gpus or 0, 'GPU')}",
+    )
 
 
 def _arithmetic_row(result: Result) -> Row:
@@ -305,9 +310,6 @@ class TrainingReport(KindReport[TrainingPlan, TrainingResult]):
 
     def parse_rows(self, trial: ShownTrial[TrainingResult]) -> list[Row]:
         return [settings_row(trial.judged.result), ("log", trial.name, "")]
-
-    def json_fields(self, result: TrainingResult) -> dict[str, Any]:
-        return result.result.to_json()
 
     def files(self, folder: Path, trial: int, result: TrainingResult) -> list[Row]:
         """Draw the loss, except for random data."""

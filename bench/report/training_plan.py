@@ -170,7 +170,7 @@ def _layers(config: Config) -> Iterator[tuple[str, str]]:
 def _ranks(plan: TrainingPlan) -> str:
     w, cluster = plan.world, plan.config.cluster
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
-    device = cluster.gpu.name if cluster.gpu else cluster.device.name
+    device = cluster.device_name
     nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
     groups = "" if w.groups is None else f"{w.groups} groups of "
     vpp += f", ep {w.ep}" if w.ep > 1 else ""
@@ -251,7 +251,7 @@ def _step_time(plan: TrainingPlan) -> str:
         return "not estimated: no measured rates for this hardware, its links and precision"
     seconds = {name: getattr(plan.cost, field) for name, field in STEP_PARTS.items()}
     parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items() if value >= 0.005)
-    return f"{plan.cost.step_s:.2f} s (estimate): {parts}"
+    return f"{plan.cost.step_s:.2f} s (estimate): {parts}; measured errors: docs/prediction.md"
 
 
 def _local_sgd(plan: TrainingPlan) -> Iterator[tuple[str, str]]:

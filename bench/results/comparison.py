@@ -278,8 +278,15 @@ _BEYOND = 0.1
 one in 20 exceeds it; of samples of six values with one outlier, all do."""
 
 
+_TOO_MANY = 100
+"""More runs than anybody would add: their number says only that the runs differ too much among themselves."""
+
+
 def _more(comparison: Comparison) -> str:
-    count = "more than 10,000" if comparison.num_more is None else f"{comparison.num_more:,}"
+    if comparison.num_more is None or comparison.num_more > _TOO_MANY:
+        spread = "" if comparison.spread is None else f", by {100 * comparison.spread:.2g} %"
+        return f"too noisy (runs of the same system differ too much from each other{spread})"
+    count = f"{comparison.num_more:,}"
     one, many = ("run of each", "runs of each") if comparison.pairing is Pairing.none else ("pair", "pairs")
     return f"{count} more {one if comparison.num_more == 1 else many}"
 

@@ -209,7 +209,9 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
         raise ConfigError(
-            "no measurement is set for this cell", where=where, fix="set measurement in the row or in every column"
+            "a published value has no measurement, such as step_time",
+            where=where,
+            fix="set measurement in its row, or in every column",
         )
     if cell.value is not None and not cell.reason:
         what = f"the value {cell.value:g} replaces the printed number {cell.printed!r}, but no reason is given"

@@ -348,6 +348,7 @@ def _load(event: Event, request: Event) -> LoadResult | None:
             arrivals=Arrivals[m["arrivals"]],
             requests=m["requests"],
             rate=number(m.get("rate")),
+            concurrency=None if (most := number(m.get("concurrency"))) is None else int(most),
             batched_tokens=m.get("batched_tokens") or None,
         )
         limits = codec.typed(LatencyLimits, request.metadata["limits"])

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from bench.results.published import PublishedPlatform
+from bench.results.reference import ReferenceResult, ReferenceVerdict
 from bench.results.statement import StatementResult
 
 if TYPE_CHECKING:
@@ -186,12 +187,19 @@ class StudyResult:
     """Remarks on all numbers: the measured steps, the number of missing runs."""
     statements: tuple[StatementResult, ...] = ()
     """The statements of the study with their verdicts."""
+    references: tuple[ReferenceResult, ...] = ()
+    """The reference values of the study with their verdicts."""
     device: str = ""
     """The GPU for which the arms were planned; empty if they have several."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """NCCL's variables that all arms share."""
     platforms: tuple[Platform, ...] = ()
     """The platforms in a table of several; empty for a study on one cluster."""
+
+    @property
+    def meets_references(self) -> bool:
+        """Whether every reference value of the study is reached; True without any."""
+        return all(one.verdict is ReferenceVerdict.passed for one in self.references)
 
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)

@@ -259,4 +259,12 @@ HARDWARE: Texts = {
         "runstop was not run on this kind of GPU",
         "begin with a short run (task.training.max_steps=20) and compare its losses with those on another GPU",
     ),
+    "HW-08": (
+        "the memory of the GPU is unknown, so the plan cannot be compared with it",
+        "set gpu@cluster.gpu to the kind of GPU; `runstop calibrate` writes a file for a GPU that has none",
+    ),
+    "HW-09": (
+        "there are more ranks than CPU cores",
+        "set cluster.ranks_per_node to the number of cores or less",
+    ),
 }

@@ -85,7 +85,7 @@ KUBERNETES: Texts = {
         "Network Operator, or correct cluster.kubernetes.gpu_resource and resources",
     ),
     "KUB-18": (
-        "the first pod of the run was stopped, but not by `runstop cancel`: it was deleted, evicted or preempted",
+        "the first pod of the run was stopped, but the run was not cancelled: deleted, evicted or preempted",
         "`kubectl get events --sort-by=.lastTimestamp` shows who stopped the pod or why; while the run's Job exists, "
         "another pod continues the run, otherwise run `runstop resume RUN`",
     ),

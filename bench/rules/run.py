@@ -187,4 +187,13 @@ RUN: Texts = {
         "the program of engine=command ended before it had trained all steps of the plan",
         "pass {max_steps} to it, or set task.training.max_steps to the steps that it trains; find out why it ended",
     ),
+    "RUN-24": (
+        "the run was stopped by Ctrl-C, `runstop cancel` or another signal",
+        "`runstop resume RUN` continues it; a run that must outlive its terminal is started with nohup or in tmux",
+    ),
+    "RUN-25": (
+        "a Python module is not installed where the ranks run",
+        "install the module in the evidence into the environment or image of the ranks, and try `python -c 'import "
+        "MODULE'` there: `pip install 'runstop[engine]'` has the packages of runstop's own engine",
+    ),
 }

@@ -33,4 +33,9 @@ SERVING: dict[str, tuple[str, str]] = {
         "the message shows loadgen's reason: send more requests for its percentile, lower the rate, or set a latency "
         "limit that the server can meet",
     ),
+    "SRV-08": (
+        "the server has too little GPU memory left for its KV cache",
+        "lower the longest request (task.serving.server.max_model_len, or shorter loads), raise the share of memory "
+        "that the server uses, use more GPUs (parallel.tp), or end other processes that use the GPU (`nvidia-smi`)",
+    ),
 }

@@ -7,7 +7,14 @@ what a failure prints. If several patterns match a line, the first one listed wi
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bench.rules import signs_of_cluster, signs_of_hosts, signs_of_ray, signs_of_training
+from bench.rules import (
+    signs_of_cluster,
+    signs_of_hosts,
+    signs_of_pods,
+    signs_of_ray,
+    signs_of_serving,
+    signs_of_training,
+)
 from bench.rules.signs_of_ends import DEATHS, ECHOES, ENDS, HINTS
 
 
@@ -42,9 +49,14 @@ class Sign:
 
 
 _FAMILIES = {
-    Weight.CAUSE: signs_of_cluster.CAUSES | signs_of_hosts.CAUSES | signs_of_ray.CAUSES | signs_of_training.CAUSES,
-    Weight.DEATH: DEATHS,
-    Weight.ECHO: ECHOES,
+    Weight.CAUSE: signs_of_cluster.CAUSES
+    | signs_of_hosts.CAUSES
+    | signs_of_pods.CAUSES
+    | signs_of_ray.CAUSES
+    | signs_of_serving.CAUSES
+    | signs_of_training.CAUSES,
+    Weight.DEATH: signs_of_pods.DEATHS | DEATHS,
+    Weight.ECHO: signs_of_serving.ECHOES | ECHOES,
     Weight.END: ENDS,
     Weight.HINT: HINTS,
 }

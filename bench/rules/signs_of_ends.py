@@ -56,9 +56,10 @@ ENDS: dict[str, tuple[bytes, ...]] = {
     "SLU-07": (rb"DUE TO TIME LIMIT", rb"took longer than its walltime"),
     # The batch script is gone.
     "RUN-02": (rb"STEP .{1,80} FAILED \(non-zero exit code or other failure mode\) \*\*\*",),
+    "RUN-24": (rb"^KeyboardInterrupt\b",),
     "SLU-08": (
         rb"(?:JOB|STEP) .{1,200} CANCELLED AT \S{1,40}(?: DUE (?:TO|to) (?:SIGNAL \w{1,20}|JOB REQUEUE))? \*\*\*",
-        rb"srun: (?:interrupt \(one more|sending Ctrl-C to )|^KeyboardInterrupt\b",
+        rb"srun: (?:interrupt \(one more|sending Ctrl-C to )",
         rb"got signal: (?:2|15)\b|Received (?:2|15) death signal|Received (?:Signals\.)?SIG(?:TERM|INT)\b",
     ),
 }

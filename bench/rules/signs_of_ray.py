@@ -22,12 +22,17 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"[Jj]ob supervisor actor (?:died|failed)",
         rb"Job entrypoint command failed with exit code (?:-(?:9|11|6)|137|139|134)\b",
     ),
+    "RAY-03": (
+        rb"cannot be scheduled right now|No available node types can fulfill resource request",
+        rb"Cannot schedule .{0,60} with the placement group",
+    ),
     "RAY-04": (
+        rb"has been marked dead because the detector has missed too many heartbeats",
         rb"actor (?:died|is dead) because its node has died",
         rb"\bNodeDiedError\b",
     ),
     "RAY-06": (
         rb"(?:actor|task) died (?:unexpectedly|because)|worker (?:process )?(?:has )?died|Worker unexpectedly exits",
-        rb"\b(?:WorkerCrashedError|ActorDiedError)\b",
+        rb"\b(?:WorkerCrashedError|ActorDiedError|RayActorError)\b",
     ),
 }

@@ -36,6 +36,23 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"Too many open files|received 0 items of ancdata|can't start new thread",
         rb"(?:fork|pthread_create|Thread creation).{0,80}Resource temporarily unavailable",
     ),
+    "CFG-06": (
+        # Weights, rows and their folders cannot be read; files that a run writes are CFG-08's.
+        rb"PermissionError: \[Errno 13\](?!.{0,300}(?:result_\d|rank_logs|/runs/|adapters))"
+        rb".{0,300}(?:\.(?:npy|idx|bin|jsonl?|parquet|safetensors|model|distcp|arrow|gz|pt)'"
+        rb"|/(?:data|datasets?|models?|checkpoints?|weights)(?:/|'))",
+        rb"SafetensorError: |mmap length is greater than file size|Parquet magic bytes not found",
+        rb"PytorchStreamReader failed|invalid load key, |No data left in file",
+        rb"Cannot access gated repo|GatedRepoError|trying to access a gated repo|RepositoryNotFoundError"
+        rb"|LocalEntryNotFoundError",
+        rb"40[13] Client Error.{0,120}huggingface|Repository Not Found for url",
+        rb"is not a local folder and is not a valid model identifier|We couldn't connect to 'https://huggingface",
+        rb"Can't load tokenizer for|[Uu]nable to load vocabulary|is not a distributed checkpoint|not a checkpoint of ",
+        LINE
+        + rb"FileNotFoundError: .{0,300}(?:data|train|valid|eval|token|model|ckpt|checkpoint|\.npy|\.idx|\.bin|\.json)",
+        rb"no (?:prepared )?rows of |(?:train|eval) rows of .{1,60} cannot be read|holds rows .{1,80}; the plan says",
+        rb"mountcheck.{0,300}(?:fail|mismatch|unexpected|error)|srcIndex < srcSelectDimSize|index out of range in self",
+    ),
     "CFG-08": (
         rb"No space left on device|Disk quota exceeded",
         rb"PermissionError: \[Errno 13\]|/(?:results?|logs?|runs?)/\S{0,300}: Permission denied",
@@ -53,17 +70,6 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"(?:Missing|Unexpected) key\(s\) in state_dict: ",
     ),
     "CFG-05": (rb"FileExistsError: .{0,300}result_\d",),
-    "CFG-06": (
-        rb"Cannot access gated repo|GatedRepoError|trying to access a gated repo|RepositoryNotFoundError"
-        rb"|LocalEntryNotFoundError",
-        rb"40[13] Client Error.{0,120}huggingface|Repository Not Found for url",
-        rb"is not a local folder and is not a valid model identifier|We couldn't connect to 'https://huggingface",
-        rb"Can't load tokenizer for|[Uu]nable to load vocabulary|is not a distributed checkpoint|not a checkpoint of ",
-        LINE
-        + rb"FileNotFoundError: .{0,300}(?:data|train|valid|eval|token|model|ckpt|checkpoint|\.npy|\.idx|\.bin|\.json)",
-        rb"no (?:prepared )?rows of |(?:train|eval) rows of .{1,60} cannot be read|holds rows .{1,80}; the plan says",
-        rb"mountcheck.{0,300}(?:fail|mismatch|unexpected|error)|srcIndex < srcSelectDimSize|index out of range in self",
-    ),
     "CFG-01": (
         rb"world[ _]size \((?:[2-9]|\d{2,7})\).{0,40} is not divisible by",
         rb"global batch size .{0,40}not divisible by|ranks cannot be split into replicas",
@@ -104,8 +110,9 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     ),
     "PYX-03": (
         LINE + rb"ModuleNotFoundError: No module named '(?:torch|transformer_engine|megatron|nemo|apex|lightning|"
-        rb"pytorch_lightning|mlperf_common|mlperf_logging|flash_attn)\b",
+        rb"pytorch_lightning|mlperf_common|mlperf_logging)\b",
     ),
+    "RUN-25": (LINE + rb"ModuleNotFoundError: No module named '",),
     "RUN-08": (
         LINE + rb"(?:ModuleNotFoundError|ImportError): ",
         rb"FileNotFoundError: .{0,80}'(?:\S{0,80}/)?(?:cc|gcc|g\+\+|c\+\+|clang(?:\+\+)?|nvcc|ninja)'",

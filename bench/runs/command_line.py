@@ -72,7 +72,7 @@ def read(folder: Path) -> CommandLine:
         if all("=" in one or one.startswith("~") for one in overrides):
             return CommandLine(overrides=tuple(overrides), config_dir=None, runstop="")
     what = "an earlier version of runstop wrote this run, and did not record its arguments one by one"
-    fix = f"runstop launch with these arguments, and the quotes that they need: {known}"
+    fix = f"`runstop launch` with these arguments, and the quotes that they need: {known}"
     if not known:
         what = f"{CONFIG} of this run has no record of its arguments"
         fix = f"write the arguments yourself; the settings of the run: less {short(folder / CONFIG)}"

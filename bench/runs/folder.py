@@ -8,6 +8,7 @@ query no server that it names.
 import itertools
 import os
 import pwd
+import re
 import shlex
 import shutil
 import stat
@@ -88,9 +89,9 @@ def require_ours(folder: Path) -> None:
             "the run folder is a symbolic link", folder, fix="give the path of the folder itself, not of the link"
         )
     if status.st_uid != os.geteuid():
-        raise _not_ours("another user owns this run folder", folder, fix="start your own run with runstop launch")
+        raise _not_ours("another user owns this run folder", folder, fix="start your own run with `runstop launch`")
     if status.st_mode & OTHERS_WRITE:
-        fix = f"check that the folder has no files of other users, then: chmod go-w {folder}"
+        fix = f"check that the folder has no files of other users, then: chmod go-w {short(folder)}"
         raise _not_ours("other users can write to this run folder", folder, fix=fix)
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         fix = f"set LOGDIR to a folder below {folder.parent} that only you can write to"
@@ -167,6 +168,11 @@ def of_array(parent: Path) -> Path:
     folder = parent / f"array-{time.strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
     folder.mkdir(mode=NOT_OTHERS)
     return folder
+
+
+def named(fix: str, folder: Path) -> str:
+    """Return the fix of a run with its folder in the commands that have the placeholder RUN."""
+    return re.sub(r"(?<=\brunstop )(resume|why) RUN\b", lambda match: f"{match[1]} {short(folder)}", fix)
 
 
 def short(path: Path) -> str:

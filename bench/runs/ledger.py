@@ -104,7 +104,7 @@ def create(folder: Path, plan: Plan) -> None:
         raise ConfigError(
             "the ledger (the record of the trials) has other trials or seeds than the plan",
             where=str(folder / LEDGER),
-            fix="start a new run with runstop launch",
+            fix="start a new run with `runstop launch`",
             rule="CFG-05",
         )
 

@@ -28,7 +28,7 @@ BLOCK = re.compile(r"(?P<arm>.+?)(\.b\d+)?\.(?P<block>\d+)")
 _DATE_AND_ID = re.compile(r"^\d{8}-\d{6}-|-[0-9a-f]{4}$")
 _MOST = 8
 """How many names a message lists."""
-LIST = "runstop runs lists all runs"
+LIST = "`runstop runs` lists all runs"
 _log = logging.getLogger(__name__)
 
 

@@ -91,7 +91,7 @@ def _require_ended(run: Run) -> None:
         fix = f"use a machine that can query the jobs of the run; if you are certain: rm -r {short(folder)}"
         raise ConfigError(what, where=str(folder), fix=fix)
     if (folder / SUBMISSION).exists():
-        what, fix = "the submission of this run was interrupted, so it may have a job", "runstop runs shows its state"
+        what, fix = "the submission of this run was interrupted, so it may have a job", "`runstop runs` shows its state"
         raise ConfigError(what, where=str(folder), fix=f"{fix}; then: runstop cancel {short(folder)}")
     if (folder.parent / names.STUDY).exists() and run_lock.driver(folder.parent) is not None:
         fix = "wait for the study, or stop it with Ctrl-C"

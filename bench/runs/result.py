@@ -8,7 +8,7 @@ from bench.contract.run_files import STATUS
 from bench.errors import BenchError, IncompleteError
 from bench.results.kind import Judged, judge
 from bench.runs import run as runs
-from bench.runs.folder import plan_in, short
+from bench.runs.folder import named, plan_in, short
 from bench.runs.status import Ending, Status
 
 
@@ -47,6 +47,11 @@ def read(folder: Path) -> RunResult:
     if not run.outcomes or not all(outcome.is_result for outcome in run.outcomes):
         kind = IncompleteError if status.outcome is Ending.interrupted else BenchError
         what = status.what or f"the run ended as {status.outcome}"
-        raise kind(what, where=str(folder), fix=status.fix or f"runstop why {short(folder)}", rule=status.rule)
+        raise kind(
+            what,
+            where=str(folder),
+            fix=named(status.fix or "runstop why RUN", folder),
+            rule=status.rule,
+        )
     trials = tuple(judge(folder / trial.log, plan, trial) for trial in plan.trials)
     return RunResult(folder=folder, plan=plan, status=status, trials=trials)

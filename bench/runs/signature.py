@@ -14,6 +14,7 @@ from bench.contract import atomic_files, regular_files
 from bench.contract.run_files import MANIFEST, SIGNATURE
 from bench.errors import BenchError, ConfigError, written
 from bench.runs import verification
+from bench.runs.folder import short
 from bench.runs.verification import Compared, Verification
 
 NAMESPACE = "runstop"
@@ -37,7 +38,7 @@ def sign(folder: Path, key: Path) -> Path:
         raise ConfigError("this key file does not exist, or is not a regular file", where=str(key), fix=fix)
     data = _manifest(folder)
     if not verification.verify(folder, data).passed:
-        fix = f"restore the changed files, which runstop verify {folder} lists"
+        fix = f"restore the changed files; to list them: runstop verify {short(folder)}"
         raise ConfigError(
             "a changed run cannot be signed: files differ from the manifest, or the run has no manifest",
             where=str(folder),

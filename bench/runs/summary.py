@@ -24,6 +24,8 @@ class Summary:
     started: str
     """When its first valid trial began, as in `runstop history`, else its first trial; before that, when it was
     launched. Such as 2026-11-22 07:53, in local time; empty for a folder without a plan."""
+    started_s: float | None = None
+    """The same, in seconds since the epoch."""
     overrides: str
     """The overrides on its command line; empty if they are not known."""
     tags: Tags = Tags()
@@ -39,11 +41,12 @@ def summary(folder: Path) -> Summary:
     plan, parsed = plan_in(folder), _results(folder, plan_in(folder))
     valid = [result for result in parsed if result.valid]
     began_ms = [result.run_start_ms for result in valid or parsed if result.run_start_ms is not None]
-    launched_s = names.launched_s(folder)
+    started_s = min(began_ms) / 1000 if began_ms else names.launched_s(folder)
     tokens = plan.config.data.seq_length if plan and plan.config.data else None
     return Summary(
         folder=folder,
-        started=_local(min(began_ms) / 1000 if began_ms else launched_s) if began_ms or launched_s else "",
+        started=_local(started_s) if started_s else "",
+        started_s=started_s or None,
         overrides=command_line.text(folder),
         tags=tags.read(folder),
         num_valid=len(valid),

@@ -5,7 +5,7 @@ verified, too.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,6 @@ class Verification:
     @property
     def passed(self) -> bool:
         return all(each.passed is not False for each in self.compared)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as strict JSON."""
-        return {"folder": self.folder, "verified": self.passed, "compared": [asdict(each) for each in self.compared]}
 
 
 def verify(folder: Path, manifest_data: bytes | None = None) -> Verification:

@@ -6,9 +6,11 @@ from typing import NoReturn
 
 import msgspec
 
+from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.results import names
 from bench.results.published import PublishedTable
+from bench.results.reference import share
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import Pivot, Statement, Study, matches
@@ -29,6 +31,7 @@ def check(study: Study, *, where: str) -> None:
     _check_published_match(study, arms, where=where)
     _check_pairs(study, arms, where=where)
     _check_statements(study, arms, where=where)
+    _check_references(study, arms, where=where)
     _check_tables(study, arms, where=where)
     _check_shortened(study, arms, where=where)
 
@@ -51,7 +54,7 @@ def check_published(table: PublishedTable, *, where: str) -> None:
 
 def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) -> NoReturn:
     """Raise ConfigError for a name that does not exist, with the known ones."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     offer = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
         f"the {noun} {name!r} does not exist",
@@ -69,7 +72,9 @@ def alike(name: str, known: Sequence[str]) -> bool:
 def _check_numbers(study: Study, *, where: str) -> None:
     check_runs(study.runs, where=f"{where}: runs")
     window, batch = study.window, study.max_batch
+    devices = [name for name in Device.__members__ if name != Device.auto.name]
     wrong = {
+        f"device is {study.device}, but must be {' or '.join(devices)}": study.device not in (None, *devices),
         f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
         f"window.steps is {window and window.steps} and window.skip_steps is {window and window.skip_steps}, but steps "
         "must be 1 or more, and skip_steps 0 or more": window is not None
@@ -79,7 +84,8 @@ def _check_numbers(study: Study, *, where: str) -> None:
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
-            fix = "set margin between 0 and 1, steps and limit to 1 or more, and skip_steps to 0 or more"
+            fix = "set margin between 0 and 1, steps and limit to 1 or more, skip_steps to 0 or more, and device to "
+            fix += "cpu or cuda"
             raise ConfigError(what, where=where, fix=fix)
 
 
@@ -125,9 +131,9 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
                 raise ConfigError(f"the arm {arm.name} of the study matches two entries of among", where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
-                f"two entries of coefficients have the same measurement, {one.measurement}",
+                f"the list coefficients has two entries with measurement: {one.measurement}",
                 where=place,
-                fix="remove one of these two entries of coefficients",
+                fix="remove one of these two entries",
             )
 
 
@@ -216,6 +222,21 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                     fix="change the labels in first and second to labels of arms, and list in same only labels that "
                     "have the same value in both arms",
                 )
+
+
+def _check_references(study: Study, arms: Sequence[Arm], *, where: str) -> None:
+    known = [arm.name for arm in arms]
+    for number, one in enumerate(study.references):
+        place = f"{where}: references[{number}]"
+        _require_column(study, one.measurement, where=place)
+        if one.arm not in known:
+            refuse_unknown(one.arm, known, noun="arm", where=place)
+        if share(one.tolerance) is None:
+            what = f"the tolerance is {one.tolerance!r}, but must be a percentage above 0"
+            raise ConfigError(what, where=place, fix="write tolerance: 3%")
+        if not 0 < one.value < float("inf"):
+            what = f"the value is {one.value:g}, but must be a number above 0"
+            raise ConfigError(what, where=place, fix="write the value in the unit of the column")
 
 
 def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:

@@ -41,6 +41,7 @@ def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResu
         order=tuple(tuple(names.get(name, name) for name in block) for block in result.order),
         notes=(*result.notes, f"the arms ran the model {shown}, which the command line sets"),
         statements=tuple(_statement(one, names, shown) for one in result.statements),
+        references=tuple(replace(one, arm=names.get(one.arm, one.arm)) for one in result.references),
     )
 
 

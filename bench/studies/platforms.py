@@ -5,6 +5,7 @@ variables, or in a column of its own if there is none.
 """
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,13 +68,16 @@ def merged(results: Sequence[StudyResult]) -> StudyResult:
         differences=tuple(one for side in sides for one in _differences(side)),
         publications=tuple(_grouped(name, members) for name, members in _by_group(known, groups).items()),
         cluster=", ".join(result.cluster for result in results),
-        command=f"runstop study {' '.join(result.folder for result in results)} --table",
+        command=f"runstop study {shlex.join(result.folder for result in results)} --table",
         commit=_joined(result.commit for result in results),
         date=_joined(result.date for result in results),
         hardware="; ".join(f"{s.name}: {s.result.hardware}" for s in sides if s.result and s.result.hardware),
         order=(),
         notes=tuple(dict.fromkeys(note for side in sides for note in _notes(side, results))),
         statements=tuple(one for side in sides for one in _statements(side, first, groups)),
+        references=tuple(
+            replace(one, platform=side.name) for side in sides if side.result for one in side.result.references
+        ),
         platforms=tuple(_platform(side) for side in sides),
     )
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.results import reference
 from bench.results.comparison import compare, t_interval, values_by_block
+from bench.results.reference import ReferenceResult, ReferenceVerdict
 from bench.results.statement import CONFIDENCE
 from bench.results.study import Column, Difference, PlannedArm, Publication, Row, StudyResult
 from bench.studies import arms as arms_of
@@ -16,8 +18,8 @@ from bench.studies import checks, labels, library, session, statements, tables
 from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import StoredStudy
-from bench.studies.session import State
-from bench.studies.spec import Pair, Study
+from bench.studies.session import RunStatus, State
+from bench.studies.spec import Pair, Reference, Study
 from bench.studies.tables import ArmRuns
 
 
@@ -69,10 +71,25 @@ def read(folder: Path, *, runs: int | None = None) -> StudyResult:
         margin=study.margin,
         notes=(*_notes(stored, study, of_arms), *_further_runs(folder, arms, planned, study)),
         statements=statements.judged(study, of_arms, rows),
+        references=tuple(_reference(one, of_arms, columns) for one in study.references),
         device=_single(one.device for one in planned.values() if one.device),
         environment=tables.agreed([one.environment for one in planned.values() if one.runs]),
     )
     return labels.renamed(result, planned)
+
+
+def runs_of(folder: Path) -> tuple[list[RunStatus], dict[str, str]]:
+    """Return the runs of a study with their states, and by arm, why it has no runs.
+
+    Raises:
+        ConfigError: it is not a study's folder.
+    """
+    stored, planned = folders.read(folder), folders.read_planned(folder)
+    arms = [arm for arm in arms_of.build(stored.study, where=folders.STUDY) if arm.name in planned]
+    pairs = [(arm, planned[arm.name]) for arm in arms]
+    statuses = session.run_statuses(folder, pairs, num_runs=stored.study.runs, must_query=False)
+    cannot_run = {name: one.reason or "it cannot run here" for name, one in planned.items() if not one.runs}
+    return list(statuses.runs.values()), cannot_run
 
 
 def _difference(pair: Pair, of_arms: Sequence[ArmRuns], columns: Sequence[Column], *, margin: float) -> Difference:
@@ -99,6 +116,24 @@ def _difference(pair: Pair, of_arms: Sequence[ArmRuns], columns: Sequence[Column
         comparison=None if lacking else comparison,
         reason="; ".join(lacking),
     )
+
+
+def _reference(spec: Reference, of_arms: Sequence[ArmRuns], columns: Sequence[Column]) -> ReferenceResult:
+    """Compare the mean of an arm's valid runs with its reference value."""
+    column = next(column for column in columns if column.measurement == spec.measurement)
+    by_arm = {runs.arm.name: runs for runs in of_arms}
+    reason = _why_no_value(spec.arm, by_arm)
+    values = [] if reason else list(tables.by_block(by_arm[spec.arm], spec.measurement).values())
+    result = ReferenceResult(
+        arm=spec.arm,
+        measurement=spec.measurement,
+        unit=column.unit,
+        reference=spec.value,
+        tolerance=reference.share(spec.tolerance) or 0.0,
+        verdict=ReferenceVerdict.not_measured,
+        reason=reason or "not measured by its runs",
+    )
+    return reference.judged(result, values, higher_is_better=column.higher_is_better)
 
 
 def _why_no_value(name: str, by_arm: Mapping[str, ArmRuns]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
-from bench import backends, masking
+from bench import backends, hints, masking
 from bench.backends.protocol import Queue, SharesNodes, SubmitsArrays
 from bench.console import sheet
 from bench.contract import atomic_files, plan_kinds
@@ -59,7 +59,7 @@ def attempt(session: Session, todo: RunStatus, work: Callable[[Session, RunStatu
             work(session, todo)
         reasons.pop(todo.folder.name, None)
     except BenchError as error:
-        print(masking.masked(str(error)), file=sys.stderr)
+        hints.print_error(error)
         reasons.pop(todo.folder.name, None)
         if not todo.folder.exists():
             reasons[todo.folder.name] = masking.masked(error.what)
@@ -189,7 +189,7 @@ def _submit_prepared(session: Session, queue: SubmitsArrays, prepared: Sequence[
         jobs = start.submit_runs(queue, prepared)
     errors = {folder: error for folder, error in jobs.items() if isinstance(error, BenchError)}
     for text in dict.fromkeys(masking.masked(str(error)) for error in errors.values()):
-        print(text, file=sys.stderr)
+        print(hints.in_this_shell(text), file=sys.stderr)
     refused = {folder.name: masking.masked(error.what) for folder, error in errors.items() if not folder.exists()}
     if refused:
         folders.write_not_started(session.folder, folders.not_started_reasons(session.folder) | refused)
@@ -265,7 +265,7 @@ def _submit_shared(session: Session, queue: SharesNodes, todo: Sequence[RunStatu
             job = _submitted(session, queue, [(plan, one.folder) for plan, one in group])
             print(f"job {job}: {len(group)} runs, one after another on the same nodes", file=sys.stderr)
         except BenchError as error:
-            print(masking.masked(str(error)), file=sys.stderr)
+            hints.print_error(error)
 
 
 def _is_new(folder: Path) -> bool:
@@ -346,10 +346,10 @@ def _follow(run: RunStatus) -> None:
             reason = f": {job.reason}" if job.reason else ""
             console.print(f"{run.folder.name}: {job.native_state}{reason}", markup=False)
     except KeyboardInterrupt:
-        console.print(f"the job keeps running; `runstop cancel {short(run.folder)}` ends it", markup=False)
+        console.print(f"the job keeps running; to cancel it: runstop cancel {short(run.folder)}", markup=False)
         raise
     except SubmitError as error:
-        print(error, file=sys.stderr)
+        hints.print_error(error)
 
 
 def run_missing(session: Session) -> int:
@@ -365,7 +365,7 @@ def run_missing(session: Session) -> int:
             else:
                 _run_concurrently(session)
         except Stopped:
-            print(f"stopped; to continue: {session.stored.command}", file=sys.stderr)
+            print(hints.in_this_shell(f"stopped; to continue: {session.stored.command}"), file=sys.stderr)
             raise
     states = [run.state for run in session.statuses().runs.values()]
     return 0 if states and all(state in (State.valid, State.active) for state in states) else 1

@@ -139,7 +139,7 @@ def _explained(run: Run) -> tuple[str | None, str]:
                 cause.rule, f"{cause.title}: {cause.evidence}" if cause.evidence else cause.title
             )
     lines = (status.what or "").strip().splitlines() if status else []  # of a traceback the last line
-    return None, lines[-1] if lines else f"see runstop why {short(run.folder)}"
+    return None, lines[-1] if lines else f"to see why: runstop why {short(run.folder)}"
 
 
 WAIT = "launch.wait"

@@ -158,6 +158,18 @@ class Statement(Part, frozen=True, kw_only=True):
     """Parts of GPU names: the statement is about these GPUs only. Empty: about all."""
 
 
+class Reference(Part, frozen=True, kw_only=True):
+    """A value that an arm must reach: the study fails if the mean of its runs is worse by more than the tolerance."""
+
+    arm: str
+    measurement: str
+    """The measurement of an existing column."""
+    value: float
+    """In the unit of the column."""
+    tolerance: str
+    """In percent, such as `3%`."""
+
+
 class Pivot(Part, frozen=True, kw_only=True):
     """A table of one measurement, whose rows and columns are labels."""
 
@@ -184,6 +196,8 @@ class Study(Part, frozen=True, kw_only=True):
     axes_first: bool = False
     """Whether the arms of the axes come before those of `arms`; set from the order of the keys in the file."""
     cases: tuple[Case, ...] = ()
+    device: str | None = None
+    """The device that the study measures, such as cuda; its arms do not run on another one. None: any device."""
     runs: int = 3
     seed: int = 1
     jobs: Jobs | None = None
@@ -197,6 +211,7 @@ class Study(Part, frozen=True, kw_only=True):
     relatives: tuple[Relative, ...] = ()
     pairs: tuple[Pair, ...] = ()
     statements: tuple[Statement, ...] = ()
+    references: tuple[Reference, ...] = ()
     tables: tuple[Pivot, ...] = ()
     published: tuple[str, ...] = ()
     """Names of files in conf/published."""

@@ -1,7 +1,7 @@
 """Watch running trials: a live screen on a terminal, lines with timestamps in a pipe, or JSON."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import masked_json
 from bench.mlperf.reader import Follower, printable
 from bench.mlperf.result import UNVERIFIED
 from bench.watch.hardware import Gpus
@@ -37,7 +36,8 @@ class How:
     once: bool = False
     until_target: bool = False
     """End as soon as all trials have reached their targets."""
-    as_json: bool = False
+    show_json: "Callable[[int, Sequence[View]], None] | None" = None
+    """Prints the time in milliseconds and the trials as JSON; None: text."""
 
 
 def watch(job: WatchedTrials, how: How, *, console: "Console | None" = None, poll_s: float = POLL_S) -> bool:
@@ -82,8 +82,8 @@ def _shown(job: WatchedTrials, how: How, console: "Console | None") -> Iterator[
     from rich.console import Console
 
     screen = console or Console(highlight=False)
-    if how.as_json:
-        yield partial(_show_json, job), LIVE_S if screen.is_terminal else PLAIN_S
+    if how.show_json is not None:
+        yield partial(_show_json, job, how.show_json), LIVE_S if screen.is_terminal else PLAIN_S
     elif not screen.is_terminal:
         _say(screen, f"{UNVERIFIED} n = {len(job.trials)}")
         yield partial(_show_lines, job, screen, set()), PLAIN_S
@@ -119,10 +119,11 @@ def _show_picture(console: "Console", views: list[View], is_due: bool) -> None:
         console.print(picture(views, width=console.width, height=console.height))
 
 
-def _show_json(job: WatchedTrials, views: list[View], is_due: bool) -> None:
+def _show_json(
+    job: WatchedTrials, show: Callable[[int, Sequence[View]], None], views: list[View], is_due: bool
+) -> None:
     if is_due:
-        record = {"time": _date(job.now_ms()), "trials": [view.to_json() for view in views], "result": UNVERIFIED}
-        print(masked_json.line(record), flush=True)
+        show(job.now_ms(), views)
 
 
 def _show_lines(job: WatchedTrials, console: "Console", printed: set[str], views: list[View], is_due: bool) -> None:

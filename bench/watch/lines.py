@@ -1,8 +1,7 @@
 """Describe the state of a trial in text. Text from logs has control characters escaped and secrets masked."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from bench.mlperf.reader import clean
 from bench.watch.hardware import Hottest
@@ -12,7 +11,6 @@ from bench.watch.progress import Evaluated, Progress, clock
 SHOWN_EVALUATIONS, SHOWN_CHANCES = 3, 3
 """How many of the latest evaluations, and of the most likely upcoming ones, are listed."""
 BASIS, NOTE = "based on", "note"
-_INTERMEDIATE = ("step_times_ms", "line_gaps_ms", "eval_times_s", "recent_losses", "lowest_loss", "place")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +48,6 @@ class View:
         if self.is_reached:
             return "target reached" + (f", {clean(self.outcome)}" if self.outcome not in (None, "valid") else "")
         return f"stopped: {clean(self.progress.status or 'no status')}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state for strict JSON, without intermediate values."""
-        progress = {name: value for name, value in asdict(self.progress).items() if name not in _INTERMEDIATE}
-        more = {"step": self.progress.step, "step_time_median_ms": self.progress.step_time_ms}
-        target = goal(self.progress, self.planned)
-        identity = {
-            "name": self.name,
-            "outcome": self.outcome,
-            "note": self.note,
-            "is_reached": self.is_reached,
-            "target": target and target.value,
-            "hottest_gpu": self.hottest and asdict(self.hottest),
-        }
-        return identity | progress | more | asdict(self.outlook)
 
 
 def line(view: View) -> str:

@@ -1,11 +1,11 @@
 """Forecast a running trial: its next evaluation, when it likely reaches its target, and warnings."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import hypot, sqrt
 from statistics import median, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.contract.stall import Stall
 from bench.mlperf.benchmarks import BENCHMARKS, Goal
@@ -224,9 +224,6 @@ class Outlook:
     chance_in_time: float | None = None
     """The probability of reaching the target within the walltime."""
     warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def goal(progress: Progress, planned: Planned, metric: str | None = None) -> Goal | None:

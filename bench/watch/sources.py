@@ -15,7 +15,7 @@ from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.plan import Command, Plan
 from bench.contract.run_files import JOB, JOB_OUTPUTS, PLAN, PREPARE_LOG, RESULTS, STATUS
-from bench.errors import BenchError, ConfigError, LogError
+from bench.errors import BenchError, ConfigError, NotALogError
 from bench.mlperf import reader
 from bench.mlperf.reader import Event, Follower, printable
 from bench.runs import folder as folders
@@ -80,15 +80,15 @@ class Replay:
 
     restarts = 0
 
-    def __init__(self, path: Path, *, speed: float) -> None:
+    def __init__(self, path: Path, *, speed: float, from_end: bool = False) -> None:
         self._events, self._next, self._speed = reader.read(path)[0], 0, speed
         if not self._events:
-            raise LogError(
-                "there is nothing to replay: the file has no MLLOG line",
+            raise NotALogError(
+                "the file is not a log that can be replayed: it has no MLLOG line",
                 where=str(path),
                 fix="give the result_K.txt of a trial",
             )
-        self._began, self._first_ms = time.monotonic(), self._events[0].time_ms
+        self._began, self._first_ms = time.monotonic(), self._events[-1 if from_end else 0].time_ms
 
     def now_ms(self) -> int:
         return self._first_ms + round((time.monotonic() - self._began) * self._speed * 1000)
@@ -202,6 +202,12 @@ class WatchedTrials:
         for curves in filter(None, (watched.curves for watched in self.trials)):
             curves.close()
 
+    def close_logs(self) -> None:
+        """Close the logs, to forget the job; a later poll would read them from their start."""
+        for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
+            if isinstance(watched.source, Follower):
+                watched.source.close()
+
     def has_stopped(self) -> bool:
         return self.ends_with_logs and all(watched.is_ended for watched in self.trials)
 
@@ -227,15 +233,17 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            "runstop watch needs one run folder without --trials and --walltime, or one or more logs",
+            "`watch` needs one run folder without --trials and --walltime, or one or more logs",
             where=", ".join(map(str, paths)) or "command line",
             fix="give a single run folder and remove --trials and --walltime, or give only logs",
         )
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
 
-def run_folder(folder: Path) -> WatchedTrials:
+def run_folder(folder: Path, *, tracks: bool = True) -> WatchedTrials:
     """Return the trials of a run folder from its plan; without a plan, the logs in the folder.
+
+    Without `tracks`, experiment trackers get nothing, so that nothing is written or sent.
 
     Raises:
         ConfigError: the folder has neither, or its plan cannot be read.
@@ -256,7 +264,7 @@ def run_folder(folder: Path) -> WatchedTrials:
             f"{command.name} ({trial.index + 1} of {count})",
             Follower(folder / trial.log),
             planned(plan, command),
-            curves=None if has_others else trackers.curves(plan, folder, trial=Path(trial.log).stem),
+            curves=None if has_others or not tracks else trackers.curves(plan, folder, trial=Path(trial.log).stem),
             gpus=Gpus(folder, trial.index),
         )
         for trial, command in zip(plan.trials, plans.trial_commands(plan), strict=True)
@@ -285,9 +293,11 @@ def log_files(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | N
     )
 
 
-def replay(path: Path, *, speed: float, trials: int = 1, walltime_min: float | None = None) -> WatchedTrials:
-    """Return a finished log as a running job."""
-    source = Replay(path, speed=speed)
+def replay(
+    path: Path, *, speed: float, from_end: bool = False, trials: int = 1, walltime_min: float | None = None
+) -> WatchedTrials:
+    """Return a finished log as a running job; `from_end`: at the time of its last record."""
+    source = Replay(path, speed=speed, from_end=from_end)
     watched = Watched(printable(path.name), source, Planned(limit_min=walltime_min), trials)
     return WatchedTrials((watched,), is_over=lambda: source.is_over, now_ms=source.now_ms)
 

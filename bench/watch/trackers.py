@@ -48,15 +48,17 @@ class Curve(Protocol):
     def close(self) -> None: ...
 
 
-def require(trackers: Iterable[Tracker]) -> None:
-    """Raise ConfigError for a tracker whose package is not installed here."""
-    for tracker in trackers:
-        if find_spec(EXTRAS[tracker]) is None:
-            raise ConfigError(
-                f"{EXTRAS[tracker]} is not installed",
-                where=f"launch.trackers=[{tracker.name}]",
-                fix=f"pip install 'runstop[{EXTRAS[tracker]}]'",
-            )
+def uninstalled(trackers: Iterable[Tracker]) -> list[ConfigError]:
+    """Return the errors of the trackers whose packages are not installed here."""
+    return [
+        ConfigError(
+            f"{EXTRAS[tracker]} is not installed",
+            where=f"launch.trackers=[{tracker.name}]",
+            fix=f"pip install 'runstop[{EXTRAS[tracker]}]'",
+        )
+        for tracker in trackers
+        if find_spec(EXTRAS[tracker]) is None
+    ]
 
 
 def curves(plan: Plan, folder: Path, *, trial: str) -> "Curves | None":
@@ -66,9 +68,7 @@ def curves(plan: Plan, folder: Path, *, trial: str) -> "Curves | None":
     """
     trackers = list(dict.fromkeys(plan.config.launch.trackers))
     for tracker in trackers.copy():
-        try:
-            require([tracker])
-        except ConfigError as error:
+        for error in uninstalled([tracker]):
             _LOG.warning("%s gets no curves: %s; %s", tracker.name, error.what, error.fix)
             trackers.remove(tracker)
     return Curves(trackers, folder / FOLDER, trial) if trackers else None

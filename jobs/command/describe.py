@@ -128,6 +128,7 @@ class Telemetry:
         from jobs.ranks import telemetry
 
         self._sampler = telemetry.Sampler(begun.folder / run_files.telemetry(begun.trial.index, node_name()), uuids)
+        self._sampler.wait_for_first()  # run_start is the start of the program
 
     def log(self, log: mllog.Writer) -> None:
         """Log the record of this node, and attach its samples; after run_stop."""

@@ -20,9 +20,9 @@ class Profile:
 
 
 def for_trial(plan: Plan, trial: int, folder: Path) -> Profile | None:
-    """Return the profile of a trial; None: nothing is profiled."""
+    """Return the profile of a trial's warm-up; None: nothing is profiled."""
     kind = plan.config.launch.profile
-    if kind is ProfileKind.none:
+    if kind in (ProfileKind.none, ProfileKind.nsys):
         return None
     names = run_files.profile(trial), run_files.module_times(trial), run_files.trace(trial)
     return Profile(kind, *(folder / name for name in names))

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -125,6 +126,8 @@ def _integrated(power: Sequence[tuple[int, float]]) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(np.diff(times_ms) / 1000 * (power_w[1:] + power_w[:-1]) / 2)])
 
 
+FIRST_S = 10.0
+"""Time limit for the first sample, after which a run starts without one."""
 END_S = 20.0
 """Time limit for the sampler to end: short enough for a hanging driver, long enough for a busy CPU."""
 ROOT = Path(__file__).parents[2]
@@ -188,6 +191,18 @@ class Sampler:
             )
         except OSError as error:
             self._refused = f"the sampler could not be started: {error.strerror}"
+
+    def wait_for_first(self) -> None:
+        """Wait for the first sample: a run that starts sooner is not sampled from its start.
+
+        This ends, too, if the process ends, or after FIRST_S: telemetry never stops a run.
+        """
+        deadline = time.monotonic() + FIRST_S
+        while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError):
+                if telemetry.newest(self.file):
+                    return
+            time.sleep(0.02)
 
     def summary(self, log: mllog.Writer) -> dict[str, Any]:
         """End the process and return the record of this node."""

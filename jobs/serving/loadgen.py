@@ -5,8 +5,10 @@ import json
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +116,14 @@ def run_load(setting: Setting, load: Load, prompts: Sequence[str]) -> LoadResult
     exchanges: list[Exchange] = []
     timeout_s = setting.serving.request_timeout_s
     with Client(setting.server.url, setting.body(), timeout_s=timeout_s) as client:
+        gate = Gate(client, load.concurrency)
 
         def issue(samples: Sequence[Any]) -> None:
             due_s = time.perf_counter()
             for sample in samples:
                 exchange = Exchange(len(exchanges), prompts[len(exchanges)], due_s)
                 exchanges.append(exchange)
-                client.send(exchange, _completes(sample.id))
+                gate.send(exchange, _completes(sample.id))
 
         _run(load, setting, issue)
         late_s = sorted(client.late_s)
@@ -132,10 +135,50 @@ def run_load(setting: Setting, load: Load, prompts: Sequence[str]) -> LoadResult
     return LoadResult(
         load=load,
         answers=answers,
-        client=delays(exchanges, late_s, loadgen_verdict),
+        client=delays(exchanges, late_s, loadgen_verdict, issued_s=gate.issued_s),
         loadgen=loadgen_verdict,
         files=(rows, detail),
     )
+
+
+class Gate:
+    """Sends requests, of which only `most` are in flight at the same time; None: no limit.
+
+    A request that waits is due when it gets its turn: the time before is no time of the server.
+    """
+
+    def __init__(self, client: Client, most: int | None) -> None:
+        self._client, self._most = client, most
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Exchange, Callable[[Exchange], object]]] = deque()
+        self._in_flight = 0
+        self.issued_s: float | None = None
+        """When loadgen issued the requests, if they may wait."""
+
+    def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
+        """Send a request, at once or after an answer to an earlier one."""
+        if self._most is None:
+            self._client.send(exchange, done)
+            return
+        with self._lock:
+            self.issued_s = exchange.due_s if self.issued_s is None else self.issued_s
+            self._waiting.append((exchange, done))
+            self._next()
+
+    def _next(self) -> None:
+        """Send waiting requests while there is room; the caller holds the lock."""
+        assert self._most is not None
+        while self._waiting and self._in_flight < self._most:
+            exchange, done = self._waiting.popleft()
+            self._in_flight += 1
+            exchange.due_s = time.perf_counter()
+            self._client.send(exchange, partial(self._ended, done))
+
+    def _ended(self, done: Callable[[Exchange], object], exchange: Exchange) -> None:
+        with self._lock:
+            self._in_flight -= 1
+            self._next()
+        done(exchange)
 
 
 def _completes(sample: int) -> Callable[[Exchange], object]:
@@ -184,7 +227,7 @@ def _settings(load: Load, setting: Setting) -> Any:
     settings.min_duration_ms = 0
     settings.min_query_count = settings.max_query_count = load.requests
     settings.qsl_rng_seed = settings.sample_index_rng_seed = settings.schedule_rng_seed = setting.seed
-    if load.arrivals is Arrivals.burst:
+    if load.arrivals in (Arrivals.burst, Arrivals.concurrent):
         settings.offline_expected_qps = 1e-3  # otherwise loadgen sizes the burst for ten minutes
     if load.arrivals is Arrivals.poisson:
         assert setting.serving.limits.latency_s is not None
@@ -209,13 +252,23 @@ def verdict(detail: Path) -> dict[str, Any]:
     return {key: records.get(key) for key in VERDICT}
 
 
-def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], loadgen_verdict: dict[str, Any]) -> dict[str, float]:
+def delays(
+    exchanges: Sequence[Exchange],
+    late_s: Sequence[float],
+    loadgen_verdict: dict[str, Any],
+    *,
+    issued_s: float | None = None,
+) -> dict[str, float]:
     """Return the delays of the client: percentiles of sending and of its event loop, and loadgen's mean.
 
-    Loadgen measures from the scheduled time of a request until its completion was reported.
+    Loadgen measures from the scheduled time of a request until its completion was reported. `issued_s` is that time of
+    all requests, if they waited for their turn.
     """
     sent_s = sorted(exchange.sent_s - exchange.due_s for exchange in exchanges if exchange.sent_s is not None)
-    mean_s = sum(exchange.done_s - exchange.due_s for exchange in exchanges) / len(exchanges)
+    since_s = [exchange.due_s if issued_s is None else issued_s for exchange in exchanges]
+    mean_s = sum(exchange.done_s - began_s for exchange, began_s in zip(exchanges, since_s, strict=True)) / len(
+        exchanges
+    )
     theirs_s = float(loadgen_verdict["result_mean_latency_ns"] or 0) / 1e9
     shares = {"p50": 0.5, "p99": 0.99}
     return {

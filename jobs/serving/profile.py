@@ -88,7 +88,10 @@ def record(plan: ServingPlan, setting: Setting, prompts: Iterable[str], folder: 
             _wait(setting)
     for one in finished:
         if one.failure or one.http != 200:
-            raise _error(f"a request of the profile failed: {one.failure or f'HTTP {one.http}'}", setting.server.url)
+            raise _error(
+                f"the server did not answer a request while it was profiled: {one.failure or f'HTTP {one.http}'}",
+                setting.server.url,
+            )
     chosen = server_trace.read([*folder.rglob("*.json.gz"), *folder.rglob("*.json")])
     if chosen is None:
         raise _error("the server wrote traces, but none of them has a kernel that computes", str(folder))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from bench.contract.plan_kinds import TrainingPlan
 from jobs import profiles
 from jobs.engines import Engine, EngineModule, LocalSgdEngine, WarmUpTimes, engine_of
 from jobs.local_sgd import groups
+from jobs.profiles import nsys
 from jobs.ranks import process_group, program, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
@@ -45,6 +47,7 @@ class Loop:
 
 
 def main() -> None:
+    nsys.restart(sys.argv[1:])
     with program.begun("jobs.tasks.train", __doc__, TrainingPlan) as begun:
         run(begun, begun.watchdog())
 
@@ -52,6 +55,7 @@ def main() -> None:
 def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
     plan, trial, who, log, folder = begun.plan, begun.trial, begun.who, begun.log, begun.folder
+    nsys.capture(plan)  # before anything is measured
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
@@ -137,6 +141,7 @@ def train(loop: Loop) -> None:
     from jobs.data import rows as rows_of
 
     plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
+    capture = nsys.capture(plan)
     loop.alive(LOADING, done, None)
     train_rows, eval_rows = inputs.open_rows(plan, log, seed=loop.trial.seed)
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
@@ -146,7 +151,9 @@ def train(loop: Loop) -> None:
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
         own = loop.local_sgd.group_rows(indices) if loop.local_sgd else indices
+        capture.before(step)
         loss_share = loop.engine.train_step(train_rows, own, step)
+        capture.after(step)
         is_saved = loop.saving is not None and loop.saving.is_due(step)
         average_weights(loop, loss_share, step, is_saved=is_saved)
         loop.alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))

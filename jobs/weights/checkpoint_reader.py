@@ -8,6 +8,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum, EnumType
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,21 @@ class _MetadataUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, which could run code")
+
+
+def _enum_member(kind: Any, name: Any) -> Enum:
+    """Return a member of an enum; Python 3.11.0 to 3.11.3 pickles a member as a call of getattr.
+
+    Raises:
+        UnpicklingError: any other use of getattr, which could run code.
+    """
+    if isinstance(kind, EnumType) and name in kind.__members__:
+        member: Enum = kind.__members__[name]
+        return member
+    raise pickle.UnpicklingError(f"the pickle refers to builtins.getattr of {kind!r:.60}, which could run code")
 
 
 def require_plain(folder: Path) -> None:

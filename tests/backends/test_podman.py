@@ -52,6 +52,32 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
     )
 
 
+def test_the_line_of_apptainer_binds_the_same_folders(tmp_path: Path) -> None:
+    """Not run in Apptainer: a stub that ends at the image starts the command."""
+    plan = planned("container=apptainer", "container.image=/images/a b.sif", "container.mounts=[/opt/x:/x:ro]")
+    line = containers.line(plan, Path("/runs/a b"), ["sh", "-c", "echo $RUNSTOP_NODE"], name="rig0")
+    assert shlex.split(line)[:-3] == [
+        *("exec", "apptainer", "exec", "--nv", "--no-home", "--writable-tmpfs"),
+        *("--bind=/data:/data", "--bind=/models:/models:ro", "--bind=/runs/a b:/runs/a b", "--bind=/opt/x:/x:ro"),
+        *("--pwd=/runs/a b", "--env=PYTHONSAFEPATH=1", "--env=RUNSTOP_NODE=rig0", "/images/a b.sif"),
+    ]
+    done = subprocess.run(["sh", "-c", line], env=stub_of_apptainer(tmp_path), capture_output=True, text=True)
+    assert done.stdout == "rig0\n", done.stderr
+    amd = planned("container=apptainer", "container.image=/i.sif", "gpu@cluster.gpu=mi300x")
+    assert " --rocm " in containers.line(amd, Path("/r"), ["true"], name="rig0")
+
+
+def stub_of_apptainer(folder: Path) -> dict[str, str]:
+    """Return an environment whose `apptainer exec` starts the command that follows the image, with its --env."""
+    (folder / "apptainer").write_text(
+        "#!/bin/sh\n[ $1 = exec ] || exit 9\nshift\n"
+        'while case $1 in -*) ;; *) false ;; esac; do case $1 in --env=*) export "${1#--env=}" ;; esac; shift; done\n'
+        'shift\nexec "$@"\n'
+    )
+    (folder / "apptainer").chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
 @pytest.mark.parametrize(
     ("engine", "groups"),
     [
@@ -88,6 +114,22 @@ def test_the_ranks_of_a_container_may_open_amds_devices(engine: str, groups: str
         ),
         (("container=docker", "container.image=a", "container.mounts=['/a,b:/b']"), "PYX-12", "comma"),
         (("container=docker", "container.image=a", "container.mounts=[$NO_SUCH_PLACE]"), "CFG-06", "not set"),
+        (
+            ("container=apptainer", "container.image=docker://me/bench"),
+            "HST-08",
+            "the Apptainer image 'docker://me/bench' is not the absolute path of a file",
+        ),
+        (
+            ("cluster=dgx2", "container=apptainer", "container.image=bench.sif"),
+            "HST-08",
+            "'bench.sif' is not the absolute path",
+        ),
+        (
+            ("cluster=dgx2", "container=apptainer", "container.image=/i.sif", "cluster.paths.data=/a:b"),
+            "PYX-12",
+            "contains a comma or a colon",
+        ),
+        (("cluster=dgx2", "container=apptainer", "container.image=/i.sif", "container.mounts=[a]"), "PYX-12", "form"),
         (
             ("cluster=dgx2", "container=docker", "container.image=a"),
             "PYX-04",

@@ -183,7 +183,7 @@ def test_all_ranks_end_when_a_run_over_hosts_ends(
     if ending != "the starter is killed":
         code = {"a lost connection": 1, "Ctrl-C": 130, "runstop cancel": 143}[ending]
         assert process.returncode == code and runs.find(run).state_name == ("failed" if code == 1 else "interrupted")
-        assert explain([run]).rule == ("HST-01" if code == 1 else "SLU-08")
+        assert explain([run]).rule == ("HST-01" if code == 1 else "RUN-24")
 
 
 def launch(spawn: Spawn, rigs: Hosts, cache: Path, tmp_path: Path, *overrides: str) -> "subprocess.Popen[str]":

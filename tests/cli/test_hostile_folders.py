@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,9 +15,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from bench.cli import arguments, main
 from bench.contract import regular_files
+from bench.dashboard import app as dashboard
 from bench.errors import BenchError, ConfigError, SubmitError
 from bench.launch import resume
 from bench.runs import folder as folders
@@ -143,6 +146,36 @@ def test_every_verb_reads_a_hostile_folder_and_does_nothing(
             assert stop.value.code == 2 and "CFG-11" in printed, (verb, printed)
     assert "scancel" not in calls.names()
     assert "sbatch" not in calls.names() or how not in UNOWNED
+
+
+@pytest.mark.long
+def test_the_dashboard_shows_hostile_folders_and_does_nothing(
+    template: Path, tmp_path: Path, calls: Calls, deeds: list[str], in_time: None
+) -> None:
+    """All of them in one list: each page has an answer in time, is one page of ours, and loads nothing of theirs."""
+    root = tmp_path / "runs"
+    for number, how in enumerate(HOSTILE):
+        HOSTILE[how](shutil.copytree(template, root / f"run{number}"))
+    before = contents(root)
+    browser = TestClient(dashboard.app(root, "token"), base_url="http://localhost:8790")
+    signal.alarm(6 * LIMIT_S)  # reads every folder of the list
+    listed = browser.get("/?token=token")
+    ids = re.findall(r'data-run="(\w+)"', listed.text)
+    assert len(ids) > len(HOSTILE) - 10, "few have no name that can be shown, or are no run folders any more"
+    pages = [listed, browser.get("/history")]
+    for id in ids:
+        for path in (f"/run/{id}", f"/live/{id}", f"/compare?run={id}&run={ids[0]}"):
+            signal.alarm(LIMIT_S)
+            pages.append(browser.get(path))
+    signal.alarm(0)
+    assert {page.status_code for page in pages} <= {200, 409} and deeds == []
+    assert contents(root) == before and not calls.names() & {"sbatch", "scancel"}
+    for page in pages:
+        assert "\x1b" not in page.text and "\u202e" not in page.text, page.url
+        if page.headers["content-type"].startswith("text/html"):
+            sources = re.findall(r'<(?:script|img|link|iframe|object)[^>]*(?:src|href)="([^"]*)"', page.text)
+            assert all(source.startswith(("/assets/", "data:,")) for source in sources), sources
+            assert page.text.count("<script") == 4, "three of ours, and the charts"
 
 
 def test_the_corpus_is_as_large_as_promised() -> None:

@@ -168,7 +168,7 @@ def test_a_run_is_launched_again_and_what_differs_is_shown(
     ("config", "message"),
     [
         ("a: 1\n", "has no record of its arguments"),
-        ("# overrides: task=x name='a b'\n", "runstop launch with these arguments, and the quotes that they need"),
+        ("# overrides: task=x name='a b'\n", "`runstop launch` with these arguments, and the quotes that they need"),
         ('# launched: {"overrides": ["task=nosuch"], "config_dir": null}\n', "task=nosuch does not exist"),
         ('# launched: {"overrides": [], "config_dir": "/nosuch"}\n', "--config-dir /nosuch"),
     ],

@@ -1,6 +1,5 @@
 """The verbs plan, doctor, render, cancel and resume: their output and exit codes."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.launch import resume as launch_resume
 from bench.planning import compose
 from bench.preflight import doctor
 from bench.rules.check import Checked, Tier, broken
+from helpers import answers
 
 OVERRIDES = ("task=lora_tiny", "cluster=local", "model.weights=random")
 Verb = Callable[..., tuple[int, str, str]]
@@ -41,13 +41,13 @@ def verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = compose.compose(list(OVERRIDES))
     code, output, error = verb("plan", *OVERRIDES, "--json")
-    shown_plan = json.loads(output)
+    shown_plan = answers.one(output)
     assert (code, error, plan_kinds.loads(output)) == (0, "", plan)
     assert shown_plan["config"]["task"]["name"] == "lora_tiny"
     batch = {"global_batch_size": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 1, "tokens_per_step": 8 * 96}
     assert shown_plan["batch"] == batch
     code, output, _ = verb("plan", *OVERRIDES, "--layouts", "--json")
-    worlds = [layout["world"] for layout in json.loads(output)]
+    worlds = [layout["world"] for layout in answers.read(output)]
     every_split_of_two_ranks = [(1, 1, 1, 2), (1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1)]
     assert code == 0 and sorted((w["dp"], w["tp"], w["pp"], w["cp"]) for w in worlds) == every_split_of_two_ranks
     code, output, _ = verb("plan", *OVERRIDES, "--layouts")
@@ -62,9 +62,16 @@ def test_plan_as_table_as_json_and_with_layouts(verb: Verb, monkeypatch: pytest.
     ]
     assert len(lines) == 4
     shown: list[tuple[Plan, object]] = []
-    monkeypatch.setattr(preflight, "inspect", lambda plan, words: ("found", plan.name))
+    warning = preflight.broken("CFG-13", "it takes too long", "walltime", severity="warning")
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: (warning,))
     monkeypatch.setattr(plan_sheets, "show_plan", lambda *arguments: shown.append(arguments))
-    assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, ("found", plan.name))]
+    assert verb("plan", *OVERRIDES) == (0, "", "") and shown == [(plan, (warning,))]
+    refused = preflight.broken("CFG-06", "there are no rows", "here")
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: (warning, refused))
+    assert verb("plan", *OVERRIDES) == (2, "", "") and verb("plan", *OVERRIDES, "launch.force=true") == (0, "", "")
+    code, output, error = verb("plan", *OVERRIDES, "--json")
+    assert (code, answers.one(output)["name"]) == (2, "lora_tiny-local")
+    assert error.splitlines() == [str(warning), str(refused)]
     code, output, error = verb("plan", *OVERRIDES, "--memory")
     assert (code, output) == (2, "") and error.startswith("plan --memory takes no other arguments, because")
 
@@ -81,7 +88,10 @@ def test_a_plan_or_a_script_with_a_secret_is_not_printed(verb: Verb, monkeypatch
 def test_render_prints_the_submitted_script(verb: Verb) -> None:
     words = ("task=lora70b", "cluster=dgx2")
     plan = compose.compose(list(words))
-    assert verb("render", *words) == (0, backends.for_plan(plan).render(plan), "")
+    script = backends.for_plan(plan).render(plan)
+    assert verb("render", *words) == (0, script, "")
+    as_json = answers.one(verb("render", *words, "--json")[1])
+    assert (as_json["plan"], as_json["backend"], as_json["text"]) == (plan.name, "slurm", script)
     code, _, error = verb("render", *OVERRIDES)
     assert code == 2 and "there is no script, because" in error
 
@@ -124,7 +134,8 @@ def test_doctor_prints_every_tier_and_fails_on_any_error(
     assert [line for line in text[1].splitlines() if line in titles] == titles != []
     as_json = verb("doctor", *OVERRIDES, "--json")
     assert as_json[0] == code and requests[1][1] == "lora_tiny-local None"
-    assert json.loads(as_json[1]) == json.loads(json.dumps(doctor.to_json(compose.compose(list(OVERRIDES)), tiers)))
+    report = answers.one(as_json[1])
+    assert report["passed"] == (not code) and len(report["checks"]) == sum(map(len, tiers))
 
 
 def test_cancel_and_resume_take_run_folders(verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

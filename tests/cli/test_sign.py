@@ -1,6 +1,5 @@
 """`sign` and `verify --signed`: only a run that is as it ended, signed by a known key, is accepted."""
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs.status import Ending, Status
+from helpers import answers
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH's ssh-keygen")
 
@@ -63,7 +63,7 @@ def checked(folder: Path, keys: Keys, capsys: pytest.CaptureFixture[str], *more:
     """Return the exit code of `verify --signed`, and what it found by what it compared, for what it did not accept."""
     capsys.readouterr()
     code = run("verify", "--signed", "--allowed-signers", keys.allowed, "--json", *more, folder)
-    compared = json.loads(capsys.readouterr().out)["compared"]
+    compared = answers.one(capsys.readouterr().out)["checks"]
     return code, {each["what"]: each["actual"] for each in compared if each["passed"] is False}
 
 

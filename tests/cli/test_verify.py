@@ -1,6 +1,5 @@
 """`verify` reports changed files of run folders, and its exit code tells whether there are any."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from bench.planning import compose
 from bench.runs import ledger, manifest
 from bench.runs import status as statuses
 from bench.runs.status import Ending, Status
+from helpers import answers
 
 
 def run(*argv: object) -> int:
@@ -57,9 +57,9 @@ def test_several_runs_as_json(folder: Path, tmp_path: Path, capsys: pytest.Captu
     folder.rename(tmp_path / "moved")
     (tmp_path / "moved/status.json").unlink()
     assert run("verify", tmp_path / "moved", tmp_path / "moved", "--json") == 1
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first == second and first["verified"] is False
-    (bad,) = [each for each in first["compared"] if each["passed"] is False]
+    first, second = answers.read(capsys.readouterr().out)
+    assert first == second and first["passed"] is False
+    (bad,) = [each for each in first["checks"] if each["passed"] is False]
     assert (bad["what"], bad["actual"]) == ("status.json", "missing, or a symbolic link")
 
 

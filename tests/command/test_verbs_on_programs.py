@@ -1,6 +1,5 @@
 """The verbs on runs of a program: two that have finished, one that has failed, and one while it runs."""
 
-import json
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench import cli
+from helpers import answers
 
 pytestmark = pytest.mark.starts
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -48,7 +48,7 @@ def test_the_verbs_on_finished_failed_and_running_programs(
         return printed.out + printed.err
 
     def loads(*words: object, code: int = 0) -> Any:
-        return json.loads(types(*words, "--json", code=code))
+        return answers.one(types(*words, "--json", code=code))
 
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -60,7 +60,7 @@ def test_the_verbs_on_finished_failed_and_running_programs(
             (tmp_path / "train.py").write_text(f"{PROGRAM}# edited\n")
         started(spawn, tmp_path, name, fails_at=fails_at).wait(120)
 
-    assert loads("verify", first)["verified"] and loads("verify", failed)["verified"]
+    assert loads("verify", first)["passed"] and loads("verify", failed)["passed"]
     assert loads("why", first)["rule"] is None
     cause = loads("why", failed, code=1)
     assert cause["rule"] == "RUN-20" and "its last line: no rows are left" in cause["evidence"]
@@ -83,12 +83,10 @@ def test_the_verbs_on_finished_failed_and_running_programs(
         time.sleep(0.1)
     assert "training" in types("watch", running, "--once")
     assert "still running" in loads("why", running)["title"]
-    assert not loads("verify", running, code=1)["verified"]
+    assert not loads("verify", running, code=1)["passed"]
     assert "is running" in types("resume", running, code=2)
     types("cancel", running)
     process.wait(60)
     assert loads("why", running, code=1)["rule"] == "SLU-08"
-    states = {
-        Path(row["run"]).name: row["state"] for row in map(json.loads, types("runs", runs, "--json").splitlines())
-    }
+    states = {Path(row["run"]).name: row["state"] for row in answers.read(types("runs", runs, "--json"))}
     assert states == {"first": "valid", "edited": "valid", "failed": "failed", "running": "interrupted"}

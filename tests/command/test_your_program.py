@@ -1,6 +1,5 @@
 """The page docs/your-program.md, done as a user does it: its script, its task, its study, its placeholders."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.contract.program import GROUPS, PLACEHOLDERS
+from helpers import answers
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs/your-program.md").read_text()
@@ -54,7 +54,7 @@ def test_the_same_fine_tuning_by_runstop_and_by_the_script_is_in_one_study(home:
     assert str(home / "train.py") in plan.stdout, "a file of this folder, because the program starts in another one"
     done = types(home, "study", "two_programs", "--config-dir", "site", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout)
+    result = answers.one(done.stdout)
     cells = {row["labels"]["program"]: row["cells"] for row in result["rows"]}
     losses = {arm: [cell["values"] for key, cell in own.items() if "loss" in key] for arm, own in cells.items()}
     assert sorted(losses) == ["plain PyTorch", "runstop"]

@@ -15,6 +15,7 @@ from bench.cli import arguments, main
 from bench.errors import BenchError, ConfigError, output_is_written
 from bench.planning import compose
 from bench.runs import names
+from helpers import answers
 from helpers.paths import ROOT
 
 MakeLog = Callable[..., Path]
@@ -58,6 +59,7 @@ VERBS = [
     "rules",
     "score",
     "report",
+    "dashboard",
     "pack",
     "compare",
     "history",
@@ -165,6 +167,10 @@ def test_logs_are_printed_per_file_and_followed_to_the_end(tmp_path: Path, capsy
     assert capsys.readouterr().out == (
         f"==> {tmp_path}/slurm-7.out <==\njob\n==> {tmp_path}/rank_logs/0.out <==\ntwo?[2J\n"
     )
+    assert run("logs", str(tmp_path), "--json") == 0
+    lines = [(one["file"], one["text"]) for one in answers.read(capsys.readouterr().out)]
+    rank_log = f"{tmp_path}/rank_logs/0.out"
+    assert lines == [(f"{tmp_path}/slurm-7.out", "job"), (rank_log, "one"), (rank_log, "two\x1b[2J")]
 
 
 def test_parse_uses_num_gpus_for_logs_without_gpu_count(

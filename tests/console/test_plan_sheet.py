@@ -39,7 +39,7 @@ def test_a_plan_in_words(lora70b: Plan, monkeypatch: pytest.MonkeyPatch) -> None
     shown = dict(plan_sheets.rows(lora70b))
     assert shown["data"] == "gov_report: 3,901 training rows, 173 evaluation rows, 8,192 tokens per row"
     assert shown["time limit"] == "70 min: 1 trial of 60 min, and 10 min for start, checks and evaluation of the logs"
-    assert shown["step time"] == "1.50 s (estimate): GEMMs 1.20, attention 0.30"
+    assert shown["step time"] == "1.50 s (estimate): GEMMs 1.20, attention 0.30; measured errors: docs/prediction.md"
     projected = "7.5 min (projection): 300 steps (mean of 12 published runs) of 1.50 s; without evaluations"
     assert shown["training time"] == projected
     assert shown["evaluation"] == "first after 1,536 samples, then every 384; target: evaluation loss of at most 0.925"

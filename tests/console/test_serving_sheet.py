@@ -1,7 +1,6 @@
 """The rows of a serving plan, the verdict of a trial as tables and as JSON."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from bench.report import serving as sheets
 from bench.report.kinds import ShownTrial
 from bench.results import kind as trial_results
 from bench.results.serving import ServingResult
-from helpers import serving, serving_log
+from helpers import answers, serving, serving_log
 
 ARGV = ("task.serving.server.argv=[serve,'{model}','{port}']", "task.serving.server.batches_tokens=false")
 BURST = (*ARGV, "task.serving.arrivals=[burst]", "task.serving.rates=[]")
@@ -177,11 +176,11 @@ def test_loads_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     log = written(tmp_path / "result_0.txt", {"burst": failed}, *BURST, loadgen=loadgen)
     with pytest.raises(SystemExit) as ended:
         cli.main(["parse", "--json", str(log)])
-    record = json.loads(capsys.readouterr().out)
+    record = answers.one(capsys.readouterr().out)
     assert (ended.value.code, record["valid"], record["file"], record["kind"]) == (1, False, str(log), "serve")
     assert (
         record["problems"] == ["SRV-04: burst: 1 of 2 requests failed: timeout (1)"] and record["status"] == "success"
     )
     assert record["loads"] == [{"load": "burst", "loadgen": "INVALID", "reason": "too few"}]
     named = {one["name"]: one["value"] for one in record["measurements"]}
-    assert named["latency_p50"] == 1.0 and "latency_p99" not in named and record["minutes"] >= 0
+    assert named["latency_p50"] == 1.0 and "latency_p99" not in named and record["time_to_train_min"] >= 0

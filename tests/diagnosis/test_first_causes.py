@@ -62,6 +62,7 @@ def test_cancelled_job_cites_its_output(run_folder: Path) -> None:
     line = "slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-22T11:06:34 ***"
     (run_folder / "slurm-7.out").write_text(f"{STARTED}{line}\n2026-11-22 11:06:34 stopped\n")
     (run_folder / "interrupted.txt").write_text("SLU-08: the job was cancelled\n")
+    (run_folder / "job.json").write_text("{}")
     status = {"outcome": "interrupted", "exit_code": 143, "what": "SLU-08: the job was cancelled", "fix": "resume it"}
     (run_folder / "status.json").write_text(json.dumps(status))
     explanation = diagnosis.explain([run_folder])

@@ -208,7 +208,7 @@ def test_earlier_of_two_equal_errors_wins(local_run: Path) -> None:
 def test_fix_of_a_local_run_without_engine_is_pip_install(local_run: Path) -> None:
     error_of_rank(local_run, 0, 1.0, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'")
     explanation = diagnosis.explain([local_run])
-    assert explanation.rule == "RUN-08" and "pip install 'runstop[engine]'" in str(explanation.fix)
+    assert explanation.rule == "RUN-25" and "pip install 'runstop[engine]'" in str(explanation.fix)
 
 
 def test_local_run_without_engine_is_refused_before_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_local_run_without_engine_is_refused_before_its_start(monkeypatch: pytes
 def test_fix_of_a_stopped_local_run_does_not_use_slurm(local_run: Path) -> None:
     (local_run / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 130}))
     explanation = diagnosis.explain([local_run])
-    assert (explanation.rule, explanation.evidence) == ("SLU-08", "the launcher got SIGINT")
+    assert (explanation.rule, explanation.evidence) == ("RUN-24", "the launcher got SIGINT")
     assert "runstop resume" in str(explanation.fix) and "sacct" not in str(explanation.fix)
     (local_run / "job.json").write_text("{}")
     assert "sacct" in str(diagnosis.explain([local_run]).fix)

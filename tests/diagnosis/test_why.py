@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import answers as printed
 from bench import cli, diagnosis
 from bench.contract import mllog, plan_kinds
 from bench.diagnosis import log_scan
@@ -21,7 +22,7 @@ from bench.rules.signs import Weight
 from bench.runs import ledger, status
 from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
-from helpers import answers_log, serving, serving_log
+from helpers import answers, answers_log, serving, serving_log
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -360,7 +361,7 @@ def test_any_content_can_be_read(tmp_path_factory: pytest.TempPathFactory, parts
     log.write_bytes(b"".join(parts))
     explanation = diagnosis.explain([log])
     assert explanation.rule in (*RULES, "unknown") and explanation.fix
-    json.dumps(explanation.to_json(), allow_nan=False)
+    answers.one(printed.line(printed.diagnosis(explanation)))
 
 
 @pytest.mark.long
@@ -592,14 +593,14 @@ def test_killed_rank_or_stopped_launcher_explains_errors_of_other_ranks(run_fold
     (run_folder / "status.json").write_text(json.dumps(failed))
     assert diagnosis.explain([run_folder]).rule == "RUN-02"
     (run_folder / "status.json").write_text(json.dumps({"outcome": "interrupted", "exit_code": 143}))
-    assert diagnosis.explain([run_folder]).rule == "SLU-08"
+    assert diagnosis.explain([run_folder]).rule == "RUN-24"
 
 
 @pytest.mark.parametrize(
     ("status", "rule"),
     [
         ({"outcome": "valid", "exit_code": 0}, None),
-        ({"outcome": "interrupted", "exit_code": 143}, "SLU-08"),
+        ({"outcome": "interrupted", "exit_code": 143}, "RUN-24"),
         (
             {"outcome": "failed", "exit_code": 1, "what": "trial 0 took longer than its walltime", "fix": "raise it"},
             "SLU-07",
@@ -654,7 +655,7 @@ def test_the_verb(written_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFi
         assert ended.value.code == code
     fine, as_json, *plain = capsys.readouterr().out.split("\n", 4)[1:]
     assert fine == "rule: none  no failure: the run succeeded"
-    assert json.loads(as_json)["rule"] == "SLU-09" and json.loads(as_json)["line"] == 1
+    assert answers.one(as_json)["rule"] == "SLU-09" and answers.one(as_json)["line"] == 1
     assert "exclude the node" in "".join(plain)
     with pytest.raises(ConfigError, match="no run or file has this name"):
         diagnosis.runs([tmp_path / "nothing"])

@@ -22,7 +22,7 @@ from bench.contract import checksums
 from bench.fetch import download, hub, record
 from bench.planning import compose
 from bench.preflight import data
-from helpers import hub_server
+from helpers import answers, hub_server
 from helpers.hub_server import Fault, Hub, Repo
 from helpers.paths import ROOT
 
@@ -120,7 +120,7 @@ def test_all_files_are_those_of_huggingface_hub(served: Hub, run: Run, tmp_path:
 
 def test_globs_select_files_of_a_data_set(served: Hub, run: Run) -> None:
     code, out, _ = run("data", "org/rows", "x/rows", "--include", "data/*.jsonl", "--include", "README*", "--json")
-    assert code == 0 and json.loads(out)["intact"] is True
+    assert code == 0 and answers.one(out)["passed"] is True
     assert set(contents(Path("x/rows"))) == {"data/a b#?.jsonl", "README.md"}
     assert run("data", "org/rows", "x/rows")[0] == 0
     assert contents(Path("x/rows")) == dict(DATA.files)
@@ -128,7 +128,7 @@ def test_globs_select_files_of_a_data_set(served: Hub, run: Run) -> None:
 
 def test_a_dry_run_downloads_nothing(served: Hub, run: Run) -> None:
     code, out, _ = run("model", "org/tiny", "--dry-run", "--json")
-    shown = json.loads(out)
+    shown = answers.one(out)
     assert (code, shown["missing_bytes"], {file["path"] for file in shown["files"]}) == (
         0,
         5 * MIB + 24 + 3 + 14 + 5,
@@ -244,7 +244,7 @@ def test_check_reports_each_changed_file(served: Hub, run: Run) -> None:
     Path("tiny/config.json").unlink()
     Path("tiny/LICENSE.txt").write_text("longer than it was")
     code, out, _ = run("--check", "tiny", "--json")
-    wrong = {one["path"]: one["what"] for one in json.loads(out)["problems"]}
+    wrong = {one["file"]: one["what"] for one in answers.one(out)["wrong_files"]}
     assert code == 1 and wrong == {
         "LICENSE.txt": "has 18 bytes, but had 5 when it was downloaded",
         "config.json": "is missing",

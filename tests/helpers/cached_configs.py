@@ -15,7 +15,7 @@ PATHS = ("DATADIR", "MODEL", "LOGDIR", "NEMO_PYTHON")
 SHARED = "COMPOSED_CONFIGS"
 """A folder for what Hydra composes; tests/all.sh makes one for all of its processes and removes it."""
 
-PLACE = ("cluster", "gpu@cluster.gpu", "container")
+PLACE = ("cluster", "gpu@cluster.gpu", "+failures@cluster.failures", "container")
 """Groups that say where a run goes. Their files fill `cluster` and `container`, and those of other groups do not."""
 
 OfChoices = Callable[[tuple[str, ...], tuple[str, int]], bytes]

@@ -1,6 +1,7 @@
 """A page of ours, as a browser reads it."""
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ class Page(HTMLParser):
         self._parts = None
         if tag == "script":
             self._parts = []
-            self._is_data = attrs == [("type", "application/json"), ("id", "charts")]
+            self._id = dict(attrs).get("id") if "type" in dict(attrs) else ""
         if ("http-equiv", "Content-Security-Policy") in attrs:
             self.policy = dict(attrs)["content"]
         self.tags.append(tag)
@@ -60,8 +61,10 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag == "script":
             script = "".join(self._parts or ())
-            if self._is_data:
+            if self._id == "charts":
                 self.charts = json.loads(script)
+            elif self._id == "library":  # page.js unpacks it into a script element
+                self.runs.append(gzip.decompress(base64.b64decode(script)).decode())
             else:
                 self.runs.append(script)
             self._parts = None

@@ -16,7 +16,7 @@ from bench.planning.compose import compose
 from bench.runs import manifest
 from bench.studies import STUDY, folder, library
 from bench.studies.spec import Arm, ColumnSpec, Study, Window
-from helpers import answers_log, kernels_log, serving, serving_log, study_runs
+from helpers import answers, answers_log, kernels_log, serving, serving_log, study_runs
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
 from jobs.node_checks import hardware
@@ -39,9 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> dict[str, Any]:
-    parsed = json.loads(run(capsys, *argv, "--json", code=code))
-    assert isinstance(parsed, dict)
-    return parsed
+    return answers.one(run(capsys, *argv, "--json", code=code))
 
 
 def test_alternating_runs_are_paired_in_order_of_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

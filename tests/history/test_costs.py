@@ -21,7 +21,7 @@ from bench.results.cost import of_measured
 from bench.results.kind import read
 from bench.results.measurement import Measurement
 from bench.results.study import PlannedArm
-from helpers import answers_log
+from helpers import answers, answers_log
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant
 from jobs.tasks import describe
@@ -109,7 +109,7 @@ def test_costs_are_shown_by_parse_and_report(clock: Clock, tmp_path: Path, capsy
         return capsys.readouterr().out
 
     assert "cost of the run (EUR): 8.00  GPU hours" in shown("parse", str(folder / "result_0.txt"))
-    (row,) = [json.loads(line) for line in shown("report", str(folder), "--json").splitlines()]
+    (row,) = answers.read(shown("report", str(folder), "--json"))
     assert row["run_cost"] == pytest.approx(8.0) and row["currency"] == "EUR"
     free = plant(tmp_path / "free", clock, 1000.0, **EIGHT)
     rows = report.trial_rows(sets.load([free, folder], num_gpus=None))

@@ -1,6 +1,5 @@
 """`history` detects a planted regression, and its cache always equals the logs."""
 
-import json
 import os
 import shutil
 import sqlite3
@@ -17,7 +16,7 @@ from bench.history import regression, store
 from bench.history.regression import Change, judge
 from bench.planning.compose import compose
 from bench.results.measurement import Measurement
-from helpers import answers_log, serving, serving_log
+from helpers import answers, answers_log, serving, serving_log
 from helpers.clock import Clock, turned
 from helpers.planted_runs import plant, prove
 
@@ -222,7 +221,7 @@ def test_values_that_sqlite_cannot_store_are_read_from_the_logs_each_time(
     clock: Clock, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(root / "a", clock, 100.0, **H200)
-    monkeypatch.setattr(store, "_stamp", lambda _: "\ud800")
+    monkeypatch.setattr(store, "stamp", lambda _: "\ud800")
     assert len(store.trials(root)) == 1
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 
@@ -279,9 +278,9 @@ def test_folder_and_port_of_a_server_are_not_settings_and_its_options_are(clock:
 
 def test_json_has_every_value(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
-    parsed = json.loads(run(capsys, "--json"))
+    parsed = answers.one(run(capsys, "--json"))
     assert (parsed["task"], parsed["hardware"]) == ("lora_8b", "8 × NVIDIA H200")
-    assert parsed["measurements"]["throughput"] == pytest.approx([100, 101])
+    assert parsed["values"]["throughput"] == pytest.approx([100, 101])
 
 
 @pytest.mark.parametrize(

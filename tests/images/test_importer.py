@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from bench.images import store
+from helpers import answers
 
 pytestmark = [
     pytest.mark.starts,
@@ -181,7 +182,7 @@ def test_the_second_of_two_concurrent_imports_reuses_the_image(bench, folder: Pa
         waiting = [process.stdout.readline() for process in both if process.stdout]
     results = [finished(process) for process in both]
     assert all("another import" in line for line in waiting) and [code for code, _ in results] == [0, 0]
-    imports = [json.loads(out) for _, out in results]
+    imports = [answers.one(out) for _, out in results]
     assert sorted(one["is_new"] for one in imports) == [False, True]
     assert imports[0]["record"] == imports[1]["record"] and len(left(folder)) == 3
 
@@ -280,10 +281,10 @@ def test_enroot_imports_from_a_registry_by_tag_and_by_digest(bench, folder: Path
     for source, full in ((f"{name}/runstop/tiny:1", ":1"), (f"docker://{name}#runstop/tiny@{digest}", f"@{digest}")):
         code, out = finished(bench("import", source, "--dir", str(folder), "--json", ENROOT_ALLOW_HTTP="y"))
         assert code == 0
-        imported = json.loads(out.splitlines()[-1])
+        imported = answers.one(out.splitlines()[-1])
         assert imported["is_new"] and imported["record"]["source"] == f"docker://{name}#runstop/tiny{full}"
         assert imported["record"]["importer"].startswith("enroot ")
-        assert store.faults(Path(imported["path"])) == []
+        assert store.faults(Path(imported["file"])) == []
         assert '"is_new": false' in finished(bench("import", source, "--dir", str(folder), "--json"))[1]
     code, out = finished(bench("import", f"{name}/runstop/tiny:2", "--dir", str(folder), ENROOT_ALLOW_HTTP="y"))
     assert code == 1 and "ENR-10" in out and "404 Not Found" in out

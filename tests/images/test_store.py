@@ -20,6 +20,7 @@ from bench.contract import atomic_files
 from bench.errors import BenchError, ConfigError
 from bench.images import importer, reference, squashfs, store
 from bench.rules.check import Finding, Subject
+from helpers import answers
 from helpers.failing_disk import contents, failing
 
 pytestmark = pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="squashfs-tools are not installed")
@@ -186,12 +187,12 @@ def test_damage_of_a_file_is_reported(
 ) -> None:
     file = damaged(image, how)
     assert run("verify", str(file), "--json") == 1
-    verdict = json.loads(capsys.readouterr().out)
-    assert not verdict["intact"] and [fault["rule"] for fault in verdict["faults"]] == rules
-    assert what in verdict["faults"][0]["what"]
+    verdict = answers.one(capsys.readouterr().out)
+    assert not verdict["passed"] and [fault["rule"] for fault in verdict["findings"]] == rules
+    assert what in verdict["findings"][0]["what"]
     assert run("list", "--dir", str(file.parent), "--json") == 0
-    listed = next(entry for entry in json.loads(capsys.readouterr().out) if entry["path"] == str(file))
-    assert bool(listed["faults"]) == seen_by_list
+    listed = next(entry for entry in answers.read(capsys.readouterr().out) if entry["file"] == str(file))
+    assert bool(listed["findings"]) == seen_by_list
 
 
 def flip(image: Path, *, keeping_its_times: bool = False) -> None:

@@ -59,10 +59,14 @@ def launch(cache: Path, tmp_path: Path, spawn: Launch) -> Launch:
 
 WRONG = {
     "unknown task": (["task=lora70"], "task=lora70 does not exist", "did you mean lora70b?"),
-    "typo in a key": (["recipe.lrr=1"], "unknown key 'recipe.lrr'", "did you mean recipe.lr?"),
-    "typo added": (["+task.training.max_step=1"], "unknown key 'max_step'", "did you mean max_steps?"),
-    "typo added at the root": (["+trial=1"], "unknown key 'trial'", "did you mean trials?"),
-    "typo shown only": (["--cfg", "job", "+trial=1"], "unknown key 'trial'", "did you mean trials?"),
+    "typo in a key": (["recipe.lrr=1"], "unknown key 'recipe.lrr'", "did you mean recipe.lr=1?"),
+    "typo added": (
+        ["+task.training.max_step=1"],
+        "unknown key 'task.training.max_step'",
+        "did you mean task.training.max_steps=1?",
+    ),
+    "typo added at the root": (["+trial=1"], "unknown key 'trial'", "did you mean trials=1?"),
+    "typo shown only": (["--cfg", "job", "+trial=1"], "unknown key 'trial'", "did you mean trials=1?"),
     "wrong type": (["recipe.lr=fast"], "'fast'", "recipe.lr"),
     "tp 3": (["parallel.tp=3"], "tp 3 does not divide", "set parallel.tp to one of 1, 2"),
     "no DATADIR": (["task=lora70b", "cluster=dgx1"], "DATADIR is not set", "export DATADIR="),
@@ -90,7 +94,8 @@ def test_wrong_input_is_refused_with_what_where_and_fix(launch: Launch, tmp_path
 def test_dry_run_touches_nothing(launch: Launch, tmp_path: Path) -> None:
     process = launch("task=lora70b", "cluster=dgx2", "launch.dry_run=true")
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0 and "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp automatic)" in output
+    assert process.returncode == 2, "a launch without CONT would be refused"
+    assert "16 = dp 8 x tp 2 x pp 1 x cp 1, sp (tp, pp, cp, sp automatic)" in output and "CONT is not set" in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,8 +168,8 @@ def test_the_default_run_is_valid_and_a_second_one_shares_its_preparation(launch
 
 
 ENDINGS = {
-    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "SLU-08"),
-    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "SLU-08"),
+    "Ctrl-C": (signal.SIGINT, "group", 130, "interrupted", "RUN-24"),
+    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "RUN-24"),
     "a rank is killed": (signal.SIGKILL, "rank", 1, "failed", "RUN-02"),
 }
 

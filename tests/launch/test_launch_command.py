@@ -117,7 +117,7 @@ def test_a_single_run_has_no_table_of_runs_and_its_own_exit_code(launch: Launch,
     starts.ends = [Stopped(15)]
     assert launch() == (143, "", "")
     code, _, error = launch("seed_bse=1")
-    assert code == 2 and error.startswith("unknown key 'seed_bse'") and "did you mean seed_base?" in error
+    assert code == 2 and error.startswith("unknown key 'seed_bse'") and "did you mean seed_base=1?" in error
     assert launch("--version") == (0, f"runstop {bench.__version__}\n", "") and len(starts.plans) == 1
 
 
@@ -125,10 +125,13 @@ def test_a_dry_run_shows_the_plan_and_the_findings(
     launch: Launch, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[str, object]] = []
-    monkeypatch.setattr(preflight, "inspect", lambda plan, words: "findings")
+    findings = [preflight.broken("CFG-13", "it takes too long", "walltime", severity="warning")]
+    monkeypatch.setattr(preflight, "inspect", lambda plan, words: findings)
     monkeypatch.setattr(plan_sheets, "show_plan", lambda plan, findings: shown.append((plan.name, findings)))
     assert launch("launch.dry_run=true") == (0, "", "")
-    assert shown == [("seed 1", "findings")] and not starts.plans
+    assert shown == [("seed 1", findings)] and not starts.plans
+    findings.append(preflight.broken("CFG-06", "there are no rows", "here"))
+    assert launch("launch.dry_run=true") == (2, "", "") and not starts.plans
 
 
 def test_cfg_reports_the_same_errors_as_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

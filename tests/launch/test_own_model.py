@@ -197,7 +197,7 @@ def test_a_wrong_folder_is_refused_by_plan_and_doctor(
     spoil, fix = WRONG[message]
     spoil(tmp_path / "qwen3")
     for counted in ([], ["data.train_rows=44"]):
-        codes = (0, 1, 2) if counted and "template" in message else (2, 2, 2)
+        codes = (2, 1, 2) if counted and "template" in message else (2, 2, 2)
         for verb, code in zip(("plan", "doctor", "prepare"), codes, strict=True):
             exit_code, shown = ended(capsys, verb, *words, *counted)
             assert exit_code == code and "Traceback" not in shown
@@ -212,7 +212,7 @@ def test_prepare_converts_weights_as_the_plan_stores_them(
     folder, site = tmp_path / "qwen3", tmp_path / "site"
     site.mkdir()
     words += ["data.train_rows=44", "--config-dir", str(site)]
-    for verb, code in (("plan", 0), ("doctor", 1)):
+    for verb, code in (("plan", 2), ("doctor", 1)):
         exit_code, shown = ended(capsys, verb, *words)
         assert exit_code == code and "the Hugging Face weights of qwen3 are not converted" in shown
         assert f"run this command first: runstop prepare {' '.join(words)}" in shown

@@ -188,9 +188,9 @@ def test_resume_is_suggested_only_if_there_is_a_checkpoint(run: Run, part: str, 
 @pytest.mark.parametrize(
     ("kind", "target", "num_trials", "words"),
     [
-        (Kind.kernels, None, 1, "to see every point and its figures: runstop report {} -o FOLDER"),
-        (Kind.generate, None, 1, "to see every answer and its figure: runstop report {} -o FOLDER"),
-        (Kind.serve, None, 2, "to see every load and its figures: runstop report {} -o FOLDER"),
+        (Kind.kernels, None, 1, "to see every point and its figures: runstop report {} -o page"),
+        (Kind.generate, None, 1, "to see every answer and its figure: runstop report {} -o page"),
+        (Kind.serve, None, 2, "to see every load and its figures: runstop report {} -o page"),
         (Kind.train, None, 2, "to compare with published systems: runstop report {}"),
         (Kind.train, 0.9, 2, "to see the score of all trials: runstop score {}"),
         (Kind.train, 0.9, 1, ""),

@@ -22,7 +22,7 @@ from bench.mlperf import package
 from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.planning import compose
-from helpers import failing_disk
+from helpers import answers, failing_disk
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -91,7 +91,7 @@ def test_our_logs_pass_on_the_command_line(
     with pytest.raises(SystemExit, match="^0$"):
         cli.main(["pack", *map(str, runs), "-o", str(out), "--org", "example", "--ruleset", ruleset, "--json"])
     printed, warned = capfd.readouterr()
-    packed = json.loads(printed)
+    packed = answers.one(printed)
     assert (warned, logging.getLogger().handlers) == ("", [])
     assert packed["passed"] and packed["findings"] == [] and packed["systems"] == ["1xexample"]
     assert packed["files"] == sorted(contents(out))

@@ -1,6 +1,5 @@
 """Test that ten runs have the score of the official rules, and that fewer runs have a reason instead."""
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from mlperf_logging.package_checker import seed_checker
 from mlperf_logging.result_summarizer.result_summarizer import _compute_olympic_average
 
+from bench import answers as printed
 from bench.cli import main
 from bench.console.result import score_sheets
 from bench.console.sheet import show
@@ -24,7 +24,7 @@ from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score, score
 from bench.mlperf.trial_set import Trials
 from bench.rules import RULES
-from helpers import clock
+from helpers import answers, clock
 from helpers.examples import in_proportion
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
@@ -72,7 +72,7 @@ def rules(scored: Score) -> set[str]:
     assert scored.valid == (not broken) == (scored.official_minutes is not None)
     assert (scored.interval_minutes is not None) == scored.valid
     assert {finding.rule for finding in scored.findings} <= RULES.keys()
-    json.dumps(scored.to_json(), allow_nan=False)
+    answers.one(printed.line(printed.score(scored)))
     return {finding.rule for finding in scored.findings}
 
 
@@ -246,7 +246,7 @@ def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> No
     with pytest.raises(ConfigError, match="unknown ruleset '7.7'"):
         score(runs(range(1)), ruleset="7.7")
     (tmp_path / "result_3.txt").mkdir()
-    with pytest.raises(LogError, match=r"(?s)cannot be read.*result_3"):
+    with pytest.raises(LogError, match=r"(?s)is a folder, not a log.*result_3"):
         score(tmp_path)
 
 
@@ -336,9 +336,9 @@ def test_the_verb_prints_one_strict_object_and_exits_by_validity(
     for expected, number in ((0, 10), (1, 9)):
         with pytest.raises(SystemExit) as stop:
             main(["score", str(folder), "--json"])
-        printed = capsys.readouterr()
-        scored = json.loads(printed.out, parse_constant=pytest.fail)
-        assert (stop.value.code, scored["valid"], scored["num_runs"], printed.err) == (
+        output = capsys.readouterr()
+        scored = answers.one(output.out)
+        assert (stop.value.code, scored["valid"], scored["num_runs"], output.err) == (
             expected,
             not expected,
             number,

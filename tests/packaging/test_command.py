@@ -50,7 +50,7 @@ def test_launch_is_a_command_with_hydra_overrides(prefix: Path, tmp_path: Path) 
     shown = run(prefix, tmp_path, "runstop", "launch", "seed_base=7", "--cfg", "job")
     assert shown.returncode == 0 and "seed_base: 7\n" in shown.stdout
     refused = run(prefix, tmp_path, "runstop", "launch", "launch.dry_ran=true")
-    assert refused.returncode == 2 and "did you mean launch.dry_run?" in refused.stderr
+    assert refused.returncode == 2 and "did you mean launch.dry_run=true?" in refused.stderr
     assert "usage: runstop plan" in run(prefix, tmp_path, "runstop", "plan", "--help").stdout
 
 
@@ -71,7 +71,7 @@ def test_bash_completes_commands_flags_choices_and_overrides(prefix: Path, tmp_p
         assert (done.returncode, done.stderr) == (0, "")
         return {line.strip() for line in done.stdout.splitlines()}
 
-    assert completed("runstop re") == {"render", "resume", "report"}
+    assert completed("runstop re") == {"render", "rerun", "resume", "report"}
     assert completed("runstop doctor --tier ca") == {"canary"}
     tasks = {path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")}
     assert completed("runstop launch task=") == completed("runstop plan task=") == tasks

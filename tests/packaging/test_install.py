@@ -32,7 +32,7 @@ def test_the_wheel_plans_with_a_sites_own_cluster(installed: Path, tmp_path: Pat
     own = ("--config-dir", "site", "task=lora70b", "cluster=mine", "parallel={tp: 4, pp: 1, cp: 2}")
     for argv in (("bench.launch", *own, "launch.dry_run=true"), ("bench", "plan", *own)):
         done = run(installed, tmp_path, *argv)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (2, ""), "the image is not set, so that a launch would be refused"
         assert "lora70b-mine" in done.stdout and "8 = dp 1 x tp 4 x pp 1 x cp 2" in done.stdout
     shown = run(installed, tmp_path, "bench.launch", *own, "--cfg", "job")
     assert shown.returncode == 0 and "name: mine" in shown.stdout

@@ -101,7 +101,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "groups, and how to name it": (("task=pretrain_tiny", "parallel.groups=2"), "parallel.groups=2", "every_steps=100"),
     "no interval": (("task=pretrain_tiny", "recipe.local_sgd.outer_lr=0.7"), "outer_lr is set", "every_steps=100"),
-    "no such key": (("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"), "'every_step'", "every_steps?"),
+    "no such key": (
+        ("task=pretrain_tiny", "recipe.local_sgd={every_step: 1}"),
+        "local_sgd.every_step",
+        "every_steps?",
+    ),
     "local SGD without groups": ((LOCAL_SGD, "parallel.groups=null"), "parallel.groups is null", "parallel.groups=2"),
     "three groups": ((LOCAL_SGD, "parallel.groups=3"), "cannot be split into 3 equal groups", "one of 1, 2"),
     "an odd batch": ((LOCAL_SGD, "recipe.global_batch_size=15"), "cannot be split equally over 2", "a multiple of 2"),

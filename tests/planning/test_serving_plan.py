@@ -18,6 +18,7 @@ REFUSED = {
     "task.serving.rates=[2,1]": "rates is 2, 1, but rates must be above 0 and in ascending order",
     "task.serving.arrivals=[]": "arrivals is empty or has duplicates",
     "task.serving.arrivals=[burst]": "rates is set, but arrivals has no poisson",
+    "task.serving.concurrency=[8]": "concurrency is set, but arrivals has no concurrent",
     "task.serving.limits.latency_s=null": "arrivals has poisson, which needs a latency limit",
     "task.serving.requests=0": "task.serving.requests is 0, but must be a positive number",
     "task.serving.requests=30000": "requests is 30,000 for each load level",
@@ -40,6 +41,24 @@ def test_invalid_settings_are_refused_with_the_reason(override: str) -> None:
     with pytest.raises(ConfigError) as refused:
         serving.planned(override)
     assert REFUSED[override] in refused.value.what and refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("numbers", "what"),
+    [("[]", "concurrency is empty"), ("[8,8]", "in ascending order"), ("[0,1]", "from 1"), ("[9999]", "from 1 to")],
+)
+def test_numbers_of_concurrent_requests_are_checked(numbers: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        serving.planned(
+            "task.serving.arrivals=[concurrent]", "task.serving.rates=[]", f"task.serving.concurrency={numbers}"
+        )
+
+
+def test_each_number_of_concurrent_requests_is_a_load() -> None:
+    words = ("task.serving.arrivals=[burst,concurrent]", "task.serving.rates=[]", "task.serving.concurrency=[1,8]")
+    plan = serving.planned(*words)
+    assert [load.name for load in plan.loads] == ["burst", "concurrency 1", "concurrency 8"]
+    assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
 def test_a_missing_model_folder_is_refused() -> None:

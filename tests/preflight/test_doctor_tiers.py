@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench import answers as printed
 from bench.backends.kubernetes import checks, client, names
 from bench.contract import node_facts
 from bench.contract.node_facts import HealthFinding, RankFacts
@@ -18,6 +19,7 @@ from bench.planning import compose
 from bench.preflight import Checked, doctor
 from bench.preflight.doctor import ON_NODES
 from bench.rules.finding import Finding, Tier, broken
+from helpers import answers
 from helpers.api_server import ApiServer, refusal
 from helpers.facts import SOUND
 from helpers.nodes import health_report
@@ -95,7 +97,7 @@ def test_the_doctor_runs_the_requested_tier_if_it_can(cluster: Cluster, monkeypa
     assert elsewhere.value.what == "tier canary cannot run: this machine cannot query kubernetes"
     assert (elsewhere.value.where, elsewhere.value.fix) == (
         "--tier canary",
-        "run runstop doctor on the login node, or use --tier laptop",
+        "run `runstop doctor` on the login node, or use --tier laptop",
     )
 
 
@@ -212,13 +214,13 @@ def test_json_output_is_one_object(cluster: Cluster) -> None:
     warning = broken("KUB-08", "it is Pending", "there", severity="warning")
     error = broken("KUB-02", "no room", "there")
     checks = Checked("a", ("KUB-08",), "laptop", (warning,), "seen"), Checked("b", (), "login", unknown="not queried")
-    report = doctor.to_json(plan, [checks[:1], checks[1:]])
-    assert (report["plan"], report["tier"], report["fine"]) == (plan.name, "login", True)
+    report = answers.one(printed.line(printed.doctor(plan, [checks[:1], checks[1:]])))
+    assert (report["plan"], report["tier"], report["passed"]) == (plan.name, "login", True)
     assert [(one["rule"], one["severity"]) for one in report["findings"]] == [("KUB-08", "warning")]
-    rest = {"rules": ("KUB-08",), "tier": "laptop", "seen": "seen", "unknown": ""}
-    assert report["checks"][0] == {"what": "a", "findings": 1, **rest}
-    assert (report["checks"][1]["findings"], report["checks"][1]["unknown"]) == (0, "not queried")
+    rest = {"rules": ["KUB-08"], "tier": "laptop", "seen": "seen", "unknown": ""}
+    assert report["checks"][0] == {"what": "a", "num_findings": 1, **rest}
+    assert (report["checks"][1]["num_findings"], report["checks"][1]["unknown"]) == (0, "not queried")
     broken_one = Checked("c", (), "login", (warning, error))
-    report = doctor.to_json(plan, [checks, [broken_one]])
-    assert not report["fine"] and [one["rule"] for one in report["findings"]] == ["KUB-02", "KUB-08"]
+    report = answers.one(printed.line(printed.doctor(plan, [checks, [broken_one]])))
+    assert not report["passed"] and [one["rule"] for one in report["findings"]] == ["KUB-02", "KUB-08"]
     assert doctor.errors([*checks, broken_one]) == [error]

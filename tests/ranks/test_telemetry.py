@@ -173,6 +173,28 @@ def test_a_process_samples_until_its_input_ends(fake: Fake, tmp_path: Path, ever
 
 
 @pytest.mark.starts
+def test_a_run_that_waits_for_the_first_sample_is_sampled_from_its_start(fake: Fake, tmp_path: Path) -> None:
+    fake(every_s=0.02)
+    sampler = Sampler(file := tmp_path / "gpus.csv", ["a"])
+    sampler.wait_for_first()
+    with mllog.Writer(None) as log:
+        log.start(mllog.RUN_START)
+        already = count(file)
+        wait_for(lambda: count(file) > already + 2)
+        log.finish(mllog.SUCCESS)
+        assert sampler.summary(log)["gpus"][0]["gpu"] == 3
+
+
+@pytest.mark.starts
+def test_a_run_does_not_wait_for_a_driver_that_fails(fake: Fake, tmp_path: Path) -> None:
+    fake(no_driver=True)
+    sampler = Sampler(tmp_path / "gpus.csv", ["GPU-a"])
+    sampler.wait_for_first()
+    with pytest.raises(NotMeasured, match="NVML Shared Library Not Found"):
+        sampler.end()
+
+
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("script", "why"),
     [

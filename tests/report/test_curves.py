@@ -54,3 +54,12 @@ def test_a_distribution_is_the_share_of_steps_within_a_time(count: int) -> None:
     if count == 7:
         assert last == pytest.approx({time: 100 * known.evaluate(time) for time in last})
     assert curves.distribution([]) == []
+
+
+def test_the_first_of_two_equal_curves_is_seen_below_the_second(written_log: MakeLog) -> None:
+    result = parse(written_log())
+    names = ("20261126-034209-lora_tiny-local-e944", "20261126-054117-lora_tiny-local-0f62")
+    sets = [ArmRuns(name=name, trial_names=("0",), results=(result,)) for name in names]
+    first, second = curves.evaluation_chart(sets)["views"][0]["traces"]
+    assert first["y"] == second["y"] and first["line"]["width"] >= second["line"]["width"] + 1.5
+    assert (first["name"], second["name"]) == ("e944", "0f62")

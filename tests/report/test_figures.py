@@ -118,10 +118,12 @@ def test_interactive_and_static_bars_are_equal() -> None:
         Bar(name="wide", value=29.0, interval=(27.0, 32.0), ours=True, remark="(n = 3, no score)"),
     ]
     (shown,) = bar_chart(bars, what="minutes")["views"]
-    saved_figures, whiskers, numbers = shown["traces"]
+    saved_figures, whiskers = shown["traces"]
+    numbers = shown["layout"]["annotations"]
     assert (saved_figures["x"], saved_figures["marker"]["pattern"]["shape"]) == ([30.0, 20.0, 29.0], ["", "/", ""])
     assert (whiskers["y"], whiskers["error_x"]["array"], whiskers["error_x"]["arrayminus"]) == ([2], [3.0], [2.0])
-    assert numbers["text"] == [" <b>30.00</b>", " 20.00", " <b>29.00</b>"] and numbers["x"] == [30.1, 20.0, 32.0]
+    assert [one["text"] for one in numbers] == ["<b>30.00</b>", "20.00", "<b>29.00</b>"]
+    assert {(one["xref"], one["x"]) for one in numbers} == {("paper", 1)}, "a column: none is at the end of a whisker"
     assert saved_figures["customdata"] == [
         "&lt;b&gt;<br><b>30.00</b>, 90 % interval 29.90 to 30.10",
         "theirs<br><b>20.00</b>, published",

@@ -1,7 +1,6 @@
 """Pages in a real browser: tooltips of charts, sorting of tables, and no network requests."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ webdriver = pytest.importorskip("selenium.webdriver")
 By = pytest.importorskip("selenium.webdriver.common.by").By
 Wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if CHROMIUM is None or DRIVER is None:
+screens = pytest.importorskip("helpers.screens")
+
+if screens.CHROMIUM is None or screens.DRIVER is None:
     pytest.skip("Debian's chromium and chromium-driver are not here", allow_module_level=True)
-ARGUMENTS = (
-    *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
-    *("disable-component-update", "disable-sync", "window-size=1400,1000", "disable-dev-shm-usage"),
-)
 WAIT_S = 20
 """Timeout, long enough for a busy machine."""
 
@@ -33,14 +29,8 @@ Open = Callable[[Path], Any]
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (*ARGUMENTS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with screens.browser(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -140,8 +130,14 @@ def test_sets_are_compared_on_one_screen(written_log: MakeLog, tmp_path: Path, o
 
     folded = page.find_element(By.CSS_SELECTOR, "main details")
     assert not folded.get_property("open")
-    next(link for link in page.find_elements(By.CSS_SELECTOR, "#contents a") if link.text == "Problems").click()
+
+    def contents() -> list[str]:
+        return [link.text for link in page.find_elements(By.CSS_SELECTOR, "#contents a") if link.text]
+
+    assert contents() == ["Comparison", "Curves", "What differs", "before", "<b>after"], "none of a folded part"
+    next(link for link in page.find_elements(By.CSS_SELECTOR, "#contents a") if link.text == "before").click()
     assert folded.get_property("open")
+    Wait(page, WAIT_S).until(lambda _: "Problems" in contents())
 
 
 def test_page_makes_no_network_requests(tmp_path: Path, chromium: Any) -> None:

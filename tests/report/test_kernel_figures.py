@@ -13,6 +13,7 @@ from bench.report import kernels, kinds
 from bench.report.training import SetsReport
 from bench.results import kind as trial_results
 from helpers import kernels_log
+from helpers.page import Page
 
 SEED = ["gemm", "memcpy", "all_gather", "reduce_scatter", "collectives", "attention"]
 
@@ -79,9 +80,14 @@ def test_report_has_page_csv_and_figures(tmp_path: Path) -> None:
     assert header.startswith("trial,point,kernel,variant,ranks,latency_us") and len(rows) == len(plan.points) - 1
     assert rows[0].startswith('run/result_0,"attention backward math 32 x 512, 32 heads of 128, 32 of keys",attention')
     text = page.read_text()
-    assert f"{len(plan.points) - 1} of {len(plan.points)} points measured" in text
+    assert f'<span class="value">{len(plan.points) - 1}</span> <span class="unit">of {len(plan.points)}' in text
     assert f"<li>{slow} was not measured: rank 0: no such kernel</li>" in text
-    assert text.count("<tr><td class=") == 2 + len(plan.points) - 1, "the best forward and backward, and every point"
+    bests, points = (
+        text.partition(f"{title}</h2>")[2].partition("</table>")[0] for title in ("each kernel", "All points")
+    )
+    assert (bests.count("<tr><td"), points.count("<tr><td")) == (2, len(plan.points) - 1)
+    charts = Page(page).charts
+    assert list(charts) == ["attention_backward", "attention_forward"] and Page(page).runs_only_ours
     assert "attention &lt;b&gt;" in text and "data:image/png;base64," in text and text.count("<script>") == 1
     assert page == report.write(tmp_path / "out", title="again"), "over our own page"
     (tmp_path / "other").mkdir()

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from bench.report import compare, page
 from bench.report.output_folder import MARK
 from bench.report.page import differences
 from bench.report.sets import load
+from helpers import answers
 from helpers.failing_disk import contents, failing
 from helpers.page import Page, unpainted
 from helpers.paths import CORPUS
@@ -327,7 +327,7 @@ def test_the_verb_prints_the_rows_that_the_page_shows(trial_set: MakeSet, capsys
             main(["report", str(folder), form])
         assert stop.value.code == 0
         printed[form] = capsys.readouterr().out
-    rows = [json.loads(line) for line in printed["--json"].splitlines()]
+    rows = answers.read(printed["--json"])
     assert [(row["trial"], row["seed"], row["valid"]) for row in rows] == [("0", 0, True), ("1", 1, False)]
     assert [row["seed"] for row in csv.DictReader(printed["--csv"].splitlines())] == ["0", "1"]
 

@@ -22,7 +22,9 @@ from bench.report.study import bars as study_bars
 from bench.report.study import layout, pairs, scaling
 from bench.report.study.bars import bars_of
 from bench.report.study.scaling import scalings_of
-from bench.results.study import Cell, Mark, Published
+from bench.report.study.texts import comparison_rows
+from bench.results.comparison import compare
+from bench.results.study import Cell, Difference, Mark, Published
 from helpers import study_results
 from helpers.page import Page, unpainted
 
@@ -168,7 +170,7 @@ def test_interactive_and_static_bars_of_a_study_are_equal(tmp_path: Path, saved_
         if x
     }
     assert on_page == {(17_326.25, ""), (23_420.0, ""), (64_043.5, "/"), (9_120.5, ".")}
-    assert [text.strip() for text in view["traces"][-1]["text"]] == [text.get_text() for text in axes.texts]
+    assert [one["text"] for one in view["layout"]["annotations"]] == [text.get_text() for text in axes.texts]
 
 
 def test_a_difference_shows_its_pairs_its_interval_and_the_margin(tmp_path: Path, saved_figures: list[Figure]) -> None:
@@ -263,3 +265,14 @@ def test_study_verb_writes_its_tables(
     assert printed.out.endswith(f"{out / 'index.html'}\n") and (out / "table.md").exists()
     assert "--out writes the tables of a study" in printed.err
     assert "cluster=dgx2 does not apply to the folder of a study" in printed.err
+
+
+def test_a_difference_that_the_means_do_not_have_is_explained(tmp_path: Path) -> None:
+    """Of four pairs in which the second system is once very slow, the mean is another effect than that of the pairs."""
+    first, second = (30.0, 30.0, 30.0, 60.0), (20.0, 20.0, 20.0, 80.0)
+    compared = compare(first, second, names=("a", "b"), measurement="step_time", unit="ms", higher_is_better=False)
+    difference = Difference(first="a", second="b", measurement="step_time", comparison=compared)
+    (row,) = comparison_rows(study_results.precisions(tmp_path, differences=(difference,)))
+    ratio = (1.5**3 * 0.75) ** 0.25
+    assert row.percent == f"{100 * (ratio - 1):+.2f} %" and row.values == "37.50 / 35.00"
+    assert row.notes.startswith("difference: paired geometric mean; ratio of the means: +7.14 %")

@@ -187,7 +187,7 @@ def test_values_without_spread_are_compared_as_they_are() -> None:
 
 
 def test_two_pairs_with_a_large_spread_are_undecided() -> None:
-    assert rates((1e-300, 1e300), (1, 1)).text == "undecided: more than 10,000 more pairs"
+    assert rates((1e-300, 1e300), (1, 1)).text.startswith("undecided: too noisy (runs of the same system differ")
     assert rates((95, 94.9), (100, 99.7)).verdict is Verdict.different
 
 

@@ -1,6 +1,5 @@
 """Results of generation logs: times calculated by hand, and no result if answers do not match the requests."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.planning import compose
 from bench.results import kind
 from bench.results.generation import Answered
 from bench.runs import trial as trials
-from helpers import answers_log
+from helpers import answers, answers_log
 
 H200 = ("engine=huggingface", "cluster=dgxh200", "model.weights=random")
 
@@ -127,7 +126,7 @@ def test_parse_and_report_show_the_measurements(
     assert "throughput (tokens/s): 100" in shown and "answers of the requested length: 31 of 31" in shown
     assert "400\t1\t4\t0.02\t9.975\t100" in shown, "by length"
     assert exit_code("parse", "--json", str(log)) == 0
-    about = json.loads(capsys.readouterr().out)
+    about = answers.one(capsys.readouterr().out)
     assert (about["kind"], about["valid"]) == ("generate", True)
     assert exit_code("report", str(tmp_path), "-o", str(tmp_path / "page"), "--csv") == 0
     rows = capsys.readouterr().out.splitlines()

@@ -1,6 +1,5 @@
 """Results of kernels logs: rates calculated by hand, best points and their limits, and missing points."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from bench.results import kind
 from bench.results import kind as trial_results
 from bench.results.measurement import Measurement, higher_is_better
 from bench.runs import trial as trials
-from helpers import kernels_log
+from helpers import answers, kernels_log
 
 GEMM, COPY = "gemm bf16 8192 x 8192 x 8192", "copy host to device pinned 1 GiB"
 
@@ -155,6 +154,6 @@ def test_parse_shows_the_best_points_with_their_limits_and_every_point(
     assert rows["gemm fp8 sustained"][6:8] == ["", ""]
     assert rows[COPY][4] == "54.85" and GEMM not in rows
     assert f"points measured: {len(plan.points) - 1} of {len(plan.points)}" in shown
-    content = json.loads(parsed(log, capsys, "--json"))
+    content = answers.one(parsed(log, capsys, "--json"))
     assert content["valid"] is False and content["problems"] == [f"{GEMM} was not measured: rank 0: no such kernel"]
     assert {one["name"] for one in content["measurements"]} >= {"best gemm fp8", COPY, f"{COPY} latency"}

@@ -20,6 +20,7 @@ from bench.launch import resume, start
 from bench.planning import compose
 from bench.runs import run as runs
 from bench.studies import session
+from helpers import answers
 
 PLAN = compose.compose(["task=lora_tiny", "cluster=local"])
 
@@ -106,8 +107,8 @@ def test_a_job_unknown_to_its_backend_is_shown_from_the_ledger(
     ledger_of(folder, "running")
     (folder / ".reserve").touch()
     run_sheets.show(tmp_path, active=False, watch=False, as_json=True)
-    row = json.loads(capsys.readouterr().out)
-    assert (row["state"], row["trials"], row["active"]) == ("unknown to slurm", ["interrupted"], False)
+    row = answers.one(capsys.readouterr().out)
+    assert (row["state"], row["outcomes"], row["is_active"]) == ("unknown to slurm", ["interrupted"], False)
     assert "no final status: the batch script was killed" in row["reason"]
 
 

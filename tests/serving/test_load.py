@@ -86,6 +86,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     ("words", "name", "label", "settings"),
     [
         ("[burst]", "burst", "burst", {"scenario": "Offline", "target_qps": 0.001}),
+        ("[concurrent]", "concurrency 2", "concurrency_2", {"scenario": "Offline", "target_qps": 0.001}),
         ("[one_by_one]", "one by one", "one_by_one", {"scenario": "SingleStream"}),
         (
             "[poisson]",
@@ -99,7 +100,9 @@ def test_every_prompt_is_sent_once_when_loadgen_issues_it(
     words: str, name: str, label: str, settings: dict[str, Any], stub: str, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     rates = "[400]" if "poisson" in words else "[]"
-    plan = planned(f"task.serving.arrivals={words}", f"task.serving.rates={rates}", "task.serving.limits.latency_s=1.5")
+    at_once = ("task.serving.concurrency=[2,3]",) if "concurrent" in words else ()
+    limit = "task.serving.limits.latency_s=1.5"
+    plan = planned(f"task.serving.arrivals={words}", f"task.serving.rates={rates}", limit, *at_once)
     actual = loadgen.run_load(setting(plan, stub, tmp_path, tokenizer_folder), load_of(plan, name), texts())
     assert sorted(body.pop("prompt") for body in stub_server.bodies) == texts(), "each once"
     assert stub_server.bodies == [{"model": "tiny", "max_tokens": 8, "temperature": 0.0, "stream": True}] * 6
@@ -113,16 +116,21 @@ def test_every_prompt_is_sent_once_when_loadgen_issues_it(
     assert actual.files == (logged, detail) and sorted((tmp_path / "rank_logs").iterdir()) == sorted(actual.files)
     theirs = logs.read(detail)
     seeds = dict.fromkeys(("qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed"), SEED)
-    counts = {"min_query_count": 1 if label == "burst" else 6, "max_query_count": 6, "min_duration_ms": 0}
+    is_offline = settings["scenario"] == "Offline"
+    counts = {"min_query_count": 1 if is_offline else 6, "max_query_count": 6, "min_duration_ms": 0}
     expected = {"test_mode": "PerformanceOnly", **seeds, **counts, **settings}
     assert {key: theirs.value(f"effective_{key}") for key in expected} == expected
-    assert theirs.value("effective_samples_per_query") == (6 if label == "burst" else 1)
+    assert theirs.value("effective_samples_per_query") == (6 if is_offline else 1)
     assert theirs.value("qsl_reported_performance_count") == theirs.value("qsl_reported_total_count") == 6
     assert actual.loadgen == {key: theirs.value(key) for key in loadgen.VERDICT}
     assert list(actual.loadgen)[:2] == ["loadgen_version", "result_validity"]
     ends = [answer.due_s + (answer.last_s or 0) for answer in actual.answers]
     dues = [answer.due_s for answer in actual.answers]
     assert len(set(dues)) == (1 if label == "burst" else 6) and dues == sorted(dues)
+    if label == "concurrency_2":
+        spans = [(answer.due_s, end) for answer, end in zip(actual.answers, ends, strict=True)]
+        in_flight = [sum(due <= at < end for due, end in spans) for at, _ in spans]
+        assert max(in_flight) == 2 and actual.client["loadgen_mean_s"] < 0.5
     if label == "one_by_one":
         assert all(due > end for due, end in zip(dues[1:], ends, strict=False))
 

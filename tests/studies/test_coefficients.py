@@ -120,7 +120,7 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
         (
             "{measurement: throughput, same",
             "{measurement: step_time, same",
-            "two entries of coefficients have the same measurement, step_time",
+            "the list coefficients has two entries with measurement: step_time",
         ),
         ("same: [work]", "same: [job]", "the label 'job' does not exist"),
         ("[{system: [old, new]}]", "[{system: older}]", "an entry of among has the labels"),

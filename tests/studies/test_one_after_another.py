@@ -93,7 +93,9 @@ def test_stopping_the_call_does_not_stop_the_job(
         run_missing.run_sequentially(cast(Session, study))
     assert study.notes == ["?"] and not study.announced
     output = capsys.readouterr().err
-    assert output.startswith("the job keeps running; `runstop cancel ") and output.endswith("/[bold]/a.2'` ends it\n")
+    assert output.startswith("the job keeps running; to cancel it: runstop cancel ") and output.endswith(
+        "/[bold]/a.2'\n"
+    )
 
 
 def test_a_job_that_its_backend_does_not_know_has_ended(

@@ -1,6 +1,5 @@
 """One table of a study on several clusters: a column for each platform, with the published figures of that platform."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from bench.results.study import PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
+from helpers import answers
 from helpers.page import unpainted
 from helpers.study_runs import valid_run
 
@@ -151,7 +151,7 @@ def test_the_verb_takes_folders_a_pattern_or_all(
     }[words]
     with pytest.raises(SystemExit) as ended:
         cli.main(["study", *argv, "--table", "--json"])
-    printed = json.loads(capsys.readouterr().out)
+    printed = answers.one(capsys.readouterr().out)
     assert ended.value.code == 0
     assert {one["cluster"] for one in printed["platforms"]} == {"dgx", "box", "new", ""}
     assert len(printed["rows"]) == 4 * len(NAMES)

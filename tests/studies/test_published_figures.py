@@ -205,7 +205,7 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
             "corrected has column 2, but the table has only 1 columns",
         ),
-        ("measurement: peak_memory, ", "", "no measurement is set for this cell"),
+        ("measurement: peak_memory, ", "", "a published value has no measurement"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),

@@ -14,6 +14,7 @@ from scipy import stats
 from bench import studies
 from bench.report.cells import cell_text
 from bench.results.study import Cell, Mark
+from helpers import answers
 from helpers.paths import ROOT
 
 ARGV = [sys.executable, "-m", "bench", "study", "quality_tiny", "cluster=local", "--json"]
@@ -34,7 +35,7 @@ def test_losses_at_equal_tokens_have_an_interval_over_seeds(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "studies/quality_tiny-local"
     samples, seeds = set(), {}
-    for row in json.loads(done.stdout)["rows"]:
+    for row in answers.one(done.stdout)["rows"]:
         logs = [folder / run / "result_0.txt" for run in row["cells"]["evaluation_loss"]["runs"]]
         losses = [records(log, "eval_accuracy")[-1]["value"] for log in logs]
         samples |= {records(log, "run_stop")[0]["metadata"]["samples_count"] for log in logs}

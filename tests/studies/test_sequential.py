@@ -80,7 +80,9 @@ def test_a_stopped_call_leaves_its_job_to_the_next_call(
     ranks.ends["slurm.1"] = Stopped(2)
     with pytest.raises(Stopped):
         call()
-    assert slurm.jobs() == ["slurm.1"] and "the job keeps running; `runstop cancel" in capsys.readouterr().err
+    assert (
+        slurm.jobs() == ["slurm.1"] and "the job keeps running; to cancel it: runstop cancel" in capsys.readouterr().err
+    )
     before = len(ranks.began)
     call()
     assert ranks.began[before] == "slurm.1" and len(set(ranks.began)) == 4

@@ -1,6 +1,5 @@
 """The statements of a study are judged by the runs in its folder, next to the published figures."""
 
-import json
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from bench.studies import arms as arms_of
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
+from helpers import answers
 from helpers.study_runs import failed, valid_run
 
 HOLDS, DOES_NOT_HOLD = StatementVerdict.holds, StatementVerdict.does_not_hold
@@ -136,7 +136,7 @@ def test_statements_are_shown_on_every_output(tmp_path: Path, capsys: pytest.Cap
     assert "| ZeRO 3 costs at most half of the speed. | speed | ≥ 0.5 | 0.8 | 3 | 0.81 (theirs) |" in text
     with pytest.raises(SystemExit):
         cli.main(["study", str(folder), "--json"])
-    first = json.loads(capsys.readouterr().out)["statements"][0]
+    first = answers.one(capsys.readouterr().out)["statements"][0]
     assert (first["verdict"], first["source"]) == ("holds", "finding 2")
     assert first["intervals"][0]["low"] == pytest.approx(0.8)
 

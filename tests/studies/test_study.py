@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helpers import answers
 from helpers.paths import ROOT
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -65,7 +66,7 @@ def test_a_study_that_is_killed_twice_gives_a_table_with_all_runs(tmp_path: Path
     assert "2 of 4 runs are valid" in typed(tmp_path, "--table").stdout
     done = typed(tmp_path, "--json")
     assert done.returncode == 0, done.stderr
-    require_whole(json.loads(done.stdout))
+    require_whole(answers.one(done.stdout))
     outcomes_by_run = attempts(folder)
     assert sorted(outcomes_by_run) == RUNS and all(
         outcomes.count("valid") == 1 for outcomes in outcomes_by_run.values()

@@ -1,6 +1,5 @@
 """`runstop study` from the command line: it lists, plans, runs and reads studies; a stub for ranks ends each run."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bench import cli, report, studies
 from bench.cli import study as cli_study
 from bench.results.study import StudyResult
 from bench.studies import library
+from helpers import answers
 
 __all__ = ["ranks"]
 Verb = Callable[..., tuple[int, str, str]]
@@ -35,24 +35,24 @@ def study(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_studies_are_listed_and_their_names_completed(study: Verb) -> None:
     rows = [
-        {"study": "mine", "title": "t", "question": "q", "source": "s"},
-        {"study": "other", "title": "another", "question": "why", "source": "s"},
+        {"schema": "runstop/study-title/1.0", "name": "mine", "title": "t", "question": "q", "source": "s"},
+        {"schema": "runstop/study-title/1.0", "name": "other", "title": "another", "question": "why", "source": "s"},
     ]
     code, output, _ = study("--json")
-    assert code == 0 and json.loads(output) == rows
+    assert code == 0 and answers.read(output) == rows
     lines = study("--list")[1].splitlines()
     assert lines[0] == "studies" and lines[1] == "study\ttitle\tquestion\tsource"
     assert lines[2:4] == ["mine\tt\tq\ts", "other\tanother\twhy\ts"]
-    assert lines[4:] == ["runstop study NAME cluster=… --dry-run"]
+    assert lines[4:] == ["to see the runs of a study, such as tiny: runstop study tiny cluster=local --dry-run"]
     assert study("mine", "--list", "--json") == (code, output, "")
     assert (cli_study._names("m"), cli_study._names(""), cli_study._names("x")) == (["mine"], ["mine", "other"], [])
 
 
 def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, tmp_path: Path) -> None:
     code, output, _ = study("mine", "--dry-run", "--json", "--runs", 3, *paths(tmp_path))
-    planned = json.loads(output)
+    planned = answers.one(output)
     assert code == 0 and planned["folder"] == str(tmp_path / "studies/mine-local")
-    assert [arm["name"] for arm in planned["arms"]] == ["a", "b"] and "gpu_hours" in planned["arms"][0]
+    assert [arm["name"] for arm in planned["arms"]] == ["a", "b"] and list(planned["gpu_hours"]) == ["a", "b"]
     assert [sorted(block) for block in planned["order"]] == [["a", "b"]] * 3
     code, output, _ = study("mine", "--dry-run", *paths(tmp_path))
     assert code == 0 and output.splitlines()[0].startswith("mine") and "4 of 4 runs to do" in output
@@ -68,7 +68,7 @@ def test_a_dry_run_refuses_what_a_launch_refuses(study: Verb, tmp_path: Path, mo
         monkeypatch.delenv(name, raising=False)
     logs, large = f"cluster.paths.logs={tmp_path}", "cluster.ranks_per_node=8"
     code, output, _ = study("mine", "--dry-run", "--json", "cluster=kuberay", large, logs)
-    assert code == 1 and all("RAY-10: " in arm["reason"] for arm in json.loads(output)["arms"])
+    assert code == 1 and all("RAY-10: " in arm["reason"] for arm in answers.one(output)["arms"])
     assert study("mine", "cluster=kuberay", large, logs)[0] == 1, "as the run itself"
     code, output, _ = study("mine", "--dry-run", "cluster=dgx1", large, logs)
     assert code == 0 and "4 of 4 runs to do" in output
@@ -94,7 +94,10 @@ def test_missing_runs_are_run_and_the_tables_are_shown(
     for second in (study("mine", "--table", *paths(tmp_path)), study(folder), study(folder, "--table")):
         assert second == (0, first, "") and len(ranks.began) == 4, "only read"
     code, output, _ = study(folder, "--json", "--runs", 1)
-    assert code == 0 and [row["cells"]["step_time"]["runs"] for row in json.loads(output)["rows"]] == [["a.1"], ["b.1"]]
+    assert code == 0 and [row["cells"]["step_time"]["runs"] for row in answers.one(output)["rows"]] == [
+        ["a.1"],
+        ["b.1"],
+    ]
     wrote: list[tuple[StudyResult, Path]] = []
 
     def write(result: StudyResult, out: Path) -> list[Path]:
@@ -107,7 +110,7 @@ def test_missing_runs_are_run_and_the_tables_are_shown(
     assert "out/index.html" not in study(folder, "--json", "-o", tmp_path / "out")[1] and len(wrote) == 2
     ranks.ends.clear()
     code, output, _ = study("mine", "--json", *paths(tmp_path))
-    assert code == 0 and [len(row["cells"]["step_time"]["runs"]) for row in json.loads(output)["rows"]] == [2, 2]
+    assert code == 0 and [len(row["cells"]["step_time"]["runs"]) for row in answers.one(output)["rows"]] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bench.results.study import Cell, Mark, PlannedArm, StudyResult
 from bench.studies import folder as folders
 from bench.studies import library
 from bench.studies.folder import StoredStudy
-from helpers import study_results
+from helpers import answers, study_results
 from helpers.study_runs import failed, valid_run
 
 STUDY = """
@@ -258,7 +258,7 @@ def test_a_table_counts_the_requested_runs(tmp_path: Path, capsys: pytest.Captur
         valid_run(folder / f"7B_Naive.{block}", [1.0])
     with pytest.raises(SystemExit) as ended:
         cli.main(["study", str(folder), "--table", "--runs", "4", "--json"])
-    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["arm"] == "7B Naive"]
+    (row,) = [row for row in answers.one(capsys.readouterr().out)["rows"] if row["arm"] == "7B Naive"]
     assert (ended.value.code, len(row["cells"]["step_time"]["values"])) == (0, 4)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers import tiny_studies
+from helpers import answers, tiny_studies
 from helpers.paths import ROOT
 
 REASONS: dict[str, dict[str, str]] = {
@@ -33,7 +33,7 @@ def study(name: str, folder: Path, *words: str) -> "subprocess.CompletedProcess[
 def planned(name: str, folder: Path) -> list[dict[str, Any]]:
     done = study(name, folder, "--dry-run", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    return list(json.loads(done.stdout)["arms"])
+    return list(answers.one(done.stdout)["arms"])
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_every_arm_that_is_planned_ends_in_a_valid_run(name: str, tmp_path: Path
     running = [arm["name"] for arm in planned(name, tmp_path) if arm["runs"]]
     done = study(name, tmp_path, "--json")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    rows = {row["arm"]: row["cells"].values() for row in json.loads(done.stdout)["rows"]}
+    rows = {row["arm"]: row["cells"].values() for row in answers.one(done.stdout)["rows"]}
     assert [arm for arm in running if not all(cell["runs"] or cell["reason"] for cell in rows[arm])] == []
     statuses = [json.loads(path.read_text()) for path in tmp_path.glob("studies/*/*/status.json")]
     assert [status["outcome"] for status in statuses] == ["valid"] * len(running)

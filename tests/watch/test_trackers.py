@@ -30,7 +30,7 @@ def run_folder(tmp_path: Path, *names: str) -> Path:
 
 
 def watched(folder: Path) -> None:
-    watch.watch(sources.run_folder(folder), How(once=True, as_json=True))
+    watch.watch(sources.run_folder(folder), How(once=True, show_json=lambda *_: None))
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

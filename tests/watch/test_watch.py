@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from scipy import stats
 
+from bench import answers as printed
 from bench import cli, watch
 from bench.contract import plan_kinds, run_files, telemetry
 from bench.contract.stall import Stall
@@ -34,6 +35,7 @@ from bench.watch.prediction import Planned
 from bench.watch.progress import Evaluated, Progress
 from bench.watch.screen import picture
 from bench.watch.tracker import Tracker
+from helpers import answers
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 
@@ -310,7 +312,7 @@ def test_watch_handles_any_log(events: list[Event], now_ms: int) -> None:
     view = View(
         name="log", progress=progress, planned=planned, outlook=prediction.look(progress, planned, now_ms), note=None
     )
-    json.dumps(view.to_json(), allow_nan=False)
+    answers.one(printed.line(printed.progress(now_ms, [view])))
     assert line(view).isprintable()
     console = Console(file=io.StringIO(), width=80, height=24)
     console.print(picture([view, view], width=80, height=24))
@@ -404,10 +406,11 @@ def test_eval_accuracy_after_eval_stop_keeps_evaluation_time() -> None:
 
 def test_json_is_one_object(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
     code, output = run(capsys, "--once", "--json", str(written_log(evals=(0.95,), status="aborted")))
-    (shown,) = json.loads(output)["trials"]
+    printed_update = answers.one(output)
+    (shown,) = printed_update["trials"]
     assert code == 0
     assert (shown["samples"], shown["phase"], shown["is_reached"], shown["target"]) == (1536, "stopped", False, 0.925)
-    assert "Unverified" in json.loads(output)["result"]
+    assert "Unverified" in printed_update["note"]
 
 
 def test_time_out_of_range_is_shown_as_unknown(written_log: MakeLog, capsys: pytest.CaptureFixture[str]) -> None:
@@ -493,7 +496,8 @@ def test_the_hottest_gpu_is_shown_while_a_trial_trains(written_log: MakeLog, tmp
     job.poll()
     (view,) = job.views()
     assert "GPUs 71 °C, 690 W, throttled: power brake (hottest of 4: GPU 1)" in line(view)
-    assert view.to_json()["hottest_gpu"]["temperature_c"] == 71
+    (shown,) = answers.one(printed.line(printed.progress(0, [view])))["trials"]
+    assert shown["hottest_gpu"]["temperature_c"] == 71
     (folder / "result_0.txt").write_text(written_log(name="whole").read_text())
     job.poll()
     assert job.views()[0].hottest is None, "it is over"

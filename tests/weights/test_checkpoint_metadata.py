@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 with warnings.catch_warnings(action="ignore"):  # megatron-core's imports warn
     from torch.distributed import checkpoint as distributed
+    from torch.distributed.checkpoint.planner import WriteItemType
 
     from jobs.engines.megatron import checkpoint
     from jobs.weights import adapters, checkpoint_reader, checkpoint_writer
@@ -42,6 +43,20 @@ def test_metadata_of_torch_is_accepted(tmp_path: Path, save: Callable[[Path], No
     checkpoint_reader.require_plain(tmp_path)  # without metadata the loader says what is missing
 
 
+class Member:
+    """A member of torch's enum, as Python 3.11.2 (Debian 12) pickles it."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, (WriteItemType, "TENSOR")
+
+
+def test_enums_of_python_3_11_2_are_accepted(tmp_path: Path) -> None:
+    pickled = pickle.dumps(Member())
+    assert b"getattr" in pickled and pickle.loads(pickled) is WriteItemType.TENSOR
+    (tmp_path / ".metadata").write_bytes(pickled)
+    checkpoint_reader.require_plain(tmp_path)
+
+
 @pytest.mark.trains
 def test_metadata_of_megatron_core_is_accepted(prepared: Path) -> None:
     (base,) = (path.parent for path in (prepared / "cache").glob("*/.metadata"))
@@ -58,6 +73,16 @@ class Attack:
         return os.mkdir, (str(self.proof),)
 
 
+class Reached:
+    """Gets an attribute of a class that metadata may have."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.words = (owner, name)
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self.words
+
+
 def hidden_in_a_module(proof: Path) -> bytes:
     """A dotted name that reaches os through a module of torch's metadata."""
     module, name = b"torch.distributed.checkpoint.metadata", b"os.mkdir"
@@ -69,6 +94,14 @@ def hidden_in_a_module(proof: Path) -> bytes:
 ATTACKS: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "a function": (lambda proof: pickle.dumps(Attack(proof)), r"the pickle refers to posix\.mkdir"),
     "a dotted name": (hidden_in_a_module, r"the pickle refers to torch\.distributed\.checkpoint\.metadata\.os\.mkdir"),
+    "an attribute of a class": (
+        lambda proof: pickle.dumps(Reached(WriteItemType, "__init_subclass__")),
+        r"the pickle refers to builtins\.getattr of <enum 'WriteItemType'>",
+    ),
+    "an attribute of another object": (
+        lambda proof: pickle.dumps(Reached("", "format")),
+        r"the pickle refers to builtins\.getattr of ''",
+    ),
     "half a pickle": (lambda proof: pickle.dumps(TENSORS)[:40], ""),
     "nothing": (lambda proof: b"", "Ran out of input"),
 }

@@ -79,7 +79,7 @@ def no_array(subject: Subject) -> Iterator[Finding]:
 def needs_kubectl(subject: Subject) -> Iterator[Finding | str]:
     """Yield that the user must start a KubeRay run with kubectl."""
     fix = "write the manifest with `runstop render …` and the same arguments, then start the run: kubectl apply -f FILE"
-    yield broken("RAY-10", "runstop launch cannot submit a run to KubeRay", "cluster.ray.kuberay", fix=fix)
+    yield broken("RAY-10", "a run cannot be submitted to KubeRay by `launch`", "cluster.ray.kuberay", fix=fix)
 
 
 def version(subject: Subject) -> Iterator[Finding | str]:

@@ -36,7 +36,7 @@ def block(plan: Plan) -> KubeRay:
     ray = request.settings(plan)
     if ray.kuberay is None:
         raise ConfigError(
-            "a manifest cannot be rendered for an existing Ray cluster: runstop launch submits the run directly",
+            "a manifest cannot be rendered for an existing Ray cluster: `launch` submits the run directly",
             where=f"cluster={plan.config.cluster.name}",
             fix="set cluster=kuberay to get a manifest; `runstop plan --json` prints the plan",
         )

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from bench.backends import containers
 from bench.backends.slurm import client
 from bench.contract.cluster import GpuRequest
 from bench.contract.plan import Plan
@@ -192,12 +193,15 @@ def container(subject: Subject) -> Iterator[Finding]:
     c = subject.plan.config.container
     if c.runtime is Runtime.none:
         return
-    if c.runtime is not Runtime.pyxis:
+    if c.runtime not in (Runtime.pyxis, Runtime.apptainer):
         what = f"backend slurm does not support the container runtime {c.runtime.name}"
-        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis or none")
+        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis, apptainer or none")
     elif not c.image:
         fix = "set container.image, or run: export CONT=IMAGE"
         yield broken("PYX-04", "the container image is not set", "container.image", fix=fix)
+    elif c.runtime is Runtime.apptainer:
+        if (full := expanded(c.image)) and (why := containers.no_sif(full)):
+            yield broken("HST-08", why, "container.image", fix=containers.SIF_FIX)
     elif (full := expanded(c.image)) and (spelling := reference.misspelled(full)):
         image = shlex.quote(spelling.corrected)
         fix = f"export CONT={image}" if c.image == "$CONT" else f"set container.image to {image} and quote this value"
@@ -207,7 +211,9 @@ def container(subject: Subject) -> Iterator[Finding]:
 def mounts(subject: Subject) -> Iterator[Finding]:
     """Yield the mounts that Pyxis would refuse or misread. Source: its args.c, version 0.24."""
     config = subject.plan.config
-    if config.container.runtime is Runtime.none:
+    if config.container.runtime is Runtime.apptainer:
+        yield from containers.misformed_mounts(subject.plan)
+    if config.container.runtime is not Runtime.pyxis:
         return
     for mount in config.container.mounts:
         where = f"container.mounts: {mount}"

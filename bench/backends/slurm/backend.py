@@ -55,7 +55,7 @@ def _fits(held: str, line: str, variable: re.Pattern[str], values: dict[str, str
 
 
 LAPTOP = (
-    Check("image and container", ("PYX-04", "PYX-06"), argument_checks.container),
+    Check("image and container", ("PYX-04", "PYX-06", "HST-08"), argument_checks.container),
     Check("mounts", ("PYX-05", "PYX-12", "CFG-06"), argument_checks.mounts),
     Check("arguments for sbatch", ("CFG-09", "PYX-05", "PYX-10"), argument_checks.contradictions),
     Check("name of the run folder", ("CFG-06",), argument_checks.run_folder),
@@ -72,6 +72,7 @@ LOGIN = (
     Check("Pyxis", ("PYX-02",), slurm_checks.plugin, slurm_checks.in_container),
     Check("container flags", ("PYX-01",), slurm_checks.flags, slurm_checks.has_bare_flags),
     Check("accounting", ("SLU-04",), slurm_checks.accounting),
+    Check("Apptainer", ("ENR-07", "HST-08"), slurm_checks.sif, slurm_checks.in_apptainer),
     Check("image file", ("ENR-07", "ENR-08", "ENR-11", "RUN-08"), slurm_checks.file, slurm_checks.is_file),
     Check("registry credentials", ("ENR-01",), slurm_checks.credentials, slurm_checks.is_in_registry),
 )

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.backends import containers
 from bench.backends.slurm import client
 from bench.backends.slurm.argument_checks import FLAGS_WITHOUT_VALUE, time_limit_min
 from bench.contract import plan as plans
@@ -352,6 +353,22 @@ def in_container(plan: Plan) -> bool:
 def has_bare_flags(plan: Plan) -> bool:
     """Return whether srun gets container flags that take no value."""
     return in_container(plan) and plan.config.container.flags is ContainerFlags.arguments
+
+
+def in_apptainer(plan: Plan) -> bool:
+    """Return whether each rank runs in an Apptainer container."""
+    return plan.config.container.runtime is Runtime.apptainer
+
+
+def sif(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the Apptainer image is missing, or Apptainer is not on this machine, as perhaps on the nodes."""
+    image = expanded(subject.plan.config.container.image)
+    if image is not None and not Path(image).exists():
+        yield broken("ENR-07", "the image file does not exist", image, fix=containers.SIF_FIX)
+    if shutil.which("apptainer") is None:
+        what = "apptainer is not on this machine, and may be missing on the nodes"
+        fix = "runstop doctor --tier canary tests a node; on nodes with Singularity only, link apptainer to singularity"
+        yield broken("HST-08", what, "container=apptainer", fix=fix, severity="warning")
 
 
 def is_file(plan: Plan) -> bool:

@@ -27,14 +27,14 @@ run_watched() {
 run_srun() { run_watched env "${rank_environment[@]}" srun "${srun_options[@]}" --chdir="$run" "$@"; }
 on_each_node() { run_srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside the container
 in_container() { run_srun ${container[@]+"${container[@]}"} "$@"; } # without a container if the plan has none
-on_one_rank() { in_container --nodes=1 --ntasks=1 --ntasks-per-node=1 "$@"; }
+on_one_rank() { in_container --nodes=1 --ntasks=1 --ntasks-per-node=1 ${in_image[@]+"${in_image[@]}"} "$@"; }
 on_all_ranks() { in_container --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
 between_commands() { on_one_rank "$python" -m bench.driver.between_commands "$run" "$@"; }
 
 run_plan_command() { # LABEL SRUN_OPTION...: run a command of the plan on every rank
   local -n argv=argv_$1
   shift
-  on_all_ranks "$@" "${argv[@]}"
+  on_all_ranks "$@" ${in_image[@]+"${in_image[@]}"} "${argv[@]}"
 }
 
 append_output() { # FILE COMMAND...: append the output of the command to a file

@@ -164,7 +164,7 @@ def resume(folder: Path, *, trials_left: int, walltime_min: int | None, argument
     """
     if not (folder / SCRIPT).exists():
         raise ConfigError(
-            f"the run folder has no {SCRIPT}", where=str(folder), fix="start a new run with runstop launch"
+            f"the run folder has no {SCRIPT}", where=str(folder), fix="start a new run with `runstop launch`"
         )
     job = atomic_files.read_object(folder / JOB)
     if walltime_min is not None:

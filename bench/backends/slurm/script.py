@@ -180,7 +180,7 @@ def settings(plan: Plan) -> list[str]:
     c, w = plan.config, plan.world
     launch, container = c.launch, c.container
     trials = "$SLURM_ARRAY_TASK_ID" if launch.array else " ".join(f"{trial.index:d}" for trial in plan.trials)
-    in_container = container.runtime is Runtime.pyxis
+    in_container = container.runtime is not Runtime.none
     before = [VBOOST] if c.cluster.slurm and c.cluster.slurm.vboost is not None else []
     before += [command.name for command in plan.commands[: len(plan.commands) - len(plan.trials)]]
     return [
@@ -222,7 +222,7 @@ def variables(plan: Plan) -> list[str]:
     c, paths = plan.config.container, plan.config.cluster.paths
     inputs = plan.inputs
     texts = [paths.data if inputs.rows else None, paths.model if inputs.checkpoint else None, paths.logs]
-    texts += [c.image, *c.mounts] if c.runtime is Runtime.pyxis else []
+    texts += [c.image, *c.mounts] if c.runtime is not Runtime.none else []
     return list(dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text or "")))
 
 
@@ -304,13 +304,30 @@ def _srun_options(plan: Plan) -> str:
 
 
 def _container(plan: Plan) -> list[str]:
-    """Return the function that sets srun's container flags; every srun repeats them, since Pyxis keeps no mounts."""
+    """Return the function that sets srun's container flags; every srun repeats them, since Pyxis keeps no mounts.
+
+    With Apptainer, srun starts `in_image` with the program as its argument.
+    """
     c = plan.config.container
+    if c.runtime is Runtime.apptainer:
+        return [
+            "container_flags() {",
+            "  container=() container_name=",
+            "  in_image=(",
+            f"    {' '.join(containers.apptainer_options(plan))}",
+            *(f"    --bind={_quoted(mount)}" for mount in _mounts(plan)),
+            '    --pwd="$run"',
+            *(f"    {_shell_word(argument)}" for argument in c.arguments or []),
+            f"    {_quoted(c.image or '')}",
+            "  )",
+            "}",
+        ]
     if c.runtime is not Runtime.pyxis:
-        return ["container_flags() { container=() container_name=; }"]
+        return ["container_flags() { container=() in_image=() container_name=; }"]
     flags = [flag for flag, _ in _BARE_FLAGS.values()] if c.flags is ContainerFlags.arguments else []
     return [
         "container_flags() { # the container name is unique to this start of this job",
+        "  in_image=()",
         '  container_name="runstop-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
         "  container=(",
         f"    --container-image={_quoted(c.image or '')}",

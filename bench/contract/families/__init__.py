@@ -88,12 +88,12 @@ def of_model(model: Model) -> Family:
     candidates = [FAMILIES[model.family]] if model.family else list(FAMILIES.values())
     family = next((one for one in candidates if one.has_layers_of(model)), None)
     if family is None:
-        subject = f"the family {model.family}" if model.family else "no family"
+        subject = f"the family {model.family} does not have" if model.family else "no family has"
         raise ConfigError(
-            f"{subject} has {'not ' if model.family else ''}the layers of {model.name}: {model.norm.name}, "
-            f"{model.activation.name}, {model.position.name} positions, bias {model.bias}, "
-            f"{model.num_query_groups} query groups, qkv_bias {model.qkv_bias}, qk_norm {model.qk_norm}, "
-            f"{model.experts.num_experts if model.experts else 'no'} experts",
+            f"{subject} this combination of layers of the model {model.name}: norm={model.norm.name}, "
+            f"activation={model.activation.name}, position={model.position.name}, bias={model.bias}, "
+            f"num_query_groups={model.num_query_groups}, qkv_bias={model.qkv_bias}, qk_norm={model.qk_norm}, "
+            f"experts={model.experts.num_experts if model.experts else None}",
             where="model",
             fix="use the layers of a Llama (RMSNorm, swiglu, rope, no bias), a Qwen2 (with qkv_bias), a Qwen3 (with "
             "qk_norm), a Mixtral (with experts) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",

@@ -9,9 +9,8 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench import masking as known_secrets
 from bench.contract import regular_files, run_files
@@ -31,7 +30,6 @@ from bench.mlperf.package.entry import (
     run_findings,
 )
 from bench.mlperf.reader import printable
-from bench.mlperf.result import UNVERIFIED
 from bench.rules.finding import Finding, errors
 
 
@@ -72,26 +70,6 @@ class Package:
     def passed(self) -> bool:
         """Whether every official checker passes without --force."""
         return all(check.passed for check in self.checked.checks.values()) and not errors(self.findings)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the package as strict JSON values."""
-        folder = self.request.folder
-        checks = self.checked.checks.items()
-        return {
-            "path": str(folder),
-            "org": self.request.org,
-            "ruleset": self.ruleset,
-            "division": self.division,
-            "systems": sorted({entry.system for entry in self.entries}),
-            "benchmarks": sorted({entry.benchmark for entry in self.entries}),
-            "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
-            "scaling_factors": dict(self.checked.scaling),
-            "todo": [f"{file}: {field}" for file, fields in self.todo.items() for field in fields],
-            "checkers": {name: {"passed": check.passed, "messages": list(check.messages)} for name, check in checks},
-            "findings": [asdict(finding) for finding in self.findings],
-            "passed": self.passed,
-            "note": UNVERIFIED,
-        }
 
 
 def pack(request: Request) -> Package:

@@ -53,7 +53,9 @@ def _check_kind(config: Config) -> None:
             raise ConfigError(
                 f"task {task.name} {trains}, but {key} is {'missing' if block is None else 'given'}",
                 where=key,
-                fix=f"add the block {key}" if block is None else f"set {key}=null in the task's file",
+                fix=f"remove ~{key} from the command line, or add the block {key} to the task's file"
+                if block is None
+                else f"set {key}=null in the task's file",
             )
 
 

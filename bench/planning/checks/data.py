@@ -71,6 +71,12 @@ def _check_files(data: Data) -> None:
             where="data.files",
             fix="set data.files to a file, folder or glob below DATADIR, or set data.sample=1000 for generated records",
         )
+    if data.files is not None and data.sample is not None:
+        raise ConfigError(
+            f"data.files is {data.files}, but has no effect: data.sample={data.sample} generates the records",
+            where="data.files, data.sample",
+            fix=f"to read the files, set data.sample=null and data.tokenizer; else remove data.files={data.files}",
+        )
     if data.source.has_prompts != (data.prompt_type is not None):
         has, fix = ("answers", "plain, headings or inst") if data.source.has_prompts else ("text only", "null")
         if data.source is DataSource.chat:

@@ -9,6 +9,8 @@ from bench.contract.schema import Config, DataSource
 from bench.errors import ConfigError
 
 EXPERTS = ("num_experts", "experts_per_token", "ffn_hidden_size")
+NETWORK = ("nvlink_gbs", "nvlink_gpus", "nics_per_node", "nic_gbs", "oversubscription")
+FAILURES = ("node_mtbf_hours", "restart_s", "checkpoint_s")
 MAX_TRIALS, MAX_STEPS = 1000, 10_000_000
 """Larger numbers are typing errors: a score needs 10 trials."""
 
@@ -86,12 +88,15 @@ def _positive(config: Config) -> dict[str, float | None]:
         **(_values("model.experts", config.model.experts, EXPERTS) if config.model.experts else {}),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp", "ep")),
         **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
+        **(_values("cluster.network", config.cluster.network, NETWORK) if config.cluster.network else {}),
+        **(_values("cluster.failures", config.cluster.failures, FAILURES) if config.cluster.failures else {}),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
         **(_values("task.training", config.training, ends) if config.task.training else {}),
         **(_values("data", rows, ("seq_length", "train_rows", "eval_rows", "sample")) if rows else {}),
         **(_values("launch.stall", config.launch.stall, ("factor", "floor_s")) if config.launch.stall else {}),
         **(_values("cluster.gpu", config.cluster.gpu, gpu) if config.cluster.gpu else {}),
         "trials": config.trials,
+        "launch.attempts": config.launch.attempts,
     }
 
 
@@ -102,8 +107,10 @@ def _not_negative(config: Config) -> dict[str, float | None]:
     of_recipe = _values("recipe", config.recipe, recipe) if config.recipe else {}
     of_data = _values("data", config.data, ("seq_length", "train_rows", "eval_rows")) if config.data else {}
     of_experts = _values("model.experts", config.model.experts, ("aux_loss_coef",)) if config.model.experts else {}
+    network = config.cluster.network
+    of_network = _values("cluster.network", network, ("nvlink_latency_us", "nic_latency_us")) if network else {}
     of_config = {"seed_base": config.seed_base, "cluster.slurm.vboost": vboost}
-    return {**of_recipe, **of_data, **of_experts, **of_config}
+    return {**of_recipe, **of_data, **of_experts, **of_network, **of_config}
 
 
 def _floats(value: object, key: str) -> Iterator[tuple[str, float]]:

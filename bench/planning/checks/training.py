@@ -30,7 +30,9 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
             f"training data has only {rows} samples",
             where="recipe.eval_every_samples, recipe.global_batch_size",
-            fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less",
+            fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less"
+            if r.global_batch_size <= rows
+            else f"set recipe.global_batch_size to {rows} or less",
         )
     if config.training.has_target and first_step > max_steps:
         raise ConfigError(
@@ -41,12 +43,32 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
 
 
 def _check_profile(config: Config) -> None:
-    if config.launch.profile is not ProfileKind.none and not config.training_recipe.warmup_iterations:
+    in_warm_up = config.launch.profile in (ProfileKind.kernels, ProfileKind.modules)
+    if in_warm_up and not config.training_recipe.warmup_iterations:
         raise ConfigError(
             "the profiler records the last warm-up step, but warmup_iterations is 0",
             where="launch.profile, recipe.warmup_iterations",
             fix="set recipe.warmup_iterations to 2 or more, because the first warm-up step compiles kernels",
         )
+
+
+def check_profiled_steps(config: Config, max_steps: int) -> None:
+    """Raise ConfigError if launch.profile_steps does not fit launch.profile and the steps of the run."""
+    steps, where = config.launch.profile_steps, "launch.profile, launch.profile_steps"
+    if config.launch.profile is not ProfileKind.nsys:
+        if steps is not None:
+            what = f"launch.profile_steps is set, but launch.profile is {config.launch.profile.name}"
+            raise ConfigError(what, where=where, fix="set launch.profile=nsys, or launch.profile_steps=null")
+        return
+    fix = "set launch.profile_steps=[10,12] to record the steps 10 to 12"
+    if steps is None:
+        raise ConfigError("launch.profile=nsys needs the steps to record", where=where, fix=fix)
+    if len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= max_steps:
+        what = f"launch.profile_steps is {steps}, but must be the first and the last step, from 1 to {max_steps}"
+        raise ConfigError(what, where=where, fix=fix)
+    if config.task.submittable:
+        what = "nsys records timed steps, so this run is no submission, but task.submittable is true"
+        raise ConfigError(what, where=where, fix="set task.submittable=false")
 
 
 def check_steps(config: Config, max_steps: int) -> None:

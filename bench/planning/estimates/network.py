@@ -102,5 +102,6 @@ class Collectives:
         return bandwidth_gbs * 1e9
 
     def _in_node(self, stride: int) -> int:
-        """Return how many ranks of a group a node has at most."""
-        return max(1, self.world.ranks_per_node // stride)
+        """Return how many ranks of a group a node, or the NVLink domain of several nodes, has at most."""
+        network = self.config.cluster.network
+        return max(1, (network and network.nvlink_gpus or self.world.ranks_per_node) // stride)

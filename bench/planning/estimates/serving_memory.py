@@ -61,6 +61,8 @@ def concurrent(load: Load, serving: Serving) -> int:
     """
     if load.arrivals is Arrivals.one_by_one:
         return 1
+    if load.concurrency is not None:
+        return load.concurrency
     if load.rate is None or serving.limits.latency_s is None:
         return load.requests
     return min(load.requests, max(1, math.ceil(load.rate * serving.limits.latency_s)))

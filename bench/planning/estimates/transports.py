@@ -11,7 +11,8 @@ from functools import cache
 import yaml
 
 from bench.contract import codec, transport
-from bench.contract.schema import Config, Rates
+from bench.contract.network import Transport as NetworkTransport
+from bench.contract.schema import Cluster, Config, Rates
 from bench.planning.conf_folder import CONF
 
 RDMA, SOCKETS, SHARED_MEMORY = "rdma", "sockets", "shared_memory"
@@ -57,12 +58,19 @@ def load(name: str) -> Transport:
 
 
 def between_nodes(config: Config) -> Link | None:
-    """Return the link of one GPU to another node; None if cluster.network_gbs is not set.
+    """Return the link of one GPU to another node; None if neither cluster.network nor cluster.network_gbs is set.
 
     Without a request NCCL is expected to use RDMA.
     """
-    network_gbs = config.cluster.network_gbs
+    network_gbs = gbs_between_nodes(config.cluster)
     return None if network_gbs is None else _link(load(_network(config)), network_gbs)
+
+
+def gbs_between_nodes(cluster: Cluster) -> float | None:
+    """Return the bandwidth of one GPU to another node, in 1e9 bytes/s: its share of the cards of its node."""
+    if (network := cluster.network) is None:
+        return cluster.network_gbs
+    return network.nics_per_node * network.nic_gbs / cluster.ranks_per_node / network.oversubscription
 
 
 def within_node(config: Config, rates: Rates) -> Link | None:
@@ -83,5 +91,7 @@ def _link(one: Transport, gbs: float) -> Link:
 
 
 def _network(config: Config) -> str:
-    net = transport.requested(config.cluster.environment).net
+    net, network = transport.requested(config.cluster.environment).net, config.cluster.network
+    if net is None and network is not None and network.transport is NetworkTransport.tcp:
+        return SOCKETS
     return SOCKETS if net is not None and net.lower().startswith(transport.SOCKET.lower()) else RDMA

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.report import labels as short_labels
+from bench.report.bars import number_column
 from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, pale, save, shortened
 from bench.report.cells import cell_text, in_column_unit
 from bench.report.study.layout import column_heading, heading, letters_of, remark
@@ -172,8 +174,8 @@ def half_width_of_mean(values: Sequence[float]) -> float:
 
 
 _BAR_PIXELS, _FRAME_PIXELS, _BAR_INCHES, _FRAME_INCHES = 19, 74, 0.17, 1.45
-_THICKNESS, _ROOM = 0.88, 1.13
-"""Thickness of a bar; axis length relative to the longest bar, with room for the number."""
+_NARROW_BAR_PIXELS, _THICKNESS, _FULL = 24, 0.88, 1.03
+"""Thickness of a bar; axis length relative to the longest bar."""
 _LEGEND_LETTERS = 105
 
 Placed = Sequence[tuple[Bar, float]]
@@ -183,17 +185,23 @@ def bars_chart(bars: Bars) -> Chart:
     """Return the bars as a chart. A bar without a value shows only its text."""
     placed = [(bar, y) for _, _, bar, y in bars.places()]
     low = placed[-1][1] + 0.7
-    names = {
+    names: dict[str, Any] = {
         "tickvals": list(bars.ticks().values()),
         "ticktext": [text(name, limit=54) for name in bars.ticks()],
         "range": [low, -0.7],
         "showgrid": False,
         "ticks": "",
     }
-    traces = [_bars(series, bars) for series in bars.series] + [_whiskers(placed), _dots(placed), _numbers(placed)]
-    scale = axis(bars.what, range=[0, _ROOM * max(bar.end for bar, _ in placed) or 1])
-    height = _FRAME_PIXELS + _BAR_PIXELS * low + 24 * (len(bars.series) > 1)
-    return chart(view("", traces, height=round(height), barmode="overlay", xaxis=scale, yaxis=names))
+    traces = [_bars(series, bars) for series in bars.series] + [_whiskers(placed), _dots(placed)]
+    scale = axis(bars.what, range=[0, _FULL * max(bar.end for bar, _ in placed) or 1])
+    frame = _FRAME_PIXELS + 24 * (len(bars.series) > 1)
+    narrow = {
+        "height": round(frame + 24 * len(bars.series) + max(_NARROW_BAR_PIXELS * low, 34 * len(bars.groups))),
+        "yaxis": {"ticktext": [short_labels.wrapped(name) for name in names["ticktext"]]},
+    }
+    numbers = number_column([text(bar.text) for bar, _ in placed], [y for _, y in placed])
+    shown = {"xaxis": scale, "yaxis": names, "barmode": "overlay", "height": round(frame + _BAR_PIXELS * low)}
+    return chart(view("", traces, narrow=narrow, **shown, **numbers))
 
 
 def _bars(series: Series, bars: Bars) -> Trace:
@@ -229,12 +237,6 @@ def _dots(placed: Placed) -> Trace:
     return _silent([value for value, *_ in dots], [(bar, y) for _, bar, y in dots], mode="markers", marker=marker)
 
 
-def _numbers(placed: Placed) -> Trace:
-    labels = [f" {text(bar.text)}" for bar, _ in placed]
-    more = {"text": labels, "textposition": "middle right", "textfont": {"size": 11}}
-    return _silent([bar.end for bar, _ in placed], placed, mode="text", **more)
-
-
 def _silent(x: Sequence[float | None], placed: Placed, **more: Any) -> Trace:
     """Return a trace without tooltip and legend entry."""
     return {"x": list(x), "y": [y for _, y in placed], "hoverinfo": "skip", "showlegend": False, **more}
@@ -255,12 +257,15 @@ def draw_bars(bars: Bars, path: Path, *, note: str) -> None:
             axes.errorbar([bar.value or 0], [y], xerr=bar.half_width, color=INTERVAL_COLOR, capsize=2.5, linewidth=1.1)
         if len(bar.values) > 1:
             axes.plot(bar.values, [y] * len(bar.values), "o", color="w", markeredgecolor=INTERVAL_COLOR, markersize=2.8)
-        label = axes.annotate(bar.text, (bar.end, y), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+        at = axes.get_yaxis_transform()  # a column of numbers at the right: none is taken for the end of a whisker
+        label = axes.annotate(
+            bar.text, (1, y), (4, 0), xycoords=at, textcoords="offset points", va="center", fontsize=7.5
+        )
         label.set_parse_math(False)
     ticks = bars.ticks()
     axes.set_yticks([*ticks.values()], [shortened(name) for name in ticks], fontsize=8.5, parse_math=False)
     axes.set_ylim(low, -0.7)
-    axes.set_xlim(0, _ROOM * max(bar.end for _, _, bar, _ in places) or 1)
+    axes.set_xlim(0, _FULL * max(bar.end for _, _, bar, _ in places) or 1)
     axes.set_xlabel(bars.what, parse_math=False)
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.grid(axis="y", visible=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.contract import run_files
 from bench.errors import LogError
-from bench.mlperf.result import Result
+from bench.mlperf.result import UNVERIFIED, Result
 from bench.report import curves, template
 from bench.report.canvas import COLORS, canvas, save
 from bench.report.drawings import Shown, shown
@@ -104,6 +104,7 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
     charts: Mapping[str, Chart] = {name: chart for figure in figures for name, chart in figure.charts.items()}
     return template.context() | {
         "title": result.title,
+        "unverified": UNVERIFIED,
         "result": result,
         "layout": layout,
         "comparisons": comparison_rows(result),

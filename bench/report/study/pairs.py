@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from bench.report import labels
 from bench.report.canvas import BAND_COLOR, COLORS, INTERVAL_COLOR, canvas, save, shortened
 from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.comparison import Comparison, Pairing
@@ -11,6 +13,7 @@ from bench.results.study import StudyResult
 
 _TITLE, _WHAT = "Differences", "first / second − 1 (%)"
 _ROW_PIXELS, _FRAME_PIXELS, _ROW_INCHES, _FRAME_INCHES = 34, 74, 0.36, 1.4
+_NARROW_ROW_PIXELS = 54
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def _percent(ratio: float) -> float:
 
 def pairs_chart(differences: Sequence[ArmDifference]) -> Chart:
     rows = list(range(len(differences)))
-    names = {
+    names: dict[str, Any] = {
         "tickvals": rows,
         "ticktext": [text(one.name, limit=54) for one in differences],
         "range": [len(differences) - 0.5, -0.5],
@@ -68,11 +71,15 @@ def pairs_chart(differences: Sequence[ArmDifference]) -> Chart:
     }
     low, high = differences[0].margin
     band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": low, "x1": high, "layer": "below"}
-    label = {"text": "equivalent", "textposition": "top center", "font": {"size": 10}}
-    shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}, "label": label}]
+    shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}}]
     height = _FRAME_PIXELS + _ROW_PIXELS * len(differences)
     scale = axis(_WHAT, zeroline=True, zerolinecolor=INTERVAL_COLOR)
-    return chart(view("", _traces(differences), height=height, xaxis=scale, yaxis=names, shapes=shapes))
+    narrow = {
+        "height": _FRAME_PIXELS + _NARROW_ROW_PIXELS * len(differences),
+        "yaxis": {"ticktext": [labels.wrapped(name, lines=3) for name in names["ticktext"]]},
+    }
+    shown = {"height": height, "xaxis": scale, "yaxis": names, "shapes": shapes}
+    return chart(view("", _traces(differences), narrow=narrow, **shown))
 
 
 def _traces(differences: Sequence[ArmDifference]) -> list[Trace]:

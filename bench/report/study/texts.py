@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 from bench.report.tables import number_text
-from bench.results.comparison import Comparison
+from bench.results.comparison import Comparison, Pairing
 from bench.results.study import Difference, Platform, StudyResult
 
 NOT_LOGGED = "not logged"
@@ -49,8 +50,22 @@ def _comparison_row(one: Difference, title: str) -> ComparisonRow:
         n=_count(c),
         verdict=c.text,
         kind=c.verdict.name,
-        notes="; ".join(c.notes),
+        notes="; ".join([*_of_pairs(c), *c.notes]),
     )
+
+
+_VISIBLE = 0.005
+"""A difference between two ratios that a reader of the means would notice."""
+
+
+def _of_pairs(comparison: Comparison) -> Iterator[str]:
+    """Say that a difference is that of pairs, if the ratio of the means is another."""
+    c = comparison
+    if c.pairing is Pairing.none or c.ratio is None or not (c.first and c.second) or not fmean(c.second):
+        return
+    of_means = fmean(c.first) / fmean(c.second)
+    if abs(of_means - c.ratio) > _VISIBLE * abs(c.ratio):
+        yield f"difference: paired geometric mean; ratio of the means: {100 * (of_means - 1):+.2f} %"
 
 
 def _interval(comparison: Comparison) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import kube_image
 
+from helpers import answers
 from helpers.paths import ROOT
 
 SCRIPT = Path(__file__).parent / "cluster.sh"
@@ -162,12 +163,12 @@ class User:
         return Run(folder, output.split()[1].rstrip(":"))
 
     def why(self, run: Run) -> dict[str, Any]:
-        return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
+        return answers.one(self.types("why", run.folder, "--json", code=None).stdout)
 
     def state(self, run: Run) -> dict[str, Any]:
         """Return the entry of a run in `runstop runs`."""
         output = self.types("runs", run.folder.parent, "--json").stdout
-        return next(one for one in map(json.loads, output.splitlines()) if one["run"] == str(run.folder))
+        return next(one for one in answers.read(output) if one["run"] == str(run.folder))
 
     def end(self, run: Run, outcome: str, timeout_s: float = 600) -> None:
         """Wait for the final status of a run; an interrupted run may resume by itself."""

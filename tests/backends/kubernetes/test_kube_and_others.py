@@ -6,7 +6,7 @@ import sys
 import pytest
 from kube_cluster import Cluster
 
-from helpers import places
+from helpers import answers, places
 
 pytestmark = [pytest.mark.slow, pytest.mark.trains, pytest.mark.kubernetes]
 ARMS = {"runner", "Slurm", "Kubernetes", "Ray"}
@@ -20,7 +20,7 @@ def test_one_command_runs_it_on_four_backends_one_after_another(cluster: Cluster
         words = ["study", "kubernetes_overhead_tiny", "cluster=local", "--runs", "2", "--json"]
         done = there.types([sys.executable, "-m", "bench", *words], capture_output=True, timeout=1500)
         assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
+        result = answers.one(done.stdout)
         folder = there.home / "runs/studies/kubernetes_overhead_tiny-local"
         clocks = {path.parent.name: clock(path.read_text()) for path in folder.glob("*/result_0.txt")}
     assert {row["arm"] for row in result["rows"]} == ARMS

@@ -1,15 +1,15 @@
 """The doctor on a real cluster: version, kinds, permissions, dry run of the manifest, nodes, quota."""
 
-import json
-
 import pytest
 from kube_cluster import Cluster, User
+
+from helpers import answers
 
 pytestmark = [pytest.mark.trains, pytest.mark.kubernetes]
 
 
 def findings(user: User, *words: str, tier: str = "login") -> dict[str, str]:
-    report = json.loads(user.types("doctor", *user.overrides, *words, "--tier", tier, "--json", code=None).stdout)
+    report = answers.one(user.types("doctor", *user.overrides, *words, "--tier", tier, "--json", code=None).stdout)
     assert report["tier"] == tier
     return {one["rule"]: one["what"] for one in report["findings"] if one["severity"] == "error"}
 

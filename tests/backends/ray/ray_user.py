@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster import Cluster, until
 
+from helpers import answers
 from helpers.paths import ROOT
 
 SHORT_RUN = (
@@ -88,4 +89,4 @@ class RayUser:
         until(run.trains, 240, run.output)
 
     def why(self, run: Run) -> dict[str, Any]:
-        return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
+        return answers.one(self.types("why", run.folder, "--json", code=None).stdout)

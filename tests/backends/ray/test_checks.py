@@ -188,7 +188,7 @@ def test_a_kuberay_cluster_has_a_manifest_and_is_not_queried(dashboard: Dashboar
     ]
     (finding,) = findings(results)["manifest"]
     assert (finding.rule, finding.where) == ("RAY-10", "cluster.ray.kuberay")
-    assert finding.what == "runstop launch cannot submit a run to KubeRay"
+    assert finding.what == "a run cannot be submitted to KubeRay by `launch`"
     assert [*BACKEND.differences(subject.script, plan_kinds.dumps(plan))] == []
     assert [*BACKEND.differences(subject.script, "{}")] == [
         "the plan in the manifest differs from the plan.json of the run"

@@ -10,6 +10,8 @@ import pytest
 from cluster import until
 from ray_user import SHORT_RUN, RayUser, Run
 
+from helpers import answers
+
 pytestmark = pytest.mark.trains
 LONG_RUN = "task.training.max_steps=2000"
 """Still trains when the test breaks it."""
@@ -18,8 +20,8 @@ LONG_RUN = "task.training.max_steps=2000"
 def test_a_run_over_two_nodes_is_followed_to_its_verdict(user: RayUser) -> None:
     """The data-parallel ranks of one trial are on two nodes; doctor, log, ledger, `runs` and `verify` behave as with
     other backends, and the URL of the job on Ray's dashboard is printed."""
-    checked = json.loads(user.types("doctor", *SHORT_RUN, "--json").stdout)
-    assert checked["tier"] == "login" and checked["fine"], checked
+    checked = answers.one(user.types("doctor", *SHORT_RUN, "--json").stdout)
+    assert checked["tier"] == "login" and checked["passed"], checked
     done = user.types(*SHORT_RUN, "task.training.max_steps=20", "launch.wait=true", module="bench.launch")
     assert "valid trial: yes" in done.stdout and "/#/jobs/" in done.stderr, done
     (folder,) = (user.home / "runs").iterdir()
@@ -27,9 +29,9 @@ def test_a_run_over_two_nodes_is_followed_to_its_verdict(user: RayUser) -> None:
     assert run.status["outcome"] == "valid", run.output()
     (attempt,) = run.ledger[0]["attempts"]
     assert len(set(attempt["nodes"].split(","))) == 2 and attempt["job"].endswith(user.cluster.address)
-    (listed,) = (json.loads(line) for line in user.types("runs", "--json").stdout.splitlines())
+    listed = answers.one(user.types("runs", "--json").stdout)
     assert listed["state"] == "valid"
-    assert json.loads(user.types("verify", folder, "--json").stdout)["verified"]
+    assert answers.one(user.types("verify", folder, "--json").stdout)["passed"]
     assert not run.processes()
 
 
@@ -39,7 +41,7 @@ def test_the_doctor_checks_version_node_sizes_and_one_node(user: RayUser) -> Non
     assert "version: fine  Ray 2." in checked and "nodes: fine  2 nodes, 2 of them with CPU: 2" in checked
     assert "one node, inside the container: fine" in checked, checked
     output = user.types("doctor", *SHORT_RUN, "+cluster.ray.resources.rdma=1", "--json", code=1).stdout
-    assert [one["rule"] for one in json.loads(output)["findings"] if one["severity"] == "error"] == ["RAY-03"]
+    assert [one["rule"] for one in answers.one(output)["findings"] if one["severity"] == "error"] == ["RAY-03"]
 
 
 @pytest.mark.slow

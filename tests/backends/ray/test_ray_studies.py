@@ -8,6 +8,8 @@ import pytest
 from cluster import until
 from ray_user import RayUser
 
+from helpers import answers
+
 pytestmark = [pytest.mark.trains, pytest.mark.slow]
 STUDY = ("study", "tiny", "cluster=ray_test", "walltime=10", "--runs", "2")
 
@@ -42,7 +44,7 @@ def test_runs_alternate_in_one_job_and_the_next_job_runs_the_remaining_ones(user
     until(lambda: '"active": true' not in user.types(*states).stdout, 240)
     before = {name: attempts(folder)[name] for name in valid_runs(folder)}
     assert 1 <= len(before) < 4
-    result = json.loads(user.types(*STUDY, "launch.wait=true", "--json").stdout)
+    result = answers.one(user.types(*STUDY, "launch.wait=true", "--json").stdout)
     assert [len(cell["values"]) for row in result["rows"] for cell in row["cells"].values()] == [2] * 6
     after = attempts(folder)
     assert {name: after[name] for name in before} == before

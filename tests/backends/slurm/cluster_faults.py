@@ -47,7 +47,7 @@ ROWS = (
         alone=True,
     ),
     Fault(
-        name="preempted, then a power cut, of two attempts",
+        name="preempted, then a power cut, two attempts allowed",
         inject=fault_actions.sequence(fault_actions.preempt(), fault_actions.power_cut("dgx-1")),
         answer=Answer(
             slurm="FAILED",
@@ -88,7 +88,7 @@ ROWS = (
         overrides=ENDLESS,
     ),
     Fault(
-        name="walltime of a trial",
+        name="trial longer than its walltime",
         inject=lambda scene: None,
         answer=fails("SLU-07", "DUE TO TIME LIMIT"),
         overrides=(*ENDLESS, "walltime=1"),

@@ -1,6 +1,5 @@
 """One row of the fault matrix: the fault, the expected result and the actual result."""
 
-import json
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from fault_injection import Scene, of_job
 from user import SHORT_RUN, Run, User, training, until
 
 from bench.report.tables import TextTable
+from helpers import answers
 
 ONE_TRIAL = (*SHORT_RUN, "task.training.max_steps=100")
 ONE_NODE = (*ONE_TRIAL, "cluster.num_nodes=1")
@@ -178,7 +178,7 @@ def look(run: Run, state: str, diagnosis: dict[str, Any]) -> Answer:
 def explained(user: User, run: Run) -> dict[str, Any]:
     """Return the output of `why`; empty if it prints none."""
     printed = user.types("why", run.folder, "--json", code=None).stdout
-    return dict(json.loads(printed)) if printed else {}
+    return answers.one(printed) if printed else {}
 
 
 def differences(expected: Answer, actual: Answer) -> list[str]:

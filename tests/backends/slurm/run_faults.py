@@ -160,7 +160,7 @@ ROWS = (
         overrides=(*ONE_NODE, "trials=2"),
     ),
     Fault(
-        name="rows truncated while they are mapped",
+        name="file of rows truncated while ranks read it",
         start=fault_actions.with_own_cache,
         inject=fault_actions.truncate_rows,
         answer=fails("RUN-04", "Bus error"),  # the fix names the shorter file

@@ -18,6 +18,7 @@ from bench.backends.slurm.backend import excluding, sbatch_arguments
 from bench.contract.plan import Plan
 from bench.planning.compose import compose as composed
 from bench.preflight import Checked, Finding, doctor
+from helpers import answers
 
 pytestmark = pytest.mark.slurm
 
@@ -175,8 +176,8 @@ def test_the_exit_code_of_doctor_matches_its_output(
     there = replace(cluster, env=cluster.env | environment)
     fine, broken = there.run(doctor_verb), there.run([*doctor_verb, "cluster.slurm.qos=gold", "--json"])
     assert fine.returncode == 0 and "sbatch --test-only: passed  to start at " in fine.stdout, fine
-    report = json.loads(broken.stdout)
-    assert broken.returncode == 1 and not report["fine"] and report["tier"] == "login"
+    report = answers.one(broken.stdout)
+    assert broken.returncode == 1 and not report["passed"] and report["tier"] == "login"
     assert [finding["where"] for finding in report["findings"] if finding["severity"] == "error"] == [
         "cluster.slurm.qos"
     ]

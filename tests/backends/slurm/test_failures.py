@@ -1,11 +1,12 @@
 """Faults that the fault matrix (faults.py) cannot express: arrays, and several jobs in one folder."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from user import SHORT_RUN, User, training, until
+
+from helpers import answers
 
 pytestmark = pytest.mark.slurm
 ONE_NODE = (*SHORT_RUN, "cluster.num_nodes=1", "task.training.max_steps=100")
@@ -18,7 +19,7 @@ def test_cancelled_array_tasks_can_be_resumed(user: User) -> None:
     user.cluster.run(["scancel", f"{run.job}_1"], check=True)
     user.end(replace(run, job=f"{run.job}_0"), "COMPLETED")
     assert run.outcomes[0] == "valid" and not run.status
-    assert json.loads(user.types("runs", "--json").stdout)["state"] == "CANCELLED"
+    assert answers.one(user.types("runs", "--json").stdout)["state"] == "CANCELLED"
     kept = (run / "result_0.txt").read_bytes()
     user.types("resume", run.folder)
     until(lambda: run.status, 300, run)

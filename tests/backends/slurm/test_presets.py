@@ -1,6 +1,5 @@
 """NVIDIA's llama2_70b_lora as a preset: the script that starts it, and a stub of its entry point judged and scored."""
 
-import json
 import shlex
 import stat
 
@@ -9,6 +8,7 @@ from user import User
 
 from bench.backends.slurm import script
 from bench.planning import compose
+from helpers import answers
 
 WORDS = ("task=lora70b", "engine=command", "cluster.org=here")
 STUB = r"""
@@ -107,6 +107,6 @@ def test_a_stub_of_its_entry_point_is_judged_and_scored(user: User) -> None:
     )
     user.end(run, "COMPLETED")
     assert run.outcomes == ["valid"] * 10, run.output()
-    scored = json.loads(user.types("score", run.folder, "--ruleset", "5.0.0", "--json", code=None).stdout)
+    scored = answers.one(user.types("score", run.folder, "--ruleset", "5.0.0", "--json", code=None).stdout)
     assert [verdict["passed"] for verdict in scored["compliance"]] == [True] * 10
     assert scored["rcp"]["passed"] is True and scored["num_failed"] == 0 and scored["olympic_samples"] == 3072

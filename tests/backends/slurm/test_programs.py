@@ -7,7 +7,7 @@ import pytest
 from slurm_cluster import Cluster
 from user import User
 
-from helpers import three_programs
+from helpers import answers, three_programs
 
 pytestmark = pytest.mark.slurm
 PROGRAM = """
@@ -59,7 +59,7 @@ def test_torchrun_on_two_nodes_is_in_one_study_with_our_engine(user: User) -> No
         (site / f"{name}.yaml").write_text(text)
     (user.home / "train.py").write_text(PROGRAM)
     words = ("study", "two", "cluster=slurm_test", "--config-dir", site, "launch.wait=true", "--json")
-    result = json.loads(user.types(*words).stdout)
+    result = answers.one(user.types(*words).stdout)
     values = {row["labels"]["program"]: row["cells"] for row in result["rows"]}
     assert {name: [len(cell["values"]) for cell in cells.values()] for name, cells in values.items()} == {
         "runstop": [2],

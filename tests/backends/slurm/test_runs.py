@@ -11,6 +11,8 @@ import pytest
 from slurm_cluster import Cluster
 from user import SHORT_RUN, Run, User, submitted, training, until
 
+from helpers import answers
+
 pytestmark = pytest.mark.slurm
 QUICK = "recipe.lr=3e-3"
 """The target is reached at the first evaluation; the closed division leaves this rate open."""
@@ -111,8 +113,8 @@ def test_two_hundred_jobs_are_listed_with_two_queries(
             (folder / "job.json").write_text(json.dumps(job))
         path, calls = counting(tmp_path, "squeue", "sacct")
         monkeypatch.setitem(user.cluster.env, "PATH", f"{path}:{user.cluster.env['PATH']}")
-        rows = user.types("runs", "--limit", 200, "--json").stdout.splitlines()
-        assert len(rows) == 200 and all(json.loads(row)["job_state"] == "PENDING" for row in rows)
+        rows = answers.read(user.types("runs", "--limit", 200, "--json").stdout)
+        assert len(rows) == 200 and all(row["job_state"] == "PENDING" for row in rows)
         assert len(calls.read_text().splitlines()) <= 2
     finally:
         user.cluster.run(["scancel", "-p", "low"], check=True)
@@ -142,11 +144,11 @@ def test_three_trials_over_two_nodes_make_a_score(user: User) -> None:
     run = user.launch("cluster=slurm_test", "task=lora_tiny", "trials=3", "cluster.ranks_per_node=1", QUICK)
     require_valid(user, run)
     assert all(entry["official"] == {"5.1.0": True, "6.1.0": True} for entry in run.ledger)
-    score = json.loads(user.types("score", run.folder, "--json", code=1).stdout)
+    score = answers.one(user.types("score", run.folder, "--json", code=1).stdout)
     counted = [score[key] for key in ("num_runs", "num_failed", "num_runs_required", "valid")]
     assert counted == [3, 0, 10, False], "a score takes ten"
     middle = sorted(minutes_to_target(run / f"result_{trial}.txt") for trial in range(3))[1]
-    assert score["olympic_minutes"] == pytest.approx(middle)
+    assert score["olympic_min"] == pytest.approx(middle)
 
 
 def require_valid(user: User, run: Run) -> None:

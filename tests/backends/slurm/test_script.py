@@ -64,7 +64,8 @@ def in_every_way(plan: Plan) -> Iterator[Plan]:
     """Yield the plan in each container and without, as one job and as an array."""
     other = Container(name="pyxis", runtime=Runtime.pyxis, image="$CONT", mounts=["/a b:/c"])
     by_environment = replace(other, flags=ContainerFlags.environment)
-    for container in (replace(other, runtime=Runtime.none), other, by_environment):
+    apptainer = Container(name="apptainer", runtime=Runtime.apptainer, image="$CONT", mounts=["/a b:/c"])
+    for container in (replace(other, runtime=Runtime.none), other, by_environment, apptainer):
         for array in (False, True):
             launch = replace(plan.config.launch, array=array)
             yield replace(plan, config=replace(plan.config, container=container, launch=launch))
@@ -256,6 +257,22 @@ def test_container_flags_are_on_srun_only_and_expand_correctly(tmp_path: Path) -
         "--no-container-mount-home",
         "--container-writable",
     ]
+
+
+def test_apptainer_starts_each_rank_in_the_image() -> None:
+    """srun gets no container flag; not run in Apptainer."""
+    words = ("container=apptainer", "container.mounts=[/etc/hosts:/etc/hosts:ro]", "container.arguments=[--cleanenv]")
+    text = script.script(compose.compose(["task=lora70b", "cluster=dgx2", *words]))
+    flags = text.split("container_flags() {")[1].split("\n}\n")[0]
+    env = {"run": "/r n", "DATADIR": "/d a", "MODEL": "/m", "CONT": "/i/b.sif"}
+    code = f"flags() {{{flags}\n}}\nflags\nprintf '%s\\n' ${{#container[@]}} \"${{in_image[@]}}\"\n"
+    done = subprocess.run(["bash", "-euc", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        *("0", "apptainer", "exec", "--nv", "--no-home", "--writable-tmpfs"),
+        *("--bind=/d a:/d a:ro", "--bind=/m:/m:ro", "--bind=/r n:/r n", "--bind=/etc/hosts:/etc/hosts:ro"),
+        *("--pwd=/r n", "--cleanenv", "/i/b.sif"),
+    ]
+    assert "python=python\n" in text and ': "${CONT:?is not set' in text
 
 
 def test_the_plan_in_a_script_is_the_plan() -> None:

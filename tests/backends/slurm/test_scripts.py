@@ -8,6 +8,8 @@ import pytest
 from slurm_cluster import Cluster
 from user import SHORT_RUN, User
 
+from helpers import answers
+
 pytestmark = pytest.mark.slurm
 SCRIPTS = sorted((Path(__file__).parents[3] / "sbatch").glob("*.sbatch"))
 TOO_LARGE = ("Node count specification invalid", "Requested node configuration is not available")
@@ -33,12 +35,12 @@ def closed(cluster: Cluster) -> Iterator[str]:
 
 def test_a_pending_job_shows_its_reason_and_can_be_cancelled(user: User, closed: str) -> None:
     run = user.launch(*SHORT_RUN, f"cluster.slurm.partition={closed}")
-    waits = json.loads(user.types("watch", run.folder, "--once", "--json").stdout)["trials"][0]
+    waits = answers.one(user.types("watch", run.folder, "--once", "--json").stdout)["trials"][0]
     assert waits["note"] == f"waiting for job {run.job}: PENDING (PartitionDown)"
     user.types("cancel", run.folder)
     user.end(run, "CANCELLED")
     assert run.status["outcome"] == "interrupted"
-    (listed,) = map(json.loads, user.types("runs", "--json").stdout.splitlines())
+    listed = answers.one(user.types("runs", "--json").stdout)
     assert (listed["state"], listed["job_state"], listed["rule"]) == ("interrupted", "CANCELLED", "SLU-08")
 
 

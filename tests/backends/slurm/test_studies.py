@@ -12,6 +12,8 @@ import pytest
 from slurm_cluster import Cluster
 from user import User, until
 
+from helpers import answers
+
 pytestmark = pytest.mark.slurm
 STUDY = ("study", "tiny", "cluster=slurm_test", "walltime=10")
 
@@ -41,7 +43,7 @@ def test_a_study_resumes_after_its_job_is_cancelled_and_its_command_is_killed(cl
     job = json.loads((folder / "job.1/job.json").read_text())["jobs"][0]["id"]
     second = user.types(*STUDY, "--json")
     assert len(json.loads((folder / "job.1/job.json").read_text())["jobs"]) == 1 and not (folder / "job.2").exists()
-    assert json.loads(second.stdout)["name"] == "tiny"
+    assert answers.one(second.stdout)["name"] == "tiny"
     until(lambda: sum(entries[0]["outcome"] == "running" for entries in ledgers(folder).values()) == 1, 300)
     cluster.run(["scontrol", "requeue", job], check=True)
     until(lambda: len(valid_runs(folder)) >= 2, 400)  # the same job, requeued, skips finished runs
@@ -51,7 +53,7 @@ def test_a_study_resumes_after_its_job_is_cancelled_and_its_command_is_killed(cl
     user.cluster.wait_for_state(job, ("CANCELLED", "COMPLETED", "FAILED"), 120)
     before = {name: entries[0]["attempts"] for name, entries in ledgers(folder).items() if name in valid_runs(folder)}
     assert 2 <= len(before) < 6
-    result = json.loads(user.types(*STUDY, "launch.wait=true", "--json").stdout)
+    result = answers.one(user.types(*STUDY, "launch.wait=true", "--json").stdout)
     assert [len(cell["values"]) for row in result["rows"] for cell in row["cells"].values()] == [3] * 6
     assert result["differences"][0]["comparison"]["verdict"] != "not compared"
     after = {name: entries[0]["attempts"] for name, entries in ledgers(folder).items()}

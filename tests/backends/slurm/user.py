@@ -14,7 +14,7 @@ from typing import Any
 
 from slurm_cluster import Cluster
 
-from helpers import environment
+from helpers import answers, environment
 from helpers.paths import ROOT
 
 SHORT_RUN = (
@@ -125,7 +125,7 @@ class User:
         assert ended_as == state, f"{ended_as}, not {state}\n{run.status}\n{run.output()}"
 
     def why(self, run: Run) -> dict[str, Any]:
-        return dict(json.loads(self.types("why", run.folder, "--json", code=None).stdout))
+        return answers.one(self.types("why", run.folder, "--json", code=None).stdout)
 
 
 def in_container(image: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.trains, pytest.mark.slow, pytest.mark.skipif(ranks.DEV
 
 Launch = Callable[..., "subprocess.Popen[str]"]
 ENDINGS = {
-    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "SLU-08"),
+    "SIGTERM": (signal.SIGTERM, "launcher", 143, "interrupted", "RUN-24"),
     "a rank is killed": (signal.SIGKILL, "rank", 1, "failed", "RUN-02"),
 }
 """As in tests/launch/test_launch.py."""

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 
 from bench.cli import arguments, main
 from bench.errors import LogError
+from helpers import answers
 from helpers.types import MakeLog
 
 
@@ -53,7 +53,7 @@ def test_log_is_read_from_file_pipe_or_stdin(
 ) -> None:
     path = named(how)
     assert run("parse", str(path), "--official", "6.1.0", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    record = answers.one(capsys.readouterr().out)
     assert (record["file"], record["valid"], record["samples_to_target"]) == (str(path), True, 2304)
     assert [verdict["passed"] for verdict in record["official"]] == [True]
 
@@ -61,7 +61,7 @@ def test_log_is_read_from_file_pipe_or_stdin(
 def test_gzip_log_is_replayed_with_its_name(named: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = named("packed file")
     assert run("watch", "--replay", str(path), "--once", "--speed", "1e9", "--json") == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[0])["trials"][0]["name"] == "other.txt"
+    assert answers.read(capsys.readouterr().out)[0]["trials"][0]["name"] == "other.txt"
 
 
 def test_a_plain_log_is_not_copied(written_log: MakeLog) -> None:
@@ -110,7 +110,7 @@ def test_a_run_is_parsed_and_replayed_by_its_name(
     for number in (0, 10, 2):
         (run_folder / f"result_{number}.txt").write_bytes(data)
     assert run("parse", "latest", "--json") == 0
-    files = [json.loads(line)["file"] for line in capsys.readouterr().out.splitlines()]
+    files = [one["file"] for one in answers.read(capsys.readouterr().out)]
     assert files == [str(run_folder / f"result_{number}.txt") for number in (0, 2, 10)]
     assert run("watch", "--replay", "a-run", "--once") == 0
     assert run("watch", "--replay", str(run_folder), "--once") == 2

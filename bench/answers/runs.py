@@ -1,0 +1,275 @@
+"""Answers about runs, plans and machines."""
+
+from typing import Any
+
+from bench.answers.base import Answer, Evaluation, Part
+from bench.contract.cluster import Gpu
+from bench.contract.plan import Cost, Memory, Recomputed, World
+from bench.fetch.hub import RemoteFile
+from bench.images.store import Record
+from bench.rules.finding import Finding
+from bench.watch.hardware import Hottest
+
+
+class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
+    """A run folder. Numbers are medians over the valid trials of the run; null without one."""
+
+    run: str
+    """The path of the run folder."""
+    jobs: tuple[str, ...]
+    """The IDs of its jobs, the newest last."""
+    state: str
+    """The state of the job while it is active, and later the outcome of the run."""
+    job_state: str | None
+    """The state by the name that the scheduler gives it."""
+    is_active: bool
+    """Whether a job is queued or running."""
+    reason: str
+    """Why the run waits or failed; empty if it runs or succeeded."""
+    outcomes: tuple[str, ...]
+    """The outcome of each trial."""
+    exit_code: int | None
+    rule: str | None
+    """The rule that explains the failure."""
+    started: str | None
+    """When the first valid trial began; before that, when the run was launched."""
+    overrides: str
+    """The overrides on the command line; empty if they are not known."""
+    tags: tuple[str, ...]
+    note: str
+    num_valid: int
+    """The number of valid trials."""
+    time_to_train_min: float | None
+    """From run_start to run_stop."""
+    step_time_ms: float | None
+    tokens_s: float | None
+    """Tokens per second of all ranks together, while training."""
+
+
+class Plan(Answer, kw_only=True, tag="runstop/plan/5.0"):
+    """The content of plan.json: MAJOR is its `version`. It has more fields, which depend on the kind of the task; ranks
+    and `runstop` read every version since 2. In a run folder it has no field `schema`."""
+
+    version: int
+    config: dict[str, Any]
+    """The whole config, by the keys of the command line."""
+
+
+class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
+    """One possible split of the ranks of a plan, the best first."""
+
+    world: World
+    micro_batch_size: int
+    recompute: Recomputed
+    memory: Memory
+    cost: Cost | None
+    """Null if no step time can be estimated."""
+
+
+class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
+    """The estimated scaling of a plan over numbers of nodes (`--scale`)."""
+
+    task: str
+    marked: str
+    """estimated: no number is measured."""
+    stack: str
+    points: tuple[dict[str, Any], ...]
+    """One for each number of nodes, with `num_nodes`."""
+    pays_until: int | None
+    """The largest number of nodes at which added GPUs still bring a stated share of what the first ones bring."""
+    intervals: tuple[dict[str, Any], ...]
+    currency: str
+    published: tuple[dict[str, Any], ...]
+    """Measured by others."""
+
+
+class Script(Answer, kw_only=True, tag="runstop/script/1.0"):
+    """The script or manifest of a run."""
+
+    plan: str
+    backend: str
+    text: str
+
+
+class Check(Part, kw_only=True):
+    """The outcome of a check."""
+
+    what: str
+    rules: tuple[str, ...]
+    tier: str
+    num_findings: int
+    seen: str
+    """What the check measured."""
+    unknown: str
+    """Why the check could not decide."""
+
+
+class Doctor(Answer, kw_only=True, tag="runstop/doctor/1.0"):
+    """Whether a plan can run here."""
+
+    plan: str
+    tier: str
+    """The highest tier that was checked."""
+    passed: bool
+    """Whether no finding is an error."""
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+
+
+class LogLine(Answer, kw_only=True, tag="runstop/log-line/1.0"):
+    """One line of the output of a job or of a rank."""
+
+    file: str
+    """The path of the file, or the name of the process."""
+    text: str
+
+
+class Coming(Part, kw_only=True):
+    """An upcoming evaluation, and the probability that the target is reached there."""
+
+    samples: int
+    time_to_train_min: float
+    """The time of the trial if it ends there."""
+    low_min: float
+    high_min: float
+    """The range of this time."""
+    probability: float
+    """That the target is reached there and not before."""
+    cumulative: float
+    """The probability that the target is reached there or before."""
+
+
+class WatchedTrial(Part, kw_only=True):
+    """The state of a trial at one moment; null for what the log does not have."""
+
+    name: str
+    trial: int
+    """The number of the trial in its log, from 1."""
+    phase: str
+    """waiting, preparing, training, evaluating, measuring, generating or stopped."""
+    status: str | None
+    outcome: str | None
+    """The outcome in the ledger of the run."""
+    note: str | None
+    """A remark about the log."""
+    is_reached: bool
+    """Whether the trial has reached its target."""
+    benchmark: str | None
+    platform: str | None
+    seed: int | None
+    global_batch_size: int | None
+    target: float | None
+    started: str | None
+    """The time of run_start."""
+    stopped: str | None
+    """The time of run_stop."""
+    last_record: str | None
+    """The time of the latest record."""
+    samples: int | None
+    step: int | None
+    train_loss: float | None
+    lr: float | None
+    not_finite: str | None
+    evaluations: tuple[Evaluation, ...]
+    points_requested: int | None
+    points_name: str
+    points_done: int
+    last_point: str | None
+    answers_requested: int | None
+    hottest_gpu: Hottest | None
+    elapsed_s: float | None
+    silent_s: float | None
+    """The time since the latest line of the log."""
+    step_time_ms: float | None
+    """The recent step time; that of the whole trial after it has stopped."""
+    step_time_median_ms: float | None
+    step_time_trend: float | None
+    eval_time_s: float | None
+    eval_time_is_estimated: bool
+    next_samples: int | None
+    next_s: float | None
+    """The time until the result of the next evaluation."""
+    coming: tuple[Coming, ...]
+    samples_range: tuple[float | None, float | None, float | None] | None
+    """Samples to target: low, median and high of a 90 % range."""
+    time_to_train_range_min: tuple[float | None, float | None, float | None] | None
+    basis: str | None
+    """What the forecast is based on, or why there is none."""
+    left_s: float | None
+    """The remaining time of the time limit."""
+    chance_in_time: float | None
+    """The probability of reaching the target within the time limit."""
+    warnings: tuple[str, ...]
+
+
+class Progress(Answer, kw_only=True, tag="runstop/progress/1.0"):
+    """One update of a watched run."""
+
+    time: str | None
+    trials: tuple[WatchedTrial, ...]
+    note: str
+
+
+class Image(Answer, kw_only=True, tag="runstop/image/1.0"):
+    """An image file; for `verify`, its content was compared with the record."""
+
+    file: str
+    passed: bool
+    """Whether there are no findings."""
+    findings: tuple[Finding, ...]
+    record: Record | None
+    """Where the image is from, and its checksum; null for a file without a record."""
+    size_bytes: int | None
+    is_new: bool | None = None
+    """For `import`: whether it was imported now."""
+
+
+class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
+    """What a download would bring."""
+
+    kind: str
+    """model or data."""
+    repo: str
+    endpoint: str
+    revision: str
+    is_gated: bool
+    folder: str
+    total_bytes: int
+    present_bytes: int
+    missing_bytes: int
+    free_bytes: int
+    """On the disk of the folder."""
+    files: tuple[RemoteFile, ...]
+
+
+class WrongFile(Part, kw_only=True):
+    """A file that is not as it was downloaded."""
+
+    file: str
+    what: str
+
+
+class Download(Answer, kw_only=True, tag="runstop/download/1.0"):
+    """A downloaded folder, and whether its files are unchanged."""
+
+    folder: str
+    passed: bool
+    """Whether the download is complete and no file has changed."""
+    kind: str
+    repo: str
+    endpoint: str
+    revision: str
+    is_complete: bool
+    wrong_files: tuple[WrongFile, ...]
+
+
+class Calibration(Answer, kw_only=True, tag="runstop/calibration/1.0"):
+    """The measured rates of a GPU."""
+
+    file: str
+    """The file of the GPU in the user's config folder."""
+    skipped: tuple[str, ...]
+    """Points that do not fit in the GPU's memory."""
+    link_error: str | None
+    """Why the links between GPUs were not measured; null if they were, or if there is one GPU."""
+    gpu: Gpu

@@ -1,0 +1,413 @@
+"""Predict a training task on more and more nodes: step, speed, time to target and price. All numbers are estimates.
+
+The layout is chosen anew at each number of nodes. The batch is that of the task, or one that is 2, 4, 8, … times as
+large if this reaches the target earlier: MLPerf's runs tell how many samples a batch size needs. A task without such
+runs keeps its batch until there are more replicas than samples; then it doubles.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from bench.contract.layers import layer_of
+from bench.contract.network import Network
+from bench.contract.schema import Config, Device, EngineName, Precision
+from bench.contract.task import Kind
+from bench.errors import ConfigError
+from bench.mlperf import published as mlperf
+from bench.planning import compose, make_plan
+from bench.planning import layouts as own_layouts
+from bench.planning.estimates import transports
+from bench.planning.estimates.parameters import lora_parameters
+from bench.prediction import failures, published, search, uncertainty
+from bench.prediction.network import links
+from bench.prediction.stacks import REFERENCE
+from bench.prediction.step import Work
+from bench.prediction.uncertainty import Interval
+
+LARGEST_BATCH = 2**16
+LEAST_GAIN = 0.5
+"""Scaling pays as long as each added GPU shortens the run at least half as much as those at the smallest scale."""
+
+
+class StackName(Enum):
+    """Whose step is predicted: of runstop's own engine, or of NVIDIA's code for MLPerf."""
+
+    runstop = "runstop"
+    reference = "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """An estimate, and between which values nine of ten measurements should be."""
+
+    value: float
+    low: float
+    high: float
+
+    def __mul__(self, factor: float) -> "Range":
+        return Range(value=factor * self.value, low=factor * self.low, high=factor * self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The prediction on one number of nodes; fields are None if they are not known."""
+
+    num_nodes: int
+    num_gpus: int
+    global_batch_size: int
+    layout: str = ""
+    terms: dict[str, float] | None = None
+    """Seconds of the step, by what takes them."""
+    step_s: Range | None = None
+    tokens_s_gpu: Range | None = None
+    efficiency: float | None = None
+    """Tokens/s/GPU relative to the smallest number of nodes that has an estimate."""
+    samples: float | None = None
+    samples_source: str = ""
+    minutes: Range | None = None
+    """Of training steps alone: without start, evaluations and failures."""
+    lost_share: float | None = None
+    """Share of the time that failures and checkpoints take; None without cluster.failures."""
+    checkpoint_interval_s: float | None = None
+    gpu_hours: Range | None = None
+    """With the time lost to failures, if it is known."""
+    price: Range | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSpeed:
+    """A published system with the same benchmark and GPU."""
+
+    system: str
+    num_gpus: int
+    tokens_s_gpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The predictions of a task, by number of nodes."""
+
+    stack: StackName
+    points: tuple[Point, ...]
+    pays_until: int | None
+    """The largest number of nodes at which added GPUs still bring at least LEAST_GAIN of what the first ones bring."""
+    intervals: tuple[Interval, ...]
+    currency: str
+    published: tuple[PublishedSpeed, ...]
+    """Measured by others, with their batches and layouts."""
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of nodes in a list such as 1,2,4,...,64; the dots continue the doubling or the difference.
+
+    Raises:
+        ConfigError: it is not such a list.
+    """
+    parts = [part.strip() for part in text.replace("…", "...").split(",")]
+    result: list[int] = []
+    for place, part in enumerate(parts):
+        if part == "..." and len(result) >= 2 and place + 2 == len(parts) and parts[-1].isdecimal():
+            result += _continued(result[-2], result[-1], int(parts[-1]))
+        elif part.isdecimal() and int(part) > 0:
+            result.append(int(part))
+        else:
+            raise _refused(text)
+    if result != sorted(set(result)):
+        raise _refused(text)
+    return result
+
+
+def _continued(first: int, second: int, last: int) -> list[int]:
+    """Return the numbers between `second` and `last`, without these two."""
+    between, factor = [], second // first
+    doubles = first < second and second == factor * first
+    following = second * factor if doubles else 2 * second - first
+    while second < following < last:
+        between.append(following)
+        following = following * factor if doubles else following + second - first
+    return between
+
+
+def _refused(text: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is not an ascending list of numbers of nodes",
+        where="plan --scale",
+        fix="write numbers with commas, such as 1,2,4,8 or 1,2,4,...,1024",
+    )
+
+
+def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Scaling:
+    """Return the predictions of a config on each number of nodes.
+
+    Raises:
+        ConfigError: a step of this task cannot be estimated on any number of nodes.
+    """
+    config = compose.as_planned(config)
+    make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so that none needs a limit
+    _check(config, num_nodes, stack)
+    points = [_point(config, count, stack) for count in num_nodes]
+    first = next((one.tokens_s_gpu.value for one in points if one.tokens_s_gpu), None)
+    relative = tuple(
+        replace(one, efficiency=one.tokens_s_gpu.value / first) if one.tokens_s_gpu and first else one for one in points
+    )
+    return Scaling(
+        stack=stack,
+        points=relative,
+        pays_until=pays_until(relative),
+        intervals=tuple(dict.fromkeys(_interval(config, stack, count) for count in num_nodes)),
+        currency=config.cluster.currency,
+        published=_published(config),
+    )
+
+
+def _published(config: Config) -> tuple[PublishedSpeed, ...]:
+    """Return the published steps of the config's benchmark, model and GPU."""
+    benchmark, gpu = config.task.benchmark, config.cluster.gpu
+    if benchmark is None or gpu is None or published.MODELS.get(benchmark) != config.model.name:
+        return ()
+    return tuple(
+        PublishedSpeed(
+            system=row.name,
+            num_gpus=row.num_gpus,
+            tokens_s_gpu=row.global_batch_size * published.TOKENS[benchmark] / row.num_gpus / row.step_s,
+        )
+        for row in published.rows()
+        if row.benchmark == benchmark and row.step_s is not None and published.has_name(row.gpu, gpu.name)
+    )
+
+
+def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
+    """Raise ConfigError if no step of this config can be estimated."""
+    cluster, gpu = config.cluster, config.cluster.gpu
+    if config.task.kind is not Kind.train or config.engine.name is not EngineName.megatron:
+        what = f"--scale predicts training with engine=megatron, but the task is of kind {config.task.kind.name}"
+        what += f" and the engine is {config.engine.name.name}"
+        raise ConfigError(what, where="task, engine", fix="choose a training task, and remove engine=…")
+    if cluster.device is not Device.cuda or gpu is None:
+        what = "steps are predicted on GPUs only, but this cluster has none"
+        raise ConfigError(what, where="cluster.device, cluster.gpu", fix="choose a cluster with GPUs, such as dgx8")
+    if stack is StackName.runstop and gpu.rates is None:
+        what = f"no rates of {gpu.name} were measured for runstop's own engine"
+        fix = "run `runstop calibrate` on one, or use --stack reference"
+        raise ConfigError(what, where="cluster.gpu.rates", fix=fix)
+    if max(num_nodes) > 1 and transports.gbs_between_nodes(cluster) is None:
+        what = f"the bandwidth between the nodes of cluster {cluster.name} is not known"
+        fix = "set cluster.network_gbs to the GB/s of one GPU's network card, such as 50 for 400 Gbit/s"
+        raise ConfigError(what, where="cluster.network_gbs, cluster.network", fix=fix)
+    if stack is StackName.reference:
+        _reference_gpu(config)
+        if config.precision is not Precision.fp8:
+            what = f"all graded steps of the stack reference are in FP8, but precision is {config.precision.name}"
+            raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
+        if config.model.experts is not None:
+            what = "no step of a mixture of experts was measured with this stack"
+            raise ConfigError(what, where="model, --stack", fix="choose a dense model")
+
+
+def _reference_gpu(config: Config) -> str:
+    """Return the name of the config's GPU among those whose steps were graded."""
+    assert config.cluster.gpu is not None
+    known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS}
+    if (name := config.cluster.gpu.name) not in known:
+        what = f"the stack reference has no rates of {name}"
+        raise ConfigError(what, where="cluster.gpu, --stack", fix=f"use one of {', '.join(known)}")
+    return known[name]
+
+
+def _point(config: Config, num_nodes: int, stack: StackName) -> Point:
+    """Return the prediction on so many nodes, with the batch that reaches the target first.
+
+    Batches are the task's, doubled again and again. Without samples to target by batch, it is the smallest of them that
+    has a layout.
+    """
+    recipe, num_gpus = config.training_recipe, num_nodes * config.cluster.ranks_per_node
+    best, why_not, batch = None, "", recipe.global_batch_size
+    while batch <= LARGEST_BATCH:
+        scaled = replace(
+            config,
+            cluster=replace(config.cluster, num_nodes=num_nodes, hosts=None),
+            recipe=replace(recipe, global_batch_size=batch),
+        )
+        if best is not None and not _is_published(scaled, batch):
+            break
+        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled)
+        if isinstance(fastest, str):
+            why_not = why_not or fastest
+        else:
+            point = Point(num_nodes=num_nodes, num_gpus=num_gpus, global_batch_size=batch)
+            timed = _with_time(scaled, point, fastest, stack)
+            best = timed if best is None or _minutes(timed) < _minutes(best) else best
+        batch *= 2
+    unknown = Point(num_nodes=num_nodes, num_gpus=num_gpus, global_batch_size=recipe.global_batch_size, why_not=why_not)
+    return best or unknown
+
+
+def _minutes(point: Point) -> float:
+    return point.minutes.value if point.minutes else math.inf
+
+
+def _is_published(config: Config, batch: int) -> bool:
+    """Return whether the samples to target at this batch are known, so that batches can be compared by minutes."""
+    benchmark = config.task.benchmark
+    return bool(config.training.has_target and benchmark and mlperf.samples_to_target(benchmark, batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fastest:
+    layout: str
+    terms: dict[str, float]
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.terms.values())
+
+
+def _own(config: Config) -> _Fastest | str:
+    """Return the fastest layout of runstop's engine that fits, or why there is none."""
+    try:
+        best = own_layouts.choose(config)
+    except ConfigError as error:
+        return error.what
+    if best.memory.fits is False:
+        return f"no layout fits: the smallest needs {best.memory.total_gib:.0f} GiB of a GPU"
+    if best.cost is None:
+        return f"no step time is estimated for this GPU and the layer {layer_of(config).name}"
+    w, cost = best.world, best.cost
+    parts = {name: value for name in cost.__slots__ if name != "step_s" and (value := getattr(cost, name))}
+    slowest = uncertainty.waiting(w.num_ranks, w.tp * w.pp * w.cp) - 1
+    return _Fastest(
+        layout=_named(dp=w.dp, tp=w.tp, pp=w.pp, vpp=w.vpp, cp=w.cp, size=best.micro_batch_size),
+        terms=parts | {"wait_s": slowest * cost.step_s},
+    )
+
+
+def _reference(config: Config) -> _Fastest | str:
+    """Return the fastest layout of the stack reference that fits, or why there is none."""
+    assert config.cluster.gpu is not None
+    p, recipe, cluster = config.parallel, config.training_recipe, config.cluster
+    work = reference_work(config)
+    layouts = search.layouts(
+        config.model,
+        num_gpus=cluster.num_nodes * cluster.ranks_per_node,
+        largest_tp=min(8, cluster.ranks_per_node),
+        global_batch_size=recipe.global_batch_size,
+        seq_length=config.training_data.seq_length,
+        fixed=search.Fixed(
+            tp=p.tp,
+            pp=p.pp,
+            cp=p.cp,
+            vpp=p.vpp if p.vpp > 1 else None,
+            micro_batch_size=recipe.micro_batch_size,
+        ),
+    )
+    ranked = search.rank(work, layouts, memory_gib=config.cluster.gpu.memory_gib)
+    if not ranked:
+        return f"no layout of a batch of {recipe.global_batch_size} divides these GPUs and fits in their memory"
+    best, terms = ranked[0].layout, ranked[0].terms
+    return _Fastest(
+        layout=_named(dp=best.dp, tp=best.tp, pp=best.pp, vpp=best.vpp, cp=best.cp, size=best.micro_batch_size),
+        terms={name: value for name in terms.__slots__ if (value := getattr(terms, name))},
+    )
+
+
+def reference_work(config: Config) -> Work:
+    """Return what the stack reference trains."""
+    gpu, lora = _reference_gpu(config), config.training.lora
+    return Work(
+        model=config.model,
+        rates=published.rates(gpu),
+        gpu=gpu,
+        links=links(network_of(config), config.cluster.ranks_per_node),
+        stack=REFERENCE,
+        gemm_start_s=published.gemm_start_us(gpu) / 1e6,
+        is_fp8=config.precision is Precision.fp8,
+        adapter_weights=lora_parameters(config.model, lora) if lora else 0,
+    )
+
+
+def network_of(config: Config) -> Network:
+    """Return cluster.network; without it, the NVLink of a published system with this GPU, and cluster.network_gbs."""
+    cluster = config.cluster
+    if cluster.network is not None:
+        return cluster.network
+    like = published.network(_reference_gpu(config))
+    gbs = cluster.network_gbs or like.nic_gbs  # on one node no data goes there
+    domain = like.nvlink_gpus if cluster.network_gbs is None else None
+    return replace(like, nics_per_node=cluster.ranks_per_node, nic_gbs=gbs, nvlink_gpus=domain)
+
+
+def _named(*, dp: int, tp: int, pp: int, vpp: int, cp: int, size: int) -> str:
+    sizes = {"dp": dp, "tp": tp, "pp": pp, "vpp": vpp, "cp": cp}
+    kept = [f"{name} {count}" for name, count in sizes.items() if count > 1 or name == "dp"]
+    return f"{' '.join(kept)}, micro-batch {size}"
+
+
+def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
+    if stack is StackName.runstop:
+        return uncertainty.of_runstop()
+    return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=num_nodes == 1)
+
+
+def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
+    """Return the point with everything that follows from its step."""
+    errors = _interval(config, stack, point.num_nodes)
+    step = Range(value=fastest.step_s, low=errors.low * fastest.step_s, high=errors.high * fastest.step_s)
+    tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
+    speed = Range(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)
+    timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
+    samples, source = _samples(config, point.global_batch_size)
+    if samples is None:
+        return timed
+    steps = samples / point.global_batch_size
+    minutes = step * (steps / 60)
+    hours, lost, interval_s = minutes * (point.num_gpus / 60), None, None
+    if (failing := config.cluster.failures) is not None:
+        planned = failures.schedule(60 * minutes.value, point.num_nodes, failing)
+        lost, interval_s = 1 - planned.share, planned.interval_s
+        hours = hours * (1 / planned.share)
+    price = config.cluster.price_per_gpu_hour
+    return replace(
+        timed,
+        samples=samples,
+        samples_source=source,
+        minutes=minutes,
+        lost_share=lost,
+        checkpoint_interval_s=interval_s,
+        gpu_hours=hours,
+        price=None if price is None else hours * price,
+    )
+
+
+def _samples(config: Config, batch: int) -> tuple[float | None, str]:
+    """Return the samples to target at a batch size, or those of the task's steps, and where they are from."""
+    task, training = config.task, config.training
+    known = mlperf.samples_to_target(task.benchmark, batch) if task.benchmark else None
+    if known is not None and training.has_target:
+        return known.mean_samples, f"{known.kind}, {known.num_runs} runs"
+    if training.has_target or training.max_steps is None:
+        return None, ""
+    return float(training.max_steps * config.training_recipe.global_batch_size), "the task's number of steps"
+
+
+def pays_until(points: Sequence[Point]) -> int | None:
+    """Return the largest number of nodes at which scaling pays; None without two estimates."""
+    rates = [(one.num_gpus, one.num_nodes, speed) for one in points if (speed := _speed(one)) is not None]
+    if len(rates) < 2:
+        return None
+    gpus, best, speed = rates[0]
+    per_gpu = speed / gpus
+    for more_gpus, nodes, faster in rates[1:]:
+        if (faster - speed) / (more_gpus - gpus) < LEAST_GAIN * per_gpu:
+            break
+        gpus, best, speed = more_gpus, nodes, faster
+    return best
+
+
+def _speed(point: Point) -> float | None:
+    """Return runs per minute, or without samples to target tokens per second."""
+    if point.minutes is not None:
+        return 1 / point.minutes.value
+    return point.num_gpus * point.tokens_s_gpu.value if point.tokens_s_gpu else None

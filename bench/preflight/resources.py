@@ -1,0 +1,105 @@
+"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU of_task memory is known."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.contract.plan import Plan
+from bench.contract.plan_kinds import ServingPlan, training_plan
+from bench.contract.schema import BackendName, Device
+from bench.rules.check import Finding, Subject, broken
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the memory limit of this process's control group, of cgroup v2 and v1. Source: the kernel's
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
+GIB = 2**30
+FEW_RANKS = 2
+"""So many ranks are fine on any number of cores: clusters without GPUs start them by default."""
+
+
+def runs_on_this_cpu(plan: Plan) -> bool:
+    """Return whether the ranks run on the CPU of this machine."""
+    cluster = plan.config.cluster
+    return cluster.backend is BackendName.local and cluster.device is Device.cpu
+
+
+def estimates_host_memory(plan: Plan) -> bool:
+    """Return whether the ranks run on the CPU of this machine, and the plan estimates their memory."""
+    return runs_on_this_cpu(plan) and plan.estimated_memory_gib[0] is not None
+
+
+def host_memory(subject: Subject) -> Iterator[Finding | str]:
+    """Yield an error if the ranks need more memory than this machine has."""
+    plan, has_gib = subject.plan, memory_bytes() / GIB
+    needed = {"": _needed_gib(plan)}
+    if (trained := training_plan(plan)) is not None and trained.base is not None:
+        needed[" of the base task"] = _needed_gib(trained.base)
+    for of_task, gib in needed.items():
+        if gib > has_gib:
+            what = (
+                f"the ranks{of_task} need {gib:,.1f} GiB of memory (estimate), but this machine has {has_gib:,.1f} GiB"
+            )
+            fix = "choose a smaller model, a smaller recipe.micro_batch_size or recipe.recompute=full, or a cluster "
+            fix += "with GPUs"
+            yield broken("RUN-03", what, "model, cluster", fix=fix)
+            return
+    yield f"{max(needed.values()):,.1f} of {has_gib:,.1f} GiB"
+
+
+def _needed_gib(plan: Plan) -> float:
+    """Return the estimated memory of all ranks on this machine; of a server, that of its own ranks."""
+    each, _ = plan.estimated_memory_gib
+    ranks = plan.world.tp if isinstance(plan, ServingPlan) else plan.config.cluster.ranks_per_node
+    return (each or 0.0) * ranks
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: of the machine, or less by its control group."""
+    total = next(
+        int(line.split()[1]) * 1024 for line in MEMINFO.read_text().splitlines() if line.startswith("MemTotal")
+    )
+    limits = [file.read_text().strip() for file in CGROUP_LIMITS if file.is_file()]
+    return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def cores(subject: Subject) -> Iterator[Finding | str]:
+    """Yield a warning if there are more ranks than CPU cores."""
+    ranks, num = subject.plan.config.cluster.ranks_per_node, len(os.sched_getaffinity(0))
+    if ranks > max(num, FEW_RANKS):
+        what = f"{ranks:,} ranks share {num} CPU core{'s' * (num > 1)}, so that a step takes much longer"
+        fix = f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less"
+        yield broken("HW-09", what, "cluster.ranks_per_node", fix=fix, severity="warning")
+    yield f"{num} cores"
+
+
+def needs_known_gpu(plan: Plan) -> bool:
+    """Return whether the plan estimates the memory of GPUs."""
+    needed_gib, _ = plan.estimated_memory_gib
+    return plan.config.cluster.device is Device.cuda and needed_gib is not None
+
+
+def gpu_memory(subject: Subject) -> Iterator[Finding | str]:
+    """Yield a warning if the memory of the GPU is unknown, so that nothing compares it with the plan's."""
+    needed_gib, capacity_gib = subject.plan.estimated_memory_gib
+    assert needed_gib is not None
+    if capacity_gib is None:
+        what = f"the memory of the GPU is unknown, so that it is not known whether {needed_gib:,.1f} GiB per GPU fit"
+        fix = "set gpu@cluster.gpu to the GPU, such as gpu@cluster.gpu=h200"
+        yield broken("HW-08", what, "cluster.gpu", fix=fix, severity="warning")
+    else:
+        yield f"{needed_gib:,.1f} of {capacity_gib:,.1f} GiB"
+
+
+def has_unused_gpu(plan: Plan) -> bool:
+    """Return whether the config describes a GPU, but the ranks run on the CPU of this machine."""
+    return runs_on_this_cpu(plan) and plan.config.cluster.gpu is not None
+
+
+def unused_gpu(subject: Subject) -> Iterator[Finding]:
+    """Yield a warning that the GPU of the config is not used."""
+    gpu = subject.plan.config.cluster.gpu
+    assert gpu is not None
+    what = f"cluster.gpu is {gpu.name}, but cluster.device is cpu: the ranks use no GPU"
+    fix = "set cluster.device=cuda, or remove gpu@cluster.gpu"
+    yield broken("HW-03", what, "cluster.gpu, cluster.device", fix=fix, severity="warning")

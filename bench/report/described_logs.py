@@ -1,0 +1,46 @@
+"""Describe where logs come from: runs, dates, hardware, software and settings, the same for all kinds of pages."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from bench.mlperf.result import Result
+
+MACHINE_KEYS = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
+"""Keys of a log that describe hardware and software, not the recipe."""
+_MOST_NAMES, _MOST_LETTERS = 4, 120
+
+
+def date(time_ms: int | None) -> str:
+    """Return a time of a log as UTC, such as 2026-11-26 07:59 UTC; empty for none, or one out of range."""
+    try:
+        return "" if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def identity(results: Sequence[Result], names: Sequence[str]) -> str:
+    """Return the runs of a page and when they started, in one line."""
+    runs = list(dict.fromkeys(names))
+    more = f" and {len(runs) - _MOST_NAMES} more" if len(runs) > _MOST_NAMES else ""
+    started = sorted(text for result in results if (text := date(result.run_start_ms)))
+    when = "no date in the log"
+    if started:
+        when = started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"
+    commits = dict.fromkeys(str(one.hyperparameters["commit"]) for one in results if one.hyperparameters.get("commit"))
+    parts = (f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:_MOST_NAMES])}{more}", when)
+    return " · ".join([*parts, *(f"commit {commit[:12]}" for commit in commits)])
+
+
+def system(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield the hardware and software in a log."""
+    for key in MACHINE_KEYS:
+        if key in result.hyperparameters:
+            yield key.replace("_", " "), str(result.hyperparameters[key])[:200]
+    yield from result.software.items()
+
+
+def settings(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Return the settings in some logs; one that differs between them has all values."""
+    names = dict.fromkeys(key for r in results for key in r.hyperparameters if key not in MACHINE_KEYS)
+    logged = {key: [str(r.hyperparameters.get(key, "not logged")) for r in results] for key in names}
+    return [(key, " | ".join(dict.fromkeys(values))[:_MOST_LETTERS]) for key, values in sorted(logged.items())]

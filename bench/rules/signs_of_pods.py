@@ -1,0 +1,38 @@
+"""Patterns of what Kubernetes says about pods: output of `kubectl get` and `kubectl describe`, and events.
+
+Some problems end by themselves, such as a pod that waits for a node: their patterns weigh less than a cause.
+
+Sources: the reasons of events and containers in Kubernetes 1.37: pkg/kubelet/events/event.go,
+pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go, pkg/kubelet/eviction/helpers.go,
+pkg/scheduler/framework/types.go, and the messages of its admission plugins.
+"""
+
+CAUSES: dict[str, tuple[bytes, ...]] = {
+    "KUB-03": (rb"\bOOMKilled\b|\bOOMKilling\b",),
+    "KUB-04": (
+        rb"The node was low on resource: |[Rr]eason: {1,20}(?:Evicted|Preempted)\b|\b\d+/\d+ {1,20}Evicted\b",
+        rb"TaintManagerEviction|\bPreempted by |DisruptionTarget",
+    ),
+    "KUB-09": (rb"\bDeadlineExceeded\b|active on the node longer than the specified deadline",),
+    "KUB-11": (rb"forbidden: exceeded quota|exceeded quota: |admission webhook .{1,200} denied the request",),
+    "KUB-07": (rb"is forbidden: User .{1,200} cannot ",),
+    "KUB-10": (
+        rb"\bCreateContainer(?:Config)?Error\b|\bRunContainerError\b|FailedCreatePodSandBox",
+        rb"Error: (?:secret|configmap) \".{1,200}\" not found",
+    ),
+    "KUB-06": (rb"no matches for kind \"",),
+}
+
+DEATHS: dict[str, tuple[bytes, ...]] = {
+    "KUB-01": (
+        rb"\bImagePullBackOff\b|\bErrImage(?:Pull|NeverPull)\b|\bInvalidImageName\b",
+        rb"Failed to pull image \"|Back-off pulling image \"",
+    ),
+    "KUB-08": (
+        rb"FailedMount\b|FailedAttachVolume|Unable to attach or mount volumes|MountVolume\.SetUp failed",
+        rb"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \".{1,200}\" not found",
+    ),
+    "KUB-02": (rb"\bFailedScheduling\b|\b\d+/\d+ nodes are available: |Insufficient nvidia\.com/gpu",),
+    "KUB-13": (rb"\bNodeNotReady\b|\bNodeLost\b|node\.kubernetes\.io/(?:unreachable|not-ready):NoExecute",),
+    "KUB-05": (rb"\bCrashLoopBackOff\b|Back-off restarting failed container",),
+}

@@ -1,0 +1,172 @@
+"""`plan --scale`: what it shows, refuses and marks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from bench import cli
+from bench.contract.network import Network
+from bench.errors import ConfigError
+from bench.planning import compose
+from bench.planning.estimates import memory, step_time, transports
+from bench.planning.parallelism import split
+from bench.prediction import scale, uncertainty
+from bench.prediction.scale import Point, Range, StackName
+from helpers import answers
+from helpers.examples import in_proportion
+
+LORA = ("task=lora70b", "cluster=dgx8")
+
+
+def exit_code(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *argv])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("8", [8]),
+        ("1,2,4,...,16", [1, 2, 4, 8, 16]),
+        ("1,2,4,…,24", [1, 2, 4, 8, 16, 24]),
+        ("64, 96, 128, ..., 256", [64, 96, 128, 160, 192, 224, 256]),
+    ],
+)
+def test_numbers_of_nodes_may_be_continued(text: str, numbers: list[int]) -> None:
+    assert scale.numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "2,1", "1,1", "1,x", "...", "1,...,8", "1,2,...", "1,2,...,8,16"])
+def test_other_lists_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an ascending list of numbers of nodes"):
+        scale.numbers(text)
+
+
+@pytest.mark.parametrize("stack", list(StackName))
+def test_more_nodes_give_more_speed_and_every_number_an_interval(stack: StackName) -> None:
+    config = compose.unplanned([*LORA, "cluster.price_per_gpu_hour=2"])
+    scaling = scale.predict(config, [1, 2, 4], stack=stack)
+    assert [one.num_gpus for one in scaling.points] == [8, 16, 32]
+    minutes = [one.minutes.value for one in scaling.points if one.minutes]
+    assert len(minutes) == 3 and minutes == sorted(minutes, reverse=True)
+    for one in scaling.points:
+        assert one.step_s and one.minutes and one.gpu_hours and one.price and one.terms and one.tokens_s_gpu
+        assert sum(one.terms.values()) == pytest.approx(one.step_s.value)
+        assert one.step_s.low < one.step_s.high
+        assert one.gpu_hours.value == pytest.approx(one.minutes.value * one.num_gpus / 60)
+        assert one.price.value == pytest.approx(2 * one.gpu_hours.value)
+        assert one.tokens_s_gpu.value == pytest.approx(one.global_batch_size * 8192 / one.num_gpus / one.step_s.value)
+    assert scaling.points[0].efficiency == 1
+
+
+def test_one_node_has_the_estimate_of_the_plan_and_the_wait_for_the_slowest_gpu() -> None:
+    plan = compose.compose([*LORA, "cluster.num_nodes=1"])
+    (point,) = scale.predict(plan.config, [1], stack=StackName.runstop).points
+    assert plan.kind.name == "train" and point.terms is not None and point.step_s is not None
+    cost, w = plan.cost, plan.world  # type: ignore[attr-defined]
+    assert point.step_s.value == pytest.approx(cost.step_s * uncertainty.waiting(8, w.tp * w.pp * w.cp))
+
+
+def test_failures_cost_hours_and_give_the_checkpoint_interval() -> None:
+    plain = compose.unplanned([*LORA, "recipe.global_batch_size=8"])
+    failing = compose.unplanned([*LORA, "+failures@cluster.failures=meta", "cluster.num_nodes=8"])
+    (without,) = scale.predict(plain, [8], stack=StackName.reference).points
+    (with_them,) = scale.predict(failing, [8], stack=StackName.reference).points
+    assert without.lost_share is None and with_them.lost_share is not None and 0 < with_them.lost_share < 0.1
+    assert without.gpu_hours and with_them.gpu_hours
+    assert with_them.gpu_hours.value == pytest.approx(without.gpu_hours.value / (1 - with_them.lost_share))
+
+
+def test_scaling_stops_paying_where_added_gpus_bring_less_than_half() -> None:
+    def points(*minutes: float) -> list[Point]:
+        return [
+            Point(num_nodes=2**n, num_gpus=8 * 2**n, global_batch_size=8, minutes=Range(value=m, low=m, high=m))
+            for n, m in enumerate(minutes)
+        ]
+
+    assert scale.pays_until(points(100, 50, 25, 20, 18)) == 4
+    assert scale.pays_until(points(100, 90)) == 1
+    assert scale.pays_until(points(100)) is None
+
+
+def test_a_network_replaces_the_bandwidth_of_one_gpu(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "slow.yaml").write_text(
+        "# @package _global_\ndefaults: [dgx8, _self_]\ncluster:\n  network:\n    source: a test\n"
+        "    nvlink_gbs: 340\n    nics_per_node: 1\n    nic_gbs: 12.5\n"
+    )
+    fast, slow = (
+        compose.unplanned(
+            ["task=lora70b", f"cluster={name}", "parallel={tp: 2, pp: 1, cp: 8, sp: true}"], config_dir=tmp_path
+        )
+        for name in ("dgx8", "slow")
+    )
+    assert transports.gbs_between_nodes(slow.cluster) == 12.5 / 8
+    for stack in StackName:
+        steps = [scale.predict(config, [2], stack=stack).points[0].step_s for config in (fast, slow)]
+        assert steps[0] and steps[1] and steps[0].value < steps[1].value
+
+
+def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figure = tmp_path / "scaling.png"
+    assert exit_code(*LORA, "--scale", "1,2", "--stack", "reference", "--figure", str(figure)) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("estimated scaling of lora70b") and "Everything here is estimated" in text
+    assert "docs/prediction.md" in text
+    with Image.open(figure) as image:
+        assert image.format == "PNG" and image.width > 1000
+    assert exit_code(*LORA, "--scale", "1,2", "--json") == 0
+    document = answers.one(capsys.readouterr().out)
+    assert document["marked"] == "estimated" and [one["num_nodes"] for one in document["points"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("task=lora_tiny", "cluster=local", "--scale", "1"), "this cluster has none"),
+        (("task=serve_7b", "cluster=dgxh200", "--scale", "1"), "the task is of kind serve"),
+        (("task=lora70b", "cluster=dgxh200", "cluster.network_gbs=null", "--scale", "1,2"), "is not known"),
+        ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "no rates of NVIDIA B200 SXM 180GB were measured"),
+        ((*LORA, "gpu@cluster.gpu=b300", "--scale", "1", "--stack", "reference"), "no rates of NVIDIA B300"),
+        ((*LORA, "precision=bf16", "--scale", "1", "--stack", "reference"), "are in FP8, but precision is bf16"),
+        ((*LORA, "--scale", "1", "--layouts"), "chooses a layout on each number of nodes"),
+        ((*LORA, "--stack", "reference"), "are options of --scale"),
+        ((*LORA, "--scale", "1", "--figure", "/nowhere/x.png"), "the figure cannot be written"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+OWN = compose.unplanned([*LORA, "precision=fp8", "recipe.global_batch_size=64"])
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2, 4, 8]),
+    gbs=st.floats(0.1, 400),
+    slower=st.floats(1, 100),
+)
+@settings(max_examples=in_proportion(60), deadline=None)
+def test_the_estimate_of_runstop_s_engine_does_not_fall_on_a_slower_network(
+    tp: int, pp: int, cp: int, gbs: float, slower: float
+) -> None:
+    assume(tp * pp * cp <= 64)
+
+    def step_s(nic_gbs: float) -> float:
+        cluster = replace(OWN.cluster, network=Network(source="", nvlink_gbs=340, nics_per_node=8, nic_gbs=nic_gbs))
+        world = split(replace(OWN, cluster=cluster), tp=tp, pp=pp, cp=cp, sp=tp > 1)
+        cost = step_time.estimate(replace(OWN, cluster=cluster), world, memory.NOTHING)
+        assert cost is not None
+        return cost.step_s
+
+    assert step_s(gbs / slower) >= step_s(gbs)

@@ -1,0 +1,58 @@
+"""The memory and the cores of this machine, compared with what the ranks need."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import preflight
+from bench.contract.plan import Plan
+from bench.planning.compose import compose
+from bench.preflight import resources
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 64 GiB and 4 cores, without a limit by a control group; its folder has the files of the kernel."""
+    (tmp_path / "meminfo").write_text(f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:  1 kB\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(resources, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(resources, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "absent"))
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setenv("LOGDIR", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def rules(plan: Plan) -> dict[str, str]:
+    return {str(one.rule): one.what for one in preflight.inspect(plan)}
+
+
+def test_the_memory_of_all_ranks_is_compared_with_that_of_the_machine(machine: Path) -> None:
+    seven = ["task=pretrain_7b", "cluster=local", "cluster.device=cpu", "model.weights=random"]
+    what = rules(compose(seven))["RUN-03"]
+    assert "of memory (estimate), but this machine has 64.0 GiB" in what
+    assert "RUN-03" not in rules(compose(["task=lora_tiny"]))
+    (machine / "memory.max").write_text("1000000\n")
+    assert "but this machine has 0.0 GiB" in rules(compose(["task=lora_tiny"]))["RUN-03"]
+
+
+def test_the_base_task_needs_its_memory_too(machine: Path) -> None:
+    plan = compose(["task=lora_tiny"])
+    own, base = (resources._needed_gib(one) for one in (plan, plan.base))  # type: ignore[attr-defined]
+    assert own < base
+    (machine / "memory.max").write_text(str(round((own + base) / 2 * GIB)))
+    assert rules(plan)["RUN-03"].startswith("the ranks of the base task need ")
+
+
+def test_more_ranks_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "HW-09" not in rules(compose(["cluster.ranks_per_node=4"]))
+    assert rules(compose(["cluster.ranks_per_node=8"]))["HW-09"].startswith("8 ranks share 4 CPU cores")
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: {0})
+    assert "HW-09" not in rules(compose(["task=lora_tiny"])), "two ranks are the default of every machine"
+
+
+def test_a_gpu_without_a_known_memory_is_a_warning() -> None:
+    on_gpu = ["task=lora_8b", "cluster.device=cuda", "cluster.ranks_per_node=1", "model.weights=random"]
+    assert rules(compose(on_gpu))["HW-08"].startswith("the memory of the GPU is unknown")
+    assert "HW-08" not in rules(compose([*on_gpu, "gpu@cluster.gpu=h200"]))
