@@ -15,8 +15,8 @@ import numpy as np
 from bench.contract import megatron_files
 from bench.errors import ConfigError
 
-_LAST_EPOCH_APART = 0.8
-"""If the last epoch has less than this share of its samples, it is shuffled apart from the others."""
+_SEPARATE_LAST_EPOCH = 0.8
+"""If the last epoch has less than this share of its samples, it is shuffled separately."""
 
 
 class MegatronTokens:
@@ -107,13 +107,15 @@ def _shuffled(
     """Return the documents of all epochs, and all samples, in GPTDataset's order."""
     rng, per_epoch = np.random.RandomState(seed), int(lengths.sum(dtype=np.int64))
     total, before_last = ((num_epochs * per_epoch - 1) // seq_length, ((num_epochs - 1) * per_epoch - 1) // seq_length)
-    is_apart = num_epochs > 1 and num_rows - before_last < int(_LAST_EPOCH_APART * ((per_epoch - 1) // seq_length))
+    is_separate = num_epochs > 1 and num_rows - before_last < int(
+        _SEPARATE_LAST_EPOCH * ((per_epoch - 1) // seq_length)
+    )
     documents, samples = [], []
-    for epochs in (num_epochs - 1, 1) if is_apart else (num_epochs,):
+    for epochs in (num_epochs - 1, 1) if is_separate else (num_epochs,):
         documents.append(np.tile(np.arange(len(lengths), dtype=np.int32), epochs))
         rng.shuffle(documents[-1])
     wide = np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64
-    for first, last in ((0, before_last), (before_last, total)) if is_apart else ((0, total),):
+    for first, last in ((0, before_last), (before_last, total)) if is_separate else ((0, total),):
         samples.append(np.arange(first, last, dtype=wide))
         rng.shuffle(samples[-1])
     return np.concatenate(documents), np.concatenate(samples)

@@ -56,7 +56,7 @@ def gpt_dataset(folder: Path, name: str, *, num_samples: int, seq_length: int, s
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_rows_and_their_order_are_those_of_gpt_dataset(tmp_path: Path, dtype: Any) -> None:
-    """One epoch, several, and several whose last one is short enough to be shuffled apart."""
+    """One epoch, several, and several whose last one is short enough to be shuffled separately."""
     write(tmp_path, "docs", documents(300, dtype=dtype))
     total = sum(map(len, documents(300, dtype=dtype)))
     per_epoch = (total - 1) // 32
@@ -92,21 +92,21 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingPlan:
     changes = ("data=c4_mlperf", "data.seq_length=32", "data.train_rows=64", "data.eval_rows=8")
     tiny = ("task=pretrain_tiny", "cluster=local", "cluster.ranks_per_node=1", "recipe.eval_every_samples=32")
     folder = f"cluster.paths.data={tmp_path}"
-    made = compose.compose([*tiny, *changes, f"model.vocab_size={VOCABULARY}", folder, "model.max_seq_length=64"])
-    made = plan_kinds.required(made, TrainingPlan)
-    write(tmp_path, str(made.data.files), documents(200, seed=1))
-    write(tmp_path, str(made.data.eval_files), documents(40, seed=2))
-    return made
+    composed = compose.compose([*tiny, *changes, f"model.vocab_size={VOCABULARY}", folder, "model.max_seq_length=64"])
+    composed = plan_kinds.required(composed, TrainingPlan)
+    write(tmp_path, str(composed.data.files), documents(200, seed=1))
+    write(tmp_path, str(composed.data.eval_files), documents(40, seed=2))
+    return composed
 
 
 def test_a_plan_reads_its_rows_in_the_order_of_the_trials_seed(plan: TrainingPlan, tmp_path: Path) -> None:
     with mllog.Writer(tmp_path / "log") as log:
         first, evaluation = inputs.open_rows(plan, log, seed=1)
         other, _ = inputs.open_rows(plan, log, seed=2)
-        again, _ = inputs.open_rows(plan, log, seed=1)
+        repeated, _ = inputs.open_rows(plan, log, seed=1)
     order = np.stack([next(rows_of.train_order(plan, seed=1))])
     np.testing.assert_array_equal(order[0], np.arange(plan.batch.global_batch_size))
-    assert (first.read(order[0])[0] == again.read(order[0])[0]).all()
+    assert (first.read(order[0])[0] == repeated.read(order[0])[0]).all()
     assert (first.read(order[0])[0] != other.read(order[0])[0]).any()
     stream = np.concatenate(documents(40, seed=2))
     np.testing.assert_array_equal(evaluation.read(np.arange(8))[0][:, :-1], stream[: 8 * 32].reshape(8, 32))
@@ -165,9 +165,9 @@ def test_damaged_files_are_refused(plan: TrainingPlan, tmp_path: Path, damage: s
         rows_of.load(plan, "eval").read(np.arange(8))
     assert refusal.value.rule == "CFG-06"
     if damage in ("lost", "no index", "short index", "odd bytes", "floats", "few"):
-        found = [finding for finding in preflight.before_start(plan) if finding.rule == "CFG-06"]
-        assert [str(plan.data.eval_files) in finding.where for finding in found] == [True]
-        assert damage == "few" or "runstop fetch mlperf llama31_8b" in found[0].fix
+        problems = [finding for finding in preflight.before_start(plan) if finding.rule == "CFG-06"]
+        assert [str(plan.data.eval_files) in finding.where for finding in problems] == [True]
+        assert damage == "few" or "runstop fetch mlperf llama31_8b" in problems[0].fix
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,13 @@ def damaged(lines: list[str], key: str, how: str) -> list[str] | None:
 
 def damages(ruleset: str) -> list[tuple[str, str]]:
     """Return each key of the rule files with each damage that breaks one of its rules."""
-    found = []
+    listed = []
     for key, rule in rule_files(ruleset).items():
         is_once, is_needed = rule["REQ"] == "EXACTLY_ONE", rule["REQ"] in ("EXACTLY_ONE", "AT_LEAST_ONE")
-        found += [(key, "removed")] if is_needed else []
-        found += [(key, "doubled")] if is_once else []
-        found += [(key, "wrong")] if key in WRONG and {"CHECK", "ATLEAST_ONE_CHECK"} & rule.keys() else []
-    return found
+        listed += [(key, "removed")] if is_needed else []
+        listed += [(key, "doubled")] if is_once else []
+        listed += [(key, "wrong")] if key in WRONG and {"CHECK", "ATLEAST_ONE_CHECK"} & rule.keys() else []
+    return listed
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
