@@ -8,6 +8,7 @@ Source: megatron-core 0.16.1, megatron/core/datasets/gpt_dataset.py.
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ class MegatronTokens:
         num, start = header.num_sequences, megatron_files.HEADER_BYTES
         lengths = np.memmap(self._index, np.dtype("<i4"), "r", start, num) if num else np.zeros(0, np.int32)
         self._begins = np.memmap(self._index, np.dtype("<i8"), "r", start + 4 * num, num) if num else lengths
-        self._tokens = np.memmap(self._bin, np.dtype(header.dtype).newbyteorder("<"), "r") if num else lengths
+        self._dtype = np.dtype(header.dtype).newbyteorder("<")
         self._vocab_size, self._seq_length = vocab_size, seq_length
         self.shape = (num_rows, seq_length + 1)
         num_epochs = _num_epochs(int(lengths.sum(dtype=np.int64)), num_rows, seq_length)
@@ -44,7 +45,7 @@ class MegatronTokens:
             what = f"the files have {lengths.sum(dtype=np.int64):,} tokens, too few for {num_rows:,} rows"
             fix = f"copy or download {self._bin.name} again, or lower data.train_rows or data.eval_rows"
             raise ConfigError(what, where=str(self._bin), fix=fix, rule="CFG-06")
-        if int(self._begins[-1]) // self._tokens.itemsize + int(lengths[-1]) > header.num_tokens:
+        if int(self._begins[-1]) // self._dtype.itemsize + int(lengths[-1]) > header.num_tokens:
             raise ConfigError(
                 f"the file has {header.num_tokens:,} tokens, less than its index lists",
                 where=str(self._bin),
@@ -62,7 +63,8 @@ class MegatronTokens:
         return self.shape[0]
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        read = np.stack([self._sample(int(sample)) for sample in self._samples[rows]])
+        with self._bin.open("rb", buffering=0) as file:  # a page fault of a memory map reads more than a document
+            read = np.stack([self._sample(file.fileno(), int(sample)) for sample in self._samples[rows]])
         if read.size and not 0 <= read.min() <= read.max() < self._vocab_size:
             raise ConfigError(
                 f"the files have tokens from {read.min()} to {read.max()}, but the vocabulary has {self._vocab_size:,}",
@@ -72,7 +74,7 @@ class MegatronTokens:
             )
         return read
 
-    def _sample(self, sample: int) -> np.ndarray:
+    def _sample(self, file: int, sample: int) -> np.ndarray:
         """Return the tokens of one sample [S + 1]."""
         at = sample * self._seq_length
         end, place = at + self._seq_length + 1, int(np.searchsorted(self._ends, at, side="right"))
@@ -81,8 +83,8 @@ class MegatronTokens:
             stop = min(end, int(self._ends[place]))
             document = self._documents[place]
             first = 0 if place == 0 else int(self._ends[place - 1])
-            begin = int(self._begins[document]) // self._tokens.itemsize + at - first
-            parts.append(self._tokens[begin : begin + stop - at])
+            begin = int(self._begins[document]) + (at - first) * self._dtype.itemsize
+            parts.append(np.frombuffer(os.pread(file, (stop - at) * self._dtype.itemsize, begin), self._dtype))
             at, place = stop, place + 1
         return np.concatenate(parts).astype(np.int32)
 
