@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from bench.contract.plan_kinds import ServingPlan
-from bench.contract.serving import Load
+from bench.contract.serving import Load, lengths_of
 from bench.errors import SubmitError
 from bench.mlperf import log as logs
 from helpers import serving, stub_server
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
 from jobs.serving import loadgen, prompts, server
-from jobs.serving.answers import RequestSpec
 from jobs.serving.client import Exchange
 
 SEED = 5
@@ -64,9 +63,10 @@ def setting(plan: ServingPlan, url: str, folder: Path, tokenizer_folder: Path, *
     assert block is not None
     (folder / "rank_logs").mkdir(exist_ok=True)
     own = prompts.tokenizer(tokenizer_folder)
-    spec = RequestSpec(tokens_in=block.tokens_in, tokens_out=block.tokens_out, tokenizer=own)
+    lengths = lengths_of(block, plan.lengths, 0)
     actual = server.RunningServer(url, "tiny", [], 0.0, child)
-    return loadgen.Setting(serving=block, server=actual, spec=spec, folder=folder, trial=2, seed=SEED)
+    same: dict[str, Any] = {"serving": block, "server": actual, "folder": folder}
+    return loadgen.Setting(tokenizer=own, lengths=lengths, trial=2, seed=SEED, **same)
 
 
 def texts(count: int = 6) -> list[str]:
