@@ -186,7 +186,8 @@ SERVER = "server"
 """The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the start-up time {healthy_s}."""
 LOADS_REQUESTED = "loads_requested"
 """The names of all loads of the plan, with the latency {limits} and {max_client_delay}; and, if lengths differ between
-requests, the {lengths}: the name of the {file}, or the distributions of {prompt} and {answer}."""
+requests, the {lengths}: the name of the {file} and its {sha256}, or the distributions of {prompt} and
+{answer}."""
 LOAD_MEASURED = "load_measured"
 """A load's name, with its fields in the plan and, per request in order of arrival, {latency_s, ttft_s, tpot_s,
 tokens_in, tokens_out} and {status}, or null; {together}: share of chunks that arrived together with the one before;

@@ -12,7 +12,7 @@ from bench.contract import codec, data_files, mllog, plan_paths, run_files
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
-from bench.contract.serving import Lengths, Serving, lengths_of
+from bench.contract.serving import DrawnLengths, Lengths, Serving, lengths_of
 from bench.errors import ConfigError, SubmitError
 from jobs.node_checks import facts, hardware
 from jobs.ranks import program
@@ -157,16 +157,16 @@ def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mll
         if value is not None:
             log.event(key, value)
     limits, names = codec.plain(serving.limits), [load.name for load in plan.loads]
-    lengths = {"lengths": _distribution(serving.lengths)} if plan.lengths is not None else {}
+    lengths = {} if plan.lengths is None else {"lengths": _distribution(serving.lengths, plan.lengths)}
     log.event(mllog.LOADS_REQUESTED, names, limits=limits, max_client_delay=serving.max_client_delay, **lengths)
     if plan.lengths is not None and plan.lengths.sha256 is not None:
         log.event(mllog.INPUT_SHA256, plan.lengths.sha256, input=mllog.REQUEST_LENGTHS)
 
 
-def _distribution(lengths: Lengths) -> dict[str, Any]:
+def _distribution(lengths: Lengths, drawn: DrawnLengths) -> dict[str, Any]:
     """Return what the lengths were drawn from, with the name of the file instead of its path."""
     if lengths.file is not None:
-        return {"file": Path(lengths.file).name}
+        return {"file": Path(lengths.file).name, "sha256": drawn.sha256}
     return {"prompt": codec.plain(lengths.prompt), "answer": codec.plain(lengths.answer)}
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,3 +254,21 @@ def test_the_verdict_of_loadgens_log(tmp_path: Path) -> None:
     actual = loadgen.verdict(tmp_path / "detail")
     given = {"result_validity": "INVALID", "early_stopping_met": False}
     assert actual == dict.fromkeys(loadgen.VERDICT) | given and tuple(actual) == loadgen.VERDICT
+
+
+def test_requests_have_their_own_lengths(stub: str, tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("prompt_tokens,answer_tokens\n5,3\n16,8\n9,4\n")
+    words = ("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    plan = planned(*words, f"task.serving.lengths.file={tmp_path / 'pairs.csv'}")
+    assert plan.lengths is not None
+    drawn = plan.lengths.trials[0]
+    assert len(set(drawn.totals)) == 3, "each pair was drawn"
+    sent = setting(plan, stub, tmp_path, tokenizer_folder)
+    different = prompts.random_prompts(sent.tokenizer, lengths=drawn.tokens_in, seed=SEED)
+    result = loadgen.run_load(sent, load_of(plan, "burst"), different)
+    measured = [(answer.status, answer.tokens_in, answer.tokens_out) for answer in result.answers]
+    assert measured == [("ok", *pair) for pair in zip(drawn.tokens_in, drawn.tokens_out, strict=True)]
+    swapped = replace(sent, lengths=replace(drawn, tokens_out=[n + 1 for n in drawn.tokens_out]))
+    exchange = Exchange(0, "", 0.0, http=200, max_tokens=1)
+    assert swapped.spec(0).tokens_out == swapped.spec(6).tokens_out == drawn.tokens_out[0] + 1
+    assert swapped.judged(exchange).status != "ok"

@@ -6,7 +6,6 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +18,7 @@ from bench.errors import ConfigError
 from bench.planning import request_lengths
 from bench.planning.estimates import serving_memory
 from bench.report import serving as report
-from helpers import serving, serving_log, stub_server
-from bench.mlperf import log as logs
-from bench.results import serving as results
+from helpers import serving
 
 PAIRS = ((20, 4), (60, 9), (33, 12))
 STATED = tuple(
@@ -48,10 +45,6 @@ def drawn(plan: ServingPlan) -> DrawnLengths:
 
 def pairs(lengths: RequestLengths) -> list[tuple[int, int]]:
     return list(zip(lengths.tokens_in, lengths.tokens_out, strict=True))
-
-
-def block(lengths: Lengths, requests: int) -> Any:
-    return replace(serving.planned().config.task.serving, lengths=lengths, requests=requests)
 
 
 BLOCK = serving.planned().config.task.serving
