@@ -158,7 +158,7 @@ class Serving:
     tokens_out: int
     """Tokens of each answer, exactly. Not used if `lengths` is set."""
     lengths: Lengths = field(default_factory=Lengths, metadata=OMIT_DEFAULT)
-    """Lengths that differ from request to request, drawn by the seed of the trial."""
+    """Lengths that differ from request to request, sampled by the seed of the trial."""
     warm_up: int
     """Concurrent warm-up requests before run_start, which are not timed."""
     limits: LatencyLimits
@@ -201,8 +201,8 @@ class RequestLengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnLengths:
-    """The drawn lengths of all trials."""
+class SampledLengths:
+    """The sampled lengths of all trials."""
 
     sha256: str | None
     """Of the file of pairs; None without a file."""
@@ -252,7 +252,7 @@ def command(server: Server, *, precision: str, is_cpu: bool, is_profiled: bool =
     return [*server.argv, *server.precisions[precision], *of_device, *of_profile, *server.options]
 
 
-def lengths_of(serving: Serving, lengths: DrawnLengths | None, trial: int) -> RequestLengths:
+def lengths_of(serving: Serving, lengths: SampledLengths | None, trial: int) -> RequestLengths:
     """Return the lengths of the requests of a trial."""
     if lengths is not None:
         return lengths.trials[trial]
@@ -260,7 +260,7 @@ def lengths_of(serving: Serving, lengths: DrawnLengths | None, trial: int) -> Re
     return RequestLengths(tokens_in=[serving.tokens_in] * same, tokens_out=[serving.tokens_out] * same)
 
 
-def total_tokens(serving: Serving, lengths: DrawnLengths | None) -> int:
+def total_tokens(serving: Serving, lengths: SampledLengths | None) -> int:
     """Return the tokens of the longest prompt with its answer."""
     if lengths is None:
         return serving.tokens_in + serving.tokens_out

@@ -1,4 +1,4 @@
-"""Draw the lengths of the requests of a serving task: from a file of pairs, or from two lognormal distributions."""
+"""Sample the lengths of the requests of a serving task: from a file of pairs, or from two lognormal distributions."""
 
 import csv
 import hashlib
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract.schema import Config
-from bench.contract.serving import DrawnLengths, Lengths, LogNormal, RequestLengths, Serving
+from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths, Serving
 from bench.errors import ConfigError
 
 PROMPT, ANSWER = "prompt_tokens", "answer_tokens"
 """The keys of a pair."""
 MOST_BYTES = 16 * 2**20
 """Limit for the file of pairs."""
-MOST_DRAWN = 50_000
+MOST_SAMPLED = 50_000
 """Limit for the requests of all trials together: the plan contains their lengths, and a batch script the plan."""
 WHERE = "task.serving.lengths"
 FIX = (
@@ -31,13 +31,13 @@ Pair = tuple[int, int]
 
 
 def check(lengths: Lengths, config: Config) -> None:
-    """Raise ConfigError for lengths that cannot be drawn, or that the model does not support."""
+    """Raise ConfigError for lengths that cannot be sampled, or that the model does not support."""
     serving, context = config.task.serving, config.model.max_seq_length
     assert serving is not None
-    if serving.requests * config.trials > MOST_DRAWN:
+    if serving.requests * config.trials > MOST_SAMPLED:
         raise ConfigError(
             f"all trials together have {serving.requests * config.trials:,} requests per load, but the plan contains "
-            f"their lengths, of at most {MOST_DRAWN:,}",
+            f"their lengths, of at most {MOST_SAMPLED:,}",
             where=f"task.serving.requests, trials, {WHERE}",
             fix="lower task.serving.requests or trials",
         )
@@ -79,8 +79,8 @@ class _Stated:
     lowest: int
     highest: int
 
-    def drawn(self, generator: random.Random) -> int:
-        """Draw a number of tokens. The mean of a lognormal distribution is exp(mu + sigma^2 / 2)."""
+    def sampled(self, generator: random.Random) -> int:
+        """Sample a number of tokens. The mean of a lognormal distribution is exp(mu + sigma^2 / 2)."""
         value = generator.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
         return round(min(self.highest, max(self.lowest, value)))
 
@@ -106,7 +106,7 @@ def _checked(one: LogNormal, where: str) -> _Stated:
     return stated
 
 
-def drawn(serving: Serving, seeds: Sequence[int]) -> DrawnLengths | None:
+def sampled(serving: Serving, seeds: Sequence[int]) -> SampledLengths | None:
     """Return the lengths of the requests of each trial; None if all requests have the same.
 
     They depend only on the seed, the file or the distributions, and the position of the request. So all loads of a
@@ -119,7 +119,7 @@ def drawn(serving: Serving, seeds: Sequence[int]) -> DrawnLengths | None:
     if not lengths.vary:
         return None
     pairs, sha256 = ([], None) if lengths.file is None else _pairs(Path(lengths.file))
-    return DrawnLengths(sha256=sha256, trials=[_of_trial(lengths, pairs, serving.requests, seed) for seed in seeds])
+    return SampledLengths(sha256=sha256, trials=[_of_trial(lengths, pairs, serving.requests, seed) for seed in seeds])
 
 
 def _of_trial(lengths: Lengths, pairs: list[Pair], count: int, seed: int) -> RequestLengths:
@@ -128,7 +128,7 @@ def _of_trial(lengths: Lengths, pairs: list[Pair], count: int, seed: int) -> Req
         chosen = [pairs[generator.randrange(len(pairs))] for _ in range(count)]
     else:
         prompt, answer = _stated(lengths.prompt), _stated(lengths.answer)
-        chosen = [(prompt.drawn(generator), answer.drawn(generator)) for _ in range(count)]
+        chosen = [(prompt.sampled(generator), answer.sampled(generator)) for _ in range(count)]
     return RequestLengths(tokens_in=[prompt for prompt, _ in chosen], tokens_out=[answer for _, answer in chosen])
 
 

@@ -300,7 +300,7 @@ def _check_elsewhere(server: Server) -> None:
 def make(config: Config, base: Config | None) -> ServingPlan:
     """Return the plan of a serving run."""
     serving, memory, commands = required(config), None, fields_of_all(config)
-    lengths = request_lengths.drawn(serving, [trial.seed for trial in commands["trials"]])
+    lengths = request_lengths.sampled(serving, [trial.seed for trial in commands["trials"]])
     if serving.server.url is None:
         memory = serving_memory.estimate(config, serving, loads(serving), lengths)
         check_memory(config, memory)

@@ -10,7 +10,7 @@ from bench.contract import mllog
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Config, Device, ProfileKind
 from bench.contract.server_times import ServerTimes
-from bench.contract.serving import DrawnLengths, Lengths, ServingMemory, command
+from bench.contract.serving import Lengths, SampledLengths, ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
 from bench.report import costs, drawings, serving_charts
@@ -274,17 +274,17 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
     ]
 
 
-def _length_rows(lengths: Lengths, drawn: DrawnLengths) -> list[tuple[str, str]]:
-    """Return the source of the lengths, and what was drawn for all trials together."""
+def _length_rows(lengths: Lengths, sampled: SampledLengths) -> list[tuple[str, str]]:
+    """Return the source of the lengths, and what was sampled for all trials together."""
     if lengths.file is not None:
-        source = f"drawn from {lengths.file} (sha256 {drawn.sha256:.12}…)"
+        source = f"sampled from {lengths.file} (sha256 {sampled.sha256:.12}…)"
     else:
         stated = (("input", lengths.prompt), ("output", lengths.answer))
         source = "; ".join(
             f"{name} lognormal, mean {one.mean:g} before the limits, sigma {one.sigma:g}, limits {one.min} to {one.max}"
             for name, one in stated
         )
-    trials = drawn.trials
+    trials = sampled.trials
     counts = {
         "input tokens": sorted(n for trial in trials for n in trial.tokens_in),
         "output tokens": sorted(n for trial in trials for n in trial.tokens_out),
@@ -294,7 +294,7 @@ def _length_rows(lengths: Lengths, drawn: DrawnLengths) -> list[tuple[str, str]]
 
 
 def _of_lengths(ordered: Sequence[int]) -> str:
-    """Return mean, median, 99th percentile (nearest rank) and maximum of drawn lengths."""
+    """Return mean, median, 99th percentile (nearest rank) and maximum of sampled lengths."""
     p50, p99 = (ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 99))
     return f"mean {fmean(ordered):,.1f}, p50 {p50:,}, p99 {p99:,}, maximum {ordered[-1]:,}"
 

@@ -235,13 +235,13 @@ class ServingResult:
 
 
 def _other_lengths(loads: Sequence[LoadResult], plan: ServingPlan, trial: Trial) -> Iterator[str]:
-    """Yield the loads whose answers have other lengths than the plan drew; nothing if all lengths are the same."""
+    """Yield the loads whose answers have other lengths than the plan has; nothing if all lengths are the same."""
     if plan.lengths is None:
         return
     planned = plan.lengths.trials[trial.index].tokens_out
     for load in loads:
         pairs = zip(load.tokens_out, planned, load.status, strict=False)
-        if any(status == OK and tokens != drawn for tokens, drawn, status in pairs):
+        if any(status == OK and tokens != sampled for tokens, sampled, status in pairs):
             yield f"{load.load.name}: answers have other lengths than in the plan"
 
 

@@ -12,7 +12,7 @@ from bench.contract import codec, data_files, mllog, plan_paths, run_files
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
-from bench.contract.serving import DrawnLengths, Lengths, Serving, lengths_of
+from bench.contract.serving import Lengths, SampledLengths, Serving, lengths_of
 from bench.errors import ConfigError, SubmitError
 from jobs.node_checks import facts, hardware
 from jobs.ranks import program
@@ -163,10 +163,10 @@ def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mll
         log.event(mllog.INPUT_SHA256, plan.lengths.sha256, input=mllog.REQUEST_LENGTHS)
 
 
-def _distribution(lengths: Lengths, drawn: DrawnLengths) -> dict[str, Any]:
-    """Return what the lengths were drawn from, with the name of the file instead of its path."""
+def _distribution(lengths: Lengths, sampled: SampledLengths) -> dict[str, Any]:
+    """Return what the lengths were sampled from, with the name of the file instead of its path."""
     if lengths.file is not None:
-        return {"file": Path(lengths.file).name, "sha256": drawn.sha256}
+        return {"file": Path(lengths.file).name, "sha256": sampled.sha256}
     return {"prompt": codec.plain(lengths.prompt), "answer": codec.plain(lengths.answer)}
 
 

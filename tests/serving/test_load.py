@@ -261,14 +261,14 @@ def test_requests_have_their_own_lengths(stub: str, tmp_path: Path, tokenizer_fo
     words = ("task.serving.arrivals=[burst]", "task.serving.rates=[]")
     plan = planned(*words, f"task.serving.lengths.file={tmp_path / 'pairs.csv'}")
     assert plan.lengths is not None
-    drawn = plan.lengths.trials[0]
-    assert len(set(drawn.totals)) == 3, "each pair was drawn"
+    sampled = plan.lengths.trials[0]
+    assert len(set(sampled.totals)) == 3, "each pair was sampled"
     sent = setting(plan, stub, tmp_path, tokenizer_folder)
-    different = prompts.random_prompts(sent.tokenizer, lengths=drawn.tokens_in, seed=SEED)
+    different = prompts.random_prompts(sent.tokenizer, lengths=sampled.tokens_in, seed=SEED)
     result = loadgen.run_load(sent, load_of(plan, "burst"), different)
     measured = [(answer.status, answer.tokens_in, answer.tokens_out) for answer in result.answers]
-    assert measured == [("ok", *pair) for pair in zip(drawn.tokens_in, drawn.tokens_out, strict=True)]
-    swapped = replace(sent, lengths=replace(drawn, tokens_out=[n + 1 for n in drawn.tokens_out]))
+    assert measured == [("ok", *pair) for pair in zip(sampled.tokens_in, sampled.tokens_out, strict=True)]
+    swapped = replace(sent, lengths=replace(sampled, tokens_out=[n + 1 for n in sampled.tokens_out]))
     exchange = Exchange(0, "", 0.0, http=200, max_tokens=1)
-    assert swapped.spec(0).tokens_out == swapped.spec(6).tokens_out == drawn.tokens_out[0] + 1
+    assert swapped.spec(0).tokens_out == swapped.spec(6).tokens_out == sampled.tokens_out[0] + 1
     assert swapped.judged(exchange).status != "ok"

@@ -1,4 +1,4 @@
-"""Lengths that differ from request to request: what is drawn, planned, sent and refused."""
+"""Lengths that differ from request to request: what is sampled, planned, sent and refused."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.contract import plan_kinds
 from bench.contract.plan_kinds import ServingPlan
-from bench.contract.serving import DrawnLengths, Lengths, LogNormal, RequestLengths
+from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths
 from bench.errors import ConfigError
 from bench.planning import request_lengths
 from bench.planning.estimates import serving_memory
@@ -38,7 +38,7 @@ def file_of(folder: Path, kind: str) -> Path:
     return path
 
 
-def drawn(plan: ServingPlan) -> DrawnLengths:
+def sampled(plan: ServingPlan) -> SampledLengths:
     assert plan.lengths is not None
     return plan.lengths
 
@@ -51,11 +51,11 @@ BLOCK = serving.planned().config.task.serving
 
 
 @given(mean=st.integers(50, 2000), sigma=st.floats(0, 0.8), seed=st.integers(0, 2**32))
-def test_the_mean_of_drawn_lengths_is_near_the_stated_one(mean: int, sigma: float, seed: int) -> None:
+def test_the_mean_of_sampled_lengths_is_near_the_stated_one(mean: int, sigma: float, seed: int) -> None:
     assert BLOCK is not None
     count = 4000
     one = LogNormal(mean=mean, sigma=sigma, min=1, max=10**9)
-    actual = request_lengths.drawn(replace(BLOCK, lengths=Lengths(prompt=one, answer=one), requests=count), [seed])
+    actual = request_lengths.sampled(replace(BLOCK, lengths=Lengths(prompt=one, answer=one), requests=count), [seed])
     assert actual is not None
     error = mean * math.sqrt(math.expm1(sigma**2) / count)  # the standard error of the mean of a lognormal
     for tokens in (actual.trials[0].tokens_in, actual.trials[0].tokens_out):
@@ -68,25 +68,25 @@ def test_the_lengths_depend_on_the_seed_and_on_no_other_setting(tmp_path: Path) 
         first = serving.planned(*words, "trials=2")
         other = serving.planned(*words, "server=vllm", "task.serving.arrivals=[burst]", "task.serving.rates=[]")
         fewer = serving.planned(*words, "task.serving.requests=50", "seed_base=2")
-        assert drawn(other).trials[0] == drawn(first).trials[0] != drawn(first).trials[1]
-        assert pairs(drawn(fewer).trials[0]) == pairs(drawn(first).trials[1])[:50]
+        assert sampled(other).trials[0] == sampled(first).trials[0] != sampled(first).trials[1]
+        assert pairs(sampled(fewer).trials[0]) == pairs(sampled(first).trials[1])[:50]
         assert plan_kinds.loads(plan_kinds.dumps(first)) == first
         assert serving.planned().work != first.work
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_file_of_pairs_is_drawn_from_and_bound_by_its_checksum(tmp_path: Path, kind: str) -> None:
+def test_a_file_of_pairs_is_sampled_from_and_bound_by_its_checksum(tmp_path: Path, kind: str) -> None:
     path = file_of(tmp_path, kind)
-    actual = drawn(serving.planned(f"task.serving.lengths.file={path}"))
+    actual = sampled(serving.planned(f"task.serving.lengths.file={path}"))
     assert set(pairs(actual.trials[0])) == set(PAIRS) and len(pairs(actual.trials[0])) == 200
     assert actual.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_plan_shows_what_was_drawn(tmp_path: Path) -> None:
+def test_the_plan_shows_what_was_sampled(tmp_path: Path) -> None:
     plan = serving.planned(f"task.serving.lengths.file={file_of(tmp_path, 'csv')}")
     prompts = [*range(1, 100), 1000]
     shown = replace(
-        plan, lengths=DrawnLengths(sha256="a" * 64, trials=[RequestLengths(tokens_in=prompts, tokens_out=[2] * 100)])
+        plan, lengths=SampledLengths(sha256="a" * 64, trials=[RequestLengths(tokens_in=prompts, tokens_out=[2] * 100)])
     )
     rows = dict(report.plan_rows(shown))
     assert rows["input tokens"] == "mean 59.5, p50 50, p99 99, maximum 1,000"
@@ -108,7 +108,7 @@ def test_the_kv_cache_is_that_of_the_longest_requests_of_the_worst_trial() -> No
         "precision=bf16",
         "cluster.num_nodes=1",
     )
-    lengths = DrawnLengths(
+    lengths = SampledLengths(
         sha256=None,
         trials=[
             RequestLengths(tokens_in=[1, 90, 2, 50, 3], tokens_out=[1, 10, 1, 10, 1]),

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from bench.contract.model import Activation, Model
 from bench.contract.schema import Config, Device, Precision
-from bench.contract.serving import Arrivals, DrawnLengths, Load, Serving, ServingMemory, lengths_of
+from bench.contract.serving import Arrivals, Load, SampledLengths, Serving, ServingMemory, lengths_of
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, gpu
 from bench.planning.estimates.parameters import weight_bytes
 
@@ -22,7 +22,9 @@ LOGIT_BYTES = 4
 """Logits are sampled in FP32."""
 
 
-def estimate(config: Config, serving: Serving, loads: list[Load], lengths: DrawnLengths | None = None) -> ServingMemory:
+def estimate(
+    config: Config, serving: Serving, loads: list[Load], lengths: SampledLengths | None = None
+) -> ServingMemory:
     """Return the memory of one of the tp GPUs of the server.
 
     If lengths differ between requests, the concurrent requests are the longest ones of the trial that needs most.
@@ -55,7 +57,7 @@ def estimate(config: Config, serving: Serving, loads: list[Load], lengths: Drawn
     )
 
 
-def _most_tokens(serving: Serving, lengths: DrawnLengths | None, most: int) -> list[int]:
+def _most_tokens(serving: Serving, lengths: SampledLengths | None, most: int) -> list[int]:
     """Return the most tokens that 1, 2, … `most` requests of a trial can have together."""
     every = [
         lengths_of(serving, lengths, trial).totals for trial in range(1 if lengths is None else len(lengths.trials))
@@ -64,7 +66,7 @@ def _most_tokens(serving: Serving, lengths: DrawnLengths | None, most: int) -> l
     return [max(sums) for sums in zip(*of_trials, strict=True)]
 
 
-def _longest_prompt(serving: Serving, lengths: DrawnLengths | None) -> int:
+def _longest_prompt(serving: Serving, lengths: SampledLengths | None) -> int:
     return serving.tokens_in if lengths is None else max(max(trial.tokens_in) for trial in lengths.trials)
 
 
