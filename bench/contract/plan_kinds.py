@@ -27,7 +27,7 @@ from bench.contract.plan import (
     World,
 )
 from bench.contract.schema import Config, not_of_kind
-from bench.contract.serving import Load, ServingMemory
+from bench.contract.serving import Load, SampledLengths, ServingMemory
 from bench.contract.task import Kind
 from bench.contract.training import Recipe
 from bench.errors import ConfigError
@@ -190,6 +190,8 @@ class ServingPlan(Plan):
     files: list[str]
     memory: ServingMemory | None = field(default=None, metadata=codec.OMIT_DEFAULT)
     """None for a server that runs elsewhere, and in plans of earlier versions."""
+    lengths: SampledLengths | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """None: all requests have tokens_in and tokens_out tokens."""
 
     @property
     def estimated_memory_gib(self) -> tuple[float | None, float | None]:
@@ -197,7 +199,7 @@ class ServingPlan(Plan):
 
     @property
     def work(self) -> tuple[Any, ...]:
-        return (self.loads,)
+        return (self.loads,) if self.lengths is None else (self.loads, self.lengths)
 
     @property
     def inputs(self) -> Inputs:

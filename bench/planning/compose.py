@@ -399,6 +399,8 @@ def typed(config: "DictConfig") -> Config:
         typed_config.data.chat_template = _absolute(typed_config.data.chat_template)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
+    if typed_config.task.serving is not None:
+        typed_config.task.serving.lengths.file = _absolute(typed_config.task.serving.lengths.file)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
     if (program := typed_config.engine.command) is not None:
         program.argv = [_absolute_file(text) for text in program.argv]
