@@ -140,7 +140,7 @@ def test_a_profile_needs_a_warm_up_step() -> None:
 
 def test_a_profile_has_a_kind() -> None:
     """Older configs have a switch."""
-    expected = "launch.profile is true, but must be one of none, kernels, modules\n  where: launch.profile"
+    expected = "launch.profile is true, but must be one of none, kernels, modules, nsys\n  where: launch.profile"
     with pytest.raises(ConfigError, match=expected):
         compose.compose(["launch.profile=true"])
 
