@@ -271,7 +271,7 @@ def test_an_interrupted_run_is_restarted_only_if_the_next_start_can_succeed(
 def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool, job: str | None, rule: str) -> None:
     """In the launching process a signal raises; a node's process records it and checks that while it waits.
 
-    Without a queue there is no job that was cancelled. `status.json` and `why` agree on the rule.
+    Without a queue no job was cancelled. `status.json` and `why` agree on the rule.
     """
     run.driven = dataclasses.replace(run.driven, backend_job_id=job)
 

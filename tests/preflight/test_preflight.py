@@ -409,10 +409,10 @@ def test_the_file_system_of_a_path_is_that_of_findmnt(path: str) -> None:
 
 
 VERB = {
-    "fine": ((), 0, "laptop: 6 checks, all passed\npaths are set: passed  (CFG-06)\n"),
+    "fine": ((), 0, "checks, all passed\npaths are set: passed  (CFG-06)\n"),
     "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no prepared rows of gov_report"),
     "no Slurm": (("--tier", "login"), 2, "tier login cannot run: cluster=local has no queue"),
-    "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr?"),
+    "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr=1?"),
 }
 
 
