@@ -197,7 +197,7 @@ class Parser(argparse.ArgumentParser):
                 (x for argument, x in pairwise(Parser.words) if argument == missing[1] and x.startswith("-")), None
             )
             return f"write {missing[1]}={after}" if after else f"write {missing[1]} VALUE"
-        if unknown := re.match(r"unrecognized arguments: (-\S+)", message):
+        if "\n" not in message and (unknown := re.match(r"unrecognized arguments: (-\S+)", message)):
             near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1, cutoff=0.6)
             return f"did you mean {near[0]}?" if near else ""
         return ""

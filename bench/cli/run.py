@@ -146,7 +146,7 @@ def _plan_memory(args: argparse.Namespace) -> int:
         raise ConfigError(
             "plan --memory takes no other arguments, because it always shows the same models",
             where="plan --memory",
-            fix="remove all other arguments; for the memory of one task use runstop plan task=NAME",
+            fix="remove all other arguments; for the memory of one task: runstop plan task=NAME",
         )
     task = ("task=pretrain_7b", "cluster=dgxh200")
     configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}

@@ -204,7 +204,9 @@ def num_ids(tokenizer: Path) -> int:
         largest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
         added = [token["id"] for token in content.get("added_tokens") or []]
         return int(max([largest, *added])) + 1
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
+        raise bad_tokenizer(tokenizer, "it has no vocabulary as a tokenizer.json has") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise bad_tokenizer(tokenizer, error) from error
 
 
@@ -213,7 +215,7 @@ def bad_tokenizer(path: Path, error: object) -> ConfigError:
     return ConfigError(
         f"{path.name} cannot be used: {error}",
         where=str(path),
-        fix=f"copy {path.name} from the model's folder again",
+        fix=f"set MODEL or data.tokenizer to the folder of the model's tokenizer, or download {path.name} again",
         rule="CFG-06",
     )
 

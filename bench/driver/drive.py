@@ -35,6 +35,8 @@ IN_STATUS = ("SLU-07", "RUN-02")
 """Rules that only the driver can detect (time limit, signal). `why` finds all others in the logs."""
 SETTLE_S = 3.0
 """When a whole job is stopped, other nodes may get the signal this much earlier than this node."""
+STOPPED_HERE = with_rule("RUN-24", "the run was stopped by Ctrl-C, `runstop cancel` or another signal")
+"""What a signal means without a queue: no job was cancelled."""
 KILLED = {
     BackendName.kubernetes: with_rule("KUB-18", "the pod of node 0 got a signal: it was deleted, evicted or preempted"),
     BackendName.ray: with_rule("RAY-08", "the job's driver, or its worker on node 0, has ended"),
@@ -246,9 +248,12 @@ def _node_lost(run: Drive, why: str) -> int:
 
 def _stop_early(run: Drive, why: str, exit_code: int) -> int:
     """End before the work is done; the backend may restart the run, unless the user stopped it."""
-    is_stopped = why == STOPPED
+    is_stopped, is_queued = why == STOPPED, (run.folder / run_files.JOB).exists()
     if is_stopped and atomic_files.read_object(run.folder / run_files.JOB).get(run_files.CANCELLED) != run.job:
         why = KILLED.get(run.plan.config.cluster.backend, why)
+    is_of_user = why == STOPPED
+    if is_of_user and not is_queued:
+        why = STOPPED_HERE
     run.progress.say(f"{time.strftime('%F %T')} {why}")
     if why == TIME_IS_NEAR and not run.made_progress:
         return _finish(
@@ -259,7 +264,7 @@ def _stop_early(run: Drive, why: str, exit_code: int) -> int:
     if is_stopped:
         with suppress(OSError, BenchError):
             (run.folder / run_files.DISK_RESERVE).unlink(missing_ok=True)
-            if why == STOPPED:  # else the next start of the run records the attempt as interrupted, with its cause
+            if is_of_user:  # else the next start of the run records the attempt as interrupted, with its cause
                 between_commands.abort_trials(run.folder, run.plan, run.trials)
         rule, _, what = why.partition(": ")
         fix = "to continue: runstop resume RUN"

@@ -1,8 +1,10 @@
 """Where the models and data of a config are from: the commands of `runstop fetch`, and the locations of MLPerf."""
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.contract.model import Model
 from bench.contract.schema import Data
@@ -91,12 +93,17 @@ def model_command(model: Model, folder: str = "FOLDER") -> str:
     return f"runstop fetch model {named[1]} {shlex.quote(folder)}" if named else ""
 
 
-def data_command(data: Data) -> str:
-    """Return the command that downloads the files of a data source; empty if there is none."""
+def data_command(data: Data, root: Path) -> str:
+    """Return the command that downloads the files of a data source; empty if there is none.
+
+    root: the folder of data sets, which the command names if DATADIR is not set.
+    """
     for_benchmark = {"gov_report": "llama2_70b_lora", "c4_mlperf": "llama31_8b"}
     if data.name in for_benchmark:
         return f"runstop fetch mlperf {for_benchmark[data.name]}"
     if data.source.name not in _DATA:
         return ""
     repo, folder, files = _DATA[data.source.name]
+    if "DATADIR" not in os.environ:
+        folder = folder.replace("$DATADIR", shlex.quote(str(root)))
     return f"runstop fetch data {repo} {folder} --include {shlex.quote(files)}"

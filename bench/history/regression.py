@@ -175,7 +175,7 @@ def _judged(
     if not new or len(old) < _FEWEST:
         return (
             Change.not_judged,
-            f"there are {len(old)} earlier runs, but the run-to-run variation needs at least {_FEWEST}",
+            f"earlier runs: {len(old)}; the run-to-run variation needs {_FEWEST} or more: repeat the run",
         )
     if not all(0 < value < math.inf for value in (*new, *old)):
         return Change.not_judged, "a value is zero, negative or not finite, so there is no change in percent"

@@ -90,7 +90,7 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
     problems = _damage(image, whole=whole)
     if named is None or record is None:
         missing = "the file name contains no digest" if named is None else "the image has no readable record"
-        fix = f"runstop image import {quote(str(image))}"
+        fix = "import the image again" if problems else f"runstop image import {quote(str(image))}"
         unnamed = broken("ENR-11", missing, str(image), fix=fix, severity="warning")
         return [*problems, unnamed, *_wrong_cpu(image, architecture, damaged=bool(problems))]
     if record.file != image.name or not record.sha256.startswith(named[2]):

@@ -97,12 +97,14 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
     """Return the plans that the command line requests, each with its config and overrides, composed by Hydra."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
     planned: list[tuple[Plan, DictConfig, list[str]]] = []
 
     def launch(config: "DictConfig") -> None:
-        with _shown(codes), explained(list(HydraConfig.get().overrides.task)):
-            overrides = list(HydraConfig.get().overrides.task)
+        # Resolving ${name} in the text of an override could fail here, outside of `explained`.
+        overrides: list[str] = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[assignment]
+        with _shown(codes), explained(overrides):
             words = [*own_folder, *overrides]
             complete = completed(config, words)
             planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))

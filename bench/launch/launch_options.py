@@ -1,6 +1,7 @@
 """The options of `runstop launch`: Hydra's own, --dry-run, and what to write instead of all others."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class Given:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        option = re.match(r"argument (--[\w-]+)", message)
+        if (wrong := re.search(r"invalid choice: '.*' \(choose from (.*)\)$", message)) and option:
+            choices = re.findall(r"[\w-]+", wrong[1])
+            what, fix = f"{option[1]} takes one of {', '.join(choices)}", f"write {option[1]} {choices[0]}"
+            raise ConfigError(what, where="command line", fix=fix)
         raise ConfigError(message, where="command line", fix="runstop launch --help lists options and settings")
 
 

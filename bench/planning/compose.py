@@ -449,7 +449,7 @@ def search_path(config_dir: Path | None = None) -> list[str]:
     """Return the override that adds a site's folder and the user's own, quoted for Hydra's grammar; [] for neither."""
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(
-            "this folder does not exist",
+            "this path is a file, not a folder" if config_dir.exists() else "this folder does not exist",
             where=f"--config-dir {config_dir}",
             fix="give a folder with config files, such as cluster/mine.yaml",
         )

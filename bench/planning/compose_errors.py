@@ -27,10 +27,18 @@ class UnknownChoiceError(ConfigError):
 
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         fixes = synonyms.CHOICE_FIXES.get(group.partition("@")[0], {})
-        offer = _offer(_near_choice(group, name, known), f"choose from {', '.join(sorted(known))}")
+        near = _near_choice(group, name, known)
+        is_long = near and len(known) > _FEW_CHOICES
+        offer = _offer(
+            near, "to list all: runstop launch --help" if is_long else f"choose from {', '.join(sorted(known))}"
+        )
         fix = fixes.get(name.lower()) or "; ".join([offer, *([fixes[""]] if "" in fixes else [])])
         super().__init__(f"{group}={name} does not exist", where=group, fix=fix)
         self.group, self.name, self.known = group, name, known
+
+
+_FEW_CHOICES = 12
+"""With a suggestion, a longer list of choices would hide it."""
 
 
 def _near_choice(group: str, name: str, known: list[str]) -> list[str]:
@@ -40,7 +48,10 @@ def _near_choice(group: str, name: str, known: list[str]) -> list[str]:
     if other in known:
         return [str(other)]
     within = [choice for choice in known if plain and choice.endswith(plain)]
-    return within[:1] if len(within) == 1 else difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
+    if len(within) == 1 or group.startswith("gpu"):  # one digit away is another GPU
+        same = [choice for choice in known if choice.replace("_", "") == plain.replace("_", "")]
+        return within[:1] or same[:1]
+    return difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
 
 
 class InvalidValueError(ConfigError):
@@ -57,13 +68,16 @@ def explained(words: Sequence[str] = ()) -> Iterator[None]:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import MarkedYAMLError
+    from yaml.constructor import ConstructorError
 
     try:
         yield
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a file of the config"
-        fix = "write plain YAML: texts, numbers, lists and mappings, without tags such as !!python"
+        fix = "correct this line or one before it: close each bracket and quote, and indent by spaces only"
+        if isinstance(error, ConstructorError):
+            fix = "write plain YAML: texts, numbers, lists and mappings, without tags such as !!python"
         raise ConfigError(
             f"the file is not valid YAML: {error.problem}", where=where, fix=fix, rule="CFG-09"
         ) from error
@@ -100,9 +114,14 @@ def _explain(error: Exception, words: Sequence[str]) -> ConfigError | None:
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
-    if known := _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(error, text, words):
+    if (
+        known := _wrong_reference(text)
+        or _wrong_choice(text)
+        or _wrong_key(error, text)
+        or _wrong_value(error, text, words)
+    ):
         return known
-    if known := _wrong_reference(text) or _wrong_file(text):
+    if known := _wrong_file(text):
         return known
     if isinstance(error, ValueError | TypeError | AttributeError) and not isinstance(error, OmegaConfBaseException):
         return None
@@ -241,6 +260,17 @@ def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> 
         what = f"{key} is {_shown(value or '')}, but must be {wanted}"
     where = _named(file_of[1]) + f", {key}" if own is None and file_of else key
     fix = f"write a value such as {config_keys.example(key, value or '')}"
+    if "NoneType" in message and config_keys.is_block(key):
+        what = f"the block {key} is null in this config, and cannot be set on the command line"
+        fix = f"write it into a file of your own, DIR/{key.partition('.')[0]}/mine.yaml, and add --config-dir DIR "
+        fix += f"{key.partition('.')[0]}=mine (docs/configuration.md)"
+    if key == "walltime" and re.fullmatch(r"\d+:\d\d", value or ""):
+        first, second = map(int, str(value).split(":"))
+        of_seconds = config_keys.example(key, str(value))
+        fix = (
+            f"write walltime={60 * first + second} for {first} h {second} min, {of_seconds} for {first} min {second} s"
+        )
+    fix = synonyms.VALUE_FIXES.get(item, {}).get((value or "").lower(), fix)
     if key == "model.weights" and "/" in (value or ""):
         fix = f"export MODEL={value}, and leave out model.weights"
     return InvalidValueError(what, where=where, fix=fix, key=key, value=value)
@@ -283,7 +313,7 @@ def _wrong_file(text: str) -> ConfigError | None:
     """Return the error of a defaults list in the wrong order."""
     if late := re.search(r"In ([\w/]+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
         return ConfigError(
-            f"the defaults list has `override {late[2]}` before {late[3]}, which it must come after",
+            f"the defaults list has `override {late[2]}` before {late[3].rpartition(' ')[2]}, which it must come after",
             where=_named(late[1]),
             fix=f"move the line with `override {late[2]}` to the end of the defaults list",
         )
@@ -293,6 +323,13 @@ def _wrong_file(text: str) -> ConfigError | None:
 def _unquoted(override: str) -> ConfigError:
     """Return the error of a value with characters that Hydra's grammar does not allow; the fix quotes the override."""
     key, _, value = override.partition("=")
+    if (after := re.search(r"[;&] ?([\w.@]+)=", value)) and config_keys.is_known(after[1]):
+        words = " ".join([f"{key}={value[: after.start()]}", value[after.start() + 1 :].strip()])
+        what = f"{override} is one word, but has two settings"
+        return ConfigError(what, where="command line", fix=f"separate them by a space: {words}")
+    if config_keys.takes_number(key) and (plain := value.strip("'\"`")) != value:
+        what = f"{override} has a quote that is not closed"
+        return ConfigError(what, where="command line", fix=f"write a value such as {config_keys.example(key, plain)}")
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     quoted = shlex.quote(f'{key}="{escaped}"')
     unknown = (letter for letter in value if not letter.isascii() or letter in "'\"`!#&;<>|^")

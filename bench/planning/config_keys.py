@@ -16,6 +16,7 @@ EXAMPLES = {
     "cluster.gpu": "gpu@cluster.gpu=h200",
     "cluster.environment": "+cluster.environment.NAME=VALUE",
     "cluster.hosts": "cluster.hosts=[rig0,rig1]",
+    "data.files": "data.files='data/*.jsonl'",
     "launch.trackers": "launch.trackers=[wandb]",
     "launch.stall": "launch.stall.factor=20",
     "launch.stall.factor": "launch.stall.factor=20",
@@ -79,6 +80,8 @@ def meant(name: str, keys: Iterable[str]) -> str | None:
     keys = [key for key in keys if not dataclasses.is_dataclass(_kind(key))]
     full = name.lower().replace("-", "_")
     last = full.rpartition(".")[2]
+    if not last:
+        return None
     for one in (full, last):
         if (key := synonyms.KEYS.get(one)) in keys:
             return key
@@ -89,8 +92,15 @@ def meant(name: str, keys: Iterable[str]) -> str | None:
     if near and difflib.SequenceMatcher(None, full, near[0]).ratio() < _CLEAR:
         by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
         alike = difflib.get_close_matches(last, by_last, n=1, cutoff=_CLEAR)
-        return by_last[alike[0]] if alike else near[0] if "." in full or "." not in near[0] else None
+        if alike or "." not in full:
+            return by_last[alike[0]] if alike else near[0] if "." not in near[0] else None
+        return near[0] if _alike(last, near[0].rpartition(".")[2]) else None
     return near[0] if near else None
+
+
+def _alike(one: str, other: str) -> bool:
+    """Return whether one name may be a misspelling of the other."""
+    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
 
 
 _CLEAR = 0.8
@@ -106,6 +116,11 @@ def override(key: str, value: str) -> str:
 def takes_list(key: str) -> bool:
     """Return whether a key takes a list."""
     return _is(key, list)
+
+
+def is_block(key: str) -> bool:
+    """Return whether a key is a block of keys of its own."""
+    return dataclasses.is_dataclass(_kind(key))
 
 
 def takes_number(key: str) -> bool:
@@ -161,6 +176,8 @@ def example(key: str, value: str) -> str:
         return f"{item}={other or (near[0] if near else names[0])}"
     if takes_list(item):
         return EXAMPLES.get(item, f"{item}=[…]") if not value or item != key else override(item, value)
+    if kind is str and value[:1] in ("[", "{"):
+        return f"{item}={value.strip('[{}]').partition(',')[0].strip() or 'TEXT'}"
     return f"{item}={ {bool: 'true', int: _whole(value), float: '0.5'}.get(kind, '…') }"
 
 

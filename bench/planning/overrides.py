@@ -24,6 +24,7 @@ NOT_OF_A_RUN = ("study", "published", "preset", "deepspeed", "transport")
 """Folders of conf/ that a run does not choose from."""
 _FUNCTIONS = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")
 """Hydra's functions that make several values."""
+_DECIMAL_COMMA = re.compile(r"[+-]?0,\d+")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -104,9 +105,10 @@ def several_values(key: str, value: str) -> ConfigError:
     first = value.partition(",")[0]
     if config_keys.takes_list(key):
         return ConfigError(f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]")
+    if config_keys.takes_number(key) and _DECIMAL_COMMA.fullmatch(value):
+        what, fix = f"{key} has a decimal comma: {value}", f"write a decimal point: {key}={value.replace(',', '.')}"
+        return ConfigError(what, where=key, fix=fix)
     fix = f"write one value, such as {key}={first}; to run each: runstop launch {key}={value} --multirun"
-    if config_keys.takes_number(key) and value.count(",") == 1:
-        fix = f"for a number with a decimal point write {key}={value.replace(',', '.')}; for one of the values {fix}"
     return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
 
 

@@ -143,9 +143,9 @@ CHOICES = {
     "engine": {
         **dict.fromkeys(("pytorch", "torch", "mcore", "megatron_core", "megatron-core", "megatron-lm"), "megatron"),
         **dict.fromkeys(("hf", "transformers", "trl", "accelerate", "deepspeed", "fsdp", "peft"), "huggingface"),
-        **dict.fromkeys(("torchtitan", "axolotl", "custom", "own", "program", "script"), "command"),
+        **dict.fromkeys(("custom", "own", "program", "script"), "command"),
     },
-    "container": {"enroot": "pyxis", "sqsh": "pyxis"},
+    "container": {"enroot": "pyxis", "sqsh": "pyxis", "singularity": "apptainer"},
     "server": {"hf": "transformers", "trt": "tensorrt_llm", "trtllm": "tensorrt_llm", "tensorrt": "tensorrt_llm"},
 }
 """By config group: other names of its choices."""
@@ -158,6 +158,10 @@ CHOICE_FIXES = {
         "lsf": "runstop starts jobs on Slurm, Kubernetes and Ray, and runs on hosts over ssh",
         "dgxh100": "choose dgx1, dgx2 or dgx8: 1, 2 or 8 nodes with 8 H100 each",
     },
+    "engine": dict.fromkeys(
+        ("torchtitan", "axolotl", "llamafactory", "nanogpt"),
+        "for a training program of your own: task=my_program engine=command (docs/your-program.md)",
+    ),
     "model": {"": "for another model from Hugging Face: model=hf, with its folder in MODEL (docs/your-model.md)"},
     "gpu": {"": "for another GPU: runstop calibrate writes its file (docs/your-gpu.md)"},
     "data": {"": "for files of your own: data=text data.files=… (docs/your-data.md)"},
@@ -166,19 +170,36 @@ CHOICE_FIXES = {
 
 VALUES = {
     "precision": {
-        **dict.fromkeys(
-            ("fp16", "float16", "half", "bfloat16", "16", "bf16-mixed", "int8", "int4", "nf4", "4bit", "8bit"), "bf16"
-        ),
+        **dict.fromkeys(("fp16", "float16", "half", "bfloat16", "16", "bf16-mixed"), "bf16"),
         **dict.fromkeys(("float32", "float", "full", "32", "tf32"), "fp32"),
         **dict.fromkeys(("float8", "e4m3", "8"), "fp8"),
     },
     "cluster.device": dict.fromkeys(("gpu", "nvidia", "rocm", "hip"), "cuda"),
     "task.training.trains": dict.fromkeys(("full", "everything", "sft"), "all"),
     "cluster.backend": {"k8s": "kubernetes", "here": "local"},
-    "container.runtime": {"enroot": "pyxis"},
     "recipe.recompute": dict.fromkeys(("selective", "true", "auto"), "fit"),
 }
 """By key: other words for its values."""
+
+VALUE_FIXES = {
+    "precision": {
+        **dict.fromkeys(
+            ("nf4", "fp4", "int4", "4bit", "qlora"),
+            "for weights in 4 bits choose a task that has them, such as task=qlora_7b, or set "
+            "task.generation.nf4=true in a task generate_*",
+        ),
+        **dict.fromkeys(("int8", "8bit"), "for 8 bits write precision=fp8 (whole numbers of 8 bits are not supported)"),
+    },
+    "cluster.backend": dict.fromkeys(
+        ("pbs", "lsf", "sge", "torque", "flux"),
+        "this queue is not supported; on hosts that ssh reaches: cluster=hosts, on one node of a job: cluster=local",
+    ),
+    "container.runtime": {
+        "singularity": "write container=apptainer, the new name of Singularity",
+        "enroot": "write container=pyxis, which starts Enroot under Slurm",
+    },
+}
+"""By key: what to do instead of a value that has no counterpart among ours."""
 
 VERBS = {
     **dict.fromkeys(("run", "start", "train", "submit", "benchmark", "exec", "go"), "launch"),

@@ -35,7 +35,7 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
     """Yield differences between the prepared rows in a folder and those that the plan needs."""
     if not (folder / "train_tokens.npy").exists():
         fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
-        fix += or_download(sources.data_command(planned))
+        fix += or_download(sources.data_command(planned, folder))
         yield broken(
             "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
         )
@@ -67,7 +67,8 @@ def megatron_files_in(folder: Path, planned: Data) -> Iterator[Finding]:
         try:
             header = megatron_files.read(folder, str(name))
         except ConfigError as error:
-            yield broken("CFG-06", error.what, error.where, fix=error.fix + or_download(sources.data_command(planned)))
+            fix = error.fix + or_download(sources.data_command(planned, folder))
+            yield broken("CFG-06", error.what, error.where, fix=fix)
             continue
         if header.num_tokens < (needed := rows * planned.seq_length + 1):
             what = f"{name}.bin has {header.num_tokens:,} tokens, but {needed:,} are needed"
@@ -196,7 +197,7 @@ def text_files(plan: Plan, *, root: Path, rows: Path) -> Iterator[Finding | str]
         try:
             files = data_files.find(root, plan.config.training_data)
         except ConfigError as error:
-            fix = error.fix + or_download(sources.data_command(plan.config.training_data))
+            fix = error.fix + or_download(sources.data_command(plan.config.training_data, root))
             raise ConfigError(error.what, where=error.where, fix=fix) from error
         _check_head(files[0], plan.config.training_data)
         yield f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:,.2f} GB"

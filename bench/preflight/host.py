@@ -12,7 +12,7 @@ from bench.contract import checkpoint as checkpoints
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import training_plan
 from bench.contract.plan_paths import expanded, named_paths
-from bench.contract.schema import DataSource, Runtime
+from bench.contract.schema import BackendName, DataSource, Runtime
 from bench.contract.training import StartsFrom
 from bench.preflight import data
 from bench.rules.check import CannotTellError, Finding, Subject, broken
@@ -26,6 +26,15 @@ LOCAL_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs")
 """File systems that other machines cannot mount; other disks of a login node may be exported."""
 
 
+_MEANING = {
+    "DATADIR": "FOLDER, where data sets are",
+    "MODEL": "FOLDER, where the weights of the model are",
+    "LOGDIR": "FOLDER, where runs are written",
+    "CONT": "IMAGE, the container image of the ranks",
+}
+"""By environment variable of conf/cluster: what to write after export."""
+
+
 def paths(subject: Subject) -> Iterator[Finding]:
     """Yield paths that are not set, not absolute, or contain invalid characters."""
     config = subject.plan.config
@@ -36,7 +45,7 @@ def paths(subject: Subject) -> Iterator[Finding]:
         elif full is None:
             unset = re.search(r"\$(\w+)", os.path.expandvars(text or ""))
             variable = unset[1] if unset else name
-            fix = f"export {variable}=…"
+            fix = f"export {variable}={_MEANING.get(variable, '…')}"
             yield broken("CFG-06", f"{variable} is not set", f"cluster={config.cluster.name}", fix=fix)
         elif not full.startswith("/") and name != "CONT":
             fix = "write an absolute path: the job starts in another folder"
@@ -67,7 +76,9 @@ def unused_container(subject: Subject) -> Iterator[Finding]:
     c = subject.plan.config.container
     if c.runtime is Runtime.none and (c.mounts or c.image):
         what = f"container.{'mounts is' if c.mounts else 'image is'} set but has no effect: no container runtime is set"
-        yield broken("PYX-04", what, "container", fix="set container=pyxis", severity="warning")
+        is_slurm = subject.plan.config.cluster.backend is BackendName.slurm
+        fix = "set container=pyxis" if is_slurm else "set container=docker, podman or apptainer, or remove it"
+        yield broken("PYX-04", what, "container", fix=fix, severity="warning")
 
 
 def unmounted_program(subject: Subject) -> Iterator[Finding]:
@@ -188,7 +199,8 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield broken("CFG-08", "this user may not write results into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
-        fix = "free disk space, or set LOGDIR to a larger disk"
+        named = "LOGDIR" if subject.plan.config.launch.folder is None else "launch.folder"
+        fix = f"free disk space, or set {named} to a larger disk"
         fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
         yield broken("CFG-08", f"{free:,} MiB are free, but the run needs {need:,} MiB", str(existing), fix=fix)
     else:

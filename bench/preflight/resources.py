@@ -40,11 +40,19 @@ def host_memory(subject: Subject) -> Iterator[Finding | str]:
             what = (
                 f"the ranks{of_task} need {gib:,.1f} GiB of memory (estimate), but this machine has {has_gib:,.1f} GiB"
             )
-            fix = "choose a smaller model, a smaller recipe.micro_batch_size or recipe.recompute=full, or a cluster "
-            fix += "with GPUs"
-            yield broken("RUN-03", what, "model, cluster", fix=fix)
+            yield broken("RUN-03", what, "model, cluster", fix=_smaller(plan, has_gib))
             return
     yield f"{max(needed.values()):,.1f} of {has_gib:,.1f} GiB"
+
+
+def _smaller(plan: Plan, has_gib: float) -> str:
+    """Return how to need less memory: settings of the recipe are named only where they can suffice."""
+    trained = training_plan(plan)
+    if trained is not None and (memory := trained.memory) is not None:
+        states = memory.total_gib - memory.activations_gib - memory.workspace_gib
+        if states * plan.config.cluster.ranks_per_node < has_gib:
+            return "set recipe.micro_batch_size=1 or recipe.recompute=full, or choose a cluster with GPUs (cluster=)"
+    return "choose a smaller model, or a cluster with GPUs (cluster=)"
 
 
 def _needed_gib(plan: Plan) -> float:

@@ -2,9 +2,10 @@
 
 Some problems end by themselves, such as a pod that waits for a node: their patterns weigh less than a cause.
 
-Sources: the reasons of events and containers in Kubernetes 1.37: pkg/kubelet/events/event.go,
-pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go, pkg/kubelet/eviction/helpers.go,
-pkg/scheduler/framework/types.go, and the messages of its admission plugins.
+Sources: the code of Kubernetes: pkg/kubelet/events/event.go, pkg/kubelet/images/types.go,
+pkg/kubelet/container/sync_result.go, pkg/kubelet/kuberuntime/kuberuntime_container.go,
+pkg/kubelet/eviction/helpers.go, pkg/kubelet/active_deadline.go, pkg/scheduler/framework/types.go,
+pkg/controller/tainteviction. OOMKilling is an event of node-problem-detector.
 """
 
 CAUSES: dict[str, tuple[bytes, ...]] = {

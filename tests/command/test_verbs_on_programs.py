@@ -87,6 +87,6 @@ def test_the_verbs_on_finished_failed_and_running_programs(
     assert "is running" in types("resume", running, code=2)
     types("cancel", running)
     process.wait(60)
-    assert loads("why", running, code=1)["rule"] == "SLU-08"
+    assert loads("why", running, code=1)["rule"] == "RUN-24"
     states = {Path(row["run"]).name: row["state"] for row in answers.read(types("runs", runs, "--json"))}
     assert states == {"first": "valid", "edited": "valid", "failed": "failed", "running": "interrupted"}

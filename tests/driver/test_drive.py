@@ -1,5 +1,6 @@
 """How the driver runs the commands of a plan, and how runs end; fake nodes record calls in place of ranks."""
 
+import dataclasses
 import json
 import signal
 import time
@@ -266,8 +267,13 @@ def test_an_interrupted_run_is_restarted_only_if_the_next_start_can_succeed(
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["by an exception", "by a note"])
-def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool) -> None:
-    """In the launching process a signal raises; a node's process records it and checks that while it waits."""
+@pytest.mark.parametrize(("job", "rule"), [("7", "SLU-08"), (None, "RUN-24")])
+def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool, job: str | None, rule: str) -> None:
+    """In the launching process a signal raises; a node's process records it and checks that while it waits.
+
+    Without a queue no job was cancelled. `status.json` and `why` agree on the rule.
+    """
+    run.driven = dataclasses.replace(run.driven, backend_job_id=job)
 
     def stopped() -> None:
         if raises:
@@ -280,7 +286,8 @@ def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool) -> None:
             run.ends()
     else:
         assert run.ends() == 130
-    assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ending.interrupted, 130, "SLU-08")
+    assert (run.status.outcome, run.status.exit_code, run.status.rule) == (Ending.interrupted, 130, rule)
+    assert explain([run.folder]).rule == rule
     assert f"resume {run.folder}" in str(run.status.fix) and not (run.folder / run_files.DISK_RESERVE).exists()
     assert run.outcomes[0] is Outcome.valid and run.nodes.num_stopped == len(run.nodes.started) - 1
     assert manifest.read(run.folder) is not None

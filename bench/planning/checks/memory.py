@@ -30,9 +30,11 @@ def check(config: Config, memory: Memory) -> None:
 def _smaller(config: Config) -> dict[str, str]:
     """Return the config keys that decide the memory, and how to reduce it."""
     experts = "parallel.ep (experts), " if config.model.experts else ""
+    micro = config.training_recipe.micro_batch_size
+    smaller = "" if micro is None or micro == 1 else "lower recipe.micro_batch_size (activations), or "
     return {
         "where": "parallel.tp, parallel.pp, parallel.cp, recipe.recompute",
-        "fix": f"raise {experts}parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
+        "fix": f"{smaller}raise {experts}parallel.tp (weights), parallel.cp (activations) or the number of GPUs, "
         "or set recipe.recompute=full" + _smaller_states(config),
     }
 
