@@ -44,7 +44,11 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
 
         console = Console(file=out, highlight=False, markup=False)
         table, below = _without_wide_commands(sheet, console.width)
-        console.print(_table(table, console.width))
+        drawn = _table(table, console.width)
+        title, caption, drawn.title, drawn.caption = drawn.title, drawn.caption, None, None
+        for part in (title, drawn if table.rows else None, caption):  # only the table has the width of the table
+            if part:
+                console.print(part)
         for line in below:
             console.print(line, style="dim", soft_wrap=True)
         console.print()

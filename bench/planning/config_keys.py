@@ -89,12 +89,17 @@ def meant(name: str, keys: Iterable[str]) -> str | None:
     if near and difflib.SequenceMatcher(None, full, near[0]).ratio() < _CLEAR:
         by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
         alike = difflib.get_close_matches(last, by_last, n=1, cutoff=_CLEAR)
-        return by_last[alike[0]] if alike else near[0] if "." in full or "." not in near[0] else None
+        if alike:
+            return by_last[alike[0]]
+        likeness = difflib.SequenceMatcher(None, last, near[0].rpartition(".")[2]).ratio()
+        return near[0] if ("." in full or "." not in near[0]) and likeness >= _VAGUE else None
     return near[0] if near else None
 
 
 _CLEAR = 0.8
 """Keys that are at least as similar as this are a misspelling; below it, the last parts of the keys are compared."""
+_VAGUE = 0.4
+"""Last parts that are less alike than this have nothing in common."""
 
 
 def override(key: str, value: str) -> str:
