@@ -140,7 +140,7 @@ def test_a_profile_needs_a_warm_up_step() -> None:
 
 def test_a_profile_has_a_kind() -> None:
     """Older configs have a switch."""
-    expected = "launch.profile is true, but must be one of none, kernels, modules\n  where: launch.profile"
+    expected = "launch.profile is true, but must be one of none, kernels, modules, nsys\n  where: launch.profile"
     with pytest.raises(ConfigError, match=expected):
         compose.compose(["launch.profile=true"])
 
@@ -206,7 +206,7 @@ def test_page_is_written_with_folder_and_title_options(
     with pytest.raises(SystemExit):
         main(["report", str(folder), "-o", f"{tmp_path}/out", "--title", "a page"])
     assert written == [([one.results for one in sets.load([folder], num_gpus=None)], tmp_path / "out", "a page")]
-    assert f"{tmp_path}/out/report.html" in capsys.readouterr().out
+    assert f"{tmp_path}/out/report.html\n" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
