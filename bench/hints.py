@@ -4,7 +4,6 @@ Messages are written with short commands, such as `runstop why RUN` or `pip inst
 another user may read them. A screen shows them with full paths, if the environment of this process is not activated.
 """
 
-import functools
 import os
 import re
 import shlex
@@ -60,7 +59,6 @@ def _replaced(match: re.Match[str]) -> str:
     return text[: first - start] + command + text[last - start :]
 
 
-@functools.cache
 def program() -> str:
     """Return the command of this installation: `runstop` if the shell finds it, else its full path, quoted.
 
@@ -95,14 +93,12 @@ def _is_found(name: str, file: Path) -> bool:
     return path is not None and Path(path).samefile(file)
 
 
-@functools.cache
 def _python() -> str:
     """Return this Python, as `python` if the shell finds it by this name."""
     path = shutil.which("python")
     return "python" if path is not None and os.path.abspath(path) == sys.executable else shlex.quote(sys.executable)
 
 
-@functools.cache
 def _pip() -> str:
     """Return pip of this environment, as `pip` if the shell finds it by this name."""
     path = shutil.which("pip")

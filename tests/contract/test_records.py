@@ -12,8 +12,9 @@ from bench.contract.schema import Config
 FOLLOWING = {
     *("Progress", "Watched", "Curves", "Gpus", "FollowedTrial", "FollowedRun"),
     *("Drive", "Member", "Node", "Interruption", "Runners", "DriverJob"),
+    *("Live", "Reports", "Shelf"),
 }
-"""These follow a log, record by record, or the nodes of a run, and change."""
+"""These follow a log, record by record, the nodes of a run, or the runs of the dashboard, and change."""
 CACHING = {"Subject", "Trials"}
 """These keep what they have worked out, for which slots have no place."""
 

@@ -182,7 +182,7 @@ def test_plan_and_doctor_refuse_wrong_tokenizers(text: str, tmp_path: Path, caps
     if "tokenizer" in text:
         with pytest.raises(ConfigError, match=text):  # also before the rows are counted
             compose.compose([*words, "data.train_rows=null"])
-    for verb, code in (("plan", 0), ("doctor", 1)):
+    for verb, code in (("plan", 2), ("doctor", 1)):
         with pytest.raises(SystemExit) as ended:
             cli.main([verb, *words])
         assert ended.value.code == code

@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 # How do programs read the output of runstop?
 
 This page is written from the code: [`bench/answers/`](../bench/answers/schema.py). To write it again:
-`WRITE_ANSWERS=1 pytest tests/console/test_answers.py`.
+`WRITE_ANSWERS=1 pytest tests/console/test_json_answers.py`.
 
 With `--json`, a verb prints its answer as JSON on stdout, one object on each line. Progress and errors are on stderr.
 The exit code is the same as without `--json`. If runstop refuses the request (exit code 2), stdout is empty.

@@ -81,9 +81,6 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "executable", str(scripts / "python"))
     monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme="": str(scripts if not scheme else tmp_path / "no"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    for cached in (hints.program, hints._python, hints._pip):
-        cached.cache_clear()
-        monkeypatch.setattr(hints, cached.__name__, cached.__wrapped__)
     return scripts
 
 

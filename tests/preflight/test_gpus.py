@@ -161,7 +161,7 @@ def test_missing_packages_of_the_huggingface_engine_are_reported_with_a_fix(monk
     plan = compose.compose([*words, "engine.huggingface.attention=flash_attention_2", "cluster.ranks_per_node=1"])
     (finding,) = [f for f in preflight.inspect(plan) if f.rule == "RUN-08"]
     assert finding.what == "cannot import deepspeed, flash_attn"
-    assert finding.fix.startswith("pip install 'runstop[huggingface]', and pip install flash-attn")
+    assert finding.fix.startswith("pip install 'runstop[huggingface]'; pip install flash-attn")
 
 
 def test_packages_to_prepare_rows_are_required_until_the_rows_exist(

@@ -52,7 +52,7 @@ def _check_files(data: Data) -> None:
             where="data.files",
             fix="set data.files to a file, folder or glob below DATADIR, or set data.sample=1000 for generated records",
         )
-    if data.files is not None and data.sample is not None:
+    if data.files is not None and data.sample is not None and data.source in SAMPLED:
         raise ConfigError(
             f"data.files is {data.files}, but has no effect: data.sample={data.sample} generates the records",
             where="data.files, data.sample",
