@@ -43,10 +43,10 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
         from rich.console import Console
 
         console = Console(file=out, highlight=False, markup=False)
-        table, below = _without_wide_commands(sheet, console.width)
-        drawn = _table(table, console.width)
-        title, caption, drawn.title, drawn.caption = drawn.title, drawn.caption, None, None
-        for part in (title, drawn if table.rows else None, caption):  # only the table has the width of the table
+        wrapped, below = _without_wide_commands(sheet, console.width)
+        table = _table(wrapped, console.width)
+        title, caption, table.title, table.caption = table.title, table.caption, None, None
+        for part in (title, table if wrapped.rows else None, caption):  # only the table has the width of the table
             if part:
                 console.print(part)
         for line in below:
