@@ -82,6 +82,7 @@ def _nothing_to_prepare(config: Config) -> ConfigError:
     kinds = {
         DataSource.prepared: "they are prepared by the site (docs/weights.md)",
         DataSource.random: "they are random tokens in memory",
+        DataSource.megatron: "the ranks form rows from the files of Megatron-LM",
     }
     reason = kinds.get(config.data.source, "a run generates them")
     return ConfigError(

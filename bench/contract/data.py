@@ -10,12 +10,14 @@ from bench.errors import ConfigError
 class DataSource(Enum):
     """The source of the rows: a built-in grammar, rows prepared by the site, random tokens, or files to tokenise.
 
+    megatron: tokens in the .bin and .idx files of Megatron-LM, from which the ranks form rows themselves.
     program: engine=command, whose program reads its own data; rows and tokens are 0 if they are unknown.
     """
 
     grammar = "grammar"
     prepared = "prepared"
     random = "random"
+    megatron = "megatron"
     fineweb_edu = "fineweb_edu"
     c4 = "c4"
     dolly = "dolly"
@@ -27,7 +29,8 @@ class DataSource(Enum):
     @property
     def reads_files(self) -> bool:
         """Whether the rows are tokenised from text files."""
-        return self not in (DataSource.grammar, DataSource.prepared, DataSource.random, DataSource.program)
+        others = (DataSource.grammar, DataSource.prepared, DataSource.random, DataSource.megatron, DataSource.program)
+        return self not in others
 
     @property
     def has_prompts(self) -> bool:
@@ -89,6 +92,9 @@ class Data:
     """Seed and version of the grammar. For files, the seed chooses the records of test_split."""
     files: str | None = None
     """A file, a folder or a glob below DATADIR (or from the root), for sources that read files."""
+    eval_files: str | None = field(default=None, metadata=OMIT_DEFAULT)
+    """For the source megatron: the files of the evaluation rows. `files` has the training rows. Both are names below
+    DATADIR without .bin and .idx."""
     tokenizer: str | None = None
     """A tokenizer.json, or its folder; None: the one in MODEL."""
     packing: bool = False

@@ -112,8 +112,9 @@ RUN_ATTEMPT = "run_attempt"
 """The first record: the nonce of the attempt, with its trial and number, the {plan_sha256} of the plan that its ranks
 read (`bench.contract.plan_kinds.identity`), and the inode and owner of the file."""
 INPUT_SHA256 = "input_sha256"
-"""The checksum of an {input} that the ranks read, by these names."""
+"""The checksum of an {input} that the ranks read, by these names. Of the request lengths, the plan has the content."""
 TRAIN_ROWS, EVAL_ROWS, CHECKPOINT_FILES, TOKENIZER = "train rows", "eval rows", "checkpoint", "tokenizer"
+REQUEST_LENGTHS = "request lengths"
 LOG_SHA256 = "log_sha256"
 """After run_stop, and after each later record: the SHA-256 of the first {bytes} of the file, up to this record."""
 RESUMED = "resumed"
@@ -184,7 +185,9 @@ submitted (since the replica's start), and the times of its first and last token
 SERVER = "server"
 """The server's name, with its {argv} or {url}, {model}, {precision}, {tp}, and the start-up time {healthy_s}."""
 LOADS_REQUESTED = "loads_requested"
-"""The names of all loads of the plan, with the latency {limits} and {max_client_delay}."""
+"""The names of all loads of the plan, with the latency {limits} and {max_client_delay}; and, if lengths differ between
+requests, the {lengths}: the name of the {file} and its {sha256}, or the distributions of {prompt} and
+{answer}."""
 LOAD_MEASURED = "load_measured"
 """A load's name, with its fields in the plan and, per request in order of arrival, {latency_s, ttft_s, tpot_s,
 tokens_in, tokens_out} and {status}, or null; {together}: share of chunks that arrived together with the one before;

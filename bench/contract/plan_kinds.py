@@ -27,7 +27,7 @@ from bench.contract.plan import (
     World,
 )
 from bench.contract.schema import Config, not_of_kind
-from bench.contract.serving import Load, ServingMemory
+from bench.contract.serving import Load, SampledLengths, ServingMemory
 from bench.contract.task import Kind
 from bench.contract.training import Recipe
 from bench.errors import ConfigError
@@ -190,6 +190,8 @@ class ServingPlan(Plan):
     files: list[str]
     memory: ServingMemory | None = field(default=None, metadata=codec.OMIT_DEFAULT)
     """None for a server that runs elsewhere, and in plans of earlier versions."""
+    lengths: SampledLengths | None = field(default=None, metadata=codec.OMIT_DEFAULT)
+    """None: all requests have tokens_in and tokens_out tokens."""
 
     @property
     def estimated_memory_gib(self) -> tuple[float | None, float | None]:
@@ -197,7 +199,7 @@ class ServingPlan(Plan):
 
     @property
     def work(self) -> tuple[Any, ...]:
-        return (self.loads,)
+        return (self.loads,) if self.lengths is None else (self.loads, self.lengths)
 
     @property
     def inputs(self) -> Inputs:
@@ -231,12 +233,13 @@ def training_plan(plan: Plan) -> TrainingPlan | None:
 
 
 def learning_rate(plan: TrainingPlan, step: int) -> float:
-    """Return the learning rate of step `step` (from 1): linear warm-up, then cosine decay to 0."""
+    """Return the learning rate of step `step` (from 1): linear warm-up, then cosine decay to lr_min_factor * lr."""
     recipe, done = plan.recipe, step - 1
     if done < recipe.lr_warmup_steps:
         return recipe.lr * (done + 1) / recipe.lr_warmup_steps
     progress = (done - recipe.lr_warmup_steps) / (plan.max_steps - recipe.lr_warmup_steps)
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return recipe.lr * (recipe.lr_min_factor + (1 - recipe.lr_min_factor) * cosine)
 
 
 def samples(plan: TrainingPlan, step: int) -> int:

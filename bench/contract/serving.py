@@ -106,6 +106,41 @@ class LatencyLimits:
 
 
 @dataclass(slots=True, kw_only=True)
+class LogNormal:
+    """A lognormal distribution of a number of tokens. A number outside the limits becomes the nearest limit.
+
+    All fields or none must be set.
+    """
+
+    mean: float | None = None
+    """The mean in tokens, before the limits apply."""
+    sigma: float | None = None
+    """The standard deviation of the logarithm of the number."""
+    min: int | None = None
+    max: int | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any of its fields is set."""
+        return self != LogNormal()
+
+
+@dataclass(slots=True, kw_only=True)
+class Lengths:
+    """Where the lengths of each request come from: a file, or two distributions; tokens_in and tokens_out if none."""
+
+    file: str | None = None
+    """A file of pairs: .jsonl with {"prompt_tokens": 512, "answer_tokens": 64}, or .csv with these columns."""
+    prompt: LogNormal = field(default_factory=LogNormal)
+    answer: LogNormal = field(default_factory=LogNormal)
+
+    @property
+    def vary(self) -> bool:
+        """Whether each request has its own lengths."""
+        return self != Lengths()
+
+
+@dataclass(slots=True, kw_only=True)
 class Serving:
     """A server and its loads."""
 
@@ -119,9 +154,11 @@ class Serving:
     requests: int
     """Requests per load."""
     tokens_in: int
-    """Tokens of each prompt, exactly, by the server's tokenizer."""
+    """Tokens of each prompt, exactly, by the server's tokenizer. Not used if `lengths` is set."""
     tokens_out: int
-    """Tokens of each answer, exactly."""
+    """Tokens of each answer, exactly. Not used if `lengths` is set."""
+    lengths: Lengths = field(default_factory=Lengths, metadata=OMIT_DEFAULT)
+    """Lengths that differ from request to request, sampled by the seed of the trial."""
     warm_up: int
     """Concurrent warm-up requests before run_start, which are not timed."""
     limits: LatencyLimits
@@ -152,6 +189,27 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLengths:
+    """The tokens of the requests of a trial: request n of every load has the n-th numbers."""
+
+    tokens_in: list[int]
+    tokens_out: list[int]
+
+    @property
+    def totals(self) -> list[int]:
+        return [sum(pair) for pair in zip(self.tokens_in, self.tokens_out, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledLengths:
+    """The sampled lengths of all trials."""
+
+    sha256: str | None
+    """Of the file of pairs; None without a file."""
+    trials: list[RequestLengths]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMemory:
     """Estimated memory of one GPU of the server; None where the GPU is unknown.
 
@@ -162,7 +220,7 @@ class ServingMemory:
     workspace_gib: float
     """CUDA's own memory, and temporary tensors of the longest prompt; a server that batches prompts needs more."""
     request_gib: float
-    """The KV cache of one request at its full length."""
+    """The KV cache of the longest request at its full length."""
     concurrent: int
     """The most requests that the loads have at the same time."""
     kv_cache_gib: float
@@ -173,7 +231,14 @@ class ServingMemory:
     fraction: float
     """The share of the capacity that the server uses."""
     fitting: int | None
-    """How many of the concurrent requests fit at the same time."""
+    """How many of the concurrent requests fit at the same time; of the longest ones if lengths differ."""
+    longest_gib: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The KV cache of as many of the longest requests as are concurrent. None: all requests have the same length."""
+
+    @property
+    def all_gib(self) -> float:
+        """The most KV cache that the concurrent requests need together."""
+        return self.concurrent * self.request_gib if self.longest_gib is None else self.longest_gib
 
     @property
     def fits(self) -> bool | None:
@@ -187,6 +252,16 @@ def command(server: Server, *, precision: str, is_cpu: bool, is_profiled: bool =
     return [*server.argv, *server.precisions[precision], *of_device, *of_profile, *server.options]
 
 
-def total_tokens(serving: Serving) -> int:
-    """Return the tokens of a prompt and its answer."""
-    return serving.tokens_in + serving.tokens_out
+def lengths_of(serving: Serving, lengths: SampledLengths | None, trial: int) -> RequestLengths:
+    """Return the lengths of the requests of a trial."""
+    if lengths is not None:
+        return lengths.trials[trial]
+    same = serving.requests
+    return RequestLengths(tokens_in=[serving.tokens_in] * same, tokens_out=[serving.tokens_out] * same)
+
+
+def total_tokens(serving: Serving, lengths: SampledLengths | None) -> int:
+    """Return the tokens of the longest prompt with its answer."""
+    if lengths is None:
+        return serving.tokens_in + serving.tokens_out
+    return max(max(trial.totals) for trial in lengths.trials)

@@ -10,6 +10,13 @@ from bench.contract.serving import Serving
 from bench.contract.training import Training
 
 
+class Division(Enum):
+    """MLPerf's divisions: closed has fixed hyperparameters."""
+
+    closed = "closed"
+    open = "open"
+
+
 class Kind(Enum):
     """The kinds of tasks. The value is the key of the block in the task; the name is the program in jobs/tasks."""
 
@@ -30,6 +37,9 @@ class Task:
     """MLPerf's name of the benchmark, which selects the official rules; None: no official rules."""
     submittable: bool
     """False for smoke tests and tiny models; org and platform in the log then show it."""
+    division: Division | None = field(default=None, metadata=OMIT_DEFAULT)
+    """closed: preflight refuses every difference from the rules of the closed division. open: the log says open. None:
+    the log says closed if there is no difference."""
     training: Training | None = field(default=None, metadata=OMIT_DEFAULT)
     generation: Generation | None = field(default=None, metadata=OMIT_DEFAULT)
     serving: Serving | None = field(default=None, metadata=OMIT_DEFAULT)

@@ -98,8 +98,17 @@ class Training:
 
 
 @dataclass(slots=True, kw_only=True)
+class ReferencePoint:
+    """The learning rate and warm-up by which a benchmark's reference trains at one global batch size."""
+
+    global_batch_size: int
+    lr: float
+    lr_warmup_samples: int
+
+
+@dataclass(slots=True, kw_only=True)
 class Recipe:
-    """The training recipe. AdamW; after the warm-up, the learning rate decays by a cosine to 0 at the last step."""
+    """The training recipe. AdamW; after the warm-up, the learning rate decays by a cosine until the last step."""
 
     global_batch_size: int
     micro_batch_size: int | None
@@ -113,8 +122,12 @@ class Recipe:
     adam_beta2: float
     adam_eps: float
     eval_every_samples: int
+    lr_min_factor: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    """The learning rate of the last step, as a share of lr."""
+    reference_points: list[ReferencePoint] | None = field(default=None, metadata=OMIT_DEFAULT)
+    """If lr or lr_warmup_steps is not set: their values, by the global batch size. None in a plan."""
     eval_skip: int | None = None
-    """Evaluations skipped at the start; None: by the official rule, FLOOR(0.125 * GBS + 2)."""
+    """Evaluations skipped at the start; None: by the rules of the benchmark (llama2_70b_lora without a benchmark)."""
     warmup_iterations: int = 2
     """Steps and evaluations on synthetic data before run_start; they do not change the weights."""
     log_every_steps: int = 10

@@ -93,8 +93,9 @@ def model_command(model: Model, folder: str = "FOLDER") -> str:
 
 def data_command(data: Data) -> str:
     """Return the command that downloads the files of a data source; empty if there is none."""
-    if data.name == "gov_report":
-        return "runstop fetch mlperf llama2_70b_lora"
+    for_benchmark = {"gov_report": "llama2_70b_lora", "c4_mlperf": "llama31_8b"}
+    if data.name in for_benchmark:
+        return f"runstop fetch mlperf {for_benchmark[data.name]}"
     if data.source.name not in _DATA:
         return ""
     repo, folder, files = _DATA[data.source.name]

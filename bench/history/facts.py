@@ -135,8 +135,11 @@ def _of_requests(log: Log) -> Iterator[tuple[str, str]]:
 
 
 def _of_loads(log: Log) -> Iterator[tuple[str, str]]:
+    request = log.single(mllog.LOADS_REQUESTED)
+    varies = request is not None and "lengths" in request.metadata  # then the distribution is the setting
+    names = [name for name in _OF_A_LOAD if not (varies and name in ("tokens_in", "tokens_out"))]
     for event in log.all(mllog.LOAD_MEASURED):
-        for name in _OF_A_LOAD:
+        for name in names:
             value = event.metadata.get(name)
             of_each = value if isinstance(value, list) else [value]
             if text := _all(of_each):

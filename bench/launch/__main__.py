@@ -29,13 +29,12 @@ from bench.launch import launch_options
 from bench.planning import to_prepare
 from bench.planning.compose import (
     CONF,
+    completed,
     compose,
     plan_of,
     register,
     search_path,
     typed,
-    with_gpus_and_preset,
-    with_model_read,
     with_new_options,
 )
 from bench.planning.compose_errors import explained
@@ -105,7 +104,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
         with _shown(codes), explained(list(HydraConfig.get().overrides.task)):
             overrides = list(HydraConfig.get().overrides.task)
             words = [*own_folder, *overrides]
-            complete = with_model_read(with_gpus_and_preset(config, words), overrides)
+            complete = completed(config, words)
             planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
 
     register()

@@ -1,74 +1,163 @@
 """List the differences between a config and the rules of the closed division."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from bench.contract import mllog
 from bench.contract.model import Activation, Norm, Position
 from bench.contract.schema import Config
-from bench.contract.training import LORA_TARGETS
-from bench.mlperf.benchmarks import LLAMA2_70B_LORA
+from bench.contract.training import LORA_TARGETS, StartsFrom, Trains
+from bench.mlperf.benchmarks import LLAMA2_70B_LORA, LLAMA31_8B, Benchmark
 
-NAME = "llama2_70b_lora"
+Fixed = tuple[str, object, object]
+"""A key of the config, its value, and the value that the rules require."""
+
+_LLAMA = {
+    "num_query_groups": 8,
+    "norm": Norm.RMSNorm,
+    "norm_epsilon": 1e-5,
+    "activation": Activation.swiglu,
+    "position": Position.rope,
+    "bias": False,
+    "tied_embeddings": False,
+}
 LLAMA2_70B = {
     "num_layers": 80,
     "hidden_size": 8192,
     "ffn_hidden_size": 28672,
     "num_attention_heads": 64,
-    "num_query_groups": 8,
     "vocab_size": 32000,
-    "norm": Norm.RMSNorm,
-    "norm_epsilon": 1e-5,
-    "activation": Activation.swiglu,
-    "position": Position.rope,
     "rope_base": 10000,
     "rope_scaling_factor": 1.0,
-    "bias": False,
-    "tied_embeddings": False,
+    **_LLAMA,
 }
-"""The benchmark's model. Source: Hugging Face meta-llama/Llama-2-70b-hf, config.json."""
+"""Source: Hugging Face meta-llama/Llama-2-70b-hf, config.json."""
+LLAMA31_8B_SIZES = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "vocab_size": 128256,
+    "rope_base": 500000,
+    "rope_scaling_factor": 8.0,
+    **_LLAMA,
+}
+"""Source: Hugging Face meta-llama/Llama-3.1-8B, config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What the closed division of one benchmark fixes in a config."""
+
+    benchmark: Benchmark
+    model_name: str
+    model: Mapping[str, object]
+    work: Callable[[Config], list[Fixed]]
+    """The fixed values that decide how much work a step and an evaluation are, besides the model's sizes."""
+    recipe: Callable[[Config], list[Fixed]]
+    """The other fixed values, besides target, clipping, weight decay and evaluation schedule."""
+
+
+def _lora_work(config: Config) -> list[Fixed]:
+    lora, d, rules = config.training.lora, config.training_data, LLAMA2_70B_LORA.fixed
+    return [
+        ("data.train_rows", d.num_train_rows, rules[mllog.TRAIN_SAMPLES]),
+        ("task.training.lora.rank", lora and lora.rank, rules[mllog.LORA_RANK]),
+        ("task.training.lora.alpha", lora and lora.alpha, rules[mllog.LORA_ALPHA]),
+        ("task.training.lora.dropout", lora and lora.dropout, rules["lora_dropout"]),
+        ("task.training.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
+    ]
+
+
+def _lora_recipe(config: Config) -> list[Fixed]:
+    d = config.training_data
+    return [
+        ("data", d.name, "gov_report"),
+        ("data.source", d.source.name, "prepared"),
+        ("data.answer_only", d.answer_only, True),
+    ]
+
+
+def _pretraining_work(config: Config) -> list[Fixed]:
+    return [
+        ("task.training.trains", config.training.trains.name, Trains.all.name),
+        ("data.document_mask", config.training_data.document_mask, False),
+    ]
+
+
+def _pretraining_recipe(config: Config) -> list[Fixed]:
+    d, r, training, rules = config.training_data, config.training_recipe, config.training, LLAMA31_8B.fixed
+    end = LLAMA31_8B.relations[0].formula(r.lr) / r.lr
+    return [
+        ("data", d.name, "c4_mlperf"),
+        ("data.source", d.source.name, "megatron"),
+        ("data.answer_only", d.answer_only, False),
+        ("task.training.starts_from", training.starts_from.name, StartsFrom.random.name),
+        ("task.training.max_steps", training.max_steps, rules["max_steps"]),
+        ("recipe.adam_beta1", r.adam_beta1, rules["opt_adamw_beta_1"]),
+        ("recipe.adam_beta2", r.adam_beta2, rules["opt_adamw_beta_2"]),
+        ("recipe.adam_eps", r.adam_eps, rules["opt_adamw_epsilon"]),
+        ("recipe.lr_min_factor", round(r.lr_min_factor, 12), round(end, 12)),
+    ]
+
+
+DIVISIONS: Mapping[str, Division] = {
+    "llama2_70b_lora": Division(
+        benchmark=LLAMA2_70B_LORA, model_name="llama2_70b", model=LLAMA2_70B, work=_lora_work, recipe=_lora_recipe
+    ),
+    "llama31_8b": Division(
+        benchmark=LLAMA31_8B,
+        model_name="llama31_8b",
+        model=LLAMA31_8B_SIZES,
+        work=_pretraining_work,
+        recipe=_pretraining_recipe,
+    ),
+}
+"""By benchmark."""
 
 
 def deviations(config: Config) -> list[str]:
-    """Return every difference from the rules of the closed division; empty only for the benchmark itself.
+    """Return every difference from the rules of the closed division; empty only for a benchmark itself.
 
-    Source: MLPerf training rules, llama2_70b_lora: fixed model, rows, LoRA, AdamW, clipping, target and schedule.
+    Source: MLPerf training rules and the rule files of mlperf-logging 4.1.68: fixed model, rows, optimizer, clipping,
+    target and schedule.
     """
     if not config.training.has_target:
         return [f"task {config.task.name} has no target: it measures speed, not a time to train"]
-    if config.task.benchmark != NAME or not config.task.submittable:
+    division = DIVISIONS.get(config.task.benchmark or "")
+    if division is None or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
-    training, r, rules = config.training, config.training_recipe, LLAMA2_70B_LORA.fixed
-    values: list[tuple[str, object, object]] = [
-        *_sizes(config),
-        ("data", config.training_data.name, "gov_report"),
-        ("data.source", config.training_data.source.name, "prepared"),
-        ("data.answer_only", config.training_data.answer_only, True),
-        ("task.training.target_eval_loss", training.target_eval_loss, LLAMA2_70B_LORA.goals[0].value),
+    r, rules, schedule = config.training_recipe, division.benchmark.fixed, division.benchmark.schedule
+    values: list[Fixed] = [
+        *_sizes(config, division),
+        *division.recipe(config),
+        ("task.training.target_eval_loss", config.training.target_eval_loss, division.benchmark.goals[0].value),
         ("recipe.weight_decay", r.weight_decay, rules[mllog.OPT_ADAMW_WEIGHT_DECAY]),
         ("recipe.clip_grad", r.clip_grad, rules[mllog.OPT_GRADIENT_CLIP_NORM]),
-        (
-            "recipe.eval_every_samples",
-            r.eval_every_samples,
-            LLAMA2_70B_LORA.schedule and LLAMA2_70B_LORA.schedule.every,
-        ),
+        ("recipe.eval_every_samples", r.eval_every_samples, schedule and schedule.every),
         ("recipe.eval_skip", r.eval_skip, None),
     ]
     return [f"{key} is {got}, but the rules require {required}" for key, got, required in values if got != required]
 
 
 def has_benchmark_shape(config: Config) -> bool:
-    """Return whether a training step and an evaluation are the same amount of work as in llama2_70b_lora."""
-    return config.task.benchmark == NAME and all(got == required for _, got, required in _sizes(config))
+    """Return whether a training step and an evaluation are the same amount of work as in the task's benchmark."""
+    division = DIVISIONS.get(config.task.benchmark or "")
+    return division is not None and all(got == required for _, got, required in _sizes(config, division))
 
 
-def _sizes(config: Config) -> list[tuple[str, object, object]]:
+def has_benchmark_model(config: Config) -> bool:
+    """Return whether the model is the one of the task's benchmark, by its name."""
+    division = DIVISIONS.get(config.task.benchmark or "")
+    return division is not None and config.model.name == division.model_name
+
+
+def _sizes(config: Config, division: Division) -> list[Fixed]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
-    lora, m, d, rules = config.training.lora, config.model, config.training_data, LLAMA2_70B_LORA.fixed
+    m, d, rules = config.model, config.training_data, division.benchmark.fixed
     return [
-        *((f"model.{key}", getattr(m, key), required) for key, required in LLAMA2_70B.items()),
+        *((f"model.{key}", getattr(m, key), required) for key, required in division.model.items()),
         ("data.seq_length", d.seq_length, rules["max_sequence_length"]),
-        ("data.train_rows", d.num_train_rows, rules[mllog.TRAIN_SAMPLES]),
         ("data.eval_rows", d.eval_rows, rules[mllog.EVAL_SAMPLES]),
-        ("task.training.lora.rank", lora and lora.rank, rules[mllog.LORA_RANK]),
-        ("task.training.lora.alpha", lora and lora.alpha, rules[mllog.LORA_ALPHA]),
-        ("task.training.lora.dropout", lora and lora.dropout, rules["lora_dropout"]),
-        ("task.training.lora.target_modules", lora and sorted(lora.target_modules), sorted(LORA_TARGETS)),
+        *division.work(config),
     ]

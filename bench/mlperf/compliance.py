@@ -166,8 +166,13 @@ def _check_target(log: Log) -> Iterator[Finding]:
 
 
 def _check_benchmark(log: Log) -> Iterator[Finding]:
-    """Yield a benchmark without rules here: nothing shows that its trial is valid."""
+    """Yield a benchmark without rules here, and a log of the closed division without one: no rules apply to either."""
     name = log.text(mllog.SUBMISSION_BENCHMARK)
+    is_closed = log.text(mllog.SUBMISSION_DIVISION) == "closed" and log.has_target
+    if is_closed and not log.all(mllog.SUBMISSION_BENCHMARK):
+        line = log.all(mllog.SUBMISSION_DIVISION)[0].line
+        message = f"the log is of the closed division, but has no {mllog.SUBMISSION_BENCHMARK}"
+        yield finding("LOG-10", "error", line, message)
     if name is not None and name not in BENCHMARKS:
         similar = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.8)
         meant = f"; did you mean {similar[0]}?" if similar else ""

@@ -141,11 +141,19 @@ def _with_first_hosts(config: Config) -> Config:
 def with_random_weights(config: Config) -> Config:
     """Return the config of the same work with random weights and random rows: no target, checkpoint or data files."""
     training = dataclasses.replace(config.training, starts_from=StartsFrom.random, base=None, target_eval_loss=None)
+    data = dataclasses.replace(config.training_data, source=DataSource.random)
+    if config.training_data.source is DataSource.megatron:
+        data.files, data.eval_files = None, None
+        data.train_rows = min(data.train_rows or RANDOM_ROWS, RANDOM_ROWS)
     return dataclasses.replace(
         config,
-        task=dataclasses.replace(config.task, training=training, submittable=False),
-        data=dataclasses.replace(config.training_data, source=DataSource.random),
+        task=dataclasses.replace(config.task, training=training, submittable=False, division=None),
+        data=data,
     )
+
+
+RANDOM_ROWS = 65_536
+"""Random rows that replace those of Megatron's files: every rank has all of them in memory, 2.1 GB of 8,192 tokens."""
 
 
 def _composed(overrides: list[str]) -> Config:
@@ -194,7 +202,42 @@ def _of_hydra(words: Sequence[str]) -> "DictConfig":
     sizes of the model are read from its folder.
     """
     words = with_new_options(words)
-    return with_model_read(with_gpus_and_preset(_composed_by_hydra(words), words), words)
+    return completed(_composed_by_hydra(words), words)
+
+
+def completed(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
+    """Return the config that Hydra composed from the overrides, with the values that depend on other values."""
+    return with_model_read(with_reference_point(with_gpus_and_preset(config, words)), words)
+
+
+def with_reference_point(config: "DictConfig") -> "DictConfig":
+    """Return the config with the missing learning rate and warm-up of recipe.reference_points, by the batch size.
+
+    The warm-up has the whole steps of the point's samples, as in MLPerf's reference.
+
+    Raises:
+        ConfigError: one is missing, and there is no point for recipe.global_batch_size.
+    """
+    from omegaconf import OmegaConf
+
+    recipe = config.recipe
+    if recipe is None or recipe.reference_points is None or OmegaConf.is_missing(recipe, "global_batch_size"):
+        return config
+    missing = [key for key in ("lr", "lr_warmup_steps") if OmegaConf.is_missing(recipe, key)]
+    size, points = recipe.global_batch_size, {point.global_batch_size: point for point in recipe.reference_points}
+    if missing and size not in points:
+        known = ", ".join(map(str, sorted(points)))
+        raise ConfigError(
+            f"{config.task.name} has no reference point for global batch size {size}, and {missing[0]} is not set",
+            where=", ".join(f"recipe.{key}" for key in ("global_batch_size", *missing)),
+            fix=f"set recipe.global_batch_size to {known}, or set {' and '.join(f'recipe.{key}' for key in missing)}",
+        )
+    if "lr" in missing:
+        recipe.lr = points[size].lr
+    if "lr_warmup_steps" in missing:
+        recipe.lr_warmup_steps = points[size].lr_warmup_samples // size
+    recipe.reference_points = None
+    return config
 
 
 def with_gpus_and_preset(config: "DictConfig", words: Sequence[str]) -> "DictConfig":
@@ -356,6 +399,8 @@ def typed(config: "DictConfig") -> Config:
         typed_config.data.chat_template = _absolute(typed_config.data.chat_template)
     if typed_config.task.generation is not None:
         typed_config.task.generation.prompts = _absolute(typed_config.task.generation.prompts)
+    if typed_config.task.serving is not None:
+        typed_config.task.serving.lengths.file = _absolute(typed_config.task.serving.lengths.file)
     typed_config.launch.folder = _absolute(typed_config.launch.folder)
     if (program := typed_config.engine.command) is not None:
         program.argv = [_absolute_file(text) for text in program.argv]

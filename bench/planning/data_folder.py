@@ -15,7 +15,7 @@ def data_dir(config: Config) -> str | None:
     root, source = config.cluster.paths.data, config.training_data.source
     if source is DataSource.random:
         return None
-    if root is None or source in (DataSource.prepared, DataSource.program):
+    if root is None or source in (DataSource.prepared, DataSource.megatron, DataSource.program):
         return root
     return data_files.rows_dir(root, config.training_data, config.model.vocab_size)
 

@@ -11,6 +11,7 @@ from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Config, Device, ProfileKind
 from bench.contract.serving import Arrivals, Load, Server, Serving, ServingMemory, total_tokens
 from bench.errors import ConfigError
+from bench.planning import request_lengths
 from bench.planning.commands import fields_of_all
 from bench.planning.estimates import serving_memory
 from bench.planning.parallelism import split
@@ -210,14 +211,18 @@ def check_memory(config: Config, needed: ServingMemory) -> None:
         f"for one request a server needs {least_gib:.1f} GiB per GPU, but may use only {usable_gib:.1f} GiB of the "
         f"{gpu.memory_gib:g} GiB of a {gpu.name}: weights {needed.weights_gib:.1f}, KV cache {needed.request_gib:.2f}, "
         f"workspace {needed.workspace_gib:.1f}; the KV cache of all {needed.concurrent:,} requests would need "
-        f"{needed.concurrent * needed.request_gib:.1f} GiB",
+        f"{needed.all_gib:.1f} GiB",
         where=f"parallel.tp, precision, {SERVER}.memory_fraction",
         fix="raise parallel.tp (it splits weights and KV cache), set precision=fp8, or use GPUs with more memory",
     )
 
 
 def _check_lengths(config: Config) -> None:
-    total, longest = total_tokens(required(config)), config.model.max_seq_length
+    serving, longest = required(config), config.model.max_seq_length
+    if serving.lengths.vary:
+        request_lengths.check(serving.lengths, config)
+        return
+    total = total_tokens(serving, None)
     if total > longest:
         raise ConfigError(
             f"a prompt and its answer have {total:,} tokens, but {config.model.name} supports only {longest:,} tokens",
@@ -294,14 +299,16 @@ def _check_elsewhere(server: Server) -> None:
 
 def make(config: Config, base: Config | None) -> ServingPlan:
     """Return the plan of a serving run."""
-    serving, memory = required(config), None
+    serving, memory, commands = required(config), None, fields_of_all(config)
+    lengths = request_lengths.sampled(serving, [trial.seed for trial in commands["trials"]])
     if serving.server.url is None:
-        memory = serving_memory.estimate(config, serving, loads(serving))
+        memory = serving_memory.estimate(config, serving, loads(serving), lengths)
         check_memory(config, memory)
     return ServingPlan(
-        **fields_of_all(config),
+        **commands,
         world=replace(split(config, tp=1, pp=1, cp=1, sp=False), tp=config.parallel.tp or 1, dp=1),
         loads=loads(serving),
         base_dir=model_folder(config),
         memory=memory,
+        lengths=lengths,
     )

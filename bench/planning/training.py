@@ -12,9 +12,10 @@ from bench.contract.plan import (
 )
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Config, DataSource
+from bench.contract.task import Division
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
-from bench.mlperf.benchmarks import LLAMA2_70B_LORA
+from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA
 from bench.planning import checks, deepspeed, layouts, local_sgd, nemo, program
 from bench.planning.checks import memory
 from bench.planning.checks import training as training_checks
@@ -22,10 +23,6 @@ from bench.planning.commands import fields_of_all
 from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import cuda_graph, documents, flops
 from bench.planning.parallelism import num_microbatches
-
-assert LLAMA2_70B_LORA.schedule is not None
-RULES = LLAMA2_70B_LORA.schedule
-"""The number of evaluations that are skipped at the start, if the recipe does not set it."""
 
 
 def make(config: Config, base: Config | None) -> TrainingPlan:
@@ -146,11 +143,15 @@ def evaluations(config: Config) -> Evaluation:
 
     Without a target the model is also evaluated after its last step.
 
-    Source: MLPerf training rules, llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2).
+    Source: MLPerf training rules. llama2_70b_lora: every 384 samples, skip FLOOR(0.125 * GBS + 2); llama31_8b: every
+    12,288 samples, skip none.
     """
     r = config.training_recipe
     every = math.ceil(r.eval_every_samples / r.global_batch_size)
-    skip = r.eval_skip if r.eval_skip is not None else RULES.skipped(r.global_batch_size)
+    known = BENCHMARKS.get(config.task.benchmark or "")
+    rules = (known and known.schedule) or LLAMA2_70B_LORA.schedule
+    assert rules is not None
+    skip = r.eval_skip if r.eval_skip is not None else rules.skipped(r.global_batch_size)
     first = every * (skip + 1)
     last = max_steps(config)
     at_steps = list(range(first, last + 1, every))
@@ -164,12 +165,12 @@ def submission(config: Config) -> Submission:
     task, cluster = config.task, config.cluster
     has_target = config.training.has_target
     deviations = closed_division.deviations(config)
-    is_submittable = task.submittable and config.model.name == "llama2_70b"
+    is_submittable = task.submittable and closed_division.has_benchmark_model(config)
     mark = "" if is_submittable else f" ({task.name}: {NOT_A_SUBMISSION})"
     return Submission(
         benchmark=task.benchmark if has_target else None,
         shape_of=task.benchmark if not has_target and closed_division.has_benchmark_shape(config) else None,
-        division="open" if deviations else "closed",
+        division="open" if deviations or task.division is Division.open else "closed",
         org=cluster.org + mark,
         platform=cluster.platform + mark,
         status=cluster.status,

@@ -14,6 +14,7 @@ from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan, required
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import Device, ProfileKind, Runtime
+from bench.contract.task import Division
 from bench.errors import ConfigError, joined
 from bench.images import needed
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -47,6 +48,19 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
         fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
         yield broken("CFG-03", what, where, fix=fix, severity="warning")
     yield "first at {:,} samples, then every {:,}".format(*planned)
+
+
+def is_for_closed_division(plan: Plan) -> bool:
+    """Return whether a run is meant for the closed division."""
+    return isinstance(plan, TrainingPlan) and plan.config.task.division is Division.closed
+
+
+def closed_division(subject: Subject) -> Iterator[Finding | str]:
+    """Yield every difference from the rules of the closed division."""
+    for deviation in required(subject.plan, TrainingPlan).submission.deviations:
+        key, is_, _ = deviation.partition(" is ")
+        yield broken("CFG-14", deviation, key if is_ and " " not in key else "task")
+    yield str(subject.plan.config.task.benchmark)
 
 
 def reference(subject: Subject) -> Iterator[Finding | str]:
@@ -205,6 +219,7 @@ STATIC = (
     Check("container", ("PYX-04",), host.unused_container),
     Check("files of the program in the container", ("RUN-08",), host.unmounted_program, runs_program_in_image),
     Check("no secrets", ("CFG-07",), secrets.secrets),
+    Check("closed division", ("CFG-14",), closed_division, is_for_closed_division),
     Check("evaluation schedule", ("CFG-03",), schedule, apply),
     Check("reference convergence point", ("CFG-04",), reference, apply),
     Check("walltime", ("CFG-13",), walltime, is_projected),
@@ -219,6 +234,7 @@ STATIC = (
 """Checks of the plan alone, for every backend."""
 FILES = (
     Check("data", ("CFG-06",), host.rows, host.takes_prepared_rows),
+    Check("files of Megatron-LM", ("CFG-06",), host.megatron, host.takes_megatron_files),
     Check("text files", ("CFG-06", "CFG-08"), host.text, data.takes_text),
     Check("checkpoint", ("CFG-06",), host.checkpoint, host.takes_checkpoint),
     Check("tokenizer of the prompts", ("CFG-06",), data.prompts, data.takes_prompts),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.contract import atomic_files, chat, data_files, hugging_face
+from bench.contract import atomic_files, chat, data_files, hugging_face, megatron_files
 from bench.contract import checkpoint as checkpoints
 from bench.contract.atomic_files import read_object
 from bench.contract.data import DataSource
@@ -59,6 +59,19 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
             elif (size := path.stat().st_size) != header.num_bytes:
                 what = f"{path.name} has {size:,} bytes, but {header.num_bytes:,} according to its header"
                 yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
+
+
+def megatron_files_in(folder: Path, planned: Data) -> Iterator[Finding]:
+    """Yield files of Megatron-LM in a folder that are missing, truncated, or have too few tokens for the rows."""
+    for name, rows in ((planned.files, 1), (planned.eval_files, planned.eval_rows)):  # training rows may repeat
+        try:
+            header = megatron_files.read(folder, str(name))
+        except ConfigError as error:
+            yield broken("CFG-06", error.what, error.where, fix=error.fix + or_download(sources.data_command(planned)))
+            continue
+        if header.num_tokens < (needed := rows * planned.seq_length + 1):
+            what = f"{name}.bin has {header.num_tokens:,} tokens, but {needed:,} are needed"
+            yield broken("CFG-06", what, str(folder / f"{name}.bin"), fix=megatron_files.FIX)
 
 
 def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Iterator[Finding]:

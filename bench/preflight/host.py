@@ -113,6 +113,19 @@ def rows(subject: Subject) -> Iterator[Finding | str]:
     yield str(folder)
 
 
+def takes_megatron_files(plan: Plan) -> bool:
+    """Return whether the ranks read rows from files of Megatron-LM."""
+    return plan.config.data is not None and plan.config.data.source is DataSource.megatron
+
+
+def megatron(subject: Subject) -> Iterator[Finding | str]:
+    """Yield problems with the files of Megatron-LM that the site must provide."""
+    planned = subject.plan.config.training_data
+    folder = _local_path(subject.plan.inputs.rows, "DATADIR")
+    yield from data.megatron_files_in(folder, planned)
+    yield f"{folder / str(planned.files)}.bin"
+
+
 def text(subject: Subject) -> Iterator[Finding | str]:
     """Yield problems with the text files from which rows are prepared."""
     root = _local_path(subject.plan.config.cluster.paths.data, "DATADIR")

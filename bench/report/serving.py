@@ -1,14 +1,16 @@
 """Show serving tasks: plans, results of trials, and a page with every load and request."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bench.contract import mllog
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Config, Device, ProfileKind
 from bench.contract.server_times import ServerTimes
-from bench.contract.serving import ServingMemory, command
+from bench.contract.serving import Lengths, SampledLengths, ServingMemory, command
 from bench.mlperf.reader import printable
 from bench.mlperf.result import Result
 from bench.report import costs, drawings, serving_charts
@@ -262,11 +264,39 @@ def plan_rows(plan: ServingPlan) -> list[tuple[str, str]]:
         ("loads", "; ".join(f"{load.name} ({load.arrivals.scenario})" for load in plan.loads)),
         (
             "requests",
-            f"{serving.requests:,} per load: {serving.tokens_in} input and {serving.tokens_out} output tokens each",
+            f"{serving.requests:,} per load: {serving.tokens_in} input and {serving.tokens_out} output tokens each"
+            if plan.lengths is None
+            else f"{serving.requests:,} per load, with the lengths below; request n of every load has the same lengths",
         ),
+        *([] if plan.lengths is None else _length_rows(serving.lengths, plan.lengths)),
         ("limits", shown or "none"),
         *([] if plan.memory is None else [(_memory_label(c), _planned_memory(plan.memory))]),
     ]
+
+
+def _length_rows(lengths: Lengths, sampled: SampledLengths) -> list[tuple[str, str]]:
+    """Return the source of the lengths, and what was sampled for all trials together."""
+    if lengths.file is not None:
+        source = f"sampled from {lengths.file} (sha256 {sampled.sha256:.12}…)"
+    else:
+        stated = (("input", lengths.prompt), ("output", lengths.answer))
+        source = "; ".join(
+            f"{name} lognormal, mean {one.mean:g} before the limits, sigma {one.sigma:g}, limits {one.min} to {one.max}"
+            for name, one in stated
+        )
+    trials = sampled.trials
+    counts = {
+        "input tokens": sorted(n for trial in trials for n in trial.tokens_in),
+        "output tokens": sorted(n for trial in trials for n in trial.tokens_out),
+        "input + output": sorted(n for trial in trials for n in trial.totals),
+    }
+    return [("lengths", source), *((name, _of_lengths(values)) for name, values in counts.items())]
+
+
+def _of_lengths(ordered: Sequence[int]) -> str:
+    """Return mean, median, 99th percentile (nearest rank) and maximum of sampled lengths."""
+    p50, p99 = (ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 99))
+    return f"mean {fmean(ordered):,.1f}, p50 {p50:,}, p99 {p99:,}, maximum {ordered[-1]:,}"
 
 
 def _memory_label(config: Config) -> str:
@@ -280,7 +310,7 @@ def _planned_memory(needed: ServingMemory) -> str:
         limit = f" of {needed.capacity_gib:g}, of which the server uses {100 * needed.fraction:g} %"
         fitting = f"{needed.fitting:,} of "
         if needed.fitting < needed.concurrent:
-            waiting = f"; the others wait: all need {needed.concurrent * needed.request_gib:.1f}"
+            waiting = f"; the others wait: all need {needed.all_gib:.1f}"
     return (
         f"{needed.total_gib:.1f} GiB{limit} (estimate): weights {needed.weights_gib:.1f}, workspace "
         f"{needed.workspace_gib:.1f}, KV cache {needed.kv_cache_gib:.1f} for {fitting}{needed.concurrent:,} concurrent "

@@ -64,7 +64,9 @@ def _learning_rate(plan: TrainingPlan) -> str:
     lr, program = f"{plan.config.training_recipe.lr:g}", plan.config.program
     if program is not None:
         return f"{lr}, passed to the program" if program.uses("lr") else "the program's choice"
-    return f"{lr}, cosine to 0 at step {plan.max_steps:,}"
+    recipe, steps = plan.config.training_recipe, plan.config.training_recipe.lr_warmup_steps
+    warm_up = f"warm-up of {steps:,} steps, " if steps and recipe.lr_min_factor else ""
+    return f"{lr}, {warm_up}cosine to {recipe.lr * recipe.lr_min_factor:g} at step {plan.max_steps:,}"
 
 
 def _model(plan: TrainingPlan) -> str:

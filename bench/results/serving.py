@@ -200,6 +200,7 @@ class ServingResult:
         others = [load.name for load in planned if load not in measured and load.name not in self.missing]
         return [
             *(f"{name} is missing in the log, or has other settings than in the plan" for name in others),
+            *_other_lengths(self.loads, required(plan, ServingPlan), trial),
             *differing({"seed": (self.result.seed, trial.seed)}),
         ]
 
@@ -231,6 +232,17 @@ class ServingResult:
         if all(one.meets_limits for one in self.swept):
             return "the limits are met at every rate: add higher values to task.serving.rates"
         return "the limits could not be checked for one of the rates"
+
+
+def _other_lengths(loads: Sequence[LoadResult], plan: ServingPlan, trial: Trial) -> Iterator[str]:
+    """Yield the loads whose answers have other lengths than the plan has; nothing if all lengths are the same."""
+    if plan.lengths is None:
+        return
+    planned = plan.lengths.trials[trial.index].tokens_out
+    for load in loads:
+        pairs = zip(load.tokens_out, planned, load.status, strict=False)
+        if any(status == OK and tokens != sampled for tokens, sampled, status in pairs):
+            yield f"{load.load.name}: answers have other lengths than in the plan"
 
 
 def _measurements(result: ServingResult) -> Iterator[Measurement]:

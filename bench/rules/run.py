@@ -18,13 +18,13 @@ CONFIG: Texts = {
     ),
     "CFG-03": (
         "the model is not evaluated at the samples that the official rules require",
-        "evaluate every CEIL(384 / GBS) steps and skip the first FLOOR(0.125 x GBS + 2) evaluations: "
-        "recipe.eval_every_samples=384, recipe.eval_skip=null",
+        "llama2_70b_lora: evaluate every CEIL(384 / GBS) steps and skip the first FLOOR(0.125 x GBS + 2) evaluations "
+        "(recipe.eval_every_samples=384, recipe.eval_skip=null); llama31_8b: every CEIL(12288 / GBS) steps, skip none",
     ),
     "CFG-04": (
         "MLPerf has no reference convergence point for this global batch size",
-        "set recipe.global_batch_size to 8 or more, preferably to a size with a reference point (llama2_70b_lora: 8, "
-        "16, 32, 128)",
+        "set recipe.global_batch_size to a size with a reference point (llama2_70b_lora: 8, 16, 32, 128; llama31_8b: "
+        "16, 32, 64, 96, 128), or to a size between them",
     ),
     "CFG-05": (
         "a result file with this name exists already",
@@ -65,6 +65,10 @@ CONFIG: Texts = {
     "CFG-13": (
         "the projected time of a trial is longer than its walltime",
         "raise walltime (minutes per trial), or lower task.training.max_steps; the projection has no evaluations",
+    ),
+    "CFG-14": (
+        "a setting differs from the rules of MLPerf's closed division",
+        "remove the override of the key in the evidence; to run outside of these rules, set task.division=open",
     ),
 }
 

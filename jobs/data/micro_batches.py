@@ -19,7 +19,8 @@ def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Te
 
     The weights sum to 1 over the tokens of a row whose successors count, and to 0 over an empty row, so that the sum
     of all weighted losses is the sum over rows of each row's mean loss. With a document mask positions start at 0 in
-    each document, and the last token of a document has no successor, as if the document were alone in a row.
+    each document, and the last token of a document has no successor, as if the document were alone in a row. Rows that
+    have their next token predict it, too.
 
     Raises:
         ConfigError: a row was changed since it was written.
@@ -35,6 +36,10 @@ def targets(rows: Rows, indices: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Te
         counts = counts.masked_fill(is_start, 0)
     labels, weights = tokens.roll(-1, dims=1), counts.roll(-1, dims=1)
     weights[:, -1] = 0  # the last token has no successor in the row
+    if rows.has_next:
+        tokens, labels, weights, positions = (
+            each[:, :-1].contiguous() for each in (tokens, labels, weights, positions)
+        )
     weights /= weights.sum(dim=1, keepdim=True).clamp(min=1)
     return tokens, labels, weights, positions
 

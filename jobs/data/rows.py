@@ -28,6 +28,7 @@ from bench.contract.data import Data
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import DataSource
 from bench.errors import ConfigError
+from jobs.data.megatron_rows import MegatronTokens
 from jobs.data.packing import with_row_starts
 
 STARTS_VERSION = 1
@@ -66,7 +67,7 @@ def random_starts(num_rows: int, seq_length: int, *, seed: int, lengths: list[in
 class Rows:
     """A split of the data: tokens and counts [rows, S], memory-mapped if they are in files."""
 
-    tokens: np.ndarray
+    tokens: "np.ndarray | MegatronTokens"
     counts: np.ndarray
     lengths: np.ndarray | None = None
     """Real tokens of each row [rows]; None: all of them are."""
@@ -78,10 +79,14 @@ class Rows:
     """The first token of each document in a row, bool [rows, S]; None: the rows have no document boundaries."""
     document_mask: bool = False
     """Whether training and evaluation use `starts` (data.document_mask)."""
+    has_next: bool = False
+    """Whether each row has S + 1 tokens: the last one is only predicted, as in the rows of Megatron-LM."""
 
     @property
     def sha256(self) -> str | None:
         """One checksum for all rows; None if these rows are not in files."""
+        if isinstance(self.tokens, MegatronTokens):
+            return self.tokens.sha256
         if self.sha256_rows is None:
             return None
         parts = [self.sha256_rows] if self.lengths is None else [self.sha256_rows, self.lengths]
@@ -143,15 +148,16 @@ def real_tokens(rows: Rows, indices: np.ndarray) -> int:
     """
     chosen = indices[indices >= 0]
     if rows.lengths is None:
-        width: int = rows.tokens.shape[1]
+        width: int = rows.tokens.shape[1] - rows.has_next
         return int(chosen.size) * width
     return int(rows.lengths[chosen].sum())
 
 
-def load(plan: TrainingPlan, name: str) -> Rows:
+def load(plan: TrainingPlan, name: str, *, seed: int = 0) -> Rows:
     """Return a split, checked against the plan's row count and length; random rows are generated here.
 
-    The small files are compared with the manifest now, and each row with its checksum when it is read.
+    seed: of the trial, by which GPTDataset orders the training rows in Megatron's files; other rows do not use it. The
+    small files are compared with the manifest now, and each row with its checksum when it is read.
 
     Raises:
         ConfigError: a file is missing or its shape is not the plan's, or a file was changed since it was written.
@@ -160,6 +166,8 @@ def load(plan: TrainingPlan, name: str) -> Rows:
     num_rows = data.num_train_rows if name == "train" else data.eval_rows
     if data.source is DataSource.random:
         return _random(num_rows, data, vocab_size=plan.config.model.vocab_size)
+    if data.source is DataSource.megatron:
+        return _megatron(folder, data, name, num_rows, seed=seed, vocab_size=plan.config.model.vocab_size)
     try:
         tokens = np.load(folder / f"{name}_tokens.npy", mmap_mode="r")
         counts = np.load(folder / f"{name}_counts.npy", mmap_mode="r")
@@ -200,6 +208,20 @@ def load(plan: TrainingPlan, name: str) -> Rows:
             f"{name}_sha256.npy has checksums of {len(sha256)} rows, but the plan has {num_rows} rows", folder
         )
     return Rows(tokens, counts, lengths, sha256, f"{folder}, {name}", starts, data.document_mask)
+
+
+def _megatron(folder: Path, data: Data, name: str, num_rows: int, *, seed: int, vocab_size: int) -> Rows:
+    """Return the rows in Megatron's files: those for training as GPTDataset for the seed, the others as in the file."""
+    is_train = name == "train"
+    tokens = MegatronTokens(
+        folder,
+        str(data.files if is_train else data.eval_files),
+        num_rows=num_rows,
+        seq_length=data.seq_length,
+        seed=seed if is_train else None,
+        vocab_size=vocab_size,
+    )
+    return Rows(tokens, np.broadcast_to(np.True_, tokens.shape), where=f"{folder}, {name}", has_next=True)
 
 
 def _random(num_rows: int, data: Data, *, vocab_size: int) -> Rows:
@@ -261,10 +283,15 @@ def _changed(what: str, where: Path | str) -> ConfigError:
 
 
 def train_order(plan: TrainingPlan, seed: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped."""
+    """Yield the row numbers of each step, [GBS]: a new seeded shuffle each epoch, the incomplete last batch dropped.
+
+    The rows of Megatron's files are in the order of the seed already.
+    """
     rng, size = np.random.default_rng(seed), plan.batch.global_batch_size
+    data = plan.config.training_data
     while True:
-        order = rng.permutation(plan.config.training_data.num_train_rows)
+        is_ordered = data.source is DataSource.megatron
+        order = np.arange(data.num_train_rows) if is_ordered else rng.permutation(data.num_train_rows)
         yield from order[: len(order) // size * size].reshape(-1, size)
 
 

@@ -73,7 +73,7 @@ class Events(pl.Callback):
         self._log.stop(mllog.INIT_STOP)
         self._log.start(mllog.RUN_START)
         self._alive(LOADING, 0, None)
-        self._rows, _ = inputs.open_rows(self._plan, self._log)
+        self._rows, _ = inputs.open_rows(self._plan, self._log, seed=self._trial.seed)
         self._pace = train.begin(self._plan, self._log, 0, self._alive)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

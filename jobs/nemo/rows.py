@@ -30,7 +30,7 @@ class RowsModule(pl.LightningDataModule):
     def __init__(self, plan: TrainingPlan, seed: int) -> None:
         super().__init__()
         self._plan, self._seed = plan, seed
-        self._rows = {split: cache(partial(rows_of.load, plan, split)) for split in ("train", "eval")}
+        self._rows = {split: cache(partial(rows_of.load, plan, split, seed=seed)) for split in ("train", "eval")}
         self.seq_length = plan.config.training_data.seq_length
         self.micro_batch_size = plan.batch.micro_batch_size
         self.global_batch_size = plan.batch.global_batch_size

@@ -137,6 +137,9 @@ def paths(plan: Plan) -> list[tuple[str, str | None, bool]]:
     listed = [(what, full(path), False) for what, path in roots.items() if path]
     if c.data and c.data.source is DataSource.prepared and plan.inputs.rows:
         listed.append(("the prepared rows", full(f"{plan.inputs.rows}/train_tokens.npy"), True))
+    if c.data and c.data.source is DataSource.megatron and plan.inputs.rows:
+        for name in (c.data.files, c.data.eval_files):
+            listed.append((f"tokens of {name}", full(f"{plan.inputs.rows}/{name}.bin"), True))
     if plan.inputs.checkpoint and not plan.inputs.checkpoint_is_created:
         folder = full(plan.inputs.checkpoint)
         listed.append(("the checkpoint", folder and str(checkpoint.first_file(Path(folder), c)), True))

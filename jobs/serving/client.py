@@ -39,6 +39,8 @@ class Exchange:
     parts: list[tuple[float, bytes]] = field(default_factory=list)
     """Time and bytes of each read."""
     done_s: float = 0.0
+    max_tokens: int | None = None
+    """The tokens of its answer; None: as in the fields of all requests."""
 
 
 class Client:
@@ -115,7 +117,8 @@ class Client:
         done(exchange)
 
     async def _stream(self, exchange: Exchange) -> None:
-        body = json.dumps({**self._body, "prompt": exchange.prompt}).encode()
+        own = {} if exchange.max_tokens is None else {"max_tokens": exchange.max_tokens}
+        body = json.dumps({**self._body, **own, "prompt": exchange.prompt}).encode()
         headers = {"Content-Type": "application/json"}
         async with self._session.post(self._url, data=body, headers=headers, trace_request_ctx=exchange) as answer:
             exchange.http = answer.status

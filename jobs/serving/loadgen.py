@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_loadgen as loadgen
+from tokenizers import Tokenizer
 
 from bench.contract import run_files
-from bench.contract.serving import Arrivals, Load, Serving
+from bench.contract.serving import Arrivals, Load, RequestLengths, Serving
 from bench.errors import SubmitError
 from jobs.serving.answers import Answer, RequestSpec, judged
 from jobs.serving.client import Client, Exchange
@@ -54,20 +55,35 @@ class Setting:
 
     serving: Serving
     server: RunningServer
-    spec: RequestSpec
+    tokenizer: Tokenizer
+    lengths: RequestLengths
+    """Of the requests of each load; the warm-up requests have them too, from the first on."""
     folder: Path
     trial: int
     seed: int
 
     def body(self) -> dict[str, Any]:
-        """Return the fields of a request, without its prompt."""
+        """Return the fields of all requests: without the prompt, and the length of the answer."""
         return {
             "model": self.server.model,
-            "max_tokens": self.serving.tokens_out,
             "temperature": 0.0,
             "stream": True,
             **self.serving.server.request,
         }
+
+    def spec(self, number: int) -> RequestSpec:
+        """Return what a request of a load must have; numbers begin at 0."""
+        at = number % len(self.lengths.tokens_in)
+        tokens_in, tokens_out = self.lengths.tokens_in[at], self.lengths.tokens_out[at]
+        return RequestSpec(tokens_in=tokens_in, tokens_out=tokens_out, tokenizer=self.tokenizer)
+
+    def exchange(self, number: int, prompt: str, due_s: float) -> Exchange:
+        """Return a request that is to be sent."""
+        return Exchange(number, prompt, due_s, max_tokens=self.spec(number).tokens_out)
+
+    def judged(self, exchange: Exchange) -> Answer:
+        """Return the judged response of a request."""
+        return judged(exchange, self.spec(exchange.number))
 
 
 def warm_up(setting: Setting, prompts: Sequence[str]) -> None:
@@ -78,7 +94,7 @@ def warm_up(setting: Setting, prompts: Sequence[str]) -> None:
     """
     timeout_s = setting.serving.request_timeout_s
     with Client(setting.server.url, setting.body(), timeout_s=timeout_s) as client:
-        exchanges = [Exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
+        exchanges = [setting.exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
         finished: queue.SimpleQueue[Exchange] = queue.SimpleQueue()
         for exchange in exchanges:
             client.send(exchange, finished.put)
@@ -90,7 +106,7 @@ def warm_up(setting: Setting, prompts: Sequence[str]) -> None:
                 left -= 1
             except queue.Empty:
                 continue
-    for answer in (judged(exchange, setting.spec) for exchange in exchanges):
+    for answer in map(setting.judged, exchanges):
         if answer.status != "ok":
             rule = "SRV-05" if answer.tokens_out is not None else "SRV-04"
             raise SubmitError(
@@ -121,13 +137,13 @@ def run_load(setting: Setting, load: Load, prompts: Sequence[str]) -> LoadResult
         def issue(samples: Sequence[Any]) -> None:
             due_s = time.perf_counter()
             for sample in samples:
-                exchange = Exchange(len(exchanges), prompts[len(exchanges)], due_s)
+                exchange = setting.exchange(len(exchanges), prompts[len(exchanges)], due_s)
                 exchanges.append(exchange)
                 gate.send(exchange, _completes(sample.id))
 
         _run(load, setting, issue)
         late_s = sorted(client.late_s)
-    answers = [judged(exchange, setting.spec) for exchange in exchanges]
+    answers = [setting.judged(exchange) for exchange in exchanges]
     detail = setting.folder / run_files.loadgen(setting.trial, load.label)
     loadgen_verdict = verdict(detail)
     rows = setting.folder / run_files.requests(setting.trial, load.label)

@@ -72,7 +72,7 @@ def record(plan: ServingPlan, setting: Setting, prompts: Iterable[str], folder: 
     profile = setting.serving.server.profile
     assert profile is not None  # else the plan would have been refused
     with Client(setting.server.url, setting.body(), timeout_s=setting.serving.request_timeout_s) as client:
-        exchanges = [Exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
+        exchanges = [setting.exchange(number, prompt, time.perf_counter()) for number, prompt in enumerate(prompts)]
         finished: list[Exchange] = []
         for exchange in exchanges:
             client.send(exchange, finished.append)

@@ -1,7 +1,7 @@
 """Random prompts with an exact number of tokens in the server's tokenizer."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from bench.errors import ConfigError
 
 MAX_WORDS, TRIES = 4096, 50
+WHERE = "task.serving.tokens_in, task.serving.lengths"
 
 
 def tokenizer(folder: Path) -> Tokenizer:
@@ -30,8 +31,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         ) from error
 
 
-def random_prompts(own: Tokenizer, *, count: int, num_tokens: int, seed: int) -> list[str]:
-    """Return different prompts of random words, each with exactly num_tokens tokens, special tokens included.
+def random_prompts(own: Tokenizer, *, lengths: Sequence[int], seed: int) -> list[str]:
+    """Return a prompt of random words for each length, with exactly so many tokens, special tokens included.
 
     Each prompt keeps its tokens when it is encoded, decoded and encoded again, as some servers do.
 
@@ -40,15 +41,17 @@ def random_prompts(own: Tokenizer, *, count: int, num_tokens: int, seed: int) ->
     """
     words, generator = _words(own), random.Random(seed)
     special = len(own.encode("").ids)
-    if num_tokens <= special or not words:
+    if min(lengths) <= special or not words:
         what = (
-            f"a prompt of {num_tokens} tokens is not possible: the tokenizer has {len(words)} words of one token, and "
-            f"adds {special} special tokens"
+            f"a prompt of {min(lengths)} tokens is not possible: the tokenizer has {len(words)} words of one token, "
+            f"and adds {special} special tokens"
         )
         raise ConfigError(
-            what, where="task.serving.tokens_in", fix="raise task.serving.tokens_in, or set another tokenizer"
+            what,
+            where=WHERE,
+            fix="raise task.serving.tokens_in or the shortest length of task.serving.lengths, or set another tokenizer",
         )
-    return [_prompt(own, words, num_tokens, generator) for _ in range(count)]
+    return [_prompt(own, words, num_tokens, generator) for num_tokens in lengths]
 
 
 def _words(own: Tokenizer) -> list[str]:
@@ -81,6 +84,6 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
             return text
     raise ConfigError(
         f"in {TRIES} tries, no random prompt kept its {num_tokens} tokens when it was decoded and encoded again",
-        where="task.serving.tokens_in",
-        fix="change task.serving.tokens_in, or set another tokenizer",
+        where=WHERE,
+        fix="change task.serving.tokens_in or task.serving.lengths, or set another tokenizer",
     )

@@ -199,7 +199,7 @@ def _argv(plan: ServingPlan, serving: Serving, model: Path, port: int, traces: P
         "port": str(port),
         "tp": str(config.parallel.tp or 1),
         "device": "cuda" if config.cluster.device is Device.cuda else "cpu",
-        "total": str(total_tokens(serving)),
+        "total": str(total_tokens(serving, plan.lengths)),
         "requests": str(serving.requests),
         "memory_fraction": f"{server.memory_fraction:g}",
         "profile": str(traces),

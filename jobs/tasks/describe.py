@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.contract import mllog
 from bench.contract import plan as plans
+from bench.contract.local_sgd import Compress
 from bench.contract.plan import Plan, Trial
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.node_checks import facts, hardware
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 GIT_TIMEOUT_S = 10
 _DTYPES = {"fp32": ("fp32", "fp32"), "bf16": ("bfloat16", "bfloat16"), "fp8": ("fp8", "bfloat16")}
 """By precision: the lowest precision of the linears, and of everything else."""
+_SENT = {Compress.bf16: "bfloat16", Compress.int8: "int8"}
+"""The precision of weights that local SGD compresses."""
 
 Facts = dict[str, Any]
 
@@ -86,8 +89,12 @@ def optimizer(plan: TrainingPlan) -> Facts:
         "opt_name": "adamw",
         mllog.OPT_BASE_LEARNING_RATE: r.lr,
         mllog.OPT_LEARNING_RATE_TRAINING_STEPS: plan.max_steps,
+        "opt_end_learning_rate": r.lr * r.lr_min_factor,
+        "max_steps": plan.max_steps,
         mllog.OPT_LEARNING_RATE_WARMUP_FACTOR: r.lr_warmup_steps / plan.max_steps,
-        "opt_learning_rate_decay_schedule": "cosine",
+        "opt_learning_rate_warmup_steps": r.lr_warmup_steps,
+        "opt_learning_rate_decay_steps": plan.max_steps - r.lr_warmup_steps,  # read after the warm-up (official check)
+        "opt_learning_rate_decay_schedule": "cosine with linear warmup",
         mllog.OPT_ADAMW_WEIGHT_DECAY: r.weight_decay,
         "opt_adamw_beta_1": r.adam_beta1,
         "opt_adamw_beta_2": r.adam_beta2,
@@ -117,7 +124,9 @@ def parallelism(plan: TrainingPlan) -> Facts:
 def precision(plan: TrainingPlan) -> Facts:
     """Return the lowest numerical precision of linears, attention and communication."""
     linear, other = _DTYPES[plan.config.precision.name]
-    return {mllog.PRECISION_IN_LINEAR: linear, mllog.PRECISION_IN_ATTN: other, mllog.PRECISION_IN_COMM: other}
+    local_sgd = plan.config.training_recipe.averaging
+    sent = other if local_sgd is None else _SENT.get(local_sgd.compress, other)
+    return {mllog.PRECISION_IN_LINEAR: linear, mllog.PRECISION_IN_ATTN: other, mllog.PRECISION_IN_COMM: sent}
 
 
 def size(plan: TrainingPlan) -> Facts:

@@ -106,15 +106,17 @@ def log_tokenizer(file: Path, log: mllog.Writer) -> None:
     log.event(mllog.INPUT_SHA256, atomic_files.sha256(file), input=mllog.TOKENIZER)
 
 
-def open_rows(plan: TrainingPlan, log: mllog.Writer) -> "tuple[Rows, Rows]":
+def open_rows(plan: TrainingPlan, log: mllog.Writer, *, seed: int = 0) -> "tuple[Rows, Rows]":
     """Return the training and the evaluation rows, and log their checksums. All ranks call this together.
+
+    seed: of the trial, for rows in Megatron's files.
 
     Raises:
         ConfigError: they are not the rows of the plan, were changed since they were written, or differ between ranks.
     """
     from jobs.data import rows as rows_of
 
-    both = rows_of.load(plan, "train"), rows_of.load(plan, "eval")
+    both = rows_of.load(plan, "train", seed=seed), rows_of.load(plan, "eval", seed=seed)
     for name, rows in zip((mllog.TRAIN_ROWS, mllog.EVAL_ROWS), both, strict=True):
         if (sha256 := rows.sha256) is not None:
             _require_equal(name, sha256, Path(str(plan.data_dir)))

@@ -93,6 +93,8 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
             is smaller than the grammar's.
     """
     data, folder = plan.config.training_data, Path(str(plan.data_dir))
+    if data.source is DataSource.megatron:
+        return
     if data.source is DataSource.prepared:
         if not (folder / "train_tokens.npy").exists():
             raise ConfigError(

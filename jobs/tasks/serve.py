@@ -12,7 +12,7 @@ from bench.contract import codec, data_files, mllog, plan_paths, run_files
 from bench.contract.plan import Trial
 from bench.contract.plan_kinds import ServingPlan
 from bench.contract.schema import Device
-from bench.contract.serving import Serving
+from bench.contract.serving import Lengths, SampledLengths, Serving, lengths_of
 from bench.errors import ConfigError, SubmitError
 from jobs.node_checks import facts, hardware
 from jobs.ranks import program
@@ -45,7 +45,6 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     serving = required(plan)
     try:
         from jobs.serving import loadgen, memory, model_folder, profile, prompts, server
-        from jobs.serving.answers import RequestSpec
     except ImportError as error:
         fix = "pip install 'runstop[serve]'"
         raise SubmitError(
@@ -66,9 +65,10 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     inputs.log_tokenizer(tokenizer / data_files.TOKENIZER, log)
     is_profiled, traces = profile.is_requested(plan), (folder / run_files.server_traces(trial.index)).resolve()
     num_timed = serving.warm_up + serving.requests * len(plan.loads)
-    num_prompts = num_timed + serving.requests * is_profiled
-    texts = prompts.random_prompts(own, count=num_prompts, num_tokens=serving.tokens_in, seed=trial.seed)
-    spec = RequestSpec(tokens_in=serving.tokens_in, tokens_out=serving.tokens_out, tokenizer=own)
+    lengths = lengths_of(serving, plan.lengths, trial.index)
+    of_warm_up = (lengths.tokens_in[number % serving.requests] for number in range(serving.warm_up))
+    tokens_in = [*of_warm_up, *lengths.tokens_in * (len(plan.loads) + is_profiled)]
+    texts = prompts.random_prompts(own, lengths=tokens_in, seed=trial.seed)
     with memory.measured(plan.config) as used, ExitStack() as stack:
         stack.callback(shutil.rmtree, folder / run_files.server_model(trial.index), ignore_errors=True)
         if is_profiled:
@@ -85,7 +85,13 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
             stack.callback(running.child.stop)
         log_server(plan, serving, running, log)
         setting = loadgen.Setting(
-            serving=serving, server=running, spec=spec, folder=folder, trial=trial.index, seed=trial.seed
+            serving=serving,
+            server=running,
+            tokenizer=own,
+            lengths=lengths,
+            folder=folder,
+            trial=trial.index,
+            seed=trial.seed,
         )
         loadgen.warm_up(setting, texts[: serving.warm_up])
         if is_profiled:
@@ -151,7 +157,17 @@ def describe_serving(plan: ServingPlan, trial: Trial, serving: Serving, log: mll
         if value is not None:
             log.event(key, value)
     limits, names = codec.plain(serving.limits), [load.name for load in plan.loads]
-    log.event(mllog.LOADS_REQUESTED, names, limits=limits, max_client_delay=serving.max_client_delay)
+    lengths = {} if plan.lengths is None else {"lengths": _distribution(serving.lengths, plan.lengths)}
+    log.event(mllog.LOADS_REQUESTED, names, limits=limits, max_client_delay=serving.max_client_delay, **lengths)
+    if plan.lengths is not None and plan.lengths.sha256 is not None:
+        log.event(mllog.INPUT_SHA256, plan.lengths.sha256, input=mllog.REQUEST_LENGTHS)
+
+
+def _distribution(lengths: Lengths, sampled: SampledLengths) -> dict[str, Any]:
+    """Return what the lengths were sampled from, with the name of the file instead of its path."""
+    if lengths.file is not None:
+        return {"file": Path(lengths.file).name, "sha256": sampled.sha256}
+    return {"prompt": codec.plain(lengths.prompt), "answer": codec.plain(lengths.answer)}
 
 
 def system(plan: ServingPlan) -> dict[str, Any]:

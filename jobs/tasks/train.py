@@ -143,7 +143,7 @@ def train(loop: Loop) -> None:
     plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
     capture = nsys.capture(plan)
     loop.alive(LOADING, done, None)
-    train_rows, eval_rows = inputs.open_rows(plan, log)
+    train_rows, eval_rows = inputs.open_rows(plan, log, seed=loop.trial.seed)
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)

@@ -16,7 +16,7 @@ from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 
 CONF = Path(compose.CONF)
-OWN = {"lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"}
+OWN = {"llama31_8b", "lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"}
 KERNELS = {"node", "gemm", "memcpy", "collectives", "attention"}
 SERVING = {f"serve_{size}" for size in ("7b", "8b", "13b", "70b")}
 GENERATION = {f"generate_{size}" for size in ("7b", "8b", "70b")}

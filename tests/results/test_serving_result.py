@@ -291,3 +291,17 @@ def test_a_report_has_a_page_a_table_and_its_figures(burst: ServingPlan, tmp_pat
     assert len((out / "requests.csv").read_text().splitlines()) == 1 + 2 * 200
     page = (out / "report.html").read_text()
     assert "first_server" in page and "Random weights" not in page.split("<h1>")[0]
+
+
+def test_answers_of_other_lengths_than_in_the_plan_are_named_and_actual_tokens_counted(tmp_path: Path) -> None:
+    stated = [f"task.serving.lengths.{name}={{mean:30,sigma:1,min:4,max:300}}" for name in ("prompt", "answer")]
+    plan = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]", *stated)
+    assert plan.lengths is not None
+    planned = plan.lengths.trials[0].tokens_out
+    log = serving_log.write(plan, tmp_path / "result_0.txt", {"burst": LATENCIES}, tokens_out=planned)
+    assert values(read(log))["output_throughput"] == pytest.approx(sum(planned) / max(LATENCIES))
+    assert list(trials.judge(log, plan, plan.trials[0]).differences) == []
+    (tmp_path / "other").mkdir()
+    other = serving_log.write(plan, tmp_path / "other/result_0.txt", {"burst": LATENCIES}, tokens_out=planned[::-1])
+    wrong = list(trials.judge(other, plan, plan.trials[0]).differences)
+    assert wrong == ["burst: answers have other lengths than in the plan"]

@@ -4,6 +4,7 @@ import csv
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,13 @@ from typing import Any
 import pytest
 
 from bench.contract.plan_kinds import ServingPlan
-from bench.contract.serving import Load
+from bench.contract.serving import Load, lengths_of
 from bench.errors import SubmitError
 from bench.mlperf import log as logs
 from helpers import serving, stub_server
 
 pytest.importorskip("mlperf_loadgen", reason="pip install 'runstop[serve]'")
 from jobs.serving import loadgen, prompts, server
-from jobs.serving.answers import RequestSpec
 from jobs.serving.client import Exchange
 
 SEED = 5
@@ -64,9 +64,10 @@ def setting(plan: ServingPlan, url: str, folder: Path, tokenizer_folder: Path, *
     assert block is not None
     (folder / "rank_logs").mkdir(exist_ok=True)
     own = prompts.tokenizer(tokenizer_folder)
-    spec = RequestSpec(tokens_in=block.tokens_in, tokens_out=block.tokens_out, tokenizer=own)
+    lengths = lengths_of(block, plan.lengths, 0)
     actual = server.RunningServer(url, "tiny", [], 0.0, child)
-    return loadgen.Setting(serving=block, server=actual, spec=spec, folder=folder, trial=2, seed=SEED)
+    same: dict[str, Any] = {"serving": block, "server": actual, "folder": folder}
+    return loadgen.Setting(tokenizer=own, lengths=lengths, trial=2, seed=SEED, **same)
 
 
 def texts(count: int = 6) -> list[str]:
@@ -253,3 +254,21 @@ def test_the_verdict_of_loadgens_log(tmp_path: Path) -> None:
     actual = loadgen.verdict(tmp_path / "detail")
     given = {"result_validity": "INVALID", "early_stopping_met": False}
     assert actual == dict.fromkeys(loadgen.VERDICT) | given and tuple(actual) == loadgen.VERDICT
+
+
+def test_requests_have_their_own_lengths(stub: str, tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("prompt_tokens,answer_tokens\n5,3\n16,8\n9,4\n")
+    words = ("task.serving.arrivals=[burst]", "task.serving.rates=[]")
+    plan = planned(*words, f"task.serving.lengths.file={tmp_path / 'pairs.csv'}")
+    assert plan.lengths is not None
+    sampled = plan.lengths.trials[0]
+    assert len(set(sampled.totals)) == 3, "each pair was sampled"
+    sent = setting(plan, stub, tmp_path, tokenizer_folder)
+    different = prompts.random_prompts(sent.tokenizer, lengths=sampled.tokens_in, seed=SEED)
+    result = loadgen.run_load(sent, load_of(plan, "burst"), different)
+    measured = [(answer.status, answer.tokens_in, answer.tokens_out) for answer in result.answers]
+    assert measured == [("ok", *pair) for pair in zip(sampled.tokens_in, sampled.tokens_out, strict=True)]
+    swapped = replace(sent, lengths=replace(sampled, tokens_out=[n + 1 for n in sampled.tokens_out]))
+    exchange = Exchange(0, "", 0.0, http=200, max_tokens=1)
+    assert swapped.spec(0).tokens_out == swapped.spec(6).tokens_out == sampled.tokens_out[0] + 1
+    assert swapped.judged(exchange).status != "ok"

@@ -33,10 +33,10 @@ def test_every_prompt_has_the_exact_number_of_tokens(byte_level: bool, num_token
 
     own = trained(byte_level=byte_level)
     theirs = PreTrainedTokenizerFast(tokenizer_object=own)
-    sampled = prompts.random_prompts(own, count=20, num_tokens=num_tokens, seed=1)
+    sampled = prompts.random_prompts(own, lengths=[num_tokens] * 20, seed=1)
     assert [len(theirs(text)["input_ids"]) for text in sampled] == [num_tokens] * 20
-    assert len(set(sampled)) == 20 and sampled == prompts.random_prompts(own, count=20, num_tokens=num_tokens, seed=1)
-    assert sampled != prompts.random_prompts(own, count=20, num_tokens=num_tokens, seed=2)
+    assert len(set(sampled)) == 20 and sampled == prompts.random_prompts(own, lengths=[num_tokens] * 20, seed=1)
+    assert sampled != prompts.random_prompts(own, lengths=[num_tokens] * 20, seed=2)
 
 
 def test_a_prompt_of_special_tokens_only_is_refused() -> None:
@@ -44,7 +44,7 @@ def test_a_prompt_of_special_tokens_only_is_refused() -> None:
         ConfigError,
         match="a prompt of 1 tokens is not possible: .* words of one token, and adds 1 special tokens",
     ):
-        prompts.random_prompts(trained(byte_level=False), count=1, num_tokens=1, seed=1)
+        prompts.random_prompts(trained(byte_level=False), lengths=[1], seed=1)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_trial_starts_its_server_runs_two_loads_and_stops_it(
     assert [one.status for one in judged.of_kind.loads] == [("ok",) * 6] * 2
 
     model_folder._write_tokenizer(created := tmp_path, size=plan.config.model.vocab_size, longest=1)
-    sampled = prompts.random_prompts(prompts.tokenizer(created), count=15, num_tokens=16, seed=plan.trials[0].seed)
+    sampled = prompts.random_prompts(prompts.tokenizer(created), lengths=[16] * 15, seed=plan.trials[0].seed)
     sent = [body["prompt"] for body in stub_server.bodies]
     for first, last in ((0, 3), (3, 9), (9, 15)):  # the warm-up, and each load
         assert sorted(sent[first:last]) == sorted(sampled[first:last])

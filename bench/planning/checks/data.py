@@ -12,6 +12,8 @@ def check(data: Data) -> None:
     if data.source.reads_files:
         _check_files(data)
         _check_columns(data)
+    elif data.source is DataSource.megatron:
+        _check_megatron(data)
     elif data.train_rows is None and data.source is not DataSource.prepared:
         raise ConfigError(
             f"the rows of {data.name} are generated, but train_rows is null",
@@ -20,6 +22,23 @@ def check(data: Data) -> None:
         )
     _check_document_mask(data)
     _check_lengths(data)
+
+
+def _check_megatron(data: Data) -> None:
+    unset = [key for key in ("files", "eval_files", "train_rows") if getattr(data, key) is None]
+    if unset:
+        raise ConfigError(
+            f"the data {data.name} is in files of Megatron-LM, but data.{unset[0]} is not set",
+            where=f"data.{unset[0]}",
+            fix="set data.files and data.eval_files to names below DATADIR without .bin and .idx, and data.train_rows",
+        )
+    if data.document_mask or data.answer_only:
+        key = "document_mask" if data.document_mask else "answer_only"
+        raise ConfigError(
+            f"{key} is true, but rows of Megatron-LM have neither document boundaries nor answers",
+            where=f"data.{key}, data.source",
+            fix=f"set data.{key}=false",
+        )
 
 
 def _check_document_mask(data: Data) -> None:

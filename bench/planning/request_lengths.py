@@ -1,0 +1,193 @@
+"""Sample the lengths of the requests of a serving task: from a file of pairs, or from two lognormal distributions."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contract.schema import Config
+from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths, Serving
+from bench.errors import ConfigError
+
+PROMPT, ANSWER = "prompt_tokens", "answer_tokens"
+"""The keys of a pair."""
+MOST_BYTES = 16 * 2**20
+"""Limit for the file of pairs."""
+MOST_SAMPLED = 50_000
+"""Limit for the requests of all trials together: the plan contains their lengths, and a batch script the plan."""
+WHERE = "task.serving.lengths"
+FIX = (
+    f'write one JSON object per line into a .jsonl file, such as {{"{PROMPT}": 512, "{ANSWER}": 64}}, or a .csv file '
+    f"with the header {PROMPT},{ANSWER}"
+)
+
+Pair = tuple[int, int]
+
+
+def check(lengths: Lengths, config: Config) -> None:
+    """Raise ConfigError for lengths that cannot be sampled, or that the model does not support."""
+    serving, context = config.task.serving, config.model.max_seq_length
+    assert serving is not None
+    if serving.requests * config.trials > MOST_SAMPLED:
+        raise ConfigError(
+            f"all trials together have {serving.requests * config.trials:,} requests per load, but the plan contains "
+            f"their lengths, of at most {MOST_SAMPLED:,}",
+            where=f"task.serving.requests, trials, {WHERE}",
+            fix="lower task.serving.requests or trials",
+        )
+    distributions = {"prompt": lengths.prompt, "answer": lengths.answer}
+    if lengths.file is not None:
+        if any(one.is_set for one in distributions.values()):
+            what = "both a file of lengths and a distribution are set"
+            fix = f"set either {WHERE}.file, or {WHERE}.prompt and {WHERE}.answer"
+            raise ConfigError(what, where=WHERE, fix=fix)
+        for number, pair in enumerate(_pairs(Path(lengths.file))[0], start=1):
+            _check_context(sum(pair), config, f"pair {number} of {lengths.file}", "remove pairs that are too long")
+        return
+    total = 0
+    for name, one in distributions.items():
+        if None in (one.mean, one.sigma, one.min, one.max):
+            raise ConfigError(
+                f"{WHERE}.{name} needs mean, sigma, min and max, but not all of them are set",
+                where=f"{WHERE}.{name}",
+                fix=f"set {WHERE}.{name}={{mean:200,sigma:1,min:4,max:{context // 2}}} with your numbers",
+            )
+        total += _checked(one, f"{WHERE}.{name}").highest
+    fix = f"lower {WHERE}.prompt.max or {WHERE}.answer.max"
+    _check_context(total, config, "the longest possible request", fix)
+
+
+def _check_context(total: int, config: Config, of_what: str, fix: str) -> None:
+    context = config.model.max_seq_length
+    if total > context:
+        what = f"{of_what} has {total:,} tokens, but {config.model.name} supports only {context:,} tokens"
+        raise ConfigError(what, where=WHERE, fix=f"{fix}: prompt and answer may have {context:,} tokens together")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """A distribution with all of its numbers."""
+
+    mean: float
+    sigma: float
+    lowest: int
+    highest: int
+
+    def sampled(self, generator: random.Random) -> int:
+        """Sample a number of tokens. The mean of a lognormal distribution is exp(mu + sigma^2 / 2)."""
+        value = generator.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return round(min(self.highest, max(self.lowest, value)))
+
+
+def _stated(one: LogNormal) -> _Stated:
+    assert one.mean is not None and one.sigma is not None and one.min is not None and one.max is not None
+    return _Stated(one.mean, one.sigma, one.min, one.max)
+
+
+def _checked(one: LogNormal, where: str) -> _Stated:
+    stated = _stated(one)
+    lowest, highest = stated.lowest, stated.highest
+    if not 1 <= lowest <= highest:
+        what = f"the limits are {lowest:,} and {highest:,}, but must be at least 1 and in ascending order"
+        raise ConfigError(what, where=f"{where}.min, {where}.max", fix="set limits such as min=4 and max=1024")
+    if not lowest <= stated.mean <= highest:
+        what = f"the mean is {stated.mean:g}, but must be within the limits, {lowest:,} to {highest:,}"
+        raise ConfigError(what, where=f"{where}.mean", fix="change the mean or the limits")
+    if not 0 <= stated.sigma <= 10:
+        what = f"sigma is {stated.sigma:g}, but must be from 0 to 10"
+        fix = "set sigma to the standard deviation of the logarithm of the lengths, such as 1"
+        raise ConfigError(what, where=f"{where}.sigma", fix=fix)
+    return stated
+
+
+def sampled(serving: Serving, seeds: Sequence[int]) -> SampledLengths | None:
+    """Return the lengths of the requests of each trial; None if all requests have the same.
+
+    They depend only on the seed, the file or the distributions, and the position of the request. So all loads of a
+    trial, and all runs with the same seed, have the same lengths, and fewer requests have the first of these lengths.
+
+    Raises:
+        ConfigError: the file of pairs cannot be read, or one of its pairs is not valid.
+    """
+    lengths = serving.lengths
+    if not lengths.vary:
+        return None
+    pairs, sha256 = ([], None) if lengths.file is None else _pairs(Path(lengths.file))
+    return SampledLengths(sha256=sha256, trials=[_of_trial(lengths, pairs, serving.requests, seed) for seed in seeds])
+
+
+def _of_trial(lengths: Lengths, pairs: list[Pair], count: int, seed: int) -> RequestLengths:
+    generator = random.Random(seed)
+    if pairs:
+        chosen = [pairs[generator.randrange(len(pairs))] for _ in range(count)]
+    else:
+        prompt, answer = _stated(lengths.prompt), _stated(lengths.answer)
+        chosen = [(prompt.sampled(generator), answer.sampled(generator)) for _ in range(count)]
+    return RequestLengths(tokens_in=[prompt for prompt, _ in chosen], tokens_out=[answer for _, answer in chosen])
+
+
+def _pairs(path: Path) -> tuple[list[Pair], str]:
+    """Return the pairs of a file and its SHA-256."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            what = f"the file of lengths has {path.stat().st_size:,} bytes, but at most {MOST_BYTES:,} are allowed"
+            raise ConfigError(what, where=str(path), fix="use fewer pairs")
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        what = f"the file of lengths cannot be read: {error.strerror}"
+        raise ConfigError(what, where=str(path), fix=f"set {WHERE}.file to a readable file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the file of lengths is not UTF-8 text: {error.reason}", where=str(path), fix=FIX) from error
+    if path.suffix not in (".jsonl", ".csv"):
+        what = f"the name of the file of lengths ends in {path.suffix!r}, but must end in .jsonl or .csv"
+        raise ConfigError(what, where=str(path), fix=FIX)
+    records = _json_lines(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
+    pairs = [(_count(one, PROMPT, where), _count(one, ANSWER, where)) for one, where in records]
+    if not pairs:
+        raise ConfigError("the file of lengths has no pairs", where=str(path), fix=FIX)
+    return pairs, hashlib.sha256(content).hexdigest()
+
+
+def _json_lines(text: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the line is not JSON: {error}", where=where, fix=FIX) from error
+        if not isinstance(record, dict):
+            raise ConfigError(f"the line must be an object, but is {line:.60}", where=where, fix=FIX)
+        yield record, where
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        for row in rows:
+            yield ({key: _as_number(value) for key, value in row.items()}, f"{path}, line {rows.line_num}")
+    except csv.Error as error:
+        raise ConfigError(f"the file is not CSV: {error}", where=f"{path}, line {rows.line_num}", fix=FIX) from error
+
+
+def _as_number(text: Any) -> Any:
+    digits = text.strip() if isinstance(text, str) else ""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else text
+
+
+def _count(record: dict[str, Any], key: str, where: str) -> int:
+    if key not in record:
+        raise ConfigError(f"{key} is missing", where=where, fix=FIX)
+    value = record[key]
+    if type(value) is not int or value < 1:
+        what = f"{key} is {value!r:.60}, but must be a whole number of tokens, at least 1"
+        raise ConfigError(what, where=where, fix=FIX)
+    return value
