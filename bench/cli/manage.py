@@ -22,7 +22,9 @@ def _add_rerun(verbs: arguments.Verbs) -> None:
         example="latest recipe.lr=0.001",
     )
     arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="replace or add to the arguments of the run")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="replace or add to the arguments of the run"
+    )
 
 
 def _rerun(args: argparse.Namespace) -> int:
@@ -45,7 +47,7 @@ def _add_tag(verbs: arguments.Verbs) -> None:
         example="latest baseline --note 'before the new driver'",
     )
     arguments.takes_runs(parser, "a run; `latest` is the newest run", dest="run", nargs=None)
-    parser.add_argument("tags", nargs="*", metavar="TAG", help="letters, digits and . _ : + -")
+    parser.add_argument("tags", nargs="*", default=[], metavar="TAG", help="letters, digits and . _ : + -")
     parser.add_argument("--remove", nargs="+", default=[], metavar="TAG", help="remove these tags")
     parser.add_argument("--note", metavar="TEXT", help="a line about the run; replaces its note, '' removes it")
 

@@ -37,7 +37,7 @@ def _add_plan(verbs: arguments.Verbs) -> None:
         verbs,
         _plan,
         help="show what a run would do, without running it",
-        example="task=lora70b cluster=dgx2 parallel.tp=8 --json",
+        example="task=lora_tiny parallel.tp=2 --json",
     )
     _takes_overrides(parser)
     arguments.takes_json(parser, "plan.json on one line (with --layouts: one JSON object per layout)")

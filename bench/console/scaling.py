@@ -5,6 +5,7 @@ from typing import Any
 from bench.contract import codec
 from bench.prediction.scale import LEAST_GAIN, Point, Range, Scaling, StackName
 from bench.report.tables import TextTable
+from bench.texts import counted
 
 TITLE = "estimated scaling"
 PAGE = "docs/prediction.md"
@@ -112,11 +113,18 @@ def _caption(scaling: Scaling) -> str:
     if sources:
         lines.append(f"samples: to the target, by batch size ({'; '.join(sources)})")
     if scaling.pays_until is not None:
-        lines.append(
-            f"Scaling pays until {scaling.pays_until} nodes: beyond them, an added GPU brings less than "
-            f"{100 * LEAST_GAIN:.0f} % of what a GPU brings at {scaling.points[0].num_nodes}."
-        )
+        lines.append(_pays(scaling, scaling.pays_until))
     return "\n".join(lines)
+
+
+def _pays(scaling: Scaling, num_nodes: int) -> str:
+    """Return up to how many nodes scaling pays; beyond the largest number of nodes, nothing is known."""
+    estimated = [one.num_nodes for one in scaling.points if one.step_s is not None]
+    share = f"{100 * LEAST_GAIN:.0f} % of what a GPU brings on {counted(estimated[0], 'node')}"
+    up_to = f"Scaling pays up to {counted(num_nodes, 'node')}"
+    if num_nodes == estimated[-1]:
+        return f"{up_to}, the most in this table: an added GPU brings at least {share}."
+    return f"{up_to}: beyond that, an added GPU brings less than {share}."
 
 
 def to_json(scaling: Scaling, name: str) -> dict[str, Any]:

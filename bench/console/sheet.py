@@ -43,8 +43,12 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
         from rich.console import Console
 
         console = Console(file=out, highlight=False, markup=False)
-        table, below = _without_wide_commands(sheet, console.width)
-        console.print(_table(table, console.width))
+        wrapped, below = _without_wide_commands(sheet, console.width)
+        table = _table(wrapped, console.width)
+        title, caption, table.title, table.caption = table.title, table.caption, None, None
+        for part in (title, table if wrapped.rows else None, caption):  # only the table has the width of the table
+            if part:
+                console.print(part)
         for line in below:
             console.print(line, style="dim", soft_wrap=True)
         console.print()

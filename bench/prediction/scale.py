@@ -25,6 +25,7 @@ from bench.prediction.network import links
 from bench.prediction.stacks import REFERENCE
 from bench.prediction.step import Work
 from bench.prediction.uncertainty import Interval
+from bench.texts import counted
 
 LARGEST_BATCH = 2**16
 LEAST_GAIN = 0.5
@@ -386,7 +387,7 @@ def _samples(config: Config, batch: int) -> tuple[float | None, str]:
     task, training = config.task, config.training
     known = mlperf.samples_to_target(task.benchmark, batch) if task.benchmark else None
     if known is not None and training.has_target:
-        return known.mean_samples, f"{known.kind}, {known.num_runs} runs"
+        return known.mean_samples, f"{known.kind}, {counted(known.num_runs, 'run')}"
     if training.has_target or training.max_steps is None:
         return None, ""
     return float(training.max_steps * config.training_recipe.global_batch_size), "the task's number of steps"

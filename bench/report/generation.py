@@ -14,7 +14,7 @@ from bench.report.canvas import COLORS, canvas, save
 from bench.report.curves import number
 from bench.report.drawings import Shown
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.tables import Row, TextTable, memory_label, memory_row, ranks_text, telemetry_rows
+from bench.report.tables import Row, TextTable, memory_label, memory_row, nodes_text, ranks_text, telemetry_rows
 from bench.report.template import Chart, axis, chart, text, view
 from bench.report.trials_page import Card
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
@@ -143,8 +143,7 @@ def figure(trials: Sequence[ShownTrial[GenerationResult]], path: Path, *, headin
 def plan_rows(plan: GenerationPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
     assert c.task.generation is not None
-    device = c.cluster.device_name
-    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {c.cluster.ranks_per_node} x {device}"
+    nodes = nodes_text(c, num_nodes=w.num_nodes, ranks_per_node=c.cluster.ranks_per_node)
     weights = "random weights" if plan.base_dir is None else plan.base_dir
     return [
         ("model", f"{c.model.name}, {weights}, in {plan.weights.name}"),

@@ -24,7 +24,7 @@ from bench.report.kernel_curves import (
     times,
 )
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.tables import Row, TextTable, ranks_text, telemetry_rows, value_text
+from bench.report.tables import Row, TextTable, nodes_text, ranks_text, telemetry_rows, value_text
 from bench.report.template import Chart
 from bench.report.trials_page import Card
 from bench.results.kernels import Best, KernelsResult, Measured
@@ -283,9 +283,8 @@ FAMILIES = {"memcpy": "memory copies", "collectives": "collectives", "attention"
 
 def plan_rows(plan: KernelsPlan) -> list[tuple[str, str]]:
     w, c = plan.world, plan.config
-    device = c.cluster.device_name
     counts = {family: sum(point.family == family for point in plan.points) for family in FAMILIES}
-    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
+    nodes = nodes_text(c, num_nodes=w.num_nodes, ranks_per_node=w.ranks_per_node)
     gemm = c.task.kernels.gemm if c.task.kernels else None
     tokens = f", {gemm.model_tokens:,} tokens" if gemm and gemm.from_model else ""
     limits = sorted({f"{p.kernel} {p.limit:g} {p.unit}" for p in plan.points if p.limit is not None})

@@ -17,6 +17,7 @@ from bench.mlperf.score import Score, judged_trials, score_trials
 from bench.mlperf.titles import task_of_mark
 from bench.runs import names
 from bench.runs.folder import plan_in
+from bench.texts import counted
 
 _log = logging.getLogger(__name__)
 
@@ -92,8 +93,7 @@ class TrialSet:
     def hardware(self) -> str | None:
         """The measured hardware, as named in figures and tables."""
         if self.plan is not None and self.plan.config.cluster.device is Device.cpu:
-            ranks = f"{self.plan.world.num_ranks} ranks on the {self.plan.config.cluster.device.name}"
-            return f"{self.platform or 'platform not logged'}, {ranks}"
+            return f"{self.platform or 'platform not logged'}, {counted(self.plan.world.num_ranks, 'CPU rank')}"
         if self.num_gpus is None:
             return self.platform
         return f"{self.num_gpus} × {self.accelerator or 'GPU'}" + (f", {self.platform}" if self.platform else "")

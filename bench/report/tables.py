@@ -196,6 +196,13 @@ def ranks_text(num_ranks: object, device: object) -> str:
     return " on ".join(str(part) for part in (ranks, device) if part)
 
 
+def nodes_text(config: "Config", *, num_nodes: int, ranks_per_node: int) -> str:
+    """Return the nodes of a run and what each has, such as `2 nodes with 8 x NVIDIA H100 SXM 80GB`."""
+    is_cpu = config.cluster.device is Device.cpu
+    each = counted(ranks_per_node, "CPU rank") if is_cpu else f"{ranks_per_node} x {config.cluster.device_name}"
+    return f"{counted(num_nodes, 'node')} with {each}"
+
+
 def memory_label(config: "Config") -> str:
     return "memory per GPU" if config.cluster.device is Device.cuda else "memory per rank"
 

@@ -252,7 +252,7 @@ def throughput_tables(trials: TrialSet) -> list[TextTable]:
 
 
 def sets_table(sets: Sequence[TrialSet], written: Path | None) -> TextTable:
-    """Return one row per set, with the path of the page as the title."""
+    """Return one row per set; the title says how to write a page if none was written."""
     rows = []
     for trials in sets:
         claimed = claim(trials)
@@ -261,7 +261,8 @@ def sets_table(sets: Sequence[TrialSet], written: Path | None) -> TextTable:
         runs = f"{claimed.num_valid} of {len(trials.results)}"
         rows.append((trials.name, trials.hardware or "not logged", runs, minutes, claimed.what + why))
     columns = ("set", "hardware", "valid runs", "minutes", "based on")
-    return TextTable(str(written or "results (to write a page: -o FOLDER)"), rows, columns=columns, caption=UNVERIFIED)
+    title = "results" if written else "results (to write a page: -o FOLDER)"
+    return TextTable(title, rows, columns=columns, caption=UNVERIFIED)
 
 
 @dataclass(frozen=True, slots=True)

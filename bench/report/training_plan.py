@@ -18,6 +18,7 @@ from bench.planning.estimates.parameters import active_parameters
 from bench.report import described_models
 from bench.report.tables import (
     memory_label,
+    nodes_text,
     time_limit,
     trials_row,
 )
@@ -168,10 +169,9 @@ def _layers(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _ranks(plan: TrainingPlan) -> str:
-    w, cluster = plan.world, plan.config.cluster
+    w = plan.world
     vpp, sp = (f", vpp {w.vpp}" if w.vpp > 1 else ""), (", sp" if w.sp else "")
-    device = cluster.device_name
-    nodes = f"{w.num_nodes} node{'s' if w.num_nodes > 1 else ''} with {w.ranks_per_node} x {device}"
+    nodes = nodes_text(plan.config, num_nodes=w.num_nodes, ranks_per_node=w.ranks_per_node)
     groups = "" if w.groups is None else f"{w.groups} groups of "
     vpp += f", ep {w.ep}" if w.ep > 1 else ""
     return f"{w.num_ranks} = {groups}dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}{vpp}{sp}{_chosen(plan)}; {nodes}"

@@ -188,7 +188,7 @@ RUN: Texts = {
         "pass {max_steps} to it, or set task.training.max_steps to the steps that it trains; find out why it ended",
     ),
     "RUN-24": (
-        "the run was stopped by Ctrl-C, `runstop cancel` or another signal",
+        "the run was stopped by Ctrl-C, `cancel` or another signal",
         "`runstop resume RUN` continues it; a run that must outlive its terminal is started with nohup or in tmux",
     ),
     "RUN-25": (

@@ -17,6 +17,7 @@ from bench.contract import atomic_files
 from bench.contract.run_files import JOB, LEDGER, PLAN
 from bench.errors import ConfigError
 from bench.runs.folder import short
+from bench.texts import counted
 
 LATEST = "latest"
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
@@ -126,8 +127,9 @@ class _Places:
             fix = "give the path of a run folder, or set LOGDIR to the folder of your runs"
             raise ConfigError("there are no runs in this folder", where=str(self.folder), fix=fix)
         if place >= len(runs):
-            what = f"{text} is run {place + 1} counted from the newest, but there are only {len(runs)} runs"
-            raise ConfigError(what, where=str(self.folder), fix=f"the oldest is {LATEST}~{len(runs) - 1}; {LIST}")
+            what = f"{text} is run {place + 1} counted from the newest, but the folder has {counted(len(runs), 'run')}"
+            oldest = f"{LATEST}~{len(runs) - 1}" if len(runs) > 1 else LATEST
+            raise ConfigError(what, where=str(self.folder), fix=f"the oldest is {oldest}; {LIST}")
         _log.info("%s is %s", text, runs[place])
         return runs[place]
 
@@ -199,14 +201,14 @@ def missing(text: str | Path, *, files: bool = False) -> ConfigError:
 def _none(text: str, places: _Places, *, files: bool) -> ConfigError:
     """Return the error of a text that means no run, with what was searched and near names."""
     what = f"no run {'or file ' if files else ''}has this name: {text}"
-    counted = f"{len(places.runs)} runs in {short(places.folder)}"
+    searched = f"{counted(len(places.runs), 'run')} in {short(places.folder)}"
     if not places.folder.is_dir():
-        counted = f"{short(places.folder)} (LOGDIR), which does not exist"
-    in_studies = f", {len(places.of_studies)} runs of studies" if places.of_studies else ""
+        searched = f"{short(places.folder)} (LOGDIR), which does not exist"
+    in_studies = f", {counted(len(places.of_studies), 'run')} of studies" if places.of_studies else ""
     near = places.near(text)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     fix = f"{meant}{LIST}" if places.runs else f"{meant}give the path of a run folder, or set LOGDIR"
-    return ConfigError(what, where=f"searched: this path, {counted}{in_studies}", fix=fix)
+    return ConfigError(what, where=f"searched: this path, {searched}{in_studies}", fix=fix)
 
 
 def _ambiguous(text: str, runs: list[Path], folder: Path) -> ConfigError:

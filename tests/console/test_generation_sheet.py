@@ -58,7 +58,7 @@ def test_a_plan_in_words(random_7b: GenerationPlan) -> None:
 def test_plan_for_unknown_hardware_has_a_reason(tiny: GenerationPlan, random_7b: GenerationPlan) -> None:
     shown = dict(sheets.plan_rows(tiny))
     assert shown["model"] == "tiny, random weights, in fp32"
-    assert shown["replicas"] == "1 of 1 rank; 1 node with 1 x cpu"
+    assert shown["replicas"] == "1 of 1 rank; 1 node with 1 CPU rank"
     assert shown["largest replica share"] == "176 of 176 tokens"
     assert shown["time per token"] == "- (the memory bandwidth of the device is unknown)"
     wide = dataclasses.replace(random_7b, world=dataclasses.replace(random_7b.world, num_nodes=2), base_dir="/m/llama")

@@ -147,7 +147,8 @@ def test_a_wheel_goes_the_same_way(home: Home, first_hour: list[Ran]) -> None:
     empty.mkdir()
     assert [one for one in home.run([build], folder) if one.code] == []
     away = [*others[:-1], f"cd {shlex.quote(str(empty))}", others[-1], "command -v runstop", "runstop why latest"]
-    away += ["runstop plan task=lora70b cluster=dgx2 parallel.tp=8", "runstop report latest -o page", "ls page runs"]
+    paths = "DATADIR=/data MODEL=/model CONT=/image.sqsh LOGDIR=/runs"
+    away += [f"{paths} runstop plan task=lora70b cluster=dgx2", "runstop report latest -o page", "ls page runs"]
     results = home.run(away, folder)
     assert [one for one in results if one.code] == []
     assert results[len(others) + 1].printed.strip() == str(home.folder / "runstop" / "bin" / "runstop")

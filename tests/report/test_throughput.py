@@ -206,7 +206,7 @@ def test_page_is_written_with_folder_and_title_options(
     with pytest.raises(SystemExit):
         main(["report", str(folder), "-o", f"{tmp_path}/out", "--title", "a page"])
     assert written == [([one.results for one in sets.load([folder], num_gpus=None)], tmp_path / "out", "a page")]
-    assert f"{tmp_path}/out/report.html" in capsys.readouterr().out
+    assert f"{tmp_path}/out/report.html\n" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_text_means_these_runs(text: str, expected: list[str]) -> None:
     [
         ("lora_tiny", "lora_tiny means 2 runs", f"give the whole name of one: {MIDDLE}, {OLD}"),
         ("wide/fp8", "wide/fp8 means 2 runs", "wide-dgx1/fp8.1, wide-local/fp8.1"),
-        ("latest~3", "latest~3 is run 4 counted from the newest, but there are only 3 runs", "the oldest is latest~2"),
+        ("latest~3", "latest~3 is run 4 counted from the newest, but the folder has 3 runs", "the oldest is latest~2"),
         ("lora_tinny-local", "no run has this name", f"did you mean {OLD}"),
         ("zzzz", "no run has this name: zzzz", "`runstop runs` lists all runs"),
         ("latest~x", "no run has this name", "runstop runs"),
