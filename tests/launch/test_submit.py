@@ -40,7 +40,7 @@ def test_two_runs_in_the_background_give_their_own_results() -> None:
         time.sleep(0.1)
     stopped.cancel()
     error = stopped.exception()
-    assert type(error).__name__ == "UncompletedJobError" and "the run was cancelled" in str(error)
+    assert type(error).__name__ == "UncompletedJobError" and "the run was stopped" in str(error)
     assert ranks and not processes(stopped.paths.folder.parent)
     assert kept.result().valid and kept.result().trials[0].result.seed == 5
     with pytest.raises(bench.BenchError):

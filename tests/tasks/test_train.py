@@ -146,7 +146,7 @@ class Course:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, eval_losses: tuple[float, ...] = ()) -> None:
         self.path, self.engine = folder / "result_0.txt", ScriptedEngine(eval_losses)
-        monkeypatch.setattr(rows_of, "load", lambda plan, name: NamedRows(f"rows to {name}"))
+        monkeypatch.setattr(rows_of, "load", lambda plan, name, seed: NamedRows(f"rows to {name}"))
         monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 10 * len(indices))
 
     @property
@@ -347,7 +347,7 @@ def test_building_and_loading_are_not_timed(
         build=lambda plan, seed: note("build", seed) or engines.pop(),
     )
     monkeypatch.setattr(train, "engine_of", lambda plan: module)
-    monkeypatch.setattr(rows_of, "load", lambda plan, name: note(name) or NamedRows(f"rows to {name}"))
+    monkeypatch.setattr(rows_of, "load", lambda plan, name, seed: note(name) or NamedRows(f"rows to {name}"))
     monkeypatch.setattr(rows_of, "real_tokens", lambda rows, indices: 1)
     with mllog.Writer(course.path) as log:
         train.run(Begun(plan, trial, Rank(0, 0, 1, "", 0), log, tmp_path, Guard(tmp_path / "error")))

@@ -71,7 +71,7 @@ def test_a_missing_image(user: User) -> None:
     assert user.state(run)["state"] in ("ErrImagePull", "ImagePullBackOff")
     user.types("cancel", run.folder)
     assert run.outcome == "interrupted"
-    until(lambda: not user.state(run)["active"], 30)
+    until(lambda: not user.state(run)["is_active"], 30)
 
 
 def test_a_request_that_no_node_can_meet(user: User) -> None:
@@ -121,7 +121,7 @@ def test_a_run_whose_objects_are_deleted_is_resumed(user: User, training: Run, c
     """Its objects and pods are deleted by force, so no final status is written; no data is lost."""
     cluster.kubectl("delete", "jobs", "--selector", f"runstop/run={training.name}")
     cluster.kubectl("delete", "pods", "--selector", f"runstop/run={training.name}", "--force", "--grace-period=0")
-    until(lambda: not user.state(training)["active"], 60)
+    until(lambda: not user.state(training)["is_active"], 60)
     user.types("resume", training.folder)
     user.end(training, "valid")
     assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "valid"]
@@ -160,7 +160,7 @@ def test_a_preempted_run_continues_on_a_free_node(user: User, training: Run, clu
     try:
         cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(urgent))
         until(lambda: user.why(training)["rule"] == "KUB-02", 120, training)
-        assert user.state(training)["active"]
+        assert user.state(training)["is_active"]
         cluster.kubectl("delete", "pod", "urgent", "--grace-period=0", "--force")
         user.end(training, "valid")
         assert [attempt["outcome"] for attempt in attempts(training)] == ["interrupted", "valid"]
@@ -172,7 +172,7 @@ def test_a_timed_out_run_is_resumed_with_a_longer_limit(user: User, cluster: Clu
     run = user.launch("task.training.max_steps=1600", "recipe.eval_every_samples=3840", "walltime=1")
     user.end(run, "failed")
     assert user.why(run)["rule"] == "SLU-07"
-    until(lambda: not user.state(run)["active"], 240)
+    until(lambda: not user.state(run)["is_active"], 240)
     assert user.types("resume", run.folder, "--walltime", 20).stdout.startswith(f"job {run.job}-2 resumes")
     jobs = cluster.get("jobs", "--selector", f"runstop/run={run.name}-2")
     limits = {job["spec"]["template"]["spec"]["activeDeadlineSeconds"] for job in jobs}

@@ -86,7 +86,7 @@ def test_an_object_of_an_operator_becomes_a_run(defined: Cluster, user: User, ki
     try:
         run = user.launch(f"cluster.kubernetes.object={kind}", "launch.force=true")
         user.end(run, "valid")
-        until(lambda: not user.state(run)["active"], 60)
+        until(lambda: not user.state(run)["is_active"], 60)
     finally:
         operator.end()
     assert run.job.startswith(f"{kind}/default/")

@@ -22,7 +22,7 @@ def test_a_run_is_submitted_listed_trained_over_two_pods_and_judged(user: User, 
     run = user.launch(*SPLIT)
     assert user.state(run)["state"] in ("Pending", "Running")
     user.end(run, "valid")
-    until(lambda: user.state(run)["active"] is False, 60)
+    until(lambda: user.state(run)["is_active"] is False, 60)
     assert {pod["spec"]["nodeName"] for pod in pods_of(cluster, run)} == {"node-1", "node-2"}
     assert {pod["status"]["phase"] for pod in pods_of(cluster, run)} == {"Succeeded"}
     (entry,) = run.json("ledger.json")

@@ -41,7 +41,7 @@ def test_runs_alternate_in_one_job_and_the_next_job_runs_the_remaining_ones(user
     assert len(jobs(folder / "job.1")) == 1 and not (folder / "job.2").exists(), second.stderr
     user.types("cancel", folder / "job.1")
     states = ("runs", folder, "--json")
-    until(lambda: '"active": true' not in user.types(*states).stdout, 240)
+    until(lambda: '"is_active": true' not in user.types(*states).stdout, 240)
     before = {name: attempts(folder)[name] for name in valid_runs(folder)}
     assert 1 <= len(before) < 4
     result = answers.one(user.types(*STUDY, "launch.wait=true", "--json").stdout)

@@ -152,7 +152,7 @@ def test_a_canary_job_finds_problems_of_the_node(compose: Callable[..., Plan]) -
     assert findings([doctor.on_nodes(fine, "canary")]) == []
     (problem,) = findings([doctor.on_nodes(broken, "canary")])
     assert (problem.rule, problem.severity, problem.tier) == (
-        "RUN-08",
+        "RUN-25",
         "error",
         "canary",
     ) and "encodings" in problem.what
