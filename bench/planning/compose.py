@@ -220,7 +220,7 @@ def with_reference_point(config: "DictConfig") -> "DictConfig":
     """
     from omegaconf import OmegaConf
 
-    recipe = config.recipe
+    recipe = config.get("recipe")  # absent after `~recipe`, which is refused later
     if recipe is None or recipe.reference_points is None or OmegaConf.is_missing(recipe, "global_batch_size"):
         return config
     missing = [key for key in ("lr", "lr_warmup_steps") if OmegaConf.is_missing(recipe, key)]

@@ -46,7 +46,8 @@ def of_config(kind: Any) -> set[str]:
     """Return the names of a config's class and of all classes below it."""
     names = {kind.__name__}
     for hint in typing.get_type_hints(kind).values():
-        for inner in (hint, *typing.get_args(hint)):
+        parts = typing.get_args(hint)
+        for inner in (hint, *parts, *(each for part in parts for each in typing.get_args(part))):
             if dataclasses.is_dataclass(inner):
                 names |= of_config(inner)
     return names

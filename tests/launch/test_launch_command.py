@@ -45,8 +45,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     monkeypatch.setattr(launching, "CONF", tmp_path / "conf")
     monkeypatch.setattr(launching, "typed", lambda config: config)
-    monkeypatch.setattr(launching, "with_gpus_and_preset", lambda config, _: config)
-    monkeypatch.setattr(launching, "with_model_read", lambda config, _: config)
+    monkeypatch.setattr(launching, "completed", lambda config, _: config)
     monkeypatch.setattr(launching, "plan_of", plan_of)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("RUNSTOP_SWEEP_DIR", "")

@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "tokenizer.json cannot be used": (
         lambda folder: (folder / "tokenizer.json").write_text('{"a"'),
-        "copy tokenizer.json",
+        "download tokenizer.json",
     ),
     "the tokenizer has no chat template": (
         lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(text_data.CONFIG)),
