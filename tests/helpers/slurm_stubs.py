@@ -90,9 +90,9 @@ done""",
         self.stub("sacct", "exit 1")
 
     def stub(self, command: str, script: str, *, queues: bool = False) -> None:
-        """Replace a command by a script; with `queues`, the job is queued first."""
+        """Replace a command by a script; with `queues`, the job is queued first, before the call is counted."""
         queued = f'echo "$*" >{self.queue}/100' if queues else ":"
-        head = f'#!/bin/bash\nshopt -s nullglob\necho "{command} $*" >>{self.calls}\n{queued}\n'
+        head = f'#!/bin/bash\nshopt -s nullglob\n{queued}\necho "{command} $*" >>{self.calls}\n'
         (self.bin / command).write_text(f"{head}{script}\n")
         (self.bin / command).chmod(stat.S_IRWXU)
 
