@@ -26,12 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.node_checks import culprit
-from jobs.node_checks.culprit import Kind, Measurements, Pair, Verdict
+from jobs.node_checks.culprit import OWN_SAMPLES, PAIR_SAMPLES, Kind, Measurements, Pair, Verdict
 
 KINDS = ("gpu", "two gpus", "host", "nic", "link", "rail", "none")
 NOISE = (0.01, 0.02, 0.05)
 MAX_NODES = 512
-OWN_SAMPLES, PAIR_SAMPLES = 20, 5
 OUTCOMES = ("right", "undecided", "wrong", "false")
 Floats = NDArray[np.float64]
 
@@ -123,9 +122,9 @@ def searched(cluster: Cluster) -> tuple[Verdict, int]:
         num_gpus,
     )
     offsets: dict[tuple[int, int], Floats] = {}
-    verdict, number = culprit.decide(measured), 0
-    for pairs in culprit.rounds(num_nodes):
-        number += 1
+
+    def measure(pairs: list[tuple[int, int]]) -> list[Pair]:
+        of_round = []
         for a, b in pairs:
             ends = (min(a, b), max(a, b))
             factors = np.minimum(cluster.rails[a], cluster.rails[b])
@@ -134,12 +133,10 @@ def searched(cluster: Cluster) -> tuple[Verdict, int]:
             if ends not in offsets:
                 offsets[ends] = 1 + cluster.noise / 2 * cluster.random.standard_normal(num_gpus)
             noise = 1 + cluster.noise * cluster.random.standard_normal((num_gpus, PAIR_SAMPLES))
-            measured.pairs.append(Pair(ends, (factors * offsets[ends])[:, None] * noise))
-        if culprit.covers_ring(measured):
-            verdict = culprit.decide(measured)
-            if verdict.is_settled:
-                break
-    return verdict, number
+            of_round.append(Pair(ends, (factors * offsets[ends])[:, None] * noise))
+        return of_round
+
+    return culprit.searched(measured, measure)
 
 
 def outcome(cluster: Cluster, verdict: Verdict) -> str:

@@ -11,7 +11,7 @@ repeated samples of a cell, and from the spread between cells. A candidate is na
 the sum of its own weight, the weight of "nothing is slow", and the weights of all candidates that share a cell with it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
+OWN_SAMPLES, PAIR_SAMPLES = 20, 5
+"""Samples of each test of a GPU alone and of each node, and of each pair in a round."""
 NAMED = 0.98
 """The lowest confidence of a culprit that is named."""
 SETTLED = 0.999
@@ -138,7 +140,21 @@ def _partners(num_nodes: int, most: int) -> Iterator[list[tuple[int, int]]]:
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def covers_ring(measured: Measurements) -> bool:
+def searched(measured: Measurements, measure: Callable[[list[tuple[int, int]]], list[Pair]]) -> tuple[Verdict, int]:
+    """Measure rounds of pairs until the verdict is settled; return it, and the number of rounds.
+
+    measure: returns the rates of the pairs of one round, which are added to `measured`.
+    """
+    for number, pairs in enumerate(rounds(measured.num_nodes), start=1):
+        measured.pairs += measure(pairs)
+        if _covers_ring(measured):
+            verdict = decide(measured)
+            if verdict.is_settled:
+                break
+    return verdict, number
+
+
+def _covers_ring(measured: Measurements) -> bool:
     """Return whether every link of the ring was measured; before that, no verdict is sound."""
     seen = {frozenset(pair.nodes) for pair in measured.pairs}
     return all(frozenset((node, (node + 1) % measured.num_nodes)) in seen for node in range(measured.num_nodes))

@@ -12,12 +12,11 @@ import numpy as np
 
 from bench.contract.node_facts import AllReduceRate, PairRate, Search, SlowPart
 from jobs.node_checks import culprit, rates
-from jobs.node_checks.culprit import Kind, Measurements, Pair
+from jobs.node_checks.culprit import OWN_SAMPLES, PAIR_SAMPLES, Kind, Measurements, Pair
 
 if TYPE_CHECKING:
     import torch
 
-OWN_SAMPLES, PAIR_SAMPLES = 20, 5
 ROUND_S = 5.0
 """Messages are chosen so that a round takes about this long at most; with opened connections, it stays below 10 s."""
 
@@ -42,23 +41,16 @@ def search(
     local = ranks[mine].index(rank)
     num_rails = min(map(len, ranks))
     mib = message_mib(together, num_rails)
-    measured, pairs = alone(ranks, mib, rank, device), list[PairRate]()
-    verdict, number = culprit.decide(measured), 0
-    for round_ in culprit.rounds(len(names)):
-        number += 1
+
+    def measure(round_: list[tuple[int, int]]) -> list[Pair]:
         partner = next((a + b - mine for a, b in round_ if mine in (a, b)), None)
         other = None if partner is None or local >= num_rails else ranks[partner][local]
         seconds = rates.gathered(rates.exchange(other, other, mib, PAIR_SAMPLES, device))
-        for a, b in round_:
-            of_rails = [(seconds[ranks[a][rail]], seconds[ranks[b][rail]]) for rail in range(num_rails)]
-            pair = Pair((a, b), 1 / np.array([np.maximum(one, other) for one, other in of_rails]))
-            measured.pairs.append(pair)
-            busbw_gbs = float(np.median(pair.rates, axis=1).sum()) * mib * 2**20 / 1e9
-            pairs.append(PairRate((names[a], names[b]), mib * num_rails, round(busbw_gbs, 3)))
-        if culprit.covers_ring(measured):
-            verdict = culprit.decide(measured)
-            if verdict.is_settled:
-                break
+        each = [[seconds[one] for one in those[:num_rails]] for those in ranks]
+        return [Pair((a, b), 1 / np.maximum(each[a], each[b])) for a, b in round_]
+
+    measured = alone(ranks, mib, rank, device)
+    verdict, number = culprit.searched(measured, measure)
     parts = tuple(described(one, names) for one in verdict.culprits)
     excluded = slow_nodes(parts, names) if verdict.decided else ()
     others = [one for name, those in nodes.items() if name not in excluded for one in those]
@@ -71,9 +63,14 @@ def search(
         )
         everyone = rates.gathered([rate.busbw_gbs for rate in own])
         ring_gbs, number = everyone[others[0]][0], number + 1
-    seconds_ = rates.slowest(time.monotonic() - began, device)
+    pairs = []
+    for pair in measured.pairs:
+        first, second = pair.nodes
+        busbw_gbs = float(np.median(pair.rates, axis=1).sum()) * mib * 2**20 / 1e9
+        pairs.append(PairRate((names[first], names[second]), mib * num_rails, round(busbw_gbs, 3)))
+    seconds = rates.slowest(time.monotonic() - began, device)
     return Searched(
-        Search(number, round(seconds_, 1), verdict.decided, round(verdict.confidence, 4), parts, excluded, ring_gbs),
+        Search(number, round(seconds, 1), verdict.decided, round(verdict.confidence, 4), parts, excluded, ring_gbs),
         tuple(pairs),
     )
 
