@@ -61,9 +61,7 @@ def allreduce(
         spent_s = slowest(time.perf_counter() - began, device, group)
         if rates and spent_s + needed_s > SWEEP_S:
             break
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        message = torch.randn(mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
-        call = functools.partial(distributed.all_reduce, message, group=group)
+        call = functools.partial(distributed.all_reduce, _message(mib, device), group=group)
         seconds = _median_s(call, device, lambda own: slowest(own, device, group))
         busbw = 2 * (num_ranks - 1) / num_ranks * mib * 2**20 / seconds
         rates.append(AllReduceRate(mib, ms=round(seconds * 1e3, 3), busbw_gbs=round(busbw / 1e9, 3)))
@@ -96,11 +94,11 @@ def own_calls(device: torch.device) -> dict[str, OwnCall]:
 
 def own_rates(device: torch.device) -> tuple[float, float]:
     """Return this rank's TFLOP/s of a GEMM and GB/s of a memory copy. All ranks measure at the same time."""
-    per_s = []
-    for call, amount in own_calls(device).values():
+    per_s = {}
+    for name, (call, amount) in own_calls(device).items():
         slowest(0.0, device)
-        per_s.append(amount / _median_s(call, device))
-    return round(per_s[0] / 1e12, 4), round(per_s[1] / 1e9, 3)
+        per_s[name] = amount / _median_s(call, device)
+    return round(per_s["GEMM"] / 1e12, 4), round(per_s["copy"] / 1e9, 3)
 
 
 def sampled(call: Callable[[], object], num: int, device: torch.device) -> list[float]:
@@ -115,8 +113,7 @@ def exchange(to: int | None, source: int | None, mib: int, num: int, device: tor
     to, source: ranks; with None, this rank only waits for the others. All ranks call this together. A sample is the
     mean of as many messages as take SAMPLE_S. With two ranks, bytes / seconds is the bus bandwidth of their all-reduce.
     """
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    out = torch.randn(mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
+    out = _message(mib, device)
     received = torch.empty_like(out)
 
     def call(times: int = 1) -> None:
@@ -162,6 +159,12 @@ def _group(ranks: list[int] | None) -> distributed.ProcessGroup | None:
     limit = timedelta(seconds=MEETING_S)
     group: distributed.ProcessGroup = distributed.new_group(ranks, timeout=limit, use_local_synchronization=True)
     return group
+
+
+def _message(mib: int, device: torch.device) -> torch.Tensor:
+    """Return random numbers: BF16 on a GPU, FP32 on a CPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.randn(mib * 2**20 // dtype.itemsize, dtype=dtype, device=device)
 
 
 def _median_s(call: Callable[[], object], device: torch.device, agree: Callable[[float], float] = float) -> float:
