@@ -146,14 +146,12 @@ def _all(report: Health) -> Iterator[_Below]:
     assert rate is not None and floor is not None
     names, result = [node.node for node in report.nodes], report.search
     what = f"all ranks together reach {_number(rate)} GB/s all-reduce bus bandwidth; the floor is {_number(floor)}"
-    where, fix = ", ".join(names), f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
-    if result is not None:
-        what += f". {_verdict(result)}"
-        fix = _search_fix(result)
-        where = ", ".join(dict.fromkeys(node for part in result.parts for node in part.nodes)) or where
-    elif len(names) > 1:
-        fix = "run the check again: NCCL_DEBUG=INFO shows the transport"
-    yield _Below(HealthFinding("NCC-04", what, where, fix), names[0] if len(names) == 1 else None)
+    if result is None:  # several nodes are searched, so this is a single one
+        fix = f"{_exclude(names)}, and run `nvidia-smi topo -m` and `nvidia-smi nvlink -s` there"
+        yield _Below(HealthFinding("NCC-04", what, names[0], fix), names[0])
+        return
+    where = ", ".join(dict.fromkeys(node for part in result.parts for node in part.nodes)) or ", ".join(names)
+    yield _Below(HealthFinding("NCC-04", f"{what}. {_verdict(result)}", where, _search_fix(result)), None)
 
 
 def _verdict(result: Search) -> str:
@@ -189,17 +187,17 @@ def _percent(share: float) -> str:
 
 def _search_fix(result: Search) -> str:
     """Return what to do about what the search found."""
+    if not result.decided:
+        return "run the check again while no other job uses the network, or with more nodes"
+    if not result.parts:
+        return "check the shared network and cluster.health.busbw_gbs; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
     look = " and ".join(dict.fromkeys(f"`{_LOOK_AT[part.kind]}`" for part in result.parts))
-    if result.decided and result.excluded:
+    if result.excluded:
         one_end = ", which is one end of the connection" if [part.kind for part in result.parts] == ["link"] else ""
         return f"{_exclude(result.excluded)}{one_end}, and run {look} there"
-    if result.decided and result.parts and result.parts[0].kind == "link":
+    if result.parts[0].kind == "link":
         return f"run the check with a third node to find out which node is slow, or run {look}"
-    if result.decided and result.parts:
-        return f"check the switch of this rail: run {look}"
-    if result.decided:
-        return "check the shared network and cluster.health.busbw_gbs; NCCL_DEBUG=INFO shows if NCCL uses InfiniBand"
-    return "run the check again while no other job uses the network, or with more nodes"
+    return f"check the switch of this rail: run {look}"
 
 
 def _exclude(nodes: Sequence[str]) -> str:

@@ -2,8 +2,7 @@
 
 It measures all-reduce over all ranks and within each node, GEMMs and memory copies of every rank, and the offsets of
 the nodes' clocks. If the all-reduce over all nodes is below its floor, `jobs.node_checks.search` finds what is slow.
-Rank 0 writes health.json to the run folder. If a rate is below its floor in cluster.health, every
-rank fails.
+Rank 0 writes health.json to the run folder. If a rate is below its floor in cluster.health, every rank fails.
 """
 
 import argparse
