@@ -30,7 +30,7 @@ class Exchange:
     number: int
     prompt: str
     due_s: float
-    """When loadgen issued it."""
+    """When loadgen issued it, or when it got its turn."""
     sent_s: float | None = None
     """When the client started to connect, or reused a connection."""
     http: int | None = None
@@ -41,6 +41,8 @@ class Exchange:
     done_s: float = 0.0
     max_tokens: int | None = None
     """The tokens of its answer; None: as in the fields of all requests."""
+    waited_s: float = 0.0
+    """How long it waited for its turn after loadgen had issued it."""
 
 
 class Client:

@@ -63,7 +63,7 @@ class Setting:
     seed: int
 
     def body(self) -> dict[str, Any]:
-        """Return the fields of all requests: without the prompt, and the length of the answer."""
+        """Return the fields that all requests share: all but the prompt and the length of the answer."""
         return {
             "model": self.server.model,
             "temperature": 0.0,
@@ -151,7 +151,7 @@ def run_load(setting: Setting, load: Load, prompts: Sequence[str]) -> LoadResult
     return LoadResult(
         load=load,
         answers=answers,
-        client=delays(exchanges, late_s, loadgen_verdict, issued_s=gate.issued_s),
+        client=delays(exchanges, late_s, loadgen_verdict),
         loadgen=loadgen_verdict,
         files=(rows, detail),
     )
@@ -168,8 +168,6 @@ class Gate:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Exchange, Callable[[Exchange], object]]] = deque()
         self._in_flight = 0
-        self.issued_s: float | None = None
-        """When loadgen issued the requests, if they may wait."""
 
     def send(self, exchange: Exchange, done: Callable[[Exchange], object]) -> None:
         """Send a request, at once or after an answer to an earlier one."""
@@ -177,7 +175,6 @@ class Gate:
             self._client.send(exchange, done)
             return
         with self._lock:
-            self.issued_s = exchange.due_s if self.issued_s is None else self.issued_s
             self._waiting.append((exchange, done))
             self._next()
 
@@ -187,7 +184,8 @@ class Gate:
         while self._waiting and self._in_flight < self._most:
             exchange, done = self._waiting.popleft()
             self._in_flight += 1
-            exchange.due_s = time.perf_counter()
+            now_s = time.perf_counter()
+            exchange.waited_s, exchange.due_s = now_s - exchange.due_s, now_s
             self._client.send(exchange, partial(self._ended, done))
 
     def _ended(self, done: Callable[[Exchange], object], exchange: Exchange) -> None:
@@ -268,23 +266,14 @@ def verdict(detail: Path) -> dict[str, Any]:
     return {key: records.get(key) for key in VERDICT}
 
 
-def delays(
-    exchanges: Sequence[Exchange],
-    late_s: Sequence[float],
-    loadgen_verdict: dict[str, Any],
-    *,
-    issued_s: float | None = None,
-) -> dict[str, float]:
+def delays(exchanges: Sequence[Exchange], late_s: Sequence[float], loadgen_verdict: dict[str, Any]) -> dict[str, float]:
     """Return the delays of the client: percentiles of sending and of its event loop, and loadgen's mean.
 
-    Loadgen measures from the scheduled time of a request until its completion was reported. `issued_s` is that time of
-    all requests, if they waited for their turn.
+    Loadgen measures from the scheduled time of a request until its completion was reported.
     """
     sent_s = sorted(exchange.sent_s - exchange.due_s for exchange in exchanges if exchange.sent_s is not None)
-    since_s = [exchange.due_s if issued_s is None else issued_s for exchange in exchanges]
-    mean_s = sum(exchange.done_s - began_s for exchange, began_s in zip(exchanges, since_s, strict=True)) / len(
-        exchanges
-    )
+    took_s = [exchange.done_s - exchange.due_s + exchange.waited_s for exchange in exchanges]
+    mean_s = sum(took_s) / len(took_s)
     theirs_s = float(loadgen_verdict["result_mean_latency_ns"] or 0) / 1e9
     shares = {"p50": 0.5, "p99": 0.99}
     return {
