@@ -65,6 +65,9 @@ class Capture:
             _call(start=False)
 
 
+NOTHING = Capture()
+
+
 def capture(plan: Plan) -> Capture:
     """Return the steps that are recorded.
 
@@ -73,7 +76,7 @@ def capture(plan: Plan) -> Capture:
     """
     launch = plan.config.launch
     if launch.profile is not ProfileKind.nsys:
-        return Capture()
+        return NOTHING
     if INSIDE not in os.environ:
         fix = "install Nsight Systems on the nodes, or in the image; or set launch.profile=none"
         raise SubmitError("nsys is not on PATH", where="launch.profile=nsys", fix=fix, rule="RUN-08")

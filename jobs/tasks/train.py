@@ -55,7 +55,7 @@ def main() -> None:
 def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     """Initialise, warm up on synthetic rows, train from run_start to run_stop, then save the adapters."""
     plan, trial, who, log, folder = begun.plan, begun.trial, begun.who, begun.log, begun.folder
-    nsys.capture(plan)  # before anything is measured
+    capture = nsys.capture(plan)  # refuses a missing nsys before anything is measured
     log_caches(folder / run_files.caches(trial.index), log)
     log.start(mllog.INIT_START)
     module = engine_of(plan)
@@ -70,7 +70,7 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     timing.forget_memory(plans.gpus_per_rank(plan.config))
     log.stop(mllog.INIT_STOP)
     log.start(mllog.RUN_START)
-    train(loop)
+    train(loop, capture)
     timing.log_memory(plan, log)
     telemetry.log(log)
     if loop.saving is not None:
@@ -132,8 +132,10 @@ def expect(watchdog: Watchdog, usual: WarmUpTimes, plan: TrainingPlan) -> None:
     process_group.outlast(watchdog.expect(step_s=usual.step_s, eval_s=num_batches * usual.eval_batch_s))
 
 
-def train(loop: Loop) -> None:
+def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
     """Train until the target or the last step, and log run_stop. Rows are read here and not earlier.
+
+    capture: the steps that Nsight Systems records.
 
     Raises:
         BenchError: the loss is not a finite number.
@@ -141,7 +143,6 @@ def train(loop: Loop) -> None:
     from jobs.data import rows as rows_of
 
     plan, log, done = loop.plan, loop.log, loop.saving.done if loop.saving else 0
-    capture = nsys.capture(plan)
     loop.alive(LOADING, done, None)
     train_rows, eval_rows = inputs.open_rows(plan, log, seed=loop.trial.seed)
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
