@@ -93,9 +93,7 @@ class MegatronTokens:
         """The SHA-256 of the index and of the size of the tokens' file, which is too large to be read for it."""
         digest = hashlib.sha256(str(self._bin.stat().st_size).encode())
         with self._index.open("rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
-        return digest.hexdigest()
+            return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def _num_epochs(tokens_per_epoch: int, num_rows: int, seq_length: int) -> int | None:

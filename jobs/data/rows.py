@@ -67,7 +67,7 @@ def random_starts(num_rows: int, seq_length: int, *, seed: int, lengths: list[in
 class Rows:
     """A split of the data: tokens and counts [rows, S], memory-mapped if they are in files."""
 
-    tokens: "np.ndarray | MegatronTokens"
+    tokens: np.ndarray | MegatronTokens
     counts: np.ndarray
     lengths: np.ndarray | None = None
     """Real tokens of each row [rows]; None: all of them are."""
