@@ -150,7 +150,7 @@ def searched(measured: Measurements, measure: Callable[[list[tuple[int, int]]], 
         if _covers_ring(measured):
             verdict = decide(measured)
             if verdict.is_settled:
-                break
+                return verdict, number
     return verdict, number
 
 
