@@ -1,8 +1,6 @@
 """Plan a generation task: assign requests to replicas, estimate GPU memory and the time per token."""
 
 import heapq
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,10 +17,16 @@ from bench.planning.commands import fields_of_all
 from bench.planning.estimates.memory import CUDA_ALLOWANCE_GIB, GIB, NF4_BYTES, gpu
 from bench.planning.estimates.parameters import weight_bytes
 from bench.planning.replicas import per_gpu, shards, split
+from bench.planning.text_files import TextFile
 
 KEYS = ("prompt", "length")
-MOST_BYTES = 4 * 2**20
-"""Limit for all prompts together: the plan contains them, and a batch script contains the plan."""
+FILE = TextFile(
+    name="file of prompts",
+    setting="task.generation.prompts",
+    max_bytes=4 * 2**20,  # the plan contains the prompts, and a batch script contains the plan
+    shorten="use fewer or shorter prompts",
+    fix='write one object per line, such as {"prompt": "Why is the sky blue?", "length": 200}; length is optional',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,66 +47,38 @@ def prompt_lines(generation: Generation, *, has_text: bool) -> list[PromptLine]:
     if generation.prompts is None:
         return [PromptLine(generation.question if has_text else None, length) for length in generation.lengths]
     requested: list[PromptLine] = []
-    for number, line in enumerate(_lines(Path(generation.prompts)), start=1):
-        prompt, length = _parsed(line, f"{generation.prompts}, line {number}")
+    path = Path(generation.prompts)
+    for record, where in FILE.json_lines(FILE.read(path)[0], path):
+        prompt, length = _checked(record, where)
         usual = generation.lengths[len(requested) % len(generation.lengths)]
         requested.append(PromptLine(prompt if has_text else None, usual if length is None else length))
     if not requested:
-        raise ConfigError("the file of prompts is empty", where=generation.prompts, fix=_prompt_fix())
+        raise ConfigError("the file of prompts is empty", where=generation.prompts, fix=FILE.fix)
     return requested
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines that are not blank."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(
-                f"the file of prompts has {path.stat().st_size:,} bytes, but at most {MOST_BYTES:,} are allowed",
-                where=str(path),
-                fix="use fewer or shorter prompts",
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        what = f"the file of prompts cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="set task.generation.prompts to a readable file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"the file of prompts is not UTF-8 text: {error.reason}", where=str(path), fix=_prompt_fix()
-        ) from error
-    yield from (line for line in text.split("\n") if line.strip())
-
-
-def _parsed(line: str, where: str) -> tuple[str, int | None]:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the line is not JSON: {error}", where=where, fix=_prompt_fix()) from error
+def _checked(record: Any, where: str) -> tuple[str, int | None]:
+    """Return the prompt and the length of a line."""
     if not isinstance(record, dict) or set(record) - set(KEYS):
         keys = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
         raise ConfigError(
             f"the line must be an object with the keys prompt and length, but has {keys:.100}",
             where=where,
-            fix=_prompt_fix(),
+            fix=FILE.fix,
         )
     prompt, length = record.get("prompt"), record.get("length")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(
-            f"the prompt is {prompt!r:.100}, but must be a text that is not empty", where=where, fix=_prompt_fix()
+            f"the prompt is {prompt!r:.100}, but must be a text that is not empty", where=where, fix=FILE.fix
         )
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # JSON can write one half of a character, as \ud800
         what = f"the prompt contains {prompt[error.start]!a}, which is not a valid character"
-        raise ConfigError(what, where=where, fix=_prompt_fix()) from error
+        raise ConfigError(what, where=where, fix=FILE.fix) from error
     if length is not None and (type(length) is not int or length < 1):
-        raise ConfigError(
-            f"the length is {length!r:.100}, but must be a number of tokens", where=where, fix=_prompt_fix()
-        )
+        raise ConfigError(f"the length is {length!r:.100}, but must be a number of tokens", where=where, fix=FILE.fix)
     return prompt, length
-
-
-def _prompt_fix() -> str:
-    return 'write one object per line, such as {"prompt": "Why is the sky blue?", "length": 200}; length is optional'
 
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp8: 2}

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -14,17 +13,19 @@ from typing import Any
 from bench.contract.schema import Config
 from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths, Serving
 from bench.errors import ConfigError
+from bench.planning.text_files import TextFile
 
 PROMPT, ANSWER = "prompt_tokens", "answer_tokens"
 """The keys of a pair."""
-MOST_BYTES = 16 * 2**20
-"""Limit for the file of pairs."""
 MOST_SAMPLED = 50_000
 """Limit for the requests of all trials together: the plan contains their lengths, and a batch script the plan."""
 WHERE = "task.serving.lengths"
 FIX = (
     f'write one JSON object per line into a .jsonl file, such as {{"{PROMPT}": 512, "{ANSWER}": 64}}, or a .csv file '
     f"with the header {PROMPT},{ANSWER}"
+)
+FILE = TextFile(
+    name="file of lengths", setting=f"{WHERE}.file", max_bytes=16 * 2**20, shorten="use fewer pairs", fix=FIX
 )
 
 Pair = tuple[int, int]
@@ -134,17 +135,7 @@ def _of_trial(lengths: Lengths, pairs: list[Pair], count: int, seed: int) -> Req
 
 def _pairs(path: Path) -> tuple[list[Pair], str]:
     """Return the pairs of a file and its SHA-256."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            what = f"the file of lengths has {path.stat().st_size:,} bytes, but at most {MOST_BYTES:,} are allowed"
-            raise ConfigError(what, where=str(path), fix="use fewer pairs")
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        what = f"the file of lengths cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix=f"set {WHERE}.file to a readable file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the file of lengths is not UTF-8 text: {error.reason}", where=str(path), fix=FIX) from error
+    text, content = FILE.read(path)
     if path.suffix not in (".jsonl", ".csv"):
         what = f"the name of the file of lengths ends in {path.suffix!r}, but must end in .jsonl or .csv"
         raise ConfigError(what, where=str(path), fix=FIX)
@@ -156,16 +147,9 @@ def _pairs(path: Path) -> tuple[list[Pair], str]:
 
 
 def _json_lines(text: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        where = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the line is not JSON: {error}", where=where, fix=FIX) from error
+    for record, where in FILE.json_lines(text, path):
         if not isinstance(record, dict):
-            raise ConfigError(f"the line must be an object, but is {line:.60}", where=where, fix=FIX)
+            raise ConfigError(f"the line must be an object, but is {record!r:.60}", where=where, fix=FIX)
         yield record, where
 
 

@@ -226,6 +226,12 @@ def test_an_invalid_file_of_prompts_is_refused_with_the_line(tmp_path: Path, tex
     assert "prompts.jsonl" in error.value.where
 
 
+def test_the_number_of_an_invalid_line_counts_blank_lines(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_file(tmp_path, '\n\n{"prompt": 1}')
+    assert error.value.where.endswith("prompts.jsonl, line 3")
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the file of prompts cannot be read: No such file or directory"):
         compose.compose([TINY, "model.weights=checkpoint", f"{GENERATION}.prompts={tmp_path}/none.jsonl"])
