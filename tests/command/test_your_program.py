@@ -1,14 +1,18 @@
 """The page docs/your-program.md, done as a user does it: its script, its task, its study, its placeholders."""
 
+import hashlib
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.contract.program import GROUPS, PLACEHOLDERS
+from bench.planning import compose
 from helpers import answers
 from helpers.paths import ROOT
 
@@ -23,6 +27,26 @@ def test_the_page_shows_the_script_and_lists_every_placeholder_and_group() -> No
     rows = dict(re.findall(r"^\| `\{(\w+)\}` \| (.+) \|$", PAGE, re.MULTILINE))
     assert rows == PLACEHOLDERS
     assert all(f"`{group}`" in PAGE for group in GROUPS)
+
+
+@pytest.mark.parametrize("name", ["plain_torch.py", "trl_sft.py"])
+def test_the_examples_start_from_the_weights_of_engine_huggingface(name: str) -> None:
+    """They copy its rule, because a user's script imports nothing of runstop; here their own lines are executed."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from jobs.engines.huggingface.weights import RandomWeights
+
+    seed, plan = 5, compose.compose(["task=finetune_tiny_dolly", "cluster=local", "engine=huggingface"])
+    [lines] = re.findall(
+        r"^sizes = .*?^for .*?\n(?=\S|\n)", SCRIPT.with_name(name).read_text(), re.DOTALL | re.MULTILINE
+    )
+    own: dict[str, Any] = {"seed": seed, "hashlib": hashlib, "math": math, "torch": torch}
+    own |= {"LlamaConfig": LlamaConfig, "LlamaForCausalLM": LlamaForCausalLM}
+    exec(lines, own)
+    theirs = RandomWeights(plan, seed, torch.device("cpu"))
+    for weight_name, weight in own["model"].named_parameters():
+        assert torch.equal(weight, theirs.read(weight_name, weight.shape)), weight_name
 
 
 @pytest.fixture
