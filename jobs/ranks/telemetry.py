@@ -1,7 +1,8 @@
 """Sample the GPUs of each node in one process while a trial runs, and log a summary. It never fails a run.
 
 Local rank 0 of each node starts `jobs.ranks.gpu_sampler` before the warm-up and ends it after run_stop. Rank 0 logs a
-record for each node; if nothing was measured, the record has the reason.
+record for each node; if nothing was measured, the record has the reason. A user's program has no warm-up: rank 0 starts
+the sampler of its node alone, and starts the program after the first sample (`jobs.command.describe.Telemetry`).
 """
 
 import json
