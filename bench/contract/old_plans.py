@@ -11,6 +11,8 @@ CONFIG_KEYS = {
     "task.kernels.attention.math_up_to": "task.kernels.attention.math_max_seq_length",
 }
 """Config keys of version 4 that were renamed; `bench.planning.compose` accepts the old ones in overrides."""
+DESCRIBED_KEY = ("model", "described", "num_untold_layers"), "num_uncounted_layers"
+"""A config key of plans up to version 5, and its current name."""
 PLAN_KEYS = {"apart": "local_sgd", "asked": "requests"}
 """Keys of plans of version 4."""
 PREDICTION_KEYS = {
@@ -33,7 +35,8 @@ def upgraded(raw: Any, *, to: int) -> Any:
     if raw is None:
         return None
     if raw["version"] == to:
-        return raw
+        path, name = DESCRIBED_KEY
+        return _with_new_key(_with_new_key(raw, ["config", *path], name), ["base", "config", *path], name)
     if raw["version"] in (3, 4):
         changed = {"config": upgraded_config(raw.get("config")), "base": upgraded(raw.get("base"), to=to)}
         return _renamed(raw) | {"version": to} | {key: value for key, value in changed.items() if key in raw}
@@ -105,10 +108,11 @@ def upgraded_config(config: Any) -> Any:
 
 
 def _with_new_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the keys of CONFIG_KEYS renamed; other keys keep their order."""
+    """Return the config with the keys of CONFIG_KEYS and DESCRIBED_KEY renamed; other keys keep their order."""
     for old, new in CONFIG_KEYS.items():
         config = _with_new_key(config, old.split("."), new.rpartition(".")[2])
-    return config
+    path, name = DESCRIBED_KEY
+    return _with_new_key(config, [*path], name)
 
 
 def _with_new_key(block: dict[str, Any], path: list[str], new: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from bench.contract import old_plans, plan_kinds
 from bench.contract import plan as plans
+from bench.contract.described_model import Described
 from bench.contract.plan import Command, Plan
 from bench.contract.schema import BackendName, ProfileKind
 from bench.contract.training import StartsFrom, Trains
@@ -93,6 +94,24 @@ def test_a_plan_of_version_4_is_read_with_the_new_names_of_its_keys() -> None:
             text = text.replace(f'"{new.rpartition(".")[2]}":', f'"{old.rpartition(".")[2]}":')
         text = text.replace('"version": 5,', '"version": 4,', 1)
         assert text != plan_kinds.dumps(plan) and plan_kinds.loads(text) == plan
+
+
+def test_a_plan_with_a_described_model_is_read_with_the_old_name_of_its_key() -> None:
+    """Plans of version 5 have either name."""
+    described = Described(
+        **dict.fromkeys(("config_json", "transformers", "architecture", "layer"), ""),
+        **dict.fromkeys(("parameters", "active_parameters", "largest_parameter", "layer_weights"), 1),
+        **dict.fromkeys(("active_layer_weights", "kv_width", "num_uncounted_layers"), 1),
+        **{name: [] for name in ("attention", "projections", "attention_implementations")},
+        can_recompute=True,
+    )
+    plan = plan_kinds.required(plan_kinds.load(HERE / "plan_version_2_local.json"), plan_kinds.TrainingPlan)
+    assert plan.base is not None
+    plan.config.model.described = plan.base.config.model.described = described
+    for version in (4, 5):
+        text = plan_kinds.dumps(plan).replace("num_uncounted_layers", "num_untold_layers")
+        assert text.count("num_untold_layers") == 2
+        assert plan_kinds.loads(text.replace('"version": 5,', f'"version": {version},')) == plan
 
 
 @pytest.mark.parametrize("old", old_plans.CONFIG_KEYS)
