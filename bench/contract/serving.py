@@ -195,6 +195,11 @@ class RequestLengths:
     tokens_in: list[int]
     tokens_out: list[int]
 
+    def of(self, number: int) -> tuple[int, int]:
+        """Return the tokens of a prompt and its answer, from 0; a longer warm-up begins again after the last ones."""
+        at = number % len(self.tokens_in)
+        return self.tokens_in[at], self.tokens_out[at]
+
     @property
     def totals(self) -> list[int]:
         return [sum(pair) for pair in zip(self.tokens_in, self.tokens_out, strict=True)]

@@ -73,8 +73,7 @@ class Setting:
 
     def spec(self, number: int) -> RequestSpec:
         """Return what a request of a load must have; numbers begin at 0."""
-        at = number % len(self.lengths.tokens_in)
-        tokens_in, tokens_out = self.lengths.tokens_in[at], self.lengths.tokens_out[at]
+        tokens_in, tokens_out = self.lengths.of(number)
         return RequestSpec(tokens_in=tokens_in, tokens_out=tokens_out, tokenizer=self.tokenizer)
 
     def exchange(self, number: int, prompt: str, due_s: float) -> Exchange:
