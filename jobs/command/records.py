@@ -153,7 +153,7 @@ class StepRecorder:
 
     def finish(self) -> None:
         if self._logged is None:
-            raise nothing_read("a training step")
+            raise nothing_read("training step")
         if self.has_stopped:
             return
         self._log_steps()
