@@ -167,14 +167,14 @@ def host_gbs() -> float:
     return size / _median_s(lambda: target.copy_(source, non_blocking=True)) / 1e9
 
 
-def _median_s(call: Any, repeats: int = COPIES) -> float:
+def _median_s(call: Any) -> float:
     import torch
 
     from jobs.kernels import timing
 
-    timing.time_back_to_back(call, 3, torch.device("cuda", torch.cuda.current_device()))
     device = torch.device("cuda", torch.cuda.current_device())
-    return statistics.median(timing.time_back_to_back(call, repeats, device))
+    timing.time_back_to_back(call, 3, device)
+    return statistics.median(timing.time_back_to_back(call, COPIES, device))
 
 
 def link_rates(count: int, device: str = "cuda") -> dict[str, Any]:
