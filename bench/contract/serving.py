@@ -195,7 +195,7 @@ class RequestLengths:
     tokens_in: list[int]
     tokens_out: list[int]
 
-    def of(self, number: int) -> tuple[int, int]:
+    def pair(self, number: int) -> tuple[int, int]:
         """Return the tokens of a prompt and its answer, from 0; a longer warm-up begins again after the last ones."""
         at = number % len(self.tokens_in)
         return self.tokens_in[at], self.tokens_out[at]

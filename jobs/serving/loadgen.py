@@ -73,7 +73,7 @@ class Setting:
 
     def spec(self, number: int) -> RequestSpec:
         """Return what a request of a load must have; numbers begin at 0."""
-        tokens_in, tokens_out = self.lengths.of(number)
+        tokens_in, tokens_out = self.lengths.pair(number)
         return RequestSpec(tokens_in=tokens_in, tokens_out=tokens_out, tokenizer=self.tokenizer)
 
     def exchange(self, number: int, prompt: str, due_s: float) -> Exchange:

@@ -66,7 +66,7 @@ def run(plan: ServingPlan, trial: Trial, log: mllog.Writer, folder: Path) -> Non
     is_profiled, traces = profile.is_requested(plan), (folder / run_files.server_traces(trial.index)).resolve()
     num_timed = serving.warm_up + serving.requests * len(plan.loads)
     lengths = lengths_of(serving, plan.lengths, trial.index)
-    of_warm_up = (lengths.of(number)[0] for number in range(serving.warm_up))
+    of_warm_up = (lengths.pair(number)[0] for number in range(serving.warm_up))
     tokens_in = [*of_warm_up, *lengths.tokens_in * (len(plan.loads) + is_profiled)]
     texts = prompts.random_prompts(own, lengths=tokens_in, seed=trial.seed)
     with memory.measured(plan.config) as used, ExitStack() as stack:
