@@ -1,4 +1,4 @@
-"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU of_task memory is known."""
+"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU whose memory is known."""
 
 import os
 from collections.abc import Iterator

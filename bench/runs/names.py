@@ -173,7 +173,7 @@ def _of_studies(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def name_of(run: Path) -> str:
-    """Return the name by which a run is matches: STUDY/ARM.BLOCK in a study, else that of its folder."""
+    """Return the name by which a run is found: STUDY/ARM.BLOCK in a study, else that of its folder."""
     return f"{run.parent.name}/{run.name}" if (run.parent / STUDY).exists() else run.name
 
 
