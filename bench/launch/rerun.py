@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from bench import preflight
-from bench.console import plan as plan_sheets
 from bench.contract import codec
 from bench.contract.plan import Plan
 from bench.errors import BenchError
@@ -21,8 +19,7 @@ from bench.runs.folder import plan_in, require_ours
 
 _ROOT = Path(__file__).parents[2]
 _OF_ONE_RUN = ("launch.folder", "launch.dry_run")
-"""Keys that a new run does not take over."""
-_NOT_COMPARED = ("launch.folder", "launch.dry_run")
+"""Keys that a new run does not take over, and that are not compared."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -74,14 +71,13 @@ def replaced(old: Sequence[str], new: Sequence[str]) -> list[str]:
 
 
 def run(repeated: Rerun) -> int:
-    """Start the run and return its exit code; a dry run only shows the plan.
+    """Start the run and return its exit code; a dry run only shows the plan, as that of `runstop launch`.
 
     Raises:
         BenchError: as `start.run`.
     """
     if repeated.plan.config.launch.dry_run:
-        plan_sheets.show_plan(repeated.plan, preflight.inspect(repeated.plan, repeated.words))
-        return 0
+        return start.dry_run(repeated.plan, repeated.words)
     return start.run(repeated.plan, repeated.config_yaml, [], repeated.words)
 
 
@@ -106,7 +102,7 @@ def _differences(folder: Path, recorded: CommandLine, new: Plan) -> Iterator[tup
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    return {name: text for name, text in _flat(codec.plain(plan.config)) if name not in _NOT_COMPARED}
+    return {name: text for name, text in _flat(codec.plain(plan.config)) if name not in _OF_ONE_RUN}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

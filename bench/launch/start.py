@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from bench import backends, hints, preflight
 from bench.backends.protocol import Queue, SubmitsArrays
+from bench.console import plan as plan_sheets
 from bench.console import sheet
 from bench.console import trial as trial_sheets
 from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, STATUS, SUBMISSION
-from bench.errors import BenchError, written
+from bench.errors import BenchError, ConfigError, written
 from bench.launch import run_here
 from bench.preflight import Finding
 from bench.results.kind import judge
@@ -112,6 +113,13 @@ def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
     uninstalled = trackers.uninstalled(plan.config.launch.trackers)
     preflight.require([] if plan.config.launch.force else findings, uninstalled)
     return findings
+
+
+def dry_run(plan: Plan, words: Sequence[str]) -> int:
+    """Show a plan and its findings, and start nothing; return 2 if a launch would refuse the plan, else 0."""
+    findings = preflight.inspect(plan, words)
+    plan_sheets.show_plan(plan, findings)
+    return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
 
 
 def prepare(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> Prepared:
