@@ -18,6 +18,7 @@ from bench.errors import BenchError, ConfigError, written
 from bench.launch import run_here
 from bench.preflight import Finding
 from bench.results.kind import judge
+from bench.rules.finding import errors
 from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs import trial as trials
@@ -100,7 +101,7 @@ class Prepared:
     @property
     def forced(self) -> list[Finding]:
         """The failed checks that launch.force ignores."""
-        return [finding for finding in self.findings if finding.severity == "error"]
+        return errors(self.findings)
 
 
 def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:

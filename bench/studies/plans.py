@@ -23,6 +23,7 @@ from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
 from bench.planning.estimates.parameters import parameters
 from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
+from bench.rules.finding import errors
 from bench.studies import checks, labels
 from bench.studies.arms import Arm
 from bench.studies.spec import Study
@@ -259,9 +260,9 @@ def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
 
     An error that the site removes by a path, a file or an image is listed, and the arm can run.
     """
-    errors = [one for one in findings if one.severity == "error"]
-    of_site = [one for one in errors if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
-    if refused := [one for one in errors if one not in of_site]:
+    failed = errors(findings)
+    of_site = [one for one in failed if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
+    if refused := [one for one in failed if one not in of_site]:
         reason = "; ".join(map(_with_fix, refused))
         return PlannedArm(name=planned.name, mark=Mark.no_result, reason=reason, runs=False)
     short = "; ".join(_with_fix(one) for one in findings if one.rule == TOO_SHORT)
