@@ -1,11 +1,10 @@
 """Launch a run anew: with its own arguments, and those that replace or add to them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from bench.contract import codec
 from bench.contract.plan import Plan
@@ -102,15 +101,8 @@ def _differences(folder: Path, recorded: CommandLine, new: Plan) -> Iterator[tup
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    return {name: text for name, text in _flat(codec.plain(plan.config)) if name not in _OF_ONE_RUN}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", "null" if value is None else str(value)
+    values = ((name, value) for name, value in codec.flat(codec.plain(plan.config)) if name not in _OF_ONE_RUN)
+    return {name: "null" if value is None else str(value) for name, value in values}
 
 
 def _world(plan: Plan) -> str:
