@@ -31,35 +31,24 @@ EXAMPLES = {
 @cache
 def by_class() -> Mapping[str, Sequence[str]]:
     """Return the dotted keys below each schema class, by class name."""
-    keys_of: dict[str, list[str]] = {}
-
-    def walk(kind: Any) -> list[str]:
-        keys = keys_of.setdefault(kind.__name__, [])
-        for name, hint in typing.get_type_hints(kind).items():
-            keys.append(name)
-            for inner in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(inner):
-                    keys += [f"{name}.{key}" for key in walk(inner)]
-        return keys
-
-    walk(Config)
-    return keys_of
+    classes = {Config, *(block for hint in _hints().values() for block in _blocks(hint))}
+    return {kind.__name__: list(_hints(kind)) for kind in classes}
 
 
 @cache
-def _hints() -> Mapping[str, Any]:
-    """Return the type of each key."""
+def _hints(kind: Any = Config) -> Mapping[str, Any]:
+    """Return the type of each key below a schema class, by dotted key."""
     hints: dict[str, Any] = {}
-
-    def walk(kind: Any, above: str) -> None:
-        for name, hint in typing.get_type_hints(kind).items():
-            hints[f"{above}{name}"] = hint
-            for inner in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(inner):
-                    walk(inner, f"{above}{name}.")
-
-    walk(Config, "")
+    for name, hint in typing.get_type_hints(kind).items():
+        hints[name] = hint
+        for block in _blocks(hint):
+            hints |= {f"{name}.{key}": of_key for key, of_key in _hints(block).items()}
     return hints
+
+
+def _blocks(hint: Any) -> list[Any]:
+    """Return the schema classes in a type, such as Gpu in `Gpu | None`."""
+    return [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
 
 
 def known() -> Sequence[str]:
