@@ -1,6 +1,5 @@
 """Errors of Hydra and OmegaConf as ConfigErrors: what is wrong, where, and the fix."""
 
-import difflib
 import re
 import shlex
 import traceback
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from bench.contract import old_plans
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
+from bench.texts import nearest
 
 MOVED = {
     "cluster.scheduler": "cluster.backend",
@@ -28,10 +28,10 @@ class UnknownChoiceError(ConfigError):
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         fixes = synonyms.CHOICE_FIXES.get(group.partition("@")[0], {})
         near = _near_choice(group, name, known)
-        is_long = near and len(known) > _FEW_CHOICES
-        offer = _offer(
-            near, "to list all: runstop launch --help" if is_long else f"choose from {', '.join(sorted(known))}"
-        )
+        offer = f"choose from {', '.join(sorted(known))}"
+        if near is not None:
+            others = "to list all: runstop launch --help" if len(known) > _FEW_CHOICES else offer
+            offer = f"did you mean {near}? {others}"
         fix = fixes.get(name.lower()) or "; ".join([offer, *([fixes[""]] if "" in fixes else [])])
         super().__init__(f"{group}={name} does not exist", where=group, fix=fix)
         self.group, self.name, self.known = group, name, known
@@ -41,17 +41,17 @@ _FEW_CHOICES = 12
 """With a suggestion, a longer list of choices would hide it."""
 
 
-def _near_choice(group: str, name: str, known: list[str]) -> list[str]:
-    """Return the choice of a group that a name means, by its meaning or its spelling; [] if none is near."""
+def _near_choice(group: str, name: str, known: list[str]) -> str | None:
+    """Return the choice of a group that a name means, by its meaning or its spelling; None if none is near."""
     plain = name.lower().replace("-", "_")
     other = synonyms.CHOICES.get(group.partition("@")[0], {}).get(name.lower())
     if other in known:
-        return [str(other)]
+        return str(other)
     within = [choice for choice in known if plain and choice.endswith(plain)]
     if len(within) == 1 or group.startswith("gpu"):  # one digit away is another GPU
         same = [choice for choice in known if choice.replace("_", "") == plain.replace("_", "")]
-        return within[:1] or same[:1]
-    return difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
+        return next(iter([*within, *same]), None)
+    return nearest(plain, known)
 
 
 class InvalidValueError(ConfigError):
@@ -354,7 +354,3 @@ def unknown_key(name: str, known: Sequence[str], *, value: str = "", where: str 
     else:
         fix = all_keys
     return ConfigError(f"unknown key {name!r}", where=where, fix=fix)
-
-
-def _offer(near: list[str], others: str) -> str:
-    return f"did you mean {near[0]}? {others}" if near else others

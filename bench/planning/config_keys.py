@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.contract.schema import Config
 from bench.planning import synonyms
+from bench.texts import nearest
 
 EXAMPLES = {
     "cluster.gpu": "gpu@cluster.gpu=h200",
@@ -77,19 +78,18 @@ def meant(name: str, keys: Iterable[str]) -> str | None:
     ends = [key for key in keys if key.rpartition(".")[2] == last]
     if len(ends) == 1:
         return ends[0]
-    near = difflib.get_close_matches(full, ends or keys, n=1, cutoff=0.5)
-    if near and difflib.SequenceMatcher(None, full, near[0]).ratio() < _CLEAR:
-        by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
-        alike = difflib.get_close_matches(last, by_last, n=1, cutoff=_CLEAR)
-        if alike or "." not in full:
-            return by_last[alike[0]] if alike else near[0] if "." not in near[0] else None
-        return near[0] if _alike(last, near[0].rpartition(".")[2]) else None
-    return near[0] if near else None
+    near = nearest(full, ends or keys)
+    if near is None or _likeness(full, near) >= _CLEAR:
+        return near
+    by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    if (alike := nearest(last, by_last, likeness=_CLEAR)) is not None:
+        return by_last[alike]
+    is_near = _likeness(last, near.rpartition(".")[2]) >= 0.5 if "." in full else "." not in near
+    return near if is_near else None
 
 
-def _alike(one: str, other: str) -> bool:
-    """Return whether one name may be a misspelling of the other."""
-    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 _CLEAR = 0.8
@@ -161,8 +161,7 @@ def example(key: str, value: str) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         names = list(kind.__members__)
         other = synonyms.VALUES.get(item, {}).get(value.lower())
-        near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
-        return f"{item}={other or (near[0] if near else names[0])}"
+        return f"{item}={other or nearest(value.lower(), names) or names[0]}"
     if takes_list(item):
         return EXAMPLES.get(item, f"{item}=[…]") if not value or item != key else override(item, value)
     if kind is str and value[:1] in ("[", "{"):

@@ -4,7 +4,6 @@ Refused are words without `=`, spaces around it, unknown keys and choices, sever
 choices of one group. A key with two values gets a warning: Hydra takes the last one, which scripts rely on.
 """
 
-import difflib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -238,8 +237,3 @@ def _same(override: str, known: Sequence[str]) -> str | None:
     """Return the choice that a word is, in any case and with - for _; or None."""
     name = override.lower().replace("-", "_").removesuffix(".yaml")
     return name if name in known and name not in ("none", "unknown") else None
-
-
-def near_option(option: str, options: Sequence[str]) -> str | None:
-    """Return the option that a misspelt one means, or None."""
-    return next(iter(difflib.get_close_matches(option, options, n=1, cutoff=0.6)), None)
