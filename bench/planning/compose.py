@@ -19,7 +19,7 @@ from bench.contract.schema import Config, DataSource, Device, EngineName
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
-from bench.planning.compose_errors import caused_by, explained
+from bench.planning.compose_errors import RENAMED_OPTIONS, caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
 from bench.texts import hydra_value
@@ -160,15 +160,6 @@ def _composed(overrides: list[str]) -> Config:
     _log.info("composing conf/launch.yaml in %s with %s", CONF, " ".join(overrides) or "no overrides")
     with explained(overrides):
         return typed(_of_hydra(overrides))
-
-
-RENAMED_OPTIONS = {
-    "task": {
-        f"{name}_apart": f"{name}_local_sgd"
-        for name in ("pretrain_tiny", "pretrain_7b", "finetune_7b_dolly", "finetune_70b_dolly", "qlora_70b")
-    }
-}
-"""By config group: options of earlier versions, and their names now."""
 
 
 def with_new_options(overrides: Sequence[str]) -> list[str]:

@@ -20,6 +20,13 @@ MOVED = {
     **old_plans.CONFIG_KEYS,
 }
 """Keys of earlier versions, and their current names."""
+RENAMED_OPTIONS = {
+    "task": {
+        f"{name}_apart": f"{name}_local_sgd"
+        for name in ("pretrain_tiny", "pretrain_7b", "finetune_7b_dolly", "finetune_70b_dolly", "qlora_70b")
+    }
+}
+"""By config group: options of earlier versions, and their names now."""
 
 
 class UnknownChoiceError(ConfigError):

@@ -6,13 +6,13 @@ choices of one group. A key with two values gets a warning: Hydra takes the last
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
-from bench.planning.compose_errors import MOVED, UnknownChoiceError, unknown_key
+from bench.planning.compose_errors import MOVED, RENAMED_OPTIONS, UnknownChoiceError, unknown_key
 from bench.planning.conf_folder import CONF, user_folder
 
 _log = logging.getLogger(__name__)
@@ -206,15 +206,9 @@ def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
     if (path_fix := _of_path(name, value)) is not None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=path_fix)
-    if value in _renamed(name):
+    if value in RENAMED_OPTIONS.get(name, {}):
         return
     raise UnknownChoiceError(value, known, group=group)
-
-
-def _renamed(group: str) -> Iterator[str]:
-    from bench.planning.compose import RENAMED_OPTIONS
-
-    yield from RENAMED_OPTIONS.get(group, {})
 
 
 def _of_path(group: str, value: str) -> str | None:
