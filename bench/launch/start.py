@@ -137,10 +137,10 @@ def submit_runs(queue: SubmitsArrays, prepared: Sequence[Prepared]) -> dict[Path
     groups = [[prepared[position] for position in group] for group in queue.arrays([one.plan for one in prepared])]
     console = sheet.to_stderr()
     if any(group[1:] for group in groups):
-        sizes = " and ".join(f"{len(group)} runs" if group[1:] else "1 run" for group in groups)
+        sizes = " and ".join(counted(len(group), "run") for group in groups)
         arrays = sum(bool(group[1:]) for group in groups)
         why = "; their nodes, partitions or time limits differ" if groups[1:] else ""
-        console.print(f"{arrays} job array{'s' * (arrays > 1)}: {sizes}{why}", markup=False)
+        console.print(f"{counted(arrays, 'job array')}: {sizes}{why}", markup=False)
     ids: dict[Path, str | BenchError] = {}
     for group in groups:
         try:

@@ -22,7 +22,7 @@ from bench.planning import deepspeed, described_models, gpu_detection, make_plan
 from bench.planning.compose_errors import RENAMED_OPTIONS, caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
-from bench.texts import hydra_value
+from bench.texts import counted, hydra_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -271,7 +271,7 @@ def _preset(config: "DictConfig") -> str:
     wanted = f"{nodes}x{_short(gpu.name) if gpu else 'unknown'}"
     systems = [option for option in loader.get_group_options(f"{PRESETS}/{name}") if option != FOR_ALL]
     if wanted not in systems:
-        on = f"{nodes} node{'s' * (nodes > 1)} with {gpu.name if gpu else 'no known GPU'}"
+        on = f"{counted(nodes, 'node')} with {gpu.name if gpu else 'no known GPU'}"
         raise ConfigError(
             f"preset {name} has no values for {on}",
             where="engine.preset, cluster",

@@ -8,6 +8,7 @@ from bench.contract.plan import Plan
 from bench.contract.plan_kinds import ServingPlan, training_plan
 from bench.contract.schema import BackendName, Device
 from bench.rules.check import Finding, Subject, broken
+from bench.texts import counted
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -75,7 +76,7 @@ def cores(subject: Subject) -> Iterator[Finding | str]:
     """Yield a warning if there are more ranks than CPU cores."""
     ranks, num = subject.plan.config.cluster.ranks_per_node, len(os.sched_getaffinity(0))
     if ranks > max(num, FEW_RANKS):
-        what = f"{ranks:,} ranks share {num} CPU core{'s' * (num > 1)}, so that a step takes much longer"
+        what = f"{ranks:,} ranks share {counted(num, 'CPU core')}, so that a step takes much longer"
         fix = f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less"
         yield broken("HW-09", what, "cluster.ranks_per_node", fix=fix, severity="warning")
     yield f"{num} cores"
