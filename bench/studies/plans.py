@@ -16,7 +16,7 @@ from typing import Any
 from bench import preflight
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
-from bench.contract.schema import Config, Precision
+from bench.contract.schema import Config, Device, Precision
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
@@ -239,9 +239,10 @@ def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, **_sizes(config))
-    if request.study.device not in (None, plan.config.cluster.device.name):
-        reason = f"the study measures {request.study.device}, but cluster={plan.config.cluster.name} has "
-        reason += f"device {plan.config.cluster.device.name}: choose a cluster with GPUs, or set cluster.device"
+    device, cluster = request.study.device, plan.config.cluster
+    if device not in (None, cluster.device.name):
+        reason = f"the study measures {device}, but cluster={cluster.name} has device {cluster.device.name}: "
+        reason += f"choose a cluster {'with' if device == Device.cuda.name else 'without'} GPUs, or set cluster.device"
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=reason, runs=False, **_sizes(config))
     planned = replace(of_plan(arm.name, plan), batches=sizes, **_sizes(config))
     return _inspected(planned, preflight.inspect(plan)) if inspects and not config.launch.force else planned
