@@ -131,8 +131,8 @@ def guessed(override: str, *, config_dir: Path | None = None) -> str | None:
             return f"{group}={choice}"
     if override.lower() in Precision.__members__:
         return f"precision={override.lower()}"
-    if is_group(override) or override in synonyms.GROUPS:
-        return f"{synonyms.GROUPS.get(override, override)}=NAME"
+    if (meant := _group(override)) is not None:
+        return f"{meant}=NAME"
     if config_keys.is_known(override):
         return f"{override}=VALUE"
     key = synonyms.KEYS.get(override.lower())
@@ -142,15 +142,18 @@ def guessed(override: str, *, config_dir: Path | None = None) -> str | None:
 def of_option(option: str, value: str) -> str | None:
     """Return the override that an unknown option such as --task or --lr means; None if it is unknown."""
     name = option.lstrip("-").replace("-", "_")
-    if is_group(name) or name in synonyms.GROUPS:
-        return f"{synonyms.GROUPS.get(name, name)}={value or 'NAME'}"
-    if not config_keys.is_known(name) and (in_launch := f"launch.{name}") and config_keys.is_known(in_launch):
-        name = in_launch
-    key = name if config_keys.is_known(name) else synonyms.KEYS.get(name.lower())
-    if key is None:
+    if (group := _group(name)) is not None:
+        return f"{group}={value or 'NAME'}"
+    known = (one for one in (name, f"launch.{name}") if config_keys.is_known(one))
+    if (key := next(known, synonyms.KEYS.get(name.lower()))) is None:
         return None
     is_flag = config_keys.form(key).startswith("true or false")
     return config_keys.override(key, "true" if is_flag and value not in ("true", "false") else value or "VALUE")
+
+
+def _group(name: str) -> str | None:
+    """Return the config group that a name or another name of a group means; None if there is none."""
+    return synonyms.GROUPS.get(name, name if is_group(name) else None)
 
 
 def is_group(key: str) -> bool:
