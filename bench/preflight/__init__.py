@@ -228,7 +228,7 @@ STATIC = (
     Check("Nsight Systems", ("RUN-08",), profiler, is_under_nsys),
     Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
     Check("memory of the GPU", ("HW-08",), resources.gpu_memory, resources.needs_known_gpu),
-    Check("memory of this machine", ("RUN-03",), resources.host_memory, resources.estimates_host_memory),
+    Check("memory of this machine", ("RUN-03",), resources.memory, resources.estimates_host_memory),
     Check("CPU cores", ("HW-09",), resources.cores, resources.runs_on_this_cpu),
     Check("GPU of the config", ("HW-03",), resources.unused_gpu, resources.has_unused_gpu),
 )
