@@ -45,9 +45,9 @@ def quoted(text: str) -> str:
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"
 
 
-def nearest(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
-    """Return the known word that is most like a word, at least by a likeness of 0 to 1; None if there is none."""
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=likeness)), None)
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """Return the known name that is most like a name, at least by a likeness of 0 to 1; None if there is none."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likeness)), None)
 
 
 def counted(number: int, unit: str) -> str:

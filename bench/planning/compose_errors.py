@@ -256,10 +256,10 @@ def _wrong_type(key: str, text: str, words: Sequence[str]) -> ConfigError:
 
 
 def _missing_value(key: str, name: str, words: Sequence[str]) -> ConfigError:
-    """Return the error of a file that a word chooses, and that lacks a key."""
-    block = key.rpartition(".")[0]
-    word = next((word for word in reversed(words) if word.partition("=")[0].endswith(f"@{block}")), "")
-    group, _, choice = word.partition("=")
+    """Return the error of a file that an override chooses, and that lacks a key."""
+    package = f"@{key.rpartition('.')[0]}"
+    chosen = next((override for override in reversed(words) if override.partition("=")[0].endswith(package)), "")
+    group, _, choice = chosen.partition("=")
     where = f"{group.partition('@')[0]}/{choice}.yaml" if choice else key
     fix = f"add {name} to this file, with its unit as in the files of conf/"
     return InvalidValueError(f"the key {name} is missing", where=where, fix=fix, key=key, value=None)
