@@ -1,8 +1,9 @@
-"""Yield the texts in a config or a plan with their keys, and detect control characters in them."""
+"""Texts in a config or a plan, their control characters, and parts of messages: quotes, numbers, suggestions."""
 
 import dataclasses
+import difflib
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -42,6 +43,11 @@ def hydra_value(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a text in quotes, on one line, cut to SHOWN characters."""
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """Return the known name that is most like a name, at least by a likeness of 0 to 1; None if there is none."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likeness)), None)
 
 
 def counted(number: int, unit: str) -> str:

@@ -30,6 +30,7 @@ from bench.errors import ConfigError, SubmitError
 from bench.images.needed import FLASH, huggingface_modules
 from bench.planning.gpu_detection import VISIBLE, visible_names
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
+from bench.texts import counted
 
 NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
 
@@ -171,11 +172,8 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     server = _server_module(subject.plan)
     if server is not None and not _is_installed(server):
-        fix = (
-            f"pip install '{server}[serving]', or choose another server="
-            if server == "transformers"
-            else (f"install {server}, or choose another server=")
-        )
+        install = "pip install 'transformers[serving]'" if server == "transformers" else f"install {server}"
+        fix = f"{install}, or choose another server="
         what = f"cannot import {server}, the program of the server"
         yield broken("RUN-08", what, sys.executable, fix=fix)
     if missing := [name for name in wanted if not _is_installed(name)]:
@@ -233,10 +231,11 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         raise CannotTellError("in WSL the driver does not report the number of GPUs")
     is_amd = gpu is not None and gpu.vendor is GpuVendor.amd
     count = _amd_gpus() if is_amd else _nvidia_gpus()
-    yield f"{count} GPU{'' if count == 1 else 's'}"
+    yield counted(count, "GPU")
     if count < required:
-        of_vendor = f"{'AMD' if is_amd else 'NVIDIA'} GPU{'' if count == 1 else 's'}"
-        what = f"this machine has {count or 'no'} {of_vendor}, but {_requirement(subject.plan)}"
+        vendor = "AMD" if is_amd else "NVIDIA"
+        has = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
+        what = f"this machine has {has}, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; in a container, start the container with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
@@ -284,8 +283,7 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
     assert named is not None
     yield ",".join(named) or "none"
     if (count := len(set(named))) < required:
-        visible = f"{count} GPU{'' if count == 1 else 's'}"
-        what = f"{VISIBLE}={','.join(named)} makes {visible} visible, but {_requirement(subject.plan)}"
+        what = f"{VISIBLE}={','.join(named)} makes {counted(count, 'GPU')} visible, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
         yield broken(
             "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {few}"

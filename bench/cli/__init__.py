@@ -18,6 +18,7 @@ from bench.errors import (
     output_is_written,
     shown,
 )
+from bench.texts import nearest
 
 LAUNCH = "launch"
 
@@ -81,10 +82,10 @@ def _check_verb(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     from bench.planning import overrides, synonyms
 
     if first.startswith("-"):
-        near = overrides.near_option(first, list(parser._option_string_actions))
+        near = nearest(first, parser._option_string_actions, likeness=0.6)
         parser.error(f"there is no option {first}{f': did you mean {near}?' if near else ''}")
     meant = synonyms.VERBS.get(first.lower())
-    near = meant if meant in (*verbs, "--help", "--version") else overrides.near_option(first.lower(), list(verbs))
+    near = meant if meant in (*verbs, "--help", "--version") else nearest(first.lower(), verbs, likeness=0.6)
     if near is not None:
         offer = f"did you mean {near}?" if near in verbs else f"write runstop {near}"
     elif (guess := first if "=" in first else overrides.guessed(first)) is not None:

@@ -1,7 +1,6 @@
 """Build the argument parser of a verb and check argument values."""
 
 import argparse
-import difflib
 import gzip
 import json
 import os
@@ -22,7 +21,7 @@ from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
 from bench.hints import in_this_shell
 from bench.planning import synonyms
-from bench.texts import control_character
+from bench.texts import control_character, nearest
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -190,16 +189,16 @@ class Parser(argparse.ArgumentParser):
         if wrong := re.match(r".*invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
             known, name = re.findall(r"[\w.-]+", wrong[2]), wrong[1].lower()
             other = synonyms.ACTIONS.get(name)
-            near = [other] if other in known else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            return f"did you mean {near[0]}?" if near else ""
+            near = other if other in known else nearest(name, known)
+            return f"did you mean {near}?" if near else ""
         if missing := re.match(r"argument (?:\S+/)?(--\S+?)(?:/\S+)?: expected one argument", message):
             after = next(
                 (x for argument, x in pairwise(Parser.words) if argument == missing[1] and x.startswith("-")), None
             )
             return f"write {missing[1]}={after}" if after else f"write {missing[1]} VALUE"
         if "\n" not in message and (unknown := re.match(r"unrecognized arguments: (-\S+)", message)):
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1, cutoff=0.6)
-            return f"did you mean {near[0]}?" if near else ""
+            near = nearest(unknown[1], self._option_string_actions, likeness=0.6)
+            return f"did you mean {near}?" if near else ""
         return ""
 
 

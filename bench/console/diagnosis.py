@@ -12,6 +12,7 @@ from bench.preflight import Checked, Finding
 from bench.report.tables import Row, TextTable
 from bench.rules import RULES, Rule
 from bench.runs.verification import Compared, Verification
+from bench.texts import counted
 
 
 def check_sheets(checked: Sequence[Checked]) -> list[TextTable]:
@@ -19,7 +20,9 @@ def check_sheets(checked: Sequence[Checked]) -> list[TextTable]:
     findings = preflight.findings(checked)
     num_done = sum(not check.unknown for check in checked)
     counts = (
-        [_count(num_done, "check"), _count(len(findings), "problem") if findings else "all passed"] if num_done else []
+        [counted(num_done, "check"), counted(len(findings), "problem") if findings else "all passed"]
+        if num_done
+        else []
     )
     counts += [f"{len(checked) - num_done} not done"] if num_done < len(checked) else []
     title, rows = f"{checked[0].tier}: {', '.join(counts)}", [_check_row(check) for check in checked]
@@ -31,10 +34,6 @@ def check_sheets(checked: Sequence[Checked]) -> list[TextTable]:
 def findings_sheet(findings: Sequence[Finding], *, title: str) -> TextTable:
     rows = [(f.rule, f.severity, f.what, f.where, f.fix) for f in findings]
     return TextTable(title, rows, ("rule", "severity", "what", "where", "fix"))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _check_row(check: Checked) -> Row:

@@ -13,7 +13,7 @@ from bench import masking
 from bench.errors import ConfigError
 from bench.history.regression import Change, Judgement
 from bench.rules.check import Checked
-from bench.rules.finding import Finding
+from bench.rules.finding import Finding, errors
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -77,13 +77,13 @@ def of_checks(tiers: Iterable[Sequence[Checked]]) -> list[Case]:
 
 
 def _of_check(check: Checked) -> Case:
-    errors = [finding for finding in check.findings if finding.severity == "error"]
+    failed = errors(check.findings)
     warnings = [finding for finding in check.findings if finding.severity != "error"]
     return Case(
         group=f"doctor.{check.tier}",
         name=check.what,
-        failure="; ".join(finding.titled for finding in errors),
-        details="\n\n".join(map(_finding, errors)),
+        failure="; ".join(finding.titled for finding in failed),
+        details="\n\n".join(map(_finding, failed)),
         skipped=check.unknown,
         output="\n\n".join([*filter(None, [check.seen]), *map(_finding, warnings)]),
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -26,6 +27,15 @@ def plain(value: Any) -> Any:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested JSON objects, with dotted keys; empty objects have none."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def typed(kind: type[T], value: Any) -> T:

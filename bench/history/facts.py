@@ -129,7 +129,7 @@ def _of_requests(log: Log) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(event.value, list):
             yield key, _listed(event.value)
-        for name, value in _flat(event.metadata):
+        for name, value in codec.flat(event.metadata):
             if name not in _NOT_SETTINGS_OF_REQUESTS:
                 yield f"{key}.{name}", _anywhere(value)
 
@@ -172,17 +172,9 @@ def planned_settings(plan: Plan | None) -> dict[str, str]:
     if plan is None:
         return {}
     split = {f"parallel.{name}": getattr(plan.world, name) for name in ("tp", "pp", "cp", "sp")}
-    config = dict(_flat(codec.plain(plan.config))) | split
+    config = dict(codec.flat(codec.plain(plan.config))) | split
     return {
         name: str(value)
         for name, value in config.items()
         if not name.startswith(_NOT_SETTINGS) and name.rpartition(".")[2] not in _TEXTS
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -15,16 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import bench
-from bench import hints, preflight
+from bench import hints
 from bench.contract import regular_files
 from bench.contract.plan import Plan
-from bench.errors import (
-    BenchError,
-    ConfigError,
-    every_character_is_written,
-    exit_code_of_signals,
-    output_is_written,
-)
+from bench.errors import BenchError, every_character_is_written, exit_code_of_signals, output_is_written
 from bench.launch import launch_options
 from bench.planning import to_prepare
 from bench.planning.compose import (
@@ -167,14 +161,11 @@ def run(plan: Plan, config: "DictConfig", overrides: Sequence[str], created: lis
     """
     from omegaconf import OmegaConf
 
-    from bench.console import plan as plan_sheets
     from bench.launch import start
 
     words = [*overrides, *to_prepare.site_words(_site())]
     if plan.config.launch.dry_run:
-        findings = preflight.inspect(plan, words)
-        plan_sheets.show_plan(plan, findings)
-        return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
+        return start.dry_run(plan, words)
     return start.run(plan, with_overrides(OmegaConf.to_yaml(config), overrides, _site()), created, words)
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from bench.errors import ConfigError
 from bench.planning import compose, overrides
+from bench.texts import nearest
 
 DRY_RUN = "--dry-run"
 HINTS = {
@@ -102,7 +103,7 @@ def _unknown_option(argument: str, argv: Sequence[str]) -> ConfigError:
     hint = HINTS.get(option)
     if hint is None and (meant := overrides.of_option(option, value)) is not None:
         hint = f"write {meant}"
-    if hint is None and (near := overrides.near_option(option, list(_parser()._option_string_actions))) is not None:
+    if hint is None and (near := nearest(option, _parser()._option_string_actions, likeness=0.6)) is not None:
         hint = f"did you mean {near}?"
     return ConfigError(
         f"launch has no option {option}",

@@ -1,14 +1,11 @@
 """Launch a run anew: with its own arguments, and those that replace or add to them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from bench import preflight
-from bench.console import plan as plan_sheets
 from bench.contract import codec
 from bench.contract.plan import Plan
 from bench.errors import BenchError
@@ -21,8 +18,7 @@ from bench.runs.folder import plan_in, require_ours
 
 _ROOT = Path(__file__).parents[2]
 _OF_ONE_RUN = ("launch.folder", "launch.dry_run")
-"""Keys that a new run does not take over."""
-_NOT_COMPARED = ("launch.folder", "launch.dry_run")
+"""Keys that a new run does not take over, and that are not compared."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -74,14 +70,13 @@ def replaced(old: Sequence[str], new: Sequence[str]) -> list[str]:
 
 
 def run(repeated: Rerun) -> int:
-    """Start the run and return its exit code; a dry run only shows the plan.
+    """Start the run and return its exit code; a dry run only shows the plan, as that of `runstop launch`.
 
     Raises:
         BenchError: as `start.run`.
     """
     if repeated.plan.config.launch.dry_run:
-        plan_sheets.show_plan(repeated.plan, preflight.inspect(repeated.plan, repeated.words))
-        return 0
+        return start.dry_run(repeated.plan, repeated.words)
     return start.run(repeated.plan, repeated.config_yaml, [], repeated.words)
 
 
@@ -106,15 +101,8 @@ def _differences(folder: Path, recorded: CommandLine, new: Plan) -> Iterator[tup
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    return {name: text for name, text in _flat(codec.plain(plan.config)) if name not in _NOT_COMPARED}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", "null" if value is None else str(value)
+    values = ((name, value) for name, value in codec.flat(codec.plain(plan.config)) if name not in _OF_ONE_RUN)
+    return {name: "null" if value is None else str(value) for name, value in values}
 
 
 def _world(plan: Plan) -> str:

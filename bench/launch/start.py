@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from bench import backends, hints, preflight
 from bench.backends.protocol import Queue, SubmitsArrays
+from bench.console import plan as plan_sheets
 from bench.console import sheet
 from bench.console import trial as trial_sheets
 from bench.contract import atomic_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import JOB, LEDGER, STATUS, SUBMISSION
-from bench.errors import BenchError, written
+from bench.errors import BenchError, ConfigError, written
 from bench.launch import run_here
 from bench.preflight import Finding
 from bench.results.kind import judge
+from bench.rules.finding import errors
 from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs import trial as trials
@@ -99,7 +101,7 @@ class Prepared:
     @property
     def forced(self) -> list[Finding]:
         """The failed checks that launch.force ignores."""
-        return [finding for finding in self.findings if finding.severity == "error"]
+        return errors(self.findings)
 
 
 def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
@@ -112,6 +114,13 @@ def check(plan: Plan, words: Sequence[str] = ()) -> Sequence[Finding]:
     uninstalled = trackers.uninstalled(plan.config.launch.trackers)
     preflight.require([] if plan.config.launch.force else findings, uninstalled)
     return findings
+
+
+def dry_run(plan: Plan, words: Sequence[str]) -> int:
+    """Show a plan and its findings, and start nothing; return 2 if a launch would refuse the plan, else 0."""
+    findings = preflight.inspect(plan, words)
+    plan_sheets.show_plan(plan, findings)
+    return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
 
 
 def prepare(plan: Plan, config_yaml: str, findings: Sequence[Finding]) -> Prepared:
@@ -128,10 +137,10 @@ def submit_runs(queue: SubmitsArrays, prepared: Sequence[Prepared]) -> dict[Path
     groups = [[prepared[position] for position in group] for group in queue.arrays([one.plan for one in prepared])]
     console = sheet.to_stderr()
     if any(group[1:] for group in groups):
-        sizes = " and ".join(f"{len(group)} runs" if group[1:] else "1 run" for group in groups)
+        sizes = " and ".join(counted(len(group), "run") for group in groups)
         arrays = sum(bool(group[1:]) for group in groups)
         why = "; their nodes, partitions or time limits differ" if groups[1:] else ""
-        console.print(f"{arrays} job array{'s' * (arrays > 1)}: {sizes}{why}", markup=False)
+        console.print(f"{counted(arrays, 'job array')}: {sizes}{why}", markup=False)
     ids: dict[Path, str | BenchError] = {}
     for group in groups:
         try:

@@ -6,7 +6,6 @@ schedule.
 """
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
 from bench.contract import mllog
@@ -24,6 +23,7 @@ from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding, Severity
+from bench.texts import nearest
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
@@ -174,8 +174,8 @@ def _check_benchmark(log: Log) -> Iterator[Finding]:
         message = f"the log is of the closed division, but has no {mllog.SUBMISSION_BENCHMARK}"
         yield finding("LOG-10", "error", line, message)
     if name is not None and name not in BENCHMARKS:
-        similar = get_close_matches(name, BENCHMARKS, n=1, cutoff=0.8)
-        meant = f"; did you mean {similar[0]}?" if similar else ""
+        similar = nearest(name, BENCHMARKS, likeness=0.8)
+        meant = f"; did you mean {similar}?" if similar else ""
         line = log.all(mllog.SUBMISSION_BENCHMARK)[0].line
         yield finding("LOG-23", "error", line, f"runstop has no rules for the benchmark {name!r:.60}{meant}")
 

@@ -19,10 +19,10 @@ from bench.contract.schema import Config, DataSource, Device, EngineName
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
-from bench.planning.compose_errors import caused_by, explained
+from bench.planning.compose_errors import RENAMED_OPTIONS, caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.planning.conf_folder import user_folder
-from bench.texts import hydra_value
+from bench.texts import counted, hydra_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -162,15 +162,6 @@ def _composed(overrides: list[str]) -> Config:
         return typed(_of_hydra(overrides))
 
 
-RENAMED_OPTIONS = {
-    "task": {
-        f"{name}_apart": f"{name}_local_sgd"
-        for name in ("pretrain_tiny", "pretrain_7b", "finetune_7b_dolly", "finetune_70b_dolly", "qlora_70b")
-    }
-}
-"""By config group: options of earlier versions, and their names now."""
-
-
 def with_new_options(overrides: Sequence[str]) -> list[str]:
     """Return the overrides with the current names of renamed keys and options; log a warning for each old name."""
     return [_with_new_key(_with_new_option(override)) for override in overrides]
@@ -280,7 +271,7 @@ def _preset(config: "DictConfig") -> str:
     wanted = f"{nodes}x{_short(gpu.name) if gpu else 'unknown'}"
     systems = [option for option in loader.get_group_options(f"{PRESETS}/{name}") if option != FOR_ALL]
     if wanted not in systems:
-        on = f"{nodes} node{'s' * (nodes > 1)} with {gpu.name if gpu else 'no known GPU'}"
+        on = f"{counted(nodes, 'node')} with {gpu.name if gpu else 'no known GPU'}"
         raise ConfigError(
             f"preset {name} has no values for {on}",
             where="engine.preset, cluster",

@@ -1,6 +1,5 @@
 """Errors of Hydra and OmegaConf as ConfigErrors: what is wrong, where, and the fix."""
 
-import difflib
 import re
 import shlex
 import traceback
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from bench.contract import old_plans
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
+from bench.texts import nearest
 
 MOVED = {
     "cluster.scheduler": "cluster.backend",
@@ -20,6 +20,13 @@ MOVED = {
     **old_plans.CONFIG_KEYS,
 }
 """Keys of earlier versions, and their current names."""
+RENAMED_OPTIONS = {
+    "task": {
+        f"{name}_apart": f"{name}_local_sgd"
+        for name in ("pretrain_tiny", "pretrain_7b", "finetune_7b_dolly", "finetune_70b_dolly", "qlora_70b")
+    }
+}
+"""By config group: options of earlier versions, and their names now."""
 
 
 class UnknownChoiceError(ConfigError):
@@ -28,10 +35,10 @@ class UnknownChoiceError(ConfigError):
     def __init__(self, name: str, known: list[str], *, group: str) -> None:
         fixes = synonyms.CHOICE_FIXES.get(group.partition("@")[0], {})
         near = _near_choice(group, name, known)
-        is_long = near and len(known) > _FEW_CHOICES
-        offer = _offer(
-            near, "to list all: runstop launch --help" if is_long else f"choose from {', '.join(sorted(known))}"
-        )
+        offer = f"choose from {', '.join(sorted(known))}"
+        if near is not None:
+            others = "to list all: runstop launch --help" if len(known) > _FEW_CHOICES else offer
+            offer = f"did you mean {near}? {others}"
         fix = fixes.get(name.lower()) or "; ".join([offer, *([fixes[""]] if "" in fixes else [])])
         super().__init__(f"{group}={name} does not exist", where=group, fix=fix)
         self.group, self.name, self.known = group, name, known
@@ -41,17 +48,17 @@ _FEW_CHOICES = 12
 """With a suggestion, a longer list of choices would hide it."""
 
 
-def _near_choice(group: str, name: str, known: list[str]) -> list[str]:
-    """Return the choice of a group that a name means, by its meaning or its spelling; [] if none is near."""
+def _near_choice(group: str, name: str, known: list[str]) -> str | None:
+    """Return the choice of a group that a name means, by its meaning or its spelling; None if none is near."""
     plain = name.lower().replace("-", "_")
     other = synonyms.CHOICES.get(group.partition("@")[0], {}).get(name.lower())
     if other in known:
-        return [str(other)]
+        return str(other)
     within = [choice for choice in known if plain and choice.endswith(plain)]
     if len(within) == 1 or group.startswith("gpu"):  # one digit away is another GPU
         same = [choice for choice in known if choice.replace("_", "") == plain.replace("_", "")]
-        return within[:1] or same[:1]
-    return difflib.get_close_matches(plain, known, n=1, cutoff=0.5)
+        return next(iter([*within, *same]), None)
+    return nearest(plain, known)
 
 
 class InvalidValueError(ConfigError):
@@ -114,12 +121,7 @@ def _explain(error: Exception, words: Sequence[str]) -> ConfigError | None:
     from omegaconf.errors import OmegaConfBaseException
 
     text = "\n".join(str(e) for e in (error, error.__cause__) if e)
-    if (
-        known := _wrong_reference(text)
-        or _wrong_choice(text)
-        or _wrong_key(error, text)
-        or _wrong_value(error, text, words)
-    ):
+    if known := _wrong_reference(text) or _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(text, words):
         return known
     if known := _wrong_file(text):
         return known
@@ -198,10 +200,10 @@ def _named(file: str) -> str:
     return f"{file}.yaml"
 
 
-def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigError | None:
+def _wrong_value(text: str, words: Sequence[str]) -> ConfigError | None:
     """Return the error of a value with a wrong type or syntax."""
     if bad := re.search(r"full_key: (\S+)", text):
-        return _wrong_type(bad[1], error, text, words)
+        return _wrong_type(bad[1], text, words)
     if "LexerNoViableAltException: " in text:
         return _unquoted(text.partition("LexerNoViableAltException: ")[2].splitlines()[0])
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -224,68 +226,70 @@ def _wrong_value(error: Exception, text: str, words: Sequence[str]) -> ConfigErr
     return None
 
 
-def _wrong_type(key: str, error: Exception, text: str, words: Sequence[str]) -> ConfigError:
+def _wrong_type(key: str, text: str, words: Sequence[str]) -> ConfigError:
     """Return the error of a value that a key does not take: what it takes, with an example."""
-    message = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
     if missing := re.search(r"missing mandatory value: (\S+)", text):
-        file = next(
-            (
-                override
-                for override in reversed(words)
-                if override.partition("=")[0].endswith(f"@{key.rpartition('.')[0]}")
-            ),
-            "",
-        )
-        group, _, name = file.partition("=")
-        where = f"{group.partition('@')[0]}/{name}.yaml" if name else key
-        what = f"the key {missing[1]} is missing"
-        fix = f"add {missing[1]} to this file, with its unit as in the files of conf/"
-        return InvalidValueError(what, where=where, fix=fix, key=key, value=None)
-    item, file_of = key.partition("[")[0], _FILE.search(text)
-    own = next((override for override in reversed(words) if override.lstrip("+").partition("=")[0] == item), None)
-    quoted = re.search(r"[Vv]alue:? '?([^',]*)'?", message)
-    value = quoted[1] if quoted and "assigned" not in message else None
-    if own is not None and item == key:
-        value = own.partition("=")[2]
-    wanted = config_keys.form(key)
+        return _missing_value(key, missing[1], words)
+    message = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
     if "does not support deletion" in message:
         fix = f"remove ~{key}, or set its value: {config_keys.example(key, '')}"
         return InvalidValueError(f"{key} cannot be deleted", where="command line", fix=fix, key=key, value=None)
-    is_of_type = any(part in message for part in _OF_TYPE)
-    if not wanted or not is_of_type or (value is None and "is not Optional" not in message):
-        value, what = value, message
-    elif "is not Optional" in message:
-        value, what = "null", f"{key} is null, but must be {wanted}"
+    item, file_of = key.partition("[")[0], _FILE.search(text)
+    own = next((override for override in reversed(words) if override.lstrip("+").partition("=")[0] == item), None)
+    if own is not None and item == key:
+        value: str | None = own.partition("=")[2]
     else:
-        what = f"{key} is {_shown(value or '')}, but must be {wanted}"
+        quoted = re.search(r"[Vv]alue:? '?([^',]*)'?", message)
+        value = quoted[1] if quoted and "assigned" not in message else None
     where = _named(file_of[1]) + f", {key}" if own is None and file_of else key
-    fix = f"write a value such as {config_keys.example(key, value or '')}"
     if "NoneType" in message and config_keys.is_block(key):
+        group = key.partition(".")[0]
         what = f"the block {key} is null in this config, and cannot be set on the command line"
-        fix = f"write it into a file of your own, DIR/{key.partition('.')[0]}/mine.yaml, and add --config-dir DIR "
-        fix += f"{key.partition('.')[0]}=mine (docs/configuration.md)"
-    if key == "walltime" and re.fullmatch(r"\d+:\d\d", value or ""):
-        first, second = map(int, str(value).split(":"))
-        of_seconds = config_keys.example(key, str(value))
-        fix = (
-            f"write walltime={60 * first + second} for {first} h {second} min, {of_seconds} for {first} min {second} s"
-        )
-    fix = synonyms.VALUE_FIXES.get(item, {}).get((value or "").lower(), fix)
-    if key == "model.weights" and "/" in (value or ""):
-        fix = f"export MODEL={value}, and leave out model.weights"
-    return InvalidValueError(what, where=where, fix=fix, key=key, value=value)
+        fix = f"write it into a file of your own, DIR/{group}/mine.yaml, and add --config-dir DIR "
+        fix += f"{group}=mine (docs/configuration.md)"
+        return InvalidValueError(what, where=where, fix=fix, key=key, value=value)
+    what, wanted, is_null = message, config_keys.form(key), "is not Optional" in message
+    if wanted and any(part in message for part in _OF_TYPE) and (is_null or value is not None):
+        value = "null" if is_null else value or ""
+        what = f"{key} is {_shown(value)}, but must be {wanted}"
+    return InvalidValueError(what, where=where, fix=_fix_of_value(key, value or ""), key=key, value=value)
+
+
+def _missing_value(key: str, name: str, words: Sequence[str]) -> ConfigError:
+    """Return the error of a file that an override chooses, and that lacks a key."""
+    package = f"@{key.rpartition('.')[0]}"
+    chosen = next((override for override in reversed(words) if override.partition("=")[0].endswith(package)), "")
+    group, _, choice = chosen.partition("=")
+    where = f"{group.partition('@')[0]}/{choice}.yaml" if choice else key
+    fix = f"add {name} to this file, with its unit as in the files of conf/"
+    return InvalidValueError(f"the key {name} is missing", where=where, fix=fix, key=key, value=None)
+
+
+def _fix_of_value(key: str, value: str) -> str:
+    """Return what to write instead of a wrong value."""
+    if known := synonyms.VALUE_FIXES.get(key.partition("[")[0], {}).get(value.lower()):
+        return known
+    if key == "model.weights" and "/" in value:
+        return f"export MODEL={value}, and leave out model.weights"
+    example = config_keys.example(key, value)
+    if key == "walltime" and re.fullmatch(r"\d+:\d\d", value):
+        first, second = map(int, value.split(":"))
+        return f"write walltime={60 * first + second} for {first} h {second} min, {example} for {first} min {second} s"
+    return f"write a value such as {example}"
 
 
 _OF_TYPE = (
-    *("could not be converted", "Invalid value", "is not a valid", "is not Optional", "is not a subclass"),
-    *(
-        "incompatible with",
-        "Cannot convert",
-        "Cannot assign",
-        "is not a ListConfig",
-        "is not a DictConfig",
-        "Invalid type assigned",
-    ),
+    "could not be converted",
+    "Invalid value",
+    "is not a valid",
+    "is not Optional",
+    "is not a subclass",
+    "incompatible with",
+    "Cannot convert",
+    "Cannot assign",
+    "is not a ListConfig",
+    "is not a DictConfig",
+    "Invalid type assigned",
 )
 """Parts of OmegaConf's messages about a value of a wrong type."""
 
@@ -354,7 +358,3 @@ def unknown_key(name: str, known: Sequence[str], *, value: str = "", where: str 
     else:
         fix = all_keys
     return ConfigError(f"unknown key {name!r}", where=where, fix=fix)
-
-
-def _offer(near: list[str], others: str) -> str:
-    return f"did you mean {near[0]}? {others}" if near else others

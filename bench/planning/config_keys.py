@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.contract.schema import Config
 from bench.planning import synonyms
+from bench.texts import nearest
 
 EXAMPLES = {
     "cluster.gpu": "gpu@cluster.gpu=h200",
@@ -31,35 +32,24 @@ EXAMPLES = {
 @cache
 def by_class() -> Mapping[str, Sequence[str]]:
     """Return the dotted keys below each schema class, by class name."""
-    keys_of: dict[str, list[str]] = {}
-
-    def walk(kind: Any) -> list[str]:
-        keys = keys_of.setdefault(kind.__name__, [])
-        for name, hint in typing.get_type_hints(kind).items():
-            keys.append(name)
-            for inner in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(inner):
-                    keys += [f"{name}.{key}" for key in walk(inner)]
-        return keys
-
-    walk(Config)
-    return keys_of
+    classes = {Config, *(block for hint in _hints().values() for block in _blocks(hint))}
+    return {kind.__name__: list(_hints(kind)) for kind in classes}
 
 
 @cache
-def _hints() -> Mapping[str, Any]:
-    """Return the type of each key."""
+def _hints(kind: Any = Config) -> Mapping[str, Any]:
+    """Return the type of each key below a schema class, by dotted key."""
     hints: dict[str, Any] = {}
-
-    def walk(kind: Any, above: str) -> None:
-        for name, hint in typing.get_type_hints(kind).items():
-            hints[f"{above}{name}"] = hint
-            for inner in (hint, *typing.get_args(hint)):
-                if dataclasses.is_dataclass(inner):
-                    walk(inner, f"{above}{name}.")
-
-    walk(Config, "")
+    for name, hint in typing.get_type_hints(kind).items():
+        hints[name] = hint
+        for block in _blocks(hint):
+            hints |= {f"{name}.{key}": of_key for key, of_key in _hints(block).items()}
     return hints
+
+
+def _blocks(hint: Any) -> list[Any]:
+    """Return the schema classes in a type, such as Gpu in `Gpu | None`."""
+    return [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
 
 
 def known() -> Sequence[str]:
@@ -88,19 +78,18 @@ def meant(name: str, keys: Iterable[str]) -> str | None:
     ends = [key for key in keys if key.rpartition(".")[2] == last]
     if len(ends) == 1:
         return ends[0]
-    near = difflib.get_close_matches(full, ends or keys, n=1, cutoff=0.5)
-    if near and difflib.SequenceMatcher(None, full, near[0]).ratio() < _CLEAR:
-        by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
-        alike = difflib.get_close_matches(last, by_last, n=1, cutoff=_CLEAR)
-        if alike or "." not in full:
-            return by_last[alike[0]] if alike else near[0] if "." not in near[0] else None
-        return near[0] if _alike(last, near[0].rpartition(".")[2]) else None
-    return near[0] if near else None
+    near = nearest(full, ends or keys)
+    if near is None or _likeness(full, near) >= _CLEAR:
+        return near
+    by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    if (alike := nearest(last, by_last, likeness=_CLEAR)) is not None:
+        return by_last[alike]
+    is_near = _likeness(last, near.rpartition(".")[2]) >= 0.5 if "." in full else "." not in near
+    return near if is_near else None
 
 
-def _alike(one: str, other: str) -> bool:
-    """Return whether one name may be a misspelling of the other."""
-    return difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 _CLEAR = 0.8
@@ -172,8 +161,7 @@ def example(key: str, value: str) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         names = list(kind.__members__)
         other = synonyms.VALUES.get(item, {}).get(value.lower())
-        near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
-        return f"{item}={other or (near[0] if near else names[0])}"
+        return f"{item}={other or nearest(value.lower(), names) or names[0]}"
     if takes_list(item):
         return EXAMPLES.get(item, f"{item}=[…]") if not value or item != key else override(item, value)
     if kind is str and value[:1] in ("[", "{"):

@@ -4,16 +4,15 @@ Refused are words without `=`, spaces around it, unknown keys and choices, sever
 choices of one group. A key with two values gets a warning: Hydra takes the last one, which scripts rely on.
 """
 
-import difflib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
-from bench.planning.compose_errors import MOVED, UnknownChoiceError, unknown_key
+from bench.planning.compose_errors import MOVED, RENAMED_OPTIONS, UnknownChoiceError, unknown_key
 from bench.planning.conf_folder import CONF, user_folder
 
 _log = logging.getLogger(__name__)
@@ -132,8 +131,8 @@ def guessed(override: str, *, config_dir: Path | None = None) -> str | None:
             return f"{group}={choice}"
     if override.lower() in Precision.__members__:
         return f"precision={override.lower()}"
-    if is_group(override) or override in synonyms.GROUPS:
-        return f"{synonyms.GROUPS.get(override, override)}=NAME"
+    if (meant := _group(override)) is not None:
+        return f"{meant}=NAME"
     if config_keys.is_known(override):
         return f"{override}=VALUE"
     key = synonyms.KEYS.get(override.lower())
@@ -143,15 +142,18 @@ def guessed(override: str, *, config_dir: Path | None = None) -> str | None:
 def of_option(option: str, value: str) -> str | None:
     """Return the override that an unknown option such as --task or --lr means; None if it is unknown."""
     name = option.lstrip("-").replace("-", "_")
-    if is_group(name) or name in synonyms.GROUPS:
-        return f"{synonyms.GROUPS.get(name, name)}={value or 'NAME'}"
-    if not config_keys.is_known(name) and (in_launch := f"launch.{name}") and config_keys.is_known(in_launch):
-        name = in_launch
-    key = name if config_keys.is_known(name) else synonyms.KEYS.get(name.lower())
-    if key is None:
+    if (group := _group(name)) is not None:
+        return f"{group}={value or 'NAME'}"
+    known = (one for one in (name, f"launch.{name}") if config_keys.is_known(one))
+    if (key := next(known, synonyms.KEYS.get(name.lower()))) is None:
         return None
     is_flag = config_keys.form(key).startswith("true or false")
     return config_keys.override(key, "true" if is_flag and value not in ("true", "false") else value or "VALUE")
+
+
+def _group(name: str) -> str | None:
+    """Return the config group that a name or another name of a group means; None if there is none."""
+    return synonyms.GROUPS.get(name, name if is_group(name) else None)
 
 
 def is_group(key: str) -> bool:
@@ -207,15 +209,9 @@ def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
     if (path_fix := _of_path(name, value)) is not None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=path_fix)
-    if value in _renamed(name):
+    if value in RENAMED_OPTIONS.get(name, {}):
         return
     raise UnknownChoiceError(value, known, group=group)
-
-
-def _renamed(group: str) -> Iterator[str]:
-    from bench.planning.compose import RENAMED_OPTIONS
-
-    yield from RENAMED_OPTIONS.get(group, {})
 
 
 def _of_path(group: str, value: str) -> str | None:
@@ -238,8 +234,3 @@ def _same(override: str, known: Sequence[str]) -> str | None:
     """Return the choice that a word is, in any case and with - for _; or None."""
     name = override.lower().replace("-", "_").removesuffix(".yaml")
     return name if name in known and name not in ("none", "unknown") else None
-
-
-def near_option(option: str, options: Sequence[str]) -> str | None:
-    """Return the option that a misspelt one means, or None."""
-    return next(iter(difflib.get_close_matches(option, options, n=1, cutoff=0.6)), None)

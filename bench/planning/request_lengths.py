@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract.schema import Config
-from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths, Serving
+from bench.contract.serving import Lengths, LogNormal, RequestLengths, SampledLengths
 from bench.errors import ConfigError
 from bench.planning.text_files import TextFile
 
@@ -32,7 +32,7 @@ Pair = tuple[int, int]
 
 
 def check(lengths: Lengths, config: Config) -> None:
-    """Raise ConfigError for lengths that cannot be sampled, or that the model does not support."""
+    """Raise ConfigError for settings from which no lengths can be sampled; `sampled` checks the pairs of a file."""
     serving, context = config.task.serving, config.model.max_seq_length
     assert serving is not None
     if serving.requests * config.trials > MOST_SAMPLED:
@@ -48,8 +48,6 @@ def check(lengths: Lengths, config: Config) -> None:
             what = "both a file of lengths and a distribution are set"
             fix = f"set either {WHERE}.file, or {WHERE}.prompt and {WHERE}.answer"
             raise ConfigError(what, where=WHERE, fix=fix)
-        for number, pair in enumerate(_pairs(Path(lengths.file))[0], start=1):
-            _check_context(sum(pair), config, f"pair {number} of {lengths.file}", "remove pairs that are too long")
         return
     total = 0
     for name, one in distributions.items():
@@ -107,19 +105,23 @@ def _checked(one: LogNormal, where: str) -> _Stated:
     return stated
 
 
-def sampled(serving: Serving, seeds: Sequence[int]) -> SampledLengths | None:
+def sampled(config: Config, seeds: Sequence[int]) -> SampledLengths | None:
     """Return the lengths of the requests of each trial; None if all requests have the same.
 
     They depend only on the seed, the file or the distributions, and the position of the request. So all loads of a
     trial, and all runs with the same seed, have the same lengths, and fewer requests have the first of these lengths.
 
     Raises:
-        ConfigError: the file of pairs cannot be read, or one of its pairs is not valid.
+        ConfigError: the file of pairs cannot be read, or one of its pairs is not valid or too long for the model.
     """
+    serving = config.task.serving
+    assert serving is not None
     lengths = serving.lengths
     if not lengths.vary:
         return None
     pairs, sha256 = ([], None) if lengths.file is None else _pairs(Path(lengths.file))
+    for number, pair in enumerate(pairs, start=1):
+        _check_context(sum(pair), config, f"pair {number} of {lengths.file}", "remove pairs that are too long")
     return SampledLengths(sha256=sha256, trials=[_of_trial(lengths, pairs, serving.requests, seed) for seed in seeds])
 
 

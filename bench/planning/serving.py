@@ -299,13 +299,13 @@ def _check_elsewhere(server: Server) -> None:
 
 def make(config: Config, base: Config | None) -> ServingPlan:
     """Return the plan of a serving run."""
-    serving, memory, commands = required(config), None, fields_of_all(config)
-    lengths = request_lengths.sampled(serving, [trial.seed for trial in commands["trials"]])
+    serving, memory, fields = required(config), None, fields_of_all(config)
+    lengths = request_lengths.sampled(config, [trial.seed for trial in fields["trials"]])
     if serving.server.url is None:
         memory = serving_memory.estimate(config, serving, loads(serving), lengths)
         check_memory(config, memory)
     return ServingPlan(
-        **commands,
+        **fields,
         world=replace(split(config, tp=1, pp=1, cp=1, sp=False), tp=config.parallel.tp or 1, dp=1),
         loads=loads(serving),
         base_dir=model_folder(config),

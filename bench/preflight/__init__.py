@@ -22,6 +22,7 @@ from bench.planning import projection
 from bench.planning.commands import job_min
 from bench.preflight import data, host, resources, secrets
 from bench.rules.check import TIERS, CannotTellError, Check, Checked, Finding, Severity, Subject, Tier, broken, run
+from bench.rules.finding import errors
 
 
 def apply(plan: Plan) -> bool:
@@ -227,7 +228,7 @@ STATIC = (
     Check("Nsight Systems", ("RUN-08",), profiler, is_under_nsys),
     Check("kind of GPU", ("HW-07",), other_gpu, is_on_other_gpu),
     Check("memory of the GPU", ("HW-08",), resources.gpu_memory, resources.needs_known_gpu),
-    Check("memory of this machine", ("RUN-03",), resources.host_memory, resources.estimates_host_memory),
+    Check("memory of this machine", ("RUN-03",), resources.memory, resources.estimates_host_memory),
     Check("CPU cores", ("HW-09",), resources.cores, resources.runs_on_this_cpu),
     Check("GPU of the config", ("HW-03",), resources.unused_gpu, resources.has_unused_gpu),
 )
@@ -271,14 +272,14 @@ def findings(checked: Iterable[Checked]) -> list[Finding]:
 
 def require(problems: Iterable[Finding], others: Sequence[ConfigError] = ()) -> None:
     """Raise one ConfigError for all errors; warnings are ignored. others: errors that no check has found."""
-    errors = [ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule) for f in problems if f.severity == "error"]
-    if errors := [*errors, *others]:
-        raise joined(errors)
+    failed = [ConfigError(f.what, where=f.where, fix=f.fix, rule=f.rule) for f in errors(problems)]
+    if failed := [*failed, *others]:
+        raise joined(failed)
 
 
 def would_refuse(plan: Plan, problems: Iterable[Finding]) -> bool:
     """Return whether a launch refuses the plan for these findings."""
-    return not plan.config.launch.force and any(finding.severity == "error" for finding in problems)
+    return not plan.config.launch.force and bool(errors(problems))
 
 
 def require_no_secret(plan: Plan) -> None:

@@ -120,11 +120,11 @@ def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Itera
         yield broken("CFG-06", error.what, error.where, fix=error.fix)
 
 
-COPY_AGAIN = "copy these files again from their source"
+def manifest(folder: Path, *, fix: str | None = None) -> Iterator[Finding]:
+    """Yield differences between the files of a folder and its manifest.json, [{path, bytes, sha256?}, …].
 
-
-def manifest(folder: Path, *, fix: str = COPY_AGAIN) -> Iterator[Finding]:
-    """Yield differences between the files of a folder and its manifest.json, [{path, bytes, sha256?}, …]."""
+    fix: what to do about any of them; by default that of files which the user has copied here.
+    """
     path = folder / MANIFEST
     if not path.exists():
         return
@@ -132,14 +132,14 @@ def manifest(folder: Path, *, fix: str = COPY_AGAIN) -> Iterator[Finding]:
         listed = json.loads(path.read_text())
         entries = [(str(entry["path"]), int(entry["bytes"]), entry.get("sha256")) for entry in _entries(listed)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        fix = f"write {MANIFEST} as a JSON list of objects with path, bytes and sha256" if fix == COPY_AGAIN else fix
+        fix = fix or f"write {MANIFEST} as a JSON list of objects with path, bytes and sha256"
         yield broken("CFG-06", f"{MANIFEST} cannot be read: {_reason(error)}", str(path), fix=fix)
         return
     wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         what = f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}"
-        yield broken("CFG-06", what, str(path), fix=fix)
+        yield broken("CFG-06", what, str(path), fix=fix or "copy these files again from their source")
 
 
 def _entries(manifest: Any) -> Any:

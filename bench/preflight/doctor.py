@@ -14,6 +14,7 @@ from bench.errors import BenchError, ConfigError
 from bench.planning import commands
 from bench.preflight import TIERS, Checked, Finding, Tier
 from bench.rules import RULES
+from bench.rules import finding as findings
 from bench.runs import folder as folders
 from bench.runs import run as runs
 from bench.runs.folder import short
@@ -88,7 +89,7 @@ def on_nodes(plan: Plan, tier: Tier) -> Checked:
     if stuck is not None:
         what = f"the job cannot start: {stuck.native_state}: {stuck.reason}"
         problems.append(replace(preflight.broken(stuck.rule, what, str(folder)), tier=tier))
-    elif (exit_code or not facts.ranks) and not any(finding.severity == "error" for finding in problems):
+    elif (exit_code or not facts.ranks) and not findings.errors(problems):
         problems.append(_failed(folder, tier))
     return Checked(ON_NODES[tier], (), tier, tuple(problems), seen)
 
@@ -128,7 +129,7 @@ def _failed(folder: Path, tier: Tier) -> Finding:
 
 def errors(checked: Sequence[Checked]) -> list[Finding]:
     """Return the findings that prevent a launch."""
-    return [f for f in preflight.findings(checked) if f.severity == "error"]
+    return findings.errors(preflight.findings(checked))
 
 
 if __name__ == "__main__":

@@ -172,9 +172,9 @@ def earlier(subject: Subject) -> Iterator[Finding | str]:
     """Yield changes of the rows and of the base that earlier runs prepared: files that differ from their manifest."""
     trained = training_plan(subject.plan)
     assert trained is not None
-    of_rows = [plan for plan in (trained, trained.base) if plan is not None and plan.data_dir is not None]
-    for folder in [*(plan.data_dir for plan in of_rows), trained.base_dir if trained.base is not None else None]:
-        path = None if folder is None else expanded(folder)
+    of_rows = [plan for plan in (trained, trained.base) if plan is not None and plan.data.source.needs_preparation]
+    folders = [*(plan.data_dir for plan in of_rows), trained.base_dir if trained.base is not None else None]
+    for path in dict.fromkeys(expanded(folder) for folder in folders):
         if path is None or not Path(path).is_dir():
             continue
         fix = f"delete this folder, so that the next run prepares it again: rm -r {shlex.quote(path)}"

@@ -1,18 +1,15 @@
-"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU of_task memory is known."""
+"""Checks of what a run on this machine needs of it: its memory, its CPU cores, and a GPU whose memory is known."""
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
+from bench.contract import host_memory
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import ServingPlan, training_plan
 from bench.contract.schema import BackendName, Device
 from bench.rules.check import Finding, Subject, broken
+from bench.texts import counted
 
-MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files with the memory limit of this process's control group, of cgroup v2 and v1. Source: the kernel's
-Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
 GIB = 2**30
 FEW_RANKS = 2
 """So many ranks are fine on any number of cores: clusters without GPUs start them by default."""
@@ -29,9 +26,9 @@ def estimates_host_memory(plan: Plan) -> bool:
     return runs_on_this_cpu(plan) and plan.estimated_memory_gib[0] is not None
 
 
-def host_memory(subject: Subject) -> Iterator[Finding | str]:
-    """Yield an error if the ranks need more memory than this machine has."""
-    plan, has_gib = subject.plan, memory_bytes() / GIB
+def memory(subject: Subject) -> Iterator[Finding | str]:
+    """Yield an error if the ranks need more memory than this machine has, or than its control groups let them use."""
+    plan, has_gib = subject.plan, (host_memory.limit_bytes() or host_memory.total_bytes()) / GIB
     needed = {"": _needed_gib(plan)}
     if (trained := training_plan(plan)) is not None and trained.base is not None:
         needed[" of the base task"] = _needed_gib(trained.base)
@@ -62,20 +59,11 @@ def _needed_gib(plan: Plan) -> float:
     return (each or 0.0) * ranks
 
 
-def memory_bytes() -> int:
-    """Return the memory that this process may use: of the machine, or less by its control group."""
-    total = next(
-        int(line.split()[1]) * 1024 for line in MEMINFO.read_text().splitlines() if line.startswith("MemTotal")
-    )
-    limits = [file.read_text().strip() for file in CGROUP_LIMITS if file.is_file()]
-    return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
-
-
 def cores(subject: Subject) -> Iterator[Finding | str]:
     """Yield a warning if there are more ranks than CPU cores."""
     ranks, num = subject.plan.config.cluster.ranks_per_node, len(os.sched_getaffinity(0))
     if ranks > max(num, FEW_RANKS):
-        what = f"{ranks:,} ranks share {num} CPU core{'s' * (num > 1)}, so that a step takes much longer"
+        what = f"{ranks:,} ranks share {counted(num, 'CPU core')}, so that a step takes much longer"
         fix = f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less"
         yield broken("HW-09", what, "cluster.ranks_per_node", fix=fix, severity="warning")
     yield f"{num} cores"

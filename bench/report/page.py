@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from bench import rules
-from bench.contract import atomic_files
-from bench.contract.codec import plain
+from bench.contract import atomic_files, codec
 from bench.contract.plan import World
 from bench.errors import LogError
 from bench.mlperf.gpu_count import NO_DEVICES
@@ -48,19 +47,11 @@ def differences(sets: Sequence[TrialSet]) -> list[tuple[str, list[str]]]:
 def _planned(trials: TrialSet) -> dict[str, str]:
     """Return the config with the parallel sizes that the plan chose."""
     assert trials.plan is not None
-    config = dict(_flat(plain(trials.plan.config)))
+    config = {name: _setting(value) for name, value in codec.flat(codec.plain(trials.plan.config))}
     world = trials.plan.world
     config |= {f"parallel.{name}": str(getattr(world, name)) for name in ("tp", "pp", "cp", "sp")}
     measured = {name: value for name, value in config.items() if not name.startswith(_NOT_SETTINGS)}
     return {name: value for name, value in measured.items() if name.rsplit(".", 1)[-1] not in _TEXTS}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, str]]":
-    flat: list[tuple[str, str]] = []
-    for name, value in values.items():
-        inner = isinstance(value, Mapping)
-        flat += _flat(value, f"{prefix}{name}.") if inner else [(f"{prefix}{name}", _setting(value))]
-    return flat
 
 
 def _setting(value: Any) -> str:

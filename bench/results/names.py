@@ -3,12 +3,11 @@
 A kind may have further measurements, such as one for each size of a GEMM.
 """
 
-import difflib
-
 from bench.results import cost
 from bench.results.kind import KINDS
 from bench.results.measurement import HARDWARE
 from bench.results.modules import NAMES as MODULES
+from bench.texts import nearest
 
 MEASURED_BATCH = ("micro_batch_size", "global_batch_size")
 """Columns of a study with the batch sizes of its plan, for valid runs."""
@@ -28,5 +27,4 @@ _ALIKE = 0.85
 
 def misspelt(name: str) -> str | None:
     """Return the known name that is most similar to a misspelt one; None if it is known, or similar to none."""
-    near = () if name in KNOWN else difflib.get_close_matches(name, KNOWN, n=1, cutoff=_ALIKE)
-    return near[0] if near else None
+    return None if name in KNOWN else nearest(name, KNOWN, likeness=_ALIKE)

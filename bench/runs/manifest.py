@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from bench.contract.run_files import JOB, MANIFEST
 from bench.errors import LogError
 from bench.mlperf import log as logs
 from bench.mlperf import provenance_checks
+from bench.runs import command_line
 from bench.runs.folder import plan_in
 
 VERSION = 1
@@ -65,7 +65,7 @@ def write(folder: Path) -> None:
     known = _written_with_weights(folder)
     manifest = Manifest(
         version=VERSION,
-        bench=_version(),
+        bench=command_line.installed() or "unknown: not installed",
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         image=_image(folder),
         folders=(),
@@ -135,12 +135,6 @@ def _attached(log: Path) -> Iterator[Path]:
 
 def _is_file(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode) if path.exists() else False
-
-
-def _version() -> str:
-    with suppress(PackageNotFoundError):
-        return version("runstop")
-    return "unknown: not installed"
 
 
 def _image(folder: Path) -> dict[str, Any] | None:

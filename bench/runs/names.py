@@ -91,11 +91,12 @@ def several(text: str | Path, *, folder: Path | None = None, files: bool = False
     Raises:
         ConfigError: there is no such run, or the text is a part of several names.
     """
-    text, places = str(text), _Places.in_folder(folder or root())
+    text, folder = str(text), folder or root()
     if os.path.lexists(text):
         return [Path(text)]
     if match := _LATEST.fullmatch(text):
-        return [places.newest(text, int(match[1] or 0))]
+        return [_launched(text, int(match[1] or 0), folder)]
+    places = _Places.in_folder(folder)
     named = places.named(text)
     if named:
         return named
@@ -106,6 +107,20 @@ def several(text: str | Path, *, folder: Path | None = None, files: bool = False
         raise _none(text, places, files=files)
     _log.info("%s is %s", text, parts[0])
     return parts
+
+
+def _launched(text: str, place: int, folder: Path) -> Path:
+    """Return the run that was launched last, or that many launches before it."""
+    runs = below(folder)
+    if not runs:
+        fix = "give the path of a run folder, or set LOGDIR to the folder of your runs"
+        raise ConfigError("there are no runs in this folder", where=str(folder), fix=fix)
+    if place >= len(runs):
+        what = f"{text} is run {place + 1} counted from the newest, but the folder has {counted(len(runs), 'run')}"
+        oldest = f"{LATEST}~{len(runs) - 1}" if len(runs) > 1 else LATEST
+        raise ConfigError(what, where=str(folder), fix=f"the oldest is {oldest}; {LIST}")
+    _log.info("%s is %s", text, runs[place])
+    return runs[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +134,6 @@ class _Places:
     @classmethod
     def in_folder(cls, folder: Path) -> "_Places":
         return cls(folder, {one.name: one for one in below(folder)}, dict(_of_studies(folder)))
-
-    def newest(self, text: str, place: int) -> Path:
-        """Return the run that was launched last, or that many launches before it."""
-        runs = list(self.runs.values())
-        if not runs:
-            fix = "give the path of a run folder, or set LOGDIR to the folder of your runs"
-            raise ConfigError("there are no runs in this folder", where=str(self.folder), fix=fix)
-        if place >= len(runs):
-            what = f"{text} is run {place + 1} counted from the newest, but the folder has {counted(len(runs), 'run')}"
-            oldest = f"{LATEST}~{len(runs) - 1}" if len(runs) > 1 else LATEST
-            raise ConfigError(what, where=str(self.folder), fix=f"the oldest is {oldest}; {LIST}")
-        _log.info("%s is %s", text, runs[place])
-        return runs[place]
 
     def named(self, text: str) -> list[Path]:
         """Return the run of this name, or the runs of a study's arm; empty if there are none."""
@@ -173,7 +175,7 @@ def _of_studies(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def name_of(run: Path) -> str:
-    """Return the name by which a run is matches: STUDY/ARM.BLOCK in a study, else that of its folder."""
+    """Return the name by which a run is found: STUDY/ARM.BLOCK in a study, else that of its folder."""
     return f"{run.parent.name}/{run.name}" if (run.parent / STUDY).exists() else run.name
 
 

@@ -38,7 +38,8 @@ class Summary:
 
 def summary(folder: Path) -> Summary:
     """Return the summary of a run folder; files may be missing."""
-    plan, parsed = plan_in(folder), _results(folder, plan_in(folder))
+    plan = plan_in(folder)
+    parsed = _results(folder, plan)
     valid = [result for result in parsed if result.valid]
     began_ms = [result.run_start_ms for result in valid or parsed if result.run_start_ms is not None]
     started_s = min(began_ms) / 1000 if began_ms else names.launched_s(folder)

@@ -1,6 +1,5 @@
 """Check a study for mistakes and contradictions before its arms are planned."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -14,6 +13,7 @@ from bench.results.reference import share
 from bench.studies import arms as arms_of
 from bench.studies.arms import NAME_LABEL, Arm
 from bench.studies.spec import Pivot, Statement, Study, matches
+from bench.texts import nearest
 
 MAX_RUNS = 1000
 """The largest number of runs of each arm."""
@@ -54,8 +54,8 @@ def check_published(table: PublishedTable, *, where: str) -> None:
 
 def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) -> NoReturn:
     """Raise ConfigError for a name that does not exist, with the known ones."""
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    offer = f"did you mean {near[0]}? " if near else ""
+    near = nearest(name.lower(), known)
+    offer = f"did you mean {near}? " if near else ""
     raise ConfigError(
         f"the {noun} {name!r} does not exist",
         where=where,
@@ -66,7 +66,7 @@ def refuse_unknown(name: str, known: Sequence[str], *, noun: str, where: str) ->
 def alike(name: str, known: Sequence[str]) -> bool:
     """Return whether a name is a misspelling of a known one. A known name with a word appended is a new name."""
     is_longer = any(name.startswith(f"{one}_") for one in known)
-    return not is_longer and bool(difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE))
+    return not is_longer and nearest(name, known, likeness=_ALIKE) is not None
 
 
 def _check_numbers(study: Study, *, where: str) -> None:

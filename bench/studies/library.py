@@ -1,6 +1,5 @@
 """Load and check the studies and published figures in conf/ and in the folder of --config-dir."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from bench.results import published as figures
 from bench.results.published import PublishedTable
 from bench.studies import checks
 from bench.studies.spec import Study
+from bench.texts import nearest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -102,8 +102,8 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
     where = f"{path}{f': {keys}' if keys else ''}"
     if unknown := re.search(r"unknown field `(.*)`", what):
         known = _keys(kind)
-        near = _SYNONYMS.get(unknown[1], ()) or difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
-        offer = f"did you mean {near[0]}? " if near else ""
+        near = _SYNONYMS.get(unknown[1]) or nearest(unknown[1], known)
+        offer = f"did you mean {near}? " if near else ""
         fix = f"{offer}known keys: {', '.join(sorted(known))}"
         return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
@@ -111,7 +111,7 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
     return ConfigError(what.replace("`", ""), where=where, fix="write a value of the type that this message names")
 
 
-_SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), ("runs",))
+_SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), "runs")
 """Other words for keys, which their letters do not suggest."""
 
 

@@ -16,13 +16,14 @@ from typing import Any
 from bench import preflight
 from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
-from bench.contract.schema import Config, Precision
+from bench.contract.schema import Config, Device, Precision
 from bench.errors import ConfigError
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
 from bench.planning.estimates.parameters import parameters
 from bench.preflight import Finding
 from bench.results.study import Mark, PlannedArm
+from bench.rules.finding import errors
 from bench.studies import checks, labels
 from bench.studies.arms import Arm
 from bench.studies.spec import Study
@@ -238,9 +239,10 @@ def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
         plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, **_sizes(config))
-    if request.study.device not in (None, plan.config.cluster.device.name):
-        reason = f"the study measures {request.study.device}, but cluster={plan.config.cluster.name} has "
-        reason += f"device {plan.config.cluster.device.name}: choose a cluster with GPUs, or set cluster.device"
+    device, cluster = request.study.device, plan.config.cluster
+    if device not in (None, cluster.device.name):
+        reason = f"the study measures {device}, but cluster={cluster.name} has device {cluster.device.name}: "
+        reason += f"choose a cluster {'with' if device == Device.cuda.name else 'without'} GPUs, or set cluster.device"
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=reason, runs=False, **_sizes(config))
     planned = replace(of_plan(arm.name, plan), batches=sizes, **_sizes(config))
     return _inspected(planned, preflight.inspect(plan)) if inspects and not config.launch.force else planned
@@ -259,9 +261,9 @@ def _inspected(planned: PlannedArm, findings: Sequence[Finding]) -> PlannedArm:
 
     An error that the site removes by a path, a file or an image is listed, and the arm can run.
     """
-    errors = [one for one in findings if one.severity == "error"]
-    of_site = [one for one in errors if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
-    if refused := [one for one in errors if one not in of_site]:
+    failed = errors(findings)
+    of_site = [one for one in failed if one.rule in OF_THE_SITE or one.where.endswith(IMAGE)]
+    if refused := [one for one in failed if one not in of_site]:
         reason = "; ".join(map(_with_fix, refused))
         return PlannedArm(name=planned.name, mark=Mark.no_result, reason=reason, runs=False)
     short = "; ".join(_with_fix(one) for one in findings if one.rule == TOO_SHORT)

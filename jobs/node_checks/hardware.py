@@ -22,6 +22,7 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
+from bench.contract import host_memory
 from bench.contract.node_facts import NOT_INSTALLED, GpuFacts, Interface, Machine, NeededPath, Port, Results
 
 TIMEOUT_S = 20
@@ -55,7 +56,7 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
     return Machine(
         cpu=cpu_model(),
         num_cpus=os.cpu_count(),
-        memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        memory_gib=round(host_memory.total_bytes() / 2**30, 1),
         memory_limit_gib=memory_limit_gib(),
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
         huge_pages=text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
@@ -176,20 +177,9 @@ def printed_by(command: list[str]) -> tuple[str | None, str | None]:
 
 
 def memory_limit_gib() -> float | None:
-    """Return the smallest memory limit of this process's cgroups; None without a limit."""
-    limits = []
-    for line in (text(Path("/proc/self/cgroup")) or "").splitlines():
-        _, controllers, inside = line.split(":", 2)
-        root, name = Path("/sys/fs/cgroup"), "memory.max"
-        if controllers:  # version 1
-            root, name = root / controllers, "memory.limit_in_bytes"
-        group = root / inside.strip("/")
-        while group.is_relative_to(root):
-            limits.append(text(group / name))
-            group = group.parent
-    sizes = [int(limit) for limit in limits if limit and limit.isdigit()]
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return round(min(sizes) / 2**30, 1) if sizes and min(sizes) < total else None
+    """Return the smallest memory limit of this process's control groups; None without a limit."""
+    limit = host_memory.limit_bytes()
+    return None if limit is None else round(limit / 2**30, 1)
 
 
 def text(path: Path) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.contract import node_facts, schema
+from bench.contract import host_memory, node_facts, schema
 from bench.contract.node_facts import GpuFacts, Health, RankFacts
 from bench.preflight import nodes
 from helpers.nodes import health_report
@@ -93,7 +93,7 @@ def test_the_memory_limit_is_the_smallest_of_all_cgroups(
     root, name = {1: ("memory", "memory.limit_in_bytes"), 2: ("", "memory.max")}[version]
     files = {Path("/sys/fs/cgroup", root, group, name): limit for group, limit in limits.items()}
     files[Path("/proc/self/cgroup")] = f"{9 - version}:{root}:/job_7/step_0\n"
-    monkeypatch.setattr(hardware, "text", files.get)
+    monkeypatch.setattr(host_memory, "_text", lambda path: files.get(path, ""))
     assert hardware.memory_limit_gib() == gib
 
 

@@ -340,6 +340,19 @@ def test_a_manifest_shows_missing_truncated_and_changed_files(tmp_path: Path) ->
     assert "manifest.json cannot be read" in problem.what
 
 
+def test_only_folders_that_a_run_prepares_may_be_deleted(tmp_path: Path) -> None:
+    """The base of this task is trained by the run, but its own rows are the user's: they are in DATADIR itself."""
+    (tmp_path / "manifest.json").write_text('[{"path": "rows.npy", "bytes": 3}]')
+    words = ["task=lora_tiny", "cluster=local", f"cluster.paths.data={tmp_path}"]
+    fixes = [one.fix for one in preflight.inspect(compose.compose([*words, "data.source=prepared"]))]
+    assert "copy these files again from their source" in fixes and not [fix for fix in fixes if "rm -r" in fix]
+    rows = Path(compose.compose(words).data_dir or "")  # type: ignore[attr-defined]
+    rows.mkdir()
+    (tmp_path / "manifest.json").rename(rows / "manifest.json")
+    fixes = [one.fix for one in preflight.inspect(compose.compose(words))]
+    assert [fix for fix in fixes if fix.endswith(f"rm -r {rows}")]
+
+
 def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     config = compose.compose([]).config
     manifest = {"model": checkpoint.model_of(config.model)}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import preflight
+from bench.contract import host_memory
 from bench.contract.plan import Plan
 from bench.planning.compose import compose
 from bench.preflight import resources
@@ -15,10 +16,11 @@ GIB = 2**30
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 64 GiB and 4 cores, without a limit by a control group; its folder has the files of the kernel."""
-    (tmp_path / "meminfo").write_text(f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:  1 kB\n")
+    (tmp_path / "cgroup").write_text("0::/\n")
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(resources, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(resources, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "absent"))
+    monkeypatch.setattr(host_memory, "OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(host_memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "total_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setenv("LOGDIR", str(tmp_path / "runs"))
     return tmp_path

@@ -47,15 +47,16 @@ def pairs(lengths: RequestLengths) -> list[tuple[int, int]]:
     return list(zip(lengths.tokens_in, lengths.tokens_out, strict=True))
 
 
-BLOCK = serving.planned().config.task.serving
+CONFIG = serving.planned().config
 
 
 @given(mean=st.integers(50, 2000), sigma=st.floats(0, 0.8), seed=st.integers(0, 2**32))
 def test_the_mean_of_sampled_lengths_is_near_the_stated_one(mean: int, sigma: float, seed: int) -> None:
-    assert BLOCK is not None
+    assert CONFIG.task.serving is not None
     count = 1000
     one = LogNormal(mean=mean, sigma=sigma, min=1, max=10**9)
-    actual = request_lengths.sampled(replace(BLOCK, lengths=Lengths(prompt=one, answer=one), requests=count), [seed])
+    block = replace(CONFIG.task.serving, lengths=Lengths(prompt=one, answer=one), requests=count)
+    actual = request_lengths.sampled(replace(CONFIG, task=replace(CONFIG.task, serving=block)), [seed])
     assert actual is not None
     error = mean * math.sqrt(math.expm1(sigma**2) / count)  # the standard error of the mean of a lognormal
     for tokens in (actual.trials[0].tokens_in, actual.trials[0].tokens_out):
