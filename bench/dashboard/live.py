@@ -29,12 +29,6 @@ MOST_WATCHED = 32
 T = TypeVar("T")
 Charts = dict[str, tuple[str, Chart]]
 """Charts with their titles."""
-TITLES = {
-    "evaluations": "Evaluations",
-    "training_losses": "Training loss",
-    "step_times": "Step time along the run",
-    "step_time_distributions": "Distribution of step times",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +57,7 @@ def charts(runs: Sequence[Logs]) -> Charts:
     of_kinds = {judged.kind for *_, judged in named}
     if of_kinds == {Kind.train}:
         overlaid = curves.overlaid([logs for logs in runs if logs.judged])
-        return {name: (TITLES[name], chart) for name, chart in overlaid.items()}
+        return {name: (curves.TITLES[name], chart) for name, chart in overlaid.items()}
     if len(of_kinds) != 1:
         return {}
     report = kinds.report_of(of_kinds.pop())

@@ -365,6 +365,7 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         "all_alike": all(alike),
         "figure": drawings.draw_compared(with_minutes, out) if with_minutes else None,
         "curves": curves.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
+        "curve_titles": curves.TITLES,
         "differences": differences(sets),
     }
 
