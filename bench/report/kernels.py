@@ -25,8 +25,7 @@ from bench.report.kernel_curves import (
 )
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, nodes_text, ranks_text, telemetry_rows, value_text
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Chart
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:

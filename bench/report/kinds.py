@@ -19,8 +19,7 @@ from bench.report import output_folder, trials_page
 from bench.report.drawings import Shown
 from bench.report.sets import sets_in
 from bench.report.tables import Row, TextTable, inert
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Chart
 from bench.results import kind as kinds
 from bench.results.kind import KINDS, Judged, KindResult
 

@@ -23,6 +23,7 @@ from bench.report.compare import Claim, best_of_each, claim, peers, ranked, rank
 from bench.report.costs import TITLES, amount
 from bench.report.sets import TrialSet
 from bench.report.tables import minutes_text, number_text, telemetry_rows
+from bench.report.template import Card
 from bench.results import modules
 from bench.results.training import TrainingResult
 from bench.runs import tags
@@ -222,19 +223,19 @@ def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
             }
 
 
-def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:
+def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[Card]:
     """Return the main numbers, shown at the top of a set."""
     names = {"score": "score", "runs": "minutes (not a score)", "none": "score"}
     cards = [
-        {
-            "name": names[claimed.kind],
-            "value": "none" if claimed.minutes is None else minutes_text(claimed.minutes),
-            "unit": "" if claimed.minutes is None else "min",
-            "note": f"90 % interval {claimed.interval[0]:.2f} to {claimed.interval[1]:.2f}"
+        Card(
+            name=names[claimed.kind],
+            value="none" if claimed.minutes is None else minutes_text(claimed.minutes),
+            unit="" if claimed.minutes is None else "min",
+            note=f"90 % interval {claimed.interval[0]:.2f} to {claimed.interval[1]:.2f}"
             if claimed.interval
             else claimed.what,
-        },
-        {"name": "valid runs", "value": str(claimed.num_valid), "unit": f"of {len(rows)}", "note": _required(trials)},
+        ),
+        Card(name="valid runs", value=str(claimed.num_valid), unit=f"of {len(rows)}", note=_required(trials)),
     ]
     for key, unit in (("samples_to_target", ""), ("step_time_ms", "ms"), ("tokens_s_gpu", "")):
         values = sorted(row[key] for row in rows if row[key] is not None)
@@ -242,11 +243,11 @@ def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[s
             low, high = number_text(values[0]), number_text(values[-1])
             spread = f"median of trials; {low} to {high}" if low != high else "the same in all trials"
             note = spread if len(values) > 1 else "one trial"
-            cards.append({"name": HEADINGS[key], "value": number_text(median(values)), "unit": unit, "note": note})
+            cards.append(Card(name=HEADINGS[key], value=number_text(median(values)), unit=unit, note=note))
     return cards
 
 
-def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
+def _speed_cards(speed: throughput.Compared) -> list[Card]:
     """Return the main numbers of a set without a target, shown at its top; minutes are not among them."""
     m = speed.measured
     peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
@@ -259,15 +260,15 @@ def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
         ("peak memory", peak, "GiB", "allocated, highest of all GPUs"),
         ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
     )
-    none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
-    return [none] + [
-        {"name": name, "value": number_text(value), "unit": unit, "note": note}
+    shown = [
+        Card(name=name, value=number_text(value), unit=unit, note=note)
         for name, value, unit, note in numbers
         if value is not None
     ]
+    return [Card(name="score", value="none", note=NO_TARGET), *shown]
 
 
-def _cost_cards(trials: TrialSet) -> Iterator[dict[str, str]]:
+def _cost_cards(trials: TrialSet) -> Iterator[Card]:
     """Yield what the trials cost, as far as their logs have a price; medians over trials."""
     of_each = [one for result in trials.results for one in TrainingResult(result=result).measurements]
     for name, title in TITLES.items():
@@ -275,7 +276,7 @@ def _cost_cards(trials: TrialSet) -> Iterator[dict[str, str]]:
         if costs and len({one.unit for one in costs}) == 1:
             note = "one trial" if len(costs) == 1 else f"median of {len(costs)} trials"
             value = amount(median(one.value for one in costs))
-            yield {"name": title, "value": value, "unit": costs[0].unit, "note": note}
+            yield Card(name=title, value=value, unit=costs[0].unit, note=note)
 
 
 def _required(trials: TrialSet) -> str:

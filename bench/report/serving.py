@@ -20,8 +20,7 @@ from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.serving_charts import NamedResult, load_label, ok_latencies
 from bench.report.tables import Row, TextTable, findings_table, value_text
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Chart
 from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult

@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -60,6 +61,17 @@ def _blank_or_form(form: Callable[[float], str]) -> Callable[[float | None], str
 Chart = dict[str, Any]
 """A chart of page.js: a list of views, each with a name, plotly traces, and additions to the page's layout."""
 Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One of the main numbers at the top of a page."""
+
+    name: str
+    value: str
+    unit: str = ""
+    note: str = ""
+    is_bad: bool = False
 
 
 def context(*, has_charts: bool = True) -> dict[str, Any]:
