@@ -16,7 +16,7 @@ from bench.errors import BenchError
 from bench.mlperf.result import Result
 from bench.report import curves, kinds
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.template import Chart
+from bench.report.template import Charts
 from bench.results import kind as results
 from bench.results.kind import Judged
 from bench.watch import lines, sources
@@ -27,8 +27,6 @@ MAX_LOG_BYTES = 64 << 20
 MOST_WATCHED = 32
 """Of how many runs the logs are followed at once; the others are read from their start again."""
 T = TypeVar("T")
-Charts = dict[str, tuple[str, Chart]]
-"""Charts with their titles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from bench.report.curves import number
 from bench.report.drawings import Shown
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, memory_label, memory_row, nodes_text, ranks_text, telemetry_rows
-from bench.report.template import Card, Chart, axis, chart, text, view
+from bench.report.template import Card, Charts, axis, chart, text, view
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
 from bench.texts import quoted
 
@@ -251,7 +251,7 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
         figure(valid, path, heading=heading)
         return [drawings.titled(path, "One mark for each answer.", self.charts(valid))]
 
-    def charts(self, trials: Sequence[ShownTrial[GenerationResult]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[GenerationResult]]) -> Charts:
         names = labels.short([trial.name for trial in trials])
         traces = [
             {

@@ -19,11 +19,10 @@ from bench.report.kernel_curves import (
     shape,
     times,
 )
-from bench.report.template import Chart, Trace, axis, chart, text, view
+from bench.report.template import Charts, Trace, axis, chart, text, view
 from bench.results.kernels import Measured
 
 Values = Callable[[Measured], tuple[float, float, float]]
-Charts = dict[str, tuple[str, Chart]]
 _MOST_TICKS = 6
 
 

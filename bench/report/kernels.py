@@ -25,7 +25,7 @@ from bench.report.kernel_curves import (
 )
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, nodes_text, ranks_text, telemetry_rows, value_text
-from bench.report.template import Card, Chart
+from bench.report.template import Card, Charts
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
             for file in draw(last.kind_result, out, heading=heading, note=note)
         ]
 
-    def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> Charts:
         last = next((one for one in reversed(trials) if one.kind_result.measured), None)
         of_figures = kernel_charts.charts(last.kind_result.measured) if last else {}
         return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}

@@ -19,7 +19,7 @@ from bench.report import output_folder, trials_page
 from bench.report.drawings import Shown
 from bench.report.sets import sets_in
 from bench.report.tables import Row, TextTable, inert
-from bench.report.template import Card, Chart
+from bench.report.template import Card, Charts
 from bench.results import kind as kinds
 from bench.results.kind import KINDS, Judged, KindResult
 
@@ -145,7 +145,7 @@ class TrialsKindReport(KindReport[P, R]):
         """Draw the figures of some trials into a folder, and return them with their charts."""
         return []
 
-    def charts(self, trials: Sequence[ShownTrial[R]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[R]]) -> Charts:
         """Return the charts of some trials with their titles, without drawing files."""
         return {}
 

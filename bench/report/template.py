@@ -60,6 +60,8 @@ def _blank_or_form(form: Callable[[float], str]) -> Callable[[float | None], str
 
 Chart = dict[str, Any]
 """A chart of page.js: a list of views, each with a name, plotly traces, and additions to the page's layout."""
+Charts = dict[str, tuple[str, Chart]]
+"""Titles and charts, by their ids in a page."""
 Trace = dict[str, Any]
 
 
