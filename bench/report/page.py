@@ -83,7 +83,7 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
             if isinstance(entry, str | int | float) and not _PLACEHOLDER.fullmatch(str(entry)):
                 yield str(name).replace("_", " "), str(entry)[:200]
     logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
-    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in described_logs.MACHINE_KEYS if key in logged)
+    yield from described_logs.machine(logged)
     yield from next((r.software.items() for r in trials.results if r.software), ())
     # Without a target the telemetry is among the measurements instead.
     telemetry = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
@@ -115,11 +115,6 @@ def _recorded_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
             gpus = (rank.machine.gpus if rank.machine else None) or ()
             software |= rank.software.packages | {"GPU driver": gpus[0].driver if gpus else None}
             yield from ((name, text) for name, text in software.items() if text)
-
-
-def settings(trials: TrialSet) -> list[tuple[str, str]]:
-    """Return the settings in the logs; one that differs between trials has all values."""
-    return described_logs.settings(trials.results)
 
 
 Row = dict[str, Any]
@@ -201,7 +196,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "no_peers": no_peers,
         "findings": _findings(trials),
         "system": list(system_rows(trials)),
-        "settings": settings(trials),
+        "settings": described_logs.settings(trials.results),
         "folder": str(Path(trials.results[0].file).parent),
         "files": list(_files(trials)),
         "commands": list(dict.fromkeys(shlex.join(command.argv) for command in trials.plan.commands))
