@@ -38,6 +38,13 @@ def root() -> Path:
     return Path(os.environ.get("LOGDIR") or "runs")
 
 
+def require_root(folder: Path) -> None:
+    """Raise ConfigError unless a folder of runs exists."""
+    if not folder.is_dir():
+        fix = "give the folder of your runs, or set LOGDIR"
+        raise ConfigError("this folder does not exist", where=str(folder), fix=fix)
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run folder."""
     return any(os.path.lexists(folder / name) for name in (JOB, LEDGER, PLAN))
