@@ -25,7 +25,7 @@ from bench.results.measurement import Measurement
 from bench.runs import names
 
 STORE = "history.sqlite"
-_RUNS = (f"*/{LEDGER}", f"studies/*/*/{LEDGER}")
+_RUNS = (f"*/{LEDGER}", f"{names.STUDIES}/*/*/{LEDGER}")
 _CODE = ("contract", "history", "mlperf", "results")
 """The packages that determine the content of the cache."""
 _TABLES = """
