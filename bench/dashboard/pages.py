@@ -87,6 +87,7 @@ def runs(shelf: Shelf) -> Context:
         "title": f"Runs in {short(shelf.root)}",
         "rows": [row(one) for one in every[:MOST_LISTED]],
         "num_more": max(0, len(every) - MOST_LISTED),
+        "most_compared": MOST_COMPARED,
         "num_active": sum(one.run.is_active for one in every),
         "left_out": shelf.left_out,
         "charts": {},
