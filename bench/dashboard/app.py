@@ -107,7 +107,7 @@ class _Dashboard:
 
     def _page(self, name: str, context: pages.Context, *, status: int = 200) -> Response:
         more = {"root": str(self._shelf.root), "version": bench.__version__, "library_version": version("plotly")}
-        return HTMLResponse(template.page(name, context | more), status_code=status)
+        return HTMLResponse(template.page(name, context | more, folder=_FOLDER), status_code=status)
 
     def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -27,18 +27,18 @@ _FORMS: dict[str, Callable[[float], str]] = {
 }
 
 
-def page(template: str, context: Mapping[str, Any]) -> str:
-    """Return an HTML page; None is rendered as empty text."""
-    return _environment().get_template(template).render(context)
+def page(template: str, context: Mapping[str, Any], *, folder: Path = _FOLDER) -> str:
+    """Return an HTML page; None is rendered as empty text. The template is in the folder, or among those of reports."""
+    return _environment(folder).get_template(template).render(context)
 
 
 @cache
-def _environment() -> "Environment":
-    """Return the Jinja environment, which caches compiled templates."""
+def _environment(folder: Path) -> "Environment":
+    """Return the Jinja environment of a folder, which caches compiled templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader([_FOLDER, _FOLDER.parent / "dashboard"]),
+        loader=FileSystemLoader([folder, _FOLDER]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
