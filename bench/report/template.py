@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.mlperf.reader import clean
-from bench.report.tables import minutes_text, number_text
+from bench.report.tables import minutes_text, number_text, sentence
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,7 +45,7 @@ def _environment(folder: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: _blank_or_form(form) for name, form in _FORMS.items()}
+    environment.filters |= {"sentence": sentence} | {name: _blank_or_form(form) for name, form in _FORMS.items()}
     return environment
 
 

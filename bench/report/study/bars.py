@@ -10,7 +10,7 @@ from bench.report.bars import names_axis, narrow, number_column
 from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, pale, save, shortened
 from bench.report.cells import cell_text, in_column_unit
 from bench.report.study.layout import column_heading, heading, letters_of, remark
-from bench.report.tables import number_text
+from bench.report.tables import number_text, sentence
 from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult, Table
 
@@ -78,11 +78,6 @@ class Bars:
         for group, _, _, y in self.places():
             heights.setdefault(group, []).append(y)
         return {self.groups[group]: (ys[0] + ys[-1]) / 2 for group, ys in heights.items()}
-
-
-def sentence(text: str) -> str:
-    """Return a text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def bars_of(result: StudyResult) -> tuple[Bars, ...]:
