@@ -14,8 +14,8 @@ from bench.console import comparison as comparison_tables
 from bench.console import history as history_tables
 from bench.console import runs as run_tables
 from bench.dashboard import live
+from bench.dashboard.listing import Listed, Listing
 from bench.dashboard.live import Live, Logs
-from bench.dashboard.shelf import Listed, Shelf
 from bench.errors import BenchError, ConfigError
 from bench.history import compare, measured_trials, store
 from bench.history.compare import RunSet
@@ -81,15 +81,15 @@ def style(one: Listed) -> str:
     return "bad" if one.run.status.exit_code else "good"
 
 
-def runs(shelf: Shelf) -> Context:
-    every = shelf.runs()
+def runs(listing: Listing) -> Context:
+    every = listing.runs()
     return {
-        "title": f"Runs in {short(shelf.root)}",
+        "title": f"Runs in {short(listing.root)}",
         "rows": [row(one) for one in every[:MOST_LISTED]],
         "num_more": max(0, len(every) - MOST_LISTED),
         "most_compared": MOST_COMPARED,
         "num_active": sum(one.run.is_active for one in every),
-        "left_out": shelf.left_out,
+        "left_out": listing.left_out,
         "charts": {},
     }
 
@@ -198,9 +198,9 @@ def _measurements(sets: Sequence[RunSet], names: Sequence[str]) -> Context:
     }
 
 
-def history(shelf: Shelf, task: str | None) -> Context:
+def history(listing: Listing, task: str | None) -> Context:
     """Return the page of past results: a chart for each task on the same hardware with the same settings."""
-    every = shelf.histories()
+    every = listing.histories()
     tasks = sorted({one.task for one in every})
     chosen = [one for one in every if task in (None, one.task)]
     parts: list[tuple[str, TaskHistory, Measurement | None]] = []

@@ -38,7 +38,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Shelf:
+class Listing:
     """The runs of a folder, as they were a moment ago."""
 
     root: Path
