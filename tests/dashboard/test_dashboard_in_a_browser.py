@@ -23,8 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.starts]
 screens = pytest.importorskip("helpers.screens")
 By = pytest.importorskip("selenium.webdriver.common.by").By
 Wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
-if screens.CHROMIUM is None or screens.DRIVER is None:
-    pytest.skip("Debian's chromium and chromium-driver are not here", allow_module_level=True)
 
 
 @pytest.fixture
