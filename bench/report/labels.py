@@ -39,8 +39,8 @@ def wrapped(name: str, *, width: int = 17, lines: int = 2) -> str:
     """Return a name in a few lines for the axis of a narrow chart; it is cut if it is longer. Markup is kept whole."""
     bold = name.startswith("<b>") and name.endswith("</b>")
     rows: list[str] = []
-    for word in name.removeprefix("<b>").removesuffix("</b>").split():
-        for piece in re.findall(rf"(?:&\w+;|.){{1,{width}}}", word):
+    for part in name.removeprefix("<b>").removesuffix("</b>").split():
+        for piece in re.findall(rf"(?:&\w+;|.){{1,{width}}}", part):
             if rows and len(rows[-1]) + 1 + len(piece) <= width:
                 rows[-1] += f" {piece}"
             else:

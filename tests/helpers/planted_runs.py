@@ -33,7 +33,7 @@ def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = Non
 
 @contextmanager
 def under_way(folder: Path) -> Iterator[Writer]:
-    """Write a run whose only trial is training; yield its log, to go on."""
+    """Write a run whose only trial is training; yield its log, to continue."""
     folder.mkdir()
     ledger._write(folder, [ledger.Entry(trial=0, seed=7, outcome=Outcome.running)])
     with Writer(folder / "result_0.txt") as log:
