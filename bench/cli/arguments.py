@@ -21,7 +21,7 @@ from bench.contract import regular_files
 from bench.errors import ConfigError, LogError
 from bench.hints import in_this_shell
 from bench.planning import synonyms
-from bench.texts import control_character, nearest
+from bench.texts import nearest
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -94,9 +94,8 @@ def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool
 
     paths = [path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)]
     for path in paths:
-        if control_character(str(path)):
-            fix = "rename the folder: control characters can make a terminal show a wrong name"
-            raise ConfigError("the path contains control characters", where=str(path), fix=fix)
+        if error := names.unprintable(path):
+            raise error
         if names.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)
     return paths

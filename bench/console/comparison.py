@@ -16,18 +16,26 @@ MOST_VALUES = 12
 def sheets(compared: Compared) -> list[TextTable]:
     """Return the verdict with the values that it is based on, then what else differs."""
     c = compared.comparison
-    rows = [("verdict", c.text, ""), *(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
+    title = f"{c.names[0]} compared with {c.names[1]}: {measure(c)}"
+    return [TextTable(title, [("verdict", c.text, ""), *value_rows(compared)]), differences(compared)]
+
+
+def measure(c: Comparison) -> str:
+    """Return by what two systems are compared, such as `throughput (samples/s), higher is better`."""
+    unit, best = f" ({c.unit})" if c.unit else "", "higher" if c.higher_is_better else "lower"
+    return f"{c.measurement}{unit}, {best} is better"
+
+
+def value_rows(compared: Compared) -> list[Row]:
+    """Return the values that the verdict is based on."""
+    c = compared.comparison
+    rows = [*(_values_row(c, place) for place in (0, 1)), *_ratio_rows(c)]
     rows += [("pairs" if c.pairing.value.startswith("paired") else "runs", c.pairing.value, "")]
     rows += [
         ("when", _when(run_set), f"{name}, {counted(len(run_set.folders), 'run')}")
         for name, run_set in _named_sets(compared)
     ]
-    rows += [("note", note, "") for note in (*c.notes, *compared.notes)]
-    best = "higher" if c.higher_is_better else "lower"
-    title = (
-        f"{c.names[0]} compared with {c.names[1]}: {c.measurement}{f' ({c.unit})' if c.unit else ''}, {best} is better"
-    )
-    return [TextTable(title, rows), _differences(compared)]
+    return rows + [("note", note, "") for note in (*c.notes, *compared.notes)]
 
 
 def _named_sets(compared: Compared) -> "zip[tuple[str, RunSet]]":
@@ -68,7 +76,8 @@ def _when(run_set: RunSet) -> str:
     return " to ".join(dict.fromkeys((times[0], times[-1])))
 
 
-def _differences(compared: Compared) -> TextTable:
+def differences(compared: Compared) -> TextTable:
+    """Return what else differs between the systems."""
     names = compared.comparison.names
     if not compared.differences:
         return TextTable(

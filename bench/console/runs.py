@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.console.sheet import show as show_sheet
 from bench.contract.schema import BackendName
-from bench.errors import ConfigError, with_rule
+from bench.errors import with_rule
 from bench.report.tables import TextTable
 from bench.runs import names, tags
 from bench.runs import run as run_folders
@@ -52,9 +52,8 @@ def show(
         ConfigError: the folder does not exist.
     """
     while True:
-        if only is None and not root.is_dir():
-            fix = "give the folder of your runs, or set LOGDIR"
-            raise ConfigError("this folder does not exist", where=str(root), fix=fix)
+        if only is None:
+            names.require_root(root)
         folders = names.below(root) if only is None else list(only)
         known = {run.folder: run for run in run_folders.in_folders(wanted.selected(folders), must_answer=False)}
         runs = [known[folder] for folder in folders if folder in known and _is_wanted(known[folder], active, status)]

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 
 import bench
 from bench.dashboard import pages
-from bench.dashboard.door import Door
+from bench.dashboard.access import AccessCheck
+from bench.dashboard.listing import Listed, Listing
 from bench.dashboard.live import Live
 from bench.dashboard.pages import Reports
-from bench.dashboard.shelf import Listed, Shelf
 from bench.errors import BenchError
 from bench.masking import masked_all
 from bench.report import template
@@ -37,14 +37,14 @@ _ASSETS: Mapping[str, tuple[str, Callable[[], str]]] = {
 
 def app(root: Path, token: str) -> ASGIApp:
     """Return the application for the runs of a folder; only requests with the token are answered."""
-    return Door(_Dashboard(Shelf(root)).app(), token)
+    return AccessCheck(_Dashboard(Listing(root)).app(), token)
 
 
 class _Dashboard:
     """The routes; each one runs in a thread, since it reads files."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf, self._live, self._reports = shelf, Live(), Reports()
+    def __init__(self, listing: Listing) -> None:
+        self._listing, self._live, self._reports = listing, Live(), Reports()
 
     def app(self) -> Starlette:
         routes = {
@@ -62,10 +62,10 @@ class _Dashboard:
         return Starlette(routes=listed, exception_handlers=handlers)
 
     def _runs(self, request: Request) -> Response:
-        return self._page("runs.html.j2", pages.runs(self._shelf))
+        return self._page("runs.html.j2", pages.runs(self._listing))
 
     def _states(self, request: Request) -> Response:
-        return _json({one.id: [one.run.state_name, pages.style(one)] for one in self._shelf.runs()})
+        return _json({one.id: [one.run.state_name, pages.style(one)] for one in self._listing.runs()})
 
     def _run(self, request: Request) -> Response:
         return self._page("run.html.j2", pages.run(self._find(request.path_params["id"]), self._live))
@@ -85,7 +85,7 @@ class _Dashboard:
         return HTMLResponse(self._reports.page(chosen), headers={"content-security-policy": policy})
 
     def _history(self, request: Request) -> Response:
-        return self._page("history.html.j2", pages.history(self._shelf, request.query_params.get("task") or None))
+        return self._page("history.html.j2", pages.history(self._listing, request.query_params.get("task") or None))
 
     def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -101,13 +101,13 @@ class _Dashboard:
 
     def _find(self, id: str) -> Listed:
         """Return a run that is listed: an id is never used as a path."""
-        if (one := self._shelf.find(id)) is None:
+        if (one := self._listing.find(id)) is None:
             raise HTTPException(404, "there is no such run (any more)")
         return one
 
     def _page(self, name: str, context: pages.Context, *, status: int = 200) -> Response:
-        more = {"root": str(self._shelf.root), "version": bench.__version__, "library_version": version("plotly")}
-        return HTMLResponse(template.page(name, context | more), status_code=status)
+        more = {"root": str(self._listing.root), "version": bench.__version__, "library_version": version("plotly")}
+        return HTMLResponse(template.page(name, context | more, folder=_FOLDER), status_code=status)
 
     def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

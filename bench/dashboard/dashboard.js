@@ -37,8 +37,8 @@
         const row = rows.get(id);
         if (row) setState(row.querySelector(".state"), text, style);
       }
-      const isOther = Object.keys(states).some((id) => !rows.has(id)) && rows.size < 300;
-      document.getElementById("changed").hidden = !isOther;
+      const isNew = !("partial" in table.dataset) && Object.keys(states).some((id) => !rows.has(id));
+      document.getElementById("changed").hidden = !isNew;
       return true;
     }, LIST_MS);
   }
@@ -51,11 +51,11 @@
     words.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); });
   }
   function chooseRuns(table) {
-    const button = document.getElementById("compare"), text = document.getElementById("chosen");
+    const button = document.getElementById("compare"), text = document.getElementById("chosen"), most = Number(table.dataset.most);
     const count = () => {
       const number = table.querySelectorAll("input:checked").length;
-      button.disabled = number < 2 || number > 8;
-      text.textContent = number < 2 ? "tick 2 or more runs" : number > 8 ? "at most 8 runs" : `${number} runs`;
+      button.disabled = number < 2 || number > most;
+      text.textContent = number < 2 ? "tick 2 or more runs" : number > most ? `at most ${most} runs` : `${number} runs`;
     };
     table.addEventListener("change", count);
     window.addEventListener("pageshow", count);

@@ -3,7 +3,6 @@
 import os
 import stat
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from bench.errors import BenchError
 from bench.mlperf.result import Result
 from bench.report import curves, kinds
 from bench.report.kinds import ShownTrial, TrialsKindReport
-from bench.report.template import Chart
+from bench.report.template import Charts
 from bench.results import kind as results
 from bench.results.kind import Judged
 from bench.watch import lines, sources
@@ -26,15 +25,8 @@ MAX_LOG_BYTES = 64 << 20
 """Larger logs have no curves here, since they are read again when they grow; `runstop report` draws them."""
 MOST_WATCHED = 32
 """Of how many runs the logs are followed at once; the others are read from their start again."""
+K = TypeVar("K")
 T = TypeVar("T")
-Charts = dict[str, tuple[str, Chart]]
-"""Charts with their titles."""
-TITLES = {
-    "evaluations": "Evaluations",
-    "training_losses": "Training loss",
-    "step_times": "Step time along the run",
-    "step_time_distributions": "Distribution of step times",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +55,7 @@ def charts(runs: Sequence[Logs]) -> Charts:
     of_kinds = {judged.kind for *_, judged in named}
     if of_kinds == {Kind.train}:
         overlaid = curves.overlaid([logs for logs in runs if logs.judged])
-        return {name: (TITLES[name], chart) for name, chart in overlaid.items()}
+        return {name: (curves.TITLES[name], chart) for name, chart in overlaid.items()}
     if len(of_kinds) != 1:
         return {}
     report = kinds.report_of(of_kinds.pop())
@@ -91,7 +83,7 @@ class Live:
             if self._logs.get(folder, ("",))[0] != stamp or not stamp:
                 small = [file for file, state in states if state.st_size <= MAX_LOG_BYTES]
                 logs = Logs(name=folder.name, judged=tuple(_read(small)), too_large=len(states) - len(small))
-                _keep(self._logs, folder, (stamp, logs))
+                keep(self._logs, folder, (stamp, logs), most=MOST_WATCHED)
             return self._logs[folder][1]
 
     def state(self, folder: Path) -> dict[str, Any]:
@@ -99,7 +91,8 @@ class Live:
         with self._lock:
             try:
                 if folder not in self._watched:
-                    for left in _keep(self._watched, folder, sources.run_folder(folder, tracks=False)):
+                    started = sources.run_folder(folder, tracks=False)
+                    for left in keep(self._watched, folder, started, most=MOST_WATCHED):
                         left.close_logs()
                 watched = self._watched[folder]
                 ends = watched.is_over()  # before reading, so that the last lines are not missed
@@ -116,14 +109,14 @@ class Live:
                 }
                 for view in views
             ]
-            return {"is_over": ends or watched.has_stopped(), "why": "", "trials": trials, "time_s": time.time()}
+            return {"is_over": ends or watched.has_stopped(), "why": "", "trials": trials}
 
 
-def _keep(kept: dict[Path, T], folder: Path, value: T) -> list[T]:
-    """Add a value, and return those that are no longer kept."""
-    kept.pop(folder, None)
-    left = [kept.pop(next(iter(kept))) for _ in range(len(kept) - MOST_WATCHED + 1)]
-    kept[folder] = value
+def keep(kept: dict[K, T], key: K, value: T, *, most: int) -> list[T]:
+    """Add a value, and return the oldest ones that are no longer kept."""
+    kept.pop(key, None)
+    left = [kept.pop(next(iter(kept))) for _ in range(len(kept) - most + 1)]
+    kept[key] = value
     return left
 
 

@@ -14,18 +14,21 @@ from bench.console import comparison as comparison_tables
 from bench.console import history as history_tables
 from bench.console import runs as run_tables
 from bench.dashboard import live
-from bench.dashboard.live import Live
-from bench.dashboard.shelf import Listed, Shelf
+from bench.dashboard.listing import Listed, Listing
+from bench.dashboard.live import Live, Logs
 from bench.errors import BenchError, ConfigError
 from bench.history import compare, measured_trials, store
+from bench.history.compare import RunSet
+from bench.history.measured_trials import Runs
 from bench.history.regression import TaskHistory
 from bench.report import kinds, labels, trials_page
 from bench.report.canvas import COLORS
 from bench.report.curves import number
+from bench.report.tables import TextTable
 from bench.report.template import Chart, axis, chart, text, view
 from bench.results.measurement import Measurement
 from bench.runs.folder import short
-from bench.studies.measured import run_set
+from bench.studies.measured import as_in_study
 
 MOST_LISTED, MOST_COMPARED, MOST_HISTORIES = 300, 8, 24
 _MOST_PAGES = 8
@@ -54,7 +57,7 @@ def row(one: Listed) -> Row:
     return Row(
         id=one.id,
         name=one.name,
-        started=one.summary.started,
+        started=results.started,
         state=one.run.state_name,
         style=style(one),
         trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(shown.outcomes).items()),
@@ -78,14 +81,15 @@ def style(one: Listed) -> str:
     return "bad" if one.run.status.exit_code else "good"
 
 
-def runs(shelf: Shelf) -> Context:
-    every = shelf.runs()
+def runs(listing: Listing) -> Context:
+    every = listing.runs()
     return {
-        "title": f"Runs in {short(shelf.root)}",
+        "title": f"Runs in {short(listing.root)}",
         "rows": [row(one) for one in every[:MOST_LISTED]],
         "num_more": max(0, len(every) - MOST_LISTED),
+        "most_compared": MOST_COMPARED,
         "num_active": sum(one.run.is_active for one in every),
-        "left_out": shelf.left_out,
+        "left_out": listing.left_out,
         "charts": {},
     }
 
@@ -93,8 +97,7 @@ def runs(shelf: Shelf) -> Context:
 def run(one: Listed, followed: Live) -> Context:
     state = followed.state(one.folder)
     logs = replace(followed.logs(one.folder), is_open=not state["is_over"])
-    shown = live.charts([logs])
-    return {
+    return _charts([logs]) | {
         "title": one.name,
         "row": row(one),
         "folder": str(one.folder),
@@ -102,6 +105,12 @@ def run(one: Listed, followed: Live) -> Context:
         "is_active": not state["is_over"] or one.run.is_active,
         "too_large": logs.too_large,
         "has_logs": bool(logs.judged),
+    }
+
+
+def _charts(logs: Sequence[Logs]) -> Context:
+    shown = live.charts(logs)
+    return {
         "titles": {name: title for name, (title, _) in shown.items()},
         "charts": {name: chart for name, (_, chart) in shown.items()},
     }
@@ -110,14 +119,8 @@ def run(one: Listed, followed: Live) -> Context:
 def live_state(one: Listed, followed: Live) -> Context:
     """Return what the page of a run asks for while the run is under way."""
     state = followed.state(one.folder)
-    shown = live.charts([replace(followed.logs(one.folder), is_open=not state["is_over"])])
-    return state | {
-        "id": one.id,
-        "run_state": one.run.state_name,
-        "style": style(one),
-        "titles": {name: title for name, (title, _) in shown.items()},
-        "charts": {name: chart for name, (_, chart) in shown.items()},
-    }
+    logs = replace(followed.logs(one.folder), is_open=not state["is_over"])
+    return state | _charts([logs]) | {"run_state": one.run.state_name, "style": style(one)}
 
 
 def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
@@ -125,51 +128,61 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
     if not 2 <= len(chosen) <= MOST_COMPARED:
         what = f"{len(chosen)} runs are chosen, but 2 to {MOST_COMPARED} can be compared"
         raise ConfigError(what, where="the list of runs", fix="tick 2 or more runs, then choose compare")
-    tables, verdict, why_not = [], "", ""
     names = labels.short([one.name for one in chosen])
-    if len(chosen) == 2:
-        try:
-            compared = compare.compared(*(run_set(str(one.folder)) for one in chosen))
-            values, differences = map(trials_page.grid, comparison_tables.sheets(compared))
-            verdict, values["rows"] = compared.comparison.text, values["rows"][1:]  # the first row is the verdict
-            verdict_of = compared.comparison
-            unit, best = (
-                f" ({verdict_of.unit})" if verdict_of.unit else "",
-                "higher" if verdict_of.higher_is_better else "lower",
-            )
-            tables = [values | {"title": f"{verdict_of.measurement.replace('_', ' ')}{unit}, {best} is better"}]
-            if compared.differences:
-                columns = ("setting", *differences["columns"][1:])
-                tables.append(differences | {"title": "What differs", "columns": columns})
-        except BenchError as error:
-            why_not = error.what
+    sets = [_run_set(one.folder) for one in chosen]
     logs = [replace(followed.logs(one.folder), name=one.name, is_open=one.run.is_active) for one in chosen]
-    shown = live.charts(logs)
-    return {
-        "title": f"{len(chosen)} runs compared",
-        "chosen": list(zip(names, map(row, chosen), strict=True)),
-        "has_no_difference": bool(verdict) and len(tables) == 1,
-        "verdict": verdict,
-        "tables": tables,
-        "why_not": why_not,
-        "measurements": _measurements(chosen, names),
-        "titles": {name: title for name, (title, _) in shown.items()},
-        "charts": {name: chart for name, (_, chart) in shown.items()},
-    }
+    return (
+        _verdict(sets)
+        | _charts(logs)
+        | {
+            "title": f"{len(chosen)} runs compared",
+            "chosen": list(zip(names, map(row, chosen), strict=True)),
+            "measurements": _measurements(sets, names),
+        }
+    )
 
 
-def _measurements(chosen: Sequence[Listed], names: Sequence[str]) -> Context:
+def _run_set(folder: Path) -> RunSet:
+    """Return the valid trials of a run; none, with the reason, if its study cannot be read."""
+    of_folder = RunSet(path=str(folder), runs=measured_trials.in_folder(folder))
+    try:
+        return as_in_study(of_folder)
+    except BenchError as error:
+        return replace(of_folder, runs=Runs(trials=(), left_out=(error.what,)))
+
+
+def _verdict(sets: Sequence[RunSet]) -> Context:
+    """Return the verdict on two runs with its tables, or why these are not compared; nothing for more runs."""
+    nothing: Context = {"verdict": "", "tables": [], "why_not": "", "has_no_difference": False}
+    if len(sets) != 2:
+        return nothing
+    try:
+        compared = compare.compared(*sets)
+    except BenchError as error:
+        return nothing | {"why_not": error.what}
+    title = comparison_tables.measure(compared.comparison).replace("_", " ")
+    tables = [trials_page.grid(TextTable("", comparison_tables.value_rows(compared))) | {"title": title}]
+    if compared.differences:
+        table = comparison_tables.differences(compared)
+        columns = ("setting", *table.columns[1:])
+        tables.append(trials_page.grid(replace(table, title="what differs", columns=columns)))
+    has_no_difference = not compared.differences
+    return nothing | {"verdict": compared.comparison.text, "tables": tables, "has_no_difference": has_no_difference}
+
+
+def _measurements(sets: Sequence[RunSet], names: Sequence[str]) -> Context:
     """Return each measurement of the valid trials, a column for each run: means over trials."""
-    values: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for one in chosen:
-        for trial in measured_trials.in_folder(one.folder).trials:
+    values: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for place, run_set in enumerate(sets):
+        for trial in run_set.trials:
             for name, measured in trial.measurements.items():
-                values.setdefault((name, measured.unit), {}).setdefault(one.id, []).append(measured.value)
+                values.setdefault((name, measured.unit), {}).setdefault(place, []).append(measured.value)
     rows = []
     for (name, unit), of_runs in values.items():
-        like = [fmean(of_run) for of_run in of_runs.values()]
+        means = {place: fmean(of_run) for place, of_run in of_runs.items()}
+        like = [*means.values()]
         cells = [
-            comparison_tables.number(fmean(of_runs[one.id]), like=like) if one.id in of_runs else "" for one in chosen
+            comparison_tables.number(means[place], like=like) if place in means else "" for place in range(len(sets))
         ]
         rows.append((name.replace("_", " "), unit, *cells))
     columns = ("measurement", "unit", *names)
@@ -185,16 +198,15 @@ def _measurements(chosen: Sequence[Listed], names: Sequence[str]) -> Context:
     }
 
 
-def history(shelf: Shelf, task: str | None) -> Context:
+def history(listing: Listing, task: str | None) -> Context:
     """Return the page of past results: a chart for each task on the same hardware with the same settings."""
-    every = shelf.histories()
+    every = listing.histories()
     tasks = sorted({one.task for one in every})
     chosen = [one for one in every if task in (None, one.task)]
     parts: list[tuple[str, TaskHistory, Measurement | None]] = []
-    for place, one in enumerate(chosen[:MOST_HISTORIES]):
+    for one in chosen[:MOST_HISTORIES]:
         for measurement in history_tables.shown_measurements(one, None)[:2]:
-            name = f"history_{place}_{len(parts)}"
-            parts.append((name, one, measurement))
+            parts.append((f"history_{len(parts)}", one, measurement))
     sections = [
         {"name": name, "table": trials_page.grid(history_tables.runs_sheet(one, measured))}
         for name, one, measured in parts
@@ -248,8 +260,5 @@ class Reports:
         with self._lock, tempfile.TemporaryDirectory(prefix="runstop-") as scratch:
             if self._pages.get(folders, ("",))[0] != stamp:
                 page = kinds.load(folders).write(Path(scratch, "report"), title=None)
-                self._pages.pop(folders, None)
-                while len(self._pages) >= _MOST_PAGES:
-                    self._pages.pop(next(iter(self._pages)))
-                self._pages[folders] = stamp, page.read_text(encoding="utf-8")
+                live.keep(self._pages, folders, (stamp, page.read_text(encoding="utf-8")), most=_MOST_PAGES)
             return self._pages[folders][1]

@@ -11,6 +11,7 @@ import uvicorn
 
 from bench.dashboard.app import app
 from bench.errors import ConfigError, Stopped
+from bench.runs import names
 from bench.runs.folder import short
 
 ADDRESS = "127.0.0.1"
@@ -26,10 +27,7 @@ def serve(root: Path, *, port: int | None, say: Callable[[str], None] = print) -
     Raises:
         ConfigError: the folder does not exist, or the port is in use.
     """
-    if not root.is_dir():
-        raise ConfigError(
-            "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
-        )
+    names.require_root(root)
     token = secrets.token_urlsafe(24)
     with _bound(port) as listening:
         at = listening.getsockname()[1]

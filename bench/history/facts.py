@@ -15,12 +15,10 @@ from bench.mlperf.log import Log
 from bench.mlperf.result import Result
 from bench.preflight.nodes import Facts, load
 from bench.results import cost
-from bench.results.measurement import hardware_facts
+from bench.results.measurement import MACHINE_KEYS, hardware_facts
 from bench.runs import manifest
 from bench.texts import counted
 
-_OF_THE_MACHINE = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
-"""Keys of a log for hardware and software; all others are settings."""
 _NODES = "number of nodes"
 _REQUESTS = (mllog.ANSWERS_REQUESTED, mllog.KERNELS_REQUESTED, mllog.LOADS_REQUESTED, mllog.SERVER, mllog.STRATEGY)
 """Records of a log whose lists and metadata are settings."""
@@ -117,7 +115,7 @@ def _of_image(folder: Path) -> dict[str, Any]:
 
 def logged_settings(log: Log, result: Result) -> dict[str, str]:
     """Return the settings in a log: single values, and the requests to engines, kernels and servers."""
-    no_settings = (*_OF_THE_MACHINE, mllog.COMPILE_TIME, mllog.PRICE_PER_GPU_HOUR, mllog.CURRENCY)
+    no_settings = (*MACHINE_KEYS, mllog.COMPILE_TIME, mllog.PRICE_PER_GPU_HOUR, mllog.CURRENCY)
     settings = {key: str(value) for key, value in result.hyperparameters.items() if key not in no_settings}
     return settings | dict(_of_requests(log)) | dict(_of_loads(log))
 

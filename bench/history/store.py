@@ -18,13 +18,14 @@ from pathlib import Path
 
 from bench.contract import regular_files
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
-from bench.errors import BenchError, ConfigError
+from bench.errors import BenchError
 from bench.history import measured_trials
 from bench.history.measured_trials import Runs, ValidTrial
 from bench.results.measurement import Measurement
+from bench.runs import names
 
 STORE = "history.sqlite"
-_RUNS = (f"*/{LEDGER}", f"studies/*/*/{LEDGER}")
+_RUNS = (f"*/{LEDGER}", f"{names.STUDIES}/*/*/{LEDGER}")
 _CODE = ("contract", "history", "mlperf", "results")
 """The packages that determine the content of the cache."""
 _TABLES = """
@@ -53,10 +54,7 @@ def trials(root: Path, *, rebuild: bool = False, memory: Known | None = None) ->
     Raises:
         ConfigError: the folder does not exist.
     """
-    if not root.is_dir():
-        raise ConfigError(
-            "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
-        )
+    names.require_root(root)
     known = {} if rebuild else memory or _read(root)
     current: Known = {}
     for folder in sorted({path.parent for pattern in _RUNS for path in root.glob(pattern)}):

@@ -30,21 +30,28 @@ def bar_chart(bars: Sequence[Bar], *, what: str, colors: Sequence[str] = COLORS[
     scale = axis(what, range=[0, _FULL * max(map(_end, bars)) or 1])
     names = _names(bars)
     texts = [f"<b>{number_text(bar.value)}</b>" if bar.ours else number_text(bar.value) for bar in bars]
-    narrow = {
-        "height": _FRAME_PIXELS + _NARROW_ROW_PIXELS * len(bars),
-        "yaxis": {"ticktext": [labels.wrapped(name) for name in names["ticktext"]]},
-    }
     return chart(
         view(
             "",
             [_trace(bars, what, colors), _whiskers(bars)],
-            narrow=narrow,
+            narrow=narrow(names, _FRAME_PIXELS + _NARROW_ROW_PIXELS * len(bars)),
             height=_FRAME_PIXELS + _ROW_PIXELS * len(bars),
             xaxis=scale,
             yaxis=names,
             **number_column(texts, range(len(bars))),
         )
     )
+
+
+def names_axis(names: Sequence[str], places: Sequence[float], *, bottom: float, top: float) -> dict[str, Any]:
+    """Return a vertical axis with a name at each place, from the top down; names need not be unique."""
+    ticks = {"tickvals": list(places), "ticktext": list(names)}
+    return {**ticks, "range": [bottom, top], "showgrid": False, "ticks": ""}
+
+
+def narrow(names: Mapping[str, Any], height: int, *, lines: int = 2) -> dict[str, Any]:
+    """Return what a narrow screen changes in a chart with such an axis: its height, and the names in a few lines."""
+    return {"height": height, "yaxis": {"ticktext": [labels.wrapped(name, lines=lines) for name in names["ticktext"]]}}
 
 
 def number_column(texts: Sequence[str], places: Sequence[float]) -> dict[str, Any]:
@@ -60,10 +67,8 @@ def _end(bar: Bar) -> float:
 
 
 def _names(bars: Sequence[Bar]) -> dict[str, Any]:
-    """Return an axis with a position for each bar; names need not be unique."""
     names = [f"<b>{text(bar.name, limit=54)}</b>" if bar.ours else text(bar.name, limit=54) for bar in bars]
-    places = list(range(len(bars)))
-    return {"tickvals": places, "ticktext": names, "range": [len(bars) - 0.4, -0.6], "showgrid": False, "ticks": ""}
+    return names_axis(names, range(len(bars)), bottom=len(bars) - 0.4, top=-0.6)
 
 
 def _trace(bars: Sequence[Bar], what: str, colors: Sequence[str]) -> Trace:
@@ -162,18 +167,6 @@ def modules_chart(profiles: Sequence[tuple[str, ModuleTimes]]) -> Chart:
         for part, color in colors.items()
         if any(part in parts for _, parts in rows)
     ]
-    names: dict[str, Any] = {
-        "tickvals": places,
-        "ticktext": [text(name, limit=30) for name, _ in rows],
-        "range": [len(rows) - 0.5, -0.5],
-        "showgrid": False,
-        "ticks": "",
-    }
-    narrow = {
-        "height": 220 + 60 * len(rows),
-        "yaxis": {"ticktext": [labels.wrapped(name) for name in names["ticktext"]]},
-    }
-    height = 150 + 44 * len(rows)
-    return chart(
-        view("", traces, narrow=narrow, barmode="stack", height=height, xaxis=axis("ms per step"), yaxis=names)
-    )
+    names = names_axis([text(name, limit=30) for name, _ in rows], places, bottom=len(rows) - 0.5, top=-0.5)
+    shown = {"barmode": "stack", "height": 150 + 44 * len(rows), "xaxis": axis("ms per step"), "yaxis": names}
+    return chart(view("", traces, narrow=narrow(names, 220 + 60 * len(rows)), **shown))

@@ -49,6 +49,15 @@ class Trial(NamedTuple):
     """Whether its set is the only one, so that the legend lists trials."""
 
 
+TITLES = {
+    "evaluations": "Evaluations",
+    "training_losses": "Training loss",
+    "step_times": "Step time along the run",
+    "step_time_distributions": "Distribution of step times",
+}
+"""The titles of the charts of `overlaid`."""
+
+
 def overlaid(sets: Sequence[Runs]) -> dict[str, Chart]:
     """Return the curves of all sets on the same axes, without empty charts."""
     charts = {

@@ -1,12 +1,12 @@
 """Describe where logs come from: runs, dates, hardware, software and settings, the same for all kinds of pages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from bench.mlperf.result import Result
+from bench.results.measurement import MACHINE_KEYS
 
-MACHINE_KEYS = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
-"""Keys of a log that describe hardware and software, not the recipe."""
 _MOST_NAMES, _MOST_LETTERS = 4, 120
 
 
@@ -33,10 +33,13 @@ def identity(results: Sequence[Result], names: Sequence[str]) -> str:
 
 def system(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the hardware and software in a log."""
-    for key in MACHINE_KEYS:
-        if key in result.hyperparameters:
-            yield key.replace("_", " "), str(result.hyperparameters[key])[:200]
+    yield from machine(result.hyperparameters)
     yield from result.software.items()
+
+
+def machine(logged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what hyperparameters say about hardware and software."""
+    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in MACHINE_KEYS if key in logged)
 
 
 def settings(results: Sequence[Result]) -> list[tuple[str, str]]:

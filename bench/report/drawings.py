@@ -12,7 +12,7 @@ from bench.report.canvas import COLORS, footer
 from bench.report.compare import Claim, Entry
 from bench.report.figures import Bar, module_figure
 from bench.report.sets import TrialSet
-from bench.report.template import Chart
+from bench.report.template import Chart, Charts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def shown(path: Path, caption: str, charts: Mapping[str, Chart] | None = None, *
     return Shown(file=path.name, caption=caption, uri=f"data:image/png;base64,{data}", charts=kept)
 
 
-def titled(path: Path, caption: str, charts: Mapping[str, tuple[str, Chart]]) -> Shown:
+def titled(path: Path, caption: str, charts: Charts) -> Shown:
     """Return a figure whose charts have titles."""
     one = shown(path, caption, {name: chart for name, (_, chart) in charts.items()})
     return replace(one, titles={name: title for name, (title, _) in charts.items() if title})

@@ -15,8 +15,7 @@ from bench.report.curves import number
 from bench.report.drawings import Shown
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, memory_label, memory_row, nodes_text, ranks_text, telemetry_rows
-from bench.report.template import Chart, axis, chart, text, view
-from bench.report.trials_page import Card
+from bench.report.template import Card, Charts, axis, chart, text, view
 from bench.results.generation import Answered, GenerationResult, OfLength, by_length
 from bench.texts import quoted
 
@@ -242,7 +241,7 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
         generation = trial.kind_result
         count = f"of {len(generation.requested_lengths)}"
         done = Card(name="answers", value=f"{len(generation.answers)}", unit=count, note="of the requested length")
-        times = [(name, value, remark) for name, value, remark in _times(generation)] if generation.valid else []
+        times = list(_times(generation)) if generation.valid else []
         return [done, *(_card(*row) for row in times[:4])]
 
     def figures(self, trials: Sequence[ShownTrial[GenerationResult]], out: Path, *, heading: str) -> list[Shown]:
@@ -252,7 +251,7 @@ class GenerationReport(TrialsKindReport[GenerationPlan, GenerationResult]):
         figure(valid, path, heading=heading)
         return [drawings.titled(path, "One mark for each answer.", self.charts(valid))]
 
-    def charts(self, trials: Sequence[ShownTrial[GenerationResult]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[GenerationResult]]) -> Charts:
         names = labels.short([trial.name for trial in trials])
         traces = [
             {

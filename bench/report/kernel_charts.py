@@ -7,83 +7,60 @@ from typing import Any
 from bench.report import labels
 from bench.report.canvas import COLORS, INTERVAL_COLOR, INVALID_COLOR
 from bench.report.curves import number
-from bench.report.kernel_curves import (
-    Curve,
-    attention_of,
-    collectives_of,
-    curves,
-    length,
-    num_bytes,
-    rates,
-    rows,
-    shape,
-    times,
-)
-from bench.report.template import Chart, Trace, axis, chart, text, view
+from bench.report.kernel_curves import COLLECTIVES, Curve, Point, attention, collectives, copies, gemms, rates, times
+from bench.report.template import Charts, Trace, axis, chart, text, view
 from bench.results.kernels import Measured
 
 Values = Callable[[Measured], tuple[float, float, float]]
-Charts = dict[str, tuple[str, Chart]]
 _MOST_TICKS = 6
 
 
 def charts(measured: Sequence[Measured]) -> dict[str, Charts]:
     """Return the charts of each figure with their titles, by the name of the figure's file."""
-    copies = [one for one in measured if one.point.family == "memcpy"]
-    several = ("all_gather", "reduce_scatter", "reduce", "all_reduce", "all_to_all")
     charts_of = {
         "gemm": _gemms(measured),
-        "memcpy": _over_bytes("memcpy", copies, lambda one: one.point.kernel.removeprefix("copy "), is_wide=True),
-        **{
-            name: _over_bytes(name, collectives_of(measured, [name]), lambda one: one.point.kernel)
-            for name in ("all_gather", "reduce_scatter")
-        },
-        "collectives": _over_bytes("collectives", collectives_of(measured, several), lambda one: one.point.kernel),
+        "memcpy": _over_bytes("memcpy", copies(measured), is_wide=True),
+        **{name: _over_bytes(name, collectives(measured, chosen)) for name, chosen in COLLECTIVES.items()},
         "attention": _attention(measured),
     }
     return {name: of_figure for name, of_figure in charts_of.items() if of_figure}
 
 
 def _gemms(measured: Sequence[Measured]) -> Charts:
-    gemms = [one for one in measured if one.point.family == "gemm" and not one.point.is_sustained]
     charts_of: Charts = {}
-    for precision in dict.fromkeys(one.point.variant for one in gemms):
-        of_precision = [one for one in gemms if one.point.variant == precision]
-        every = list(curves(of_precision, shape, rows))
-        traces = list(_traces([curve for curve in every if curve.points[1:]], rates))
-        single = [one for curve in every if not curve.points[1:] for _, one in curve.points]
-        if single:
-            traces.append(_marks(single))
-        sizes = [rows(one) for one in of_precision]
-        unit = axis(of_precision[0].point.unit, rangemode="tozero")
-        shown = {"xaxis": axis("M", **_sizes(sizes, lambda size: f"{size:,.0f}")), "yaxis": unit}
-        one_view = view("", traces, **shown, **_lines(of_precision[0]))
-        charts_of[f"gemm_{precision}"] = (f"{precision.upper()} (dashed: unaligned M)", chart(one_view))
+    for of_precision in gemms(measured):
+        first = of_precision.first
+        traces = list(_traces(of_precision.curves, rates))
+        if of_precision.single:
+            traces.append(_marks(of_precision.single))
+        places = [*_places(of_precision.curves), *(m for m, _ in of_precision.single)]
+        shown = {"xaxis": axis("M", **_sizes(places, _count)), "yaxis": axis(first.point.unit, rangemode="tozero")}
+        one_view = view("", traces, **shown, **_lines(first))
+        charts_of[f"gemm_{of_precision.precision}"] = (of_precision.title, chart(one_view))
     return charts_of
 
 
-def _marks(single: Sequence[Measured]) -> Trace:
+def _marks(single: Sequence[Point]) -> Trace:
     return {
         "mode": "markers",
         "name": "other shapes",
-        "x": [rows(one) for one in single],
-        "y": [number(one.rate) for one in single],
+        "x": [m for m, _ in single],
+        "y": [number(one.rate) for _, one in single],
         "marker": {"color": INTERVAL_COLOR, "size": 6},
-        "customdata": [text(one.point.name) for one in single],
+        "customdata": [text(one.point.name) for _, one in single],
         "hovertemplate": "%{customdata}: %{y:,.4g}<extra></extra>",
     }
 
 
-def _over_bytes(
-    prefix: str, chosen: Sequence[Measured], name: Callable[[Measured], str], *, is_wide: bool = False
-) -> Charts:
+def _over_bytes(prefix: str, of_kernels: Sequence[Curve], *, is_wide: bool = False) -> Charts:
     """Return latency and bandwidth over bytes; the host link and the memory of a device differ by orders of size."""
-    if not chosen:
+    if not of_kernels:
         return {}
-    of_kernels, sizes = list(curves(chosen, name, num_bytes)), [num_bytes(one) for one in chosen]
-    byte_axis = axis("bytes", **_sizes(sizes, labels.bytes_text))
-    latency = axis("microseconds", **_log([times(one) for one in chosen]))
-    rate = axis(chosen[0].point.unit, **(_log([rates(one) for one in chosen]) if is_wide else {"rangemode": "tozero"}))
+    measured = [one for curve in of_kernels for _, one in curve.points]
+    byte_axis = axis("bytes", **_sizes(_places(of_kernels), labels.bytes_text))
+    latency = axis("microseconds", **_log([times(one) for one in measured]))
+    speeds = _log([rates(one) for one in measured]) if is_wide else {"rangemode": "tozero"}
+    rate = axis(measured[0].point.unit, **speeds)
     return {
         f"{prefix}_latency": (
             "latency",
@@ -97,19 +74,23 @@ def _over_bytes(
 
 
 def _attention(measured: Sequence[Measured]) -> Charts:
-    attention = attention_of(measured)
     charts_of: Charts = {}
     for way in ("forward", "backward"):
-        of_way = [one for one in attention if one.point.operation == way]
-        if of_way:
-            sizes = axis(
-                "sequence length (tokens)", **_sizes([length(one) for one in of_way], lambda size: f"{size:,.0f}")
-            )
-            traces = list(_traces(list(curves(of_way, lambda one: one.point.variant, length)), rates))
-            unit = axis(of_way[0].point.unit, rangemode="tozero")
-            one_view = view("", traces, xaxis=sizes, yaxis=unit, **_lines(of_way[0]))
+        if backends := attention(measured, way):
+            first = backends[0].points[0][1]
+            lengths = axis("sequence length (tokens)", **_sizes(_places(backends), _count))
+            unit, traces = axis(first.point.unit, rangemode="tozero"), list(_traces(backends, rates))
+            one_view = view("", traces, xaxis=lengths, yaxis=unit, **_lines(first))
             charts_of[f"attention_{way}"] = (way, chart(one_view))
     return charts_of
+
+
+def _places(of_kernels: Sequence[Curve]) -> list[float]:
+    return [place for curve in of_kernels for place, _ in curve.points]
+
+
+def _count(size: float) -> str:
+    return f"{size:,.0f}"
 
 
 def _traces(of_kernels: Sequence[Curve], values: Values) -> Iterator[Trace]:

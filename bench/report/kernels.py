@@ -11,22 +11,10 @@ from bench.mlperf.result import Result
 from bench.report import drawings, kernel_charts
 from bench.report.canvas import FAINT_INK, INK, TARGET_COLOR, canvas, empty, save
 from bench.report.drawings import Shown
-from bench.report.kernel_curves import (
-    Curve,
-    attention_of,
-    collectives_of,
-    curves,
-    length,
-    num_bytes,
-    rates,
-    rows,
-    shape,
-    times,
-)
+from bench.report.kernel_curves import COLLECTIVES, Curve, attention, collectives, copies, gemms, rates, times
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.tables import Row, TextTable, nodes_text, ranks_text, telemetry_rows, value_text
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Charts
 from bench.results.kernels import Best, KernelsResult, Measured
 
 if TYPE_CHECKING:
@@ -135,43 +123,29 @@ def draw(kernels: KernelsResult, folder: Path, *, heading: str, note: str) -> li
 
 def gemm_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw TFLOP/s over M for each N and K, a panel for each precision; return whether there is anything to draw."""
-    gemms = [one for one in measured if one.point.family == "gemm" and not one.point.is_sustained]
-    precisions = list(dict.fromkeys(one.point.variant for one in gemms))
-    if not gemms:
+    precisions = gemms(measured)
+    if not precisions:
         return False
     figure, panels = canvas(_HEIGHT_INCHES, f"GEMMs: {heading}", note, panels=len(precisions))
-    for axes, precision in zip(panels, precisions, strict=True):
-        of_precision = [one for one in gemms if one.point.variant == precision]
-        every = list(curves(of_precision, shape, rows))
-        _plot(axes, [curve for curve in every if curve.points[1:]], rates)
-        single = [one for curve in every if not curve.points[1:] for _, one in curve.points]
-        axes.plot(
-            [rows(one) for one in single], [one.rate for one in single], ".", color=FAINT_INK, label="other shapes"
-        )
-        _lines(axes, of_precision[0])
-        _label(axes, f"{precision.upper()} (dashed: unaligned M)", "M", of_precision[0].point.unit)
+    for axes, of_precision in zip(panels, precisions, strict=True):
+        _plot(axes, of_precision.curves, rates)
+        places, values = [m for m, _ in of_precision.single], [one.rate for _, one in of_precision.single]
+        axes.plot(places, values, ".", color=FAINT_INK, label="other shapes")
+        _lines(axes, of_precision.first)
+        _label(axes, of_precision.title, "M", of_precision.first.point.unit)
     save(figure, path)
     return True
 
 
 def memcpy_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw latency and GB/s of every kind of copy over bytes; return whether there is anything to draw."""
-    copies = [one for one in measured if one.point.family == "memcpy"]
-    of_figures = list(curves(copies, lambda one: one.point.kernel.removeprefix("copy "), num_bytes))
-    return _over_bytes(of_figures, path, f"memory copies: {heading}", note)
+    return _over_bytes(copies(measured), path, f"memory copies: {heading}", note)
 
 
-def collective_figure(operations: Sequence[str]) -> "Figure":
-    """Return a function that draws latency and bus bandwidth of some collectives over bytes."""
-
-    def figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
-        chosen = collectives_of(measured, operations)
-        name = operations[0].replace("_", "-") if not operations[1:] else "collectives"
-        return _over_bytes(
-            list(curves(chosen, lambda one: one.point.kernel, num_bytes)), path, f"{name}: {heading}", note
-        )
-
-    return figure
+def collective_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
+    """Draw latency and bus bandwidth of the collectives of this figure over bytes; return whether there are any."""
+    name = path.stem
+    return _over_bytes(collectives(measured, COLLECTIVES[name]), path, f"{name.replace('_', '-')}: {heading}", note)
 
 
 def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) -> bool:
@@ -194,19 +168,19 @@ def _over_bytes(curves: Sequence[Curve], path: Path, heading: str, note: str) ->
 
 def attention_figure(measured: Sequence[Measured], path: Path, heading: str, note: str) -> bool:
     """Draw TFLOP/s of each backend over the sequence length, forward and backward; return whether there is any."""
-    attention = attention_of(measured)
-    if not attention:
+    curves_of = {way: attention(measured, way) for way in ("forward", "backward")}
+    if not any(curves_of.values()):
         return False
     figure, panels = canvas(_HEIGHT_INCHES, f"causal attention: {heading}", note, panels=2)
-    for axes, way in zip(panels, ("forward", "backward"), strict=True):
-        of_way = [one for one in attention if one.point.operation == way]
-        if not of_way:
+    for axes, (way, curves) in zip(panels, curves_of.items(), strict=True):
+        if not curves:
             empty(axes, "not measured")
             continue
-        _plot(axes, list(curves(of_way, lambda one: one.point.variant, length)), rates)
-        _lines(axes, of_way[0])
+        first = curves[0].points[0][1]
+        _plot(axes, curves, rates)
+        _lines(axes, first)
         axes.set_xscale("log", base=2)
-        _label(axes, way, "sequence length (tokens)", of_way[0].point.unit)
+        _label(axes, way, "sequence length (tokens)", first.point.unit)
     save(figure, path)
     return True
 
@@ -242,9 +216,7 @@ Figure = Callable[[Sequence[Measured], Path, str, str], bool]
 _FIGURES: dict[str, Figure] = {
     "gemm": gemm_figure,
     "memcpy": memcpy_figure,
-    "all_gather": collective_figure(["all_gather"]),
-    "reduce_scatter": collective_figure(["reduce_scatter"]),
-    "collectives": collective_figure(["all_gather", "reduce_scatter", "reduce", "all_reduce", "all_to_all"]),
+    **dict.fromkeys(COLLECTIVES, collective_figure),
     "attention": attention_figure,
 }
 TITLES = {
@@ -362,7 +334,7 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
 
     def figures(self, trials: Sequence[ShownTrial[KernelsResult]], out: Path, *, heading: str) -> list[Shown]:
         """Return the figures of the last trial with measurements."""
-        last = next((one for one in reversed(trials) if one.kind_result.measured), None)
+        last = _last_measured(trials)
         if last is None:
             return []
         place = last.judged.result.platform or "platform not logged"
@@ -374,10 +346,14 @@ class KernelsReport(TrialsKindReport[KernelsPlan, KernelsResult]):
             for file in draw(last.kind_result, out, heading=heading, note=note)
         ]
 
-    def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> dict[str, tuple[str, Chart]]:
-        last = next((one for one in reversed(trials) if one.kind_result.measured), None)
+    def charts(self, trials: Sequence[ShownTrial[KernelsResult]]) -> Charts:
+        last = _last_measured(trials)
         of_figures = kernel_charts.charts(last.kind_result.measured) if last else {}
         return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
+
+
+def _last_measured(trials: Sequence[ShownTrial[KernelsResult]]) -> ShownTrial[KernelsResult] | None:
+    return next((one for one in reversed(trials) if one.kind_result.measured), None)
 
 
 REPORT = KernelsReport()

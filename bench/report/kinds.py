@@ -9,20 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from bench.contract.plan import Plan
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.report import output_folder, trials_page
-from bench.report.drawings import Shown
 from bench.report.sets import sets_in
 from bench.report.tables import Row, TextTable, inert
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Charts
 from bench.results import kind as kinds
 from bench.results.kind import KINDS, Judged, KindResult
+
+if TYPE_CHECKING:
+    from bench.report.drawings import Shown
 
 PAGE = "report.html"
 MOST_PROBLEMS = 5
@@ -142,11 +143,11 @@ class TrialsKindReport(KindReport[P, R]):
         """Return the main numbers, shown at the top of the page."""
         return []
 
-    def figures(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> list[Shown]:
+    def figures(self, trials: Sequence[ShownTrial[R]], out: Path, *, heading: str) -> "list[Shown]":
         """Draw the figures of some trials into a folder, and return them with their charts."""
         return []
 
-    def charts(self, trials: Sequence[ShownTrial[R]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[R]]) -> Charts:
         """Return the charts of some trials with their titles, without drawing files."""
         return {}
 

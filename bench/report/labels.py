@@ -38,12 +38,10 @@ def short(names: Sequence[str]) -> list[str]:
 def wrapped(name: str, *, width: int = 17, lines: int = 2) -> str:
     """Return a name in a few lines for the axis of a narrow chart; it is cut if it is longer. Markup is kept whole."""
     bold = name.startswith("<b>") and name.endswith("</b>")
-    parts = re.findall(r"(?:&\w+;|[^\s])+[\s]*", name.removeprefix("<b>").removesuffix("</b>"))
     rows: list[str] = []
-    for part in parts:
-        pieces = re.findall(rf"(?:&\w+;|.){{1,{width}}}", part.strip()) or [""]
-        for piece in pieces:
-            if rows and len(rows[-1]) + 1 + len(piece) <= width and piece is pieces[0]:
+    for part in name.removeprefix("<b>").removesuffix("</b>").split():
+        for piece in re.findall(rf"(?:&\w+;|.){{1,{width}}}", part):
+            if rows and len(rows[-1]) + 1 + len(piece) <= width:
                 rows[-1] += f" {piece}"
             else:
                 rows.append(piece)

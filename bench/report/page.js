@@ -186,7 +186,7 @@
 
   function listContents() {
     const headings = [...document.querySelectorAll("main h2, main h3")], nav = document.getElementById("contents");
-    if (headings.length < 3) return;
+    if (!nav || headings.length < 3) return;
     const box = nav.appendChild(document.createElement("details")), list = document.createElement("ul"), links = new Map();
     box.appendChild(document.createElement("summary")).textContent = "Contents";
     box.open = window.matchMedia("(min-width: 1180px)").matches;

@@ -22,6 +22,7 @@ from bench.report.compare import Claim, best_of_each, claim, peers, ranked, rank
 from bench.report.costs import TITLES, amount
 from bench.report.sets import TrialSet
 from bench.report.tables import minutes_text, number_text, telemetry_rows
+from bench.report.template import Card
 from bench.results import modules
 from bench.results.training import TrainingResult
 from bench.runs import tags
@@ -73,7 +74,7 @@ def system_rows(trials: TrialSet) -> Iterator[tuple[str, str]]:
             if isinstance(entry, str | int | float) and not _PLACEHOLDER.fullmatch(str(entry)):
                 yield str(name).replace("_", " "), str(entry)[:200]
     logged = {key: value for r in reversed(trials.results) for key, value in r.hyperparameters.items()}
-    yield from ((key.replace("_", " "), str(logged[key])[:200]) for key in described_logs.MACHINE_KEYS if key in logged)
+    yield from described_logs.machine(logged)
     yield from next((r.software.items() for r in trials.results if r.software), ())
     # Without a target the telemetry is among the measurements instead.
     telemetry = joined([r.telemetry for r in trials.results if r.telemetry and trials.has_target])
@@ -105,11 +106,6 @@ def _recorded_by_ranks(folder: Path) -> Iterator[tuple[str, str]]:
             gpus = (rank.machine.gpus if rank.machine else None) or ()
             software |= rank.software.packages | {"GPU driver": gpus[0].driver if gpus else None}
             yield from ((name, text) for name, text in software.items() if text)
-
-
-def settings(trials: TrialSet) -> list[tuple[str, str]]:
-    """Return the settings in the logs; one that differs between trials has all values."""
-    return described_logs.settings(trials.results)
 
 
 Row = dict[str, Any]
@@ -191,7 +187,7 @@ def _section(trials: TrialSet, rows: Sequence[Row], out: Path, *, mark: str) -> 
         "no_peers": no_peers,
         "findings": _findings(trials),
         "system": list(system_rows(trials)),
-        "settings": settings(trials),
+        "settings": described_logs.settings(trials.results),
         "folder": str(Path(trials.results[0].file).parent),
         "files": list(_files(trials)),
         "commands": list(dict.fromkeys(shlex.join(command.argv) for command in trials.plan.commands))
@@ -213,19 +209,19 @@ def _module_tables(trials: TrialSet) -> Iterator[dict[str, Any]]:
             }
 
 
-def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[str, str]]:
+def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[Card]:
     """Return the main numbers, shown at the top of a set."""
     names = {"score": "score", "runs": "minutes (not a score)", "none": "score"}
     cards = [
-        {
-            "name": names[claimed.kind],
-            "value": "none" if claimed.minutes is None else minutes_text(claimed.minutes),
-            "unit": "" if claimed.minutes is None else "min",
-            "note": f"90 % interval {claimed.interval[0]:.2f} to {claimed.interval[1]:.2f}"
+        Card(
+            name=names[claimed.kind],
+            value="none" if claimed.minutes is None else minutes_text(claimed.minutes),
+            unit="" if claimed.minutes is None else "min",
+            note=f"90 % interval {claimed.interval[0]:.2f} to {claimed.interval[1]:.2f}"
             if claimed.interval
             else claimed.what,
-        },
-        {"name": "valid runs", "value": str(claimed.num_valid), "unit": f"of {len(rows)}", "note": _required(trials)},
+        ),
+        Card(name="valid runs", value=str(claimed.num_valid), unit=f"of {len(rows)}", note=_required(trials)),
     ]
     for key, unit in (("samples_to_target", ""), ("step_time_ms", "ms"), ("tokens_s_gpu", "")):
         values = sorted(row[key] for row in rows if row[key] is not None)
@@ -233,11 +229,11 @@ def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[dict[s
             low, high = number_text(values[0]), number_text(values[-1])
             spread = f"median of trials; {low} to {high}" if low != high else "the same in all trials"
             note = spread if len(values) > 1 else "one trial"
-            cards.append({"name": HEADINGS[key], "value": number_text(median(values)), "unit": unit, "note": note})
+            cards.append(Card(name=HEADINGS[key], value=number_text(median(values)), unit=unit, note=note))
     return cards
 
 
-def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
+def _speed_cards(speed: throughput.Compared) -> list[Card]:
     """Return the main numbers of a set without a target, shown at its top; minutes are not among them."""
     m = speed.measured
     peak = None if m.peak_memory_gib is None else m.peak_memory_gib.allocated
@@ -250,15 +246,15 @@ def _speed_cards(speed: throughput.Compared) -> list[dict[str, str]]:
         ("peak memory", peak, "GiB", "allocated, highest of all GPUs"),
         ("evaluation", m.eval_time_s.median if m.eval_time_s else None, "s", "median"),
     )
-    none = {"name": "score", "value": "none", "unit": "", "note": NO_TARGET}
-    return [none] + [
-        {"name": name, "value": number_text(value), "unit": unit, "note": note}
+    shown = [
+        Card(name=name, value=number_text(value), unit=unit, note=note)
         for name, value, unit, note in numbers
         if value is not None
     ]
+    return [Card(name="score", value="none", note=NO_TARGET), *shown]
 
 
-def _cost_cards(trials: TrialSet) -> Iterator[dict[str, str]]:
+def _cost_cards(trials: TrialSet) -> Iterator[Card]:
     """Yield what the trials cost, as far as their logs have a price; medians over trials."""
     of_each = [one for result in trials.results for one in TrainingResult(result=result).measurements]
     for name, title in TITLES.items():
@@ -266,7 +262,7 @@ def _cost_cards(trials: TrialSet) -> Iterator[dict[str, str]]:
         if costs and len({one.unit for one in costs}) == 1:
             note = "one trial" if len(costs) == 1 else f"median of {len(costs)} trials"
             value = amount(median(one.value for one in costs))
-            yield {"name": title, "value": value, "unit": costs[0].unit, "note": note}
+            yield Card(name=title, value=value, unit=costs[0].unit, note=note)
 
 
 def _required(trials: TrialSet) -> str:
@@ -356,6 +352,7 @@ def _compared(sets: Sequence[TrialSet], out: Path) -> dict[str, Any]:
         "all_alike": all(alike),
         "figure": drawings.draw_compared(with_minutes, out) if with_minutes else None,
         "curves": curves.overlaid([trials for trials, same in zip(sets, alike, strict=True) if same]),
+        "curve_titles": curves.TITLES,
         "differences": differences(sets),
     }
 

@@ -20,8 +20,7 @@ from bench.report.kernels import COLORS
 from bench.report.kinds import ShownTrial, TrialsKindReport
 from bench.report.serving_charts import NamedResult, load_label, ok_latencies
 from bench.report.tables import Row, TextTable, findings_table, value_text
-from bench.report.template import Chart
-from bench.report.trials_page import Card
+from bench.report.template import Card, Charts
 from bench.results import server_times
 from bench.results.imported import Summary
 from bench.results.serving import LoadResult, ServingResult
@@ -451,7 +450,7 @@ class ServingReport(TrialsKindReport[ServingPlan, ServingResult]):
             for file in draw(named, out, heading=heading, note=note)
         ]
 
-    def charts(self, trials: Sequence[ShownTrial[ServingResult]]) -> dict[str, tuple[str, Chart]]:
+    def charts(self, trials: Sequence[ShownTrial[ServingResult]]) -> Charts:
         of_figures = serving_charts.charts(self._named(trials))
         return {name: chart for of_figure in of_figures.values() for name, chart in of_figure.items()}
 

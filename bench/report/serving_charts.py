@@ -9,11 +9,10 @@ from bench.report.bars import bar_chart
 from bench.report.canvas import COLORS, INTERVAL_COLOR, INVALID_COLOR
 from bench.report.curves import number, thinned
 from bench.report.figures import Bar
-from bench.report.template import Chart, Trace, axis, chart, text, view
+from bench.report.template import Charts, Trace, axis, chart, text, view
 from bench.results.serving import LoadResult, ServingResult
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
-Charts = dict[str, tuple[str, Chart]]
 
 
 @dataclass(frozen=True, slots=True)

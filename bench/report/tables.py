@@ -104,6 +104,11 @@ def digits(number: float) -> int:
     return min(MOST_DECIMALS, 2 - magnitude) if magnitude < 0 else max(0, min(2, 3 - magnitude))
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def number_text(number: float) -> str:
     """Return a number with four significant digits and at most two decimals; below 1 with three digits."""
     return f"{number:,.{digits(number)}f}"

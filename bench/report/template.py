@@ -4,13 +4,14 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.mlperf.reader import clean
-from bench.report.tables import minutes_text, number_text
+from bench.report.tables import minutes_text, number_text, sentence
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,25 +27,25 @@ _FORMS: dict[str, Callable[[float], str]] = {
 }
 
 
-def page(template: str, context: Mapping[str, Any]) -> str:
-    """Return an HTML page; None is rendered as empty text."""
-    return _environment().get_template(template).render(context)
+def page(template: str, context: Mapping[str, Any], *, folder: Path = _FOLDER) -> str:
+    """Return an HTML page; None is rendered as empty text. The template is in the folder, or among those of reports."""
+    return _environment(folder).get_template(template).render(context)
 
 
 @cache
-def _environment() -> "Environment":
-    """Return the Jinja environment, which caches compiled templates."""
+def _environment(folder: Path) -> "Environment":
+    """Return the Jinja environment of a folder, which caches compiled templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader([_FOLDER, _FOLDER.parent / "dashboard"]),
+        loader=FileSystemLoader([folder, _FOLDER]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: _blank_or_form(form) for name, form in _FORMS.items()}
+    environment.filters |= {"sentence": sentence} | {name: _blank_or_form(form) for name, form in _FORMS.items()}
     return environment
 
 
@@ -59,7 +60,20 @@ def _blank_or_form(form: Callable[[float], str]) -> Callable[[float | None], str
 
 Chart = dict[str, Any]
 """A chart of page.js: a list of views, each with a name, plotly traces, and additions to the page's layout."""
+Charts = dict[str, tuple[str, Chart]]
+"""Titles and charts, by their ids in a page."""
 Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One of the main numbers at the top of a page."""
+
+    name: str
+    value: str
+    unit: str = ""
+    note: str = ""
+    is_bad: bool = False
 
 
 def context(*, has_charts: bool = True) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from bench.contract import atomic_files
 from bench.mlperf.result import UNVERIFIED, Result
 from bench.report import described_logs, template
 from bench.report.tables import TextTable
+from bench.report.template import Card
 
 if TYPE_CHECKING:
     from bench.report.drawings import Shown
@@ -20,17 +20,6 @@ _NUMBER = re.compile(r"-|[-+<]?\d[\d,.]*( (%|GiB|s|ms))?")
 _FIXED_LETTERS = 24
 """Cells of a column with at most this many characters are not wrapped."""
 _ROW_HEADINGS = ("measurement", "value", "remark")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One of the main numbers of a page."""
-
-    name: str
-    value: str
-    unit: str = ""
-    note: str = ""
-    is_bad: bool = False
 
 
 def page(report: "TrialsReport[Any]", figures: "Sequence[Shown]", heading: str) -> str:

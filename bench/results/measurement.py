@@ -121,6 +121,10 @@ def of_telemetry(telemetry: Telemetry) -> Iterator[Measurement]:
             yield Measurement(name=name, unit=unit, value=value, n=n)
 
 
+MACHINE_KEYS = ("accelerator", "num_ranks", "host_processor_model_name", "operating_system", "commit", "image")
+"""Keys of a log that describe hardware and software; all others are settings."""
+
+
 def hardware_facts(result: Result) -> dict[str, str]:
     """Return the GPU settings of a trial, by title with unit; empty without telemetry."""
     limit_w = result.telemetry and result.telemetry.power_limit_w

@@ -17,7 +17,7 @@ from bench.contract import atomic_files
 from bench.contract.run_files import JOB, LEDGER, PLAN
 from bench.errors import ConfigError
 from bench.runs.folder import short
-from bench.texts import counted
+from bench.texts import control_character, counted
 
 LATEST = "latest"
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?")
@@ -36,6 +36,13 @@ _log = logging.getLogger(__name__)
 def root() -> Path:
     """Return the folder that holds the run folders."""
     return Path(os.environ.get("LOGDIR") or "runs")
+
+
+def require_root(folder: Path) -> None:
+    """Raise ConfigError unless a folder of runs exists."""
+    if not folder.is_dir():
+        fix = "give the folder of your runs, or set LOGDIR"
+        raise ConfigError("this folder does not exist", where=str(folder), fix=fix)
 
 
 def is_run(folder: Path) -> bool:
@@ -184,6 +191,14 @@ def completions(prefix: str, *, folder: Path | None = None) -> list[str]:
     places = _Places.in_folder(folder or root())
     names = [*([LATEST] if places.runs else []), *places.runs, *places.of_studies]
     return [name for name in names if name.startswith(prefix)]
+
+
+def unprintable(path: Path) -> ConfigError | None:
+    """Return the error of a path whose characters would control the terminal or the page that shows it."""
+    if not control_character(str(path)):
+        return None
+    fix = "rename the folder: control characters can make a terminal show a wrong name"
+    return ConfigError("the path contains control characters", where=str(path), fix=fix)
 
 
 def not_a_run(folder: Path) -> ConfigError:

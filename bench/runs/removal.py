@@ -110,9 +110,7 @@ def garbage(root: Path, *, older_than_days: float) -> list[Removable]:
     Raises:
         ConfigError: the folder does not exist.
     """
-    if not root.is_dir():
-        fix = "give the folder of your runs, or set LOGDIR"
-        raise ConfigError("this folder does not exist", where=str(root), fix=fix)
+    names.require_root(root)
     before_s = time.time() - 86400 * older_than_days
     removable, leftovers = list[Removable](), list[Removable]()
     parents = [root, *sorted({path.parent for path in root.glob(f"{names.STUDIES}/*/{names.STUDY}")})]

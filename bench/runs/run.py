@@ -138,10 +138,7 @@ def below(root: Path, *, must_answer: bool = False) -> list[Run]:
         ConfigError: no such folder.
         BenchError: a backend cannot be queried, and `must_answer` is set.
     """
-    if not root.is_dir():
-        raise ConfigError(
-            "this folder does not exist", where=str(root), fix="give the folder of your runs, or set LOGDIR"
-        )
+    names.require_root(root)
     listed = dict.fromkeys(path.parent for name in (JOB, LEDGER) for path in root.glob(f"*/{name}"))
     return in_folders([folder for folder in listed if not names.is_shared_job(folder)], must_answer=must_answer)
 

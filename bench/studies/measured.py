@@ -124,7 +124,11 @@ def run_set(text: str) -> RunSet:
     Raises:
         ConfigError: there are no runs, or their study cannot be read.
     """
-    of_path = compare.run_set(text)
+    return as_in_study(compare.run_set(text))
+
+
+def as_in_study(of_path: RunSet) -> RunSet:
+    """Return runs with the measurements of their study's tables; runs of no study are returned unchanged."""
     trials: list[ValidTrial] = []
     left_out = list(of_path.runs.left_out)
     for trial in of_path.runs.trials:

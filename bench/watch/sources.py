@@ -190,8 +190,12 @@ class WatchedTrials:
     queue: Queue | None = None
     """The job state of a run that has a job."""
 
+    @property
+    def _watched(self) -> tuple[Watched, ...]:
+        return (*self.trials, self.prepare) if self.prepare else self.trials
+
     def poll(self) -> None:
-        for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
+        for watched in self._watched:
             watched.poll()
         if self.folder is not None:
             outcomes = _outcomes(self.folder)
@@ -204,7 +208,7 @@ class WatchedTrials:
 
     def close_logs(self) -> None:
         """Close the logs, to forget the job; a later poll would read them from their start."""
-        for watched in (*self.trials, *([self.prepare] if self.prepare else [])):
+        for watched in self._watched:
             if isinstance(watched.source, Follower):
                 watched.source.close()
 

@@ -12,7 +12,7 @@ from bench.contract.schema import Config
 FOLLOWING = {
     *("Progress", "Watched", "Curves", "Gpus", "FollowedTrial", "FollowedRun"),
     *("Drive", "Member", "Node", "Interruption", "Runners", "DriverJob"),
-    *("Live", "Reports", "Shelf"),
+    *("Live", "Reports", "Listing"),
 }
 """These follow a log, record by record, the nodes of a run, or the runs of the dashboard, and change."""
 CACHING = {"Subject", "Trials"}

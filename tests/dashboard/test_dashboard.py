@@ -15,11 +15,9 @@ from bench.cli import main
 from bench.contract import mllog
 from bench.contract.mllog import Writer
 from bench.dashboard.app import app
-from bench.runs import ledger, tags
-from bench.runs.ledger import Outcome
+from bench.runs import tags
 from helpers.clock import Clock, turned
-from helpers.planted_runs import plant
-from helpers.written_log import ONCE
+from helpers.planted_runs import plant, under_way
 
 TOKEN, HOST = "t0ken-of-this-test", "localhost:8790"
 ESCAPES = (
@@ -176,29 +174,19 @@ def test_the_full_report_allows_only_its_own_scripts(browser: TestClient) -> Non
 
 
 @pytest.fixture
-def under_way(root: Path) -> Iterator[Writer]:
-    """A run whose first trial is training."""
-    folder = root / "now"
-    folder.mkdir()
-    ledger._write(folder, [ledger.Entry(trial=0, seed=7, outcome=Outcome.running)])
-    with Writer(folder / "result_0.txt") as log:
-        log.start(mllog.INIT_START)
-        for key, value in ONCE.items():
-            if key != "cache_clear":
-                log.event(key, value)
-        log.stop(mllog.INIT_STOP)
-        log.start(mllog.RUN_START)
-        log.start(mllog.BLOCK_START, samples_count=0)
+def log(root: Path) -> Iterator[Writer]:
+    """The log of a run that is training."""
+    with under_way(root / "now") as log:
         yield log
 
 
-def test_a_run_under_way_is_followed(browser: TestClient, root: Path, under_way: Writer, clock: Clock) -> None:
+def test_a_run_under_way_is_followed(browser: TestClient, root: Path, log: Writer, clock: Clock) -> None:
     def losses() -> list[float]:
         """Train for ten seconds, then ask as the page does."""
         clock.now_s += 10
         nonlocal samples
         samples += 80
-        under_way.event(mllog.TRAIN_LOSS, 100 / samples, samples_count=samples)
+        log.event(mllog.TRAIN_LOSS, 100 / samples, samples_count=samples)
         before = contents(root)
         state = browser.get(f"/live/{id}").json()
         assert contents(root) == before and not state["is_over"], state
@@ -214,8 +202,8 @@ def test_a_run_under_way_is_followed(browser: TestClient, root: Path, under_way:
     assert f'data-live="/live/{id}"' in page and "No curves yet" in page
     assert losses() == [1.25]
     assert losses() == [1.25, 0.625]
-    under_way.stop(mllog.BLOCK_STOP, samples_count=samples)
-    under_way.finish("success", samples_count=samples)
+    log.stop(mllog.BLOCK_STOP, samples_count=samples)
+    log.finish("success", samples_count=samples)
     assert browser.get(f"/live/{id}").json()["is_over"]
 
 

@@ -15,19 +15,14 @@ import pytest
 
 from bench.contract import mllog
 from bench.contract.mllog import Writer
-from bench.runs import ledger
-from bench.runs.ledger import Outcome
 from helpers.clock import Clock, turned
 from helpers.paths import ROOT
-from helpers.planted_runs import plant
-from helpers.written_log import ONCE
+from helpers.planted_runs import plant, under_way
 
 pytestmark = [pytest.mark.slow, pytest.mark.starts]
 screens = pytest.importorskip("helpers.screens")
 By = pytest.importorskip("selenium.webdriver.common.by").By
 Wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
-if screens.CHROMIUM is None or screens.DRIVER is None:
-    pytest.skip("Debian's chromium and chromium-driver are not here", allow_module_level=True)
 
 
 @pytest.fixture
@@ -64,17 +59,7 @@ def train(log: Writer, clock: Clock, samples: int) -> None:
 def test_curves_of_a_run_under_way_grow_and_runs_are_compared_by_click(
     root: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    folder = root / "now"
-    folder.mkdir()
-    ledger._write(folder, [ledger.Entry(trial=0, seed=7, outcome=Outcome.running)])
-    with Writer(folder / "result_0.txt") as log, dashboard(root) as (url, _), screens.browser(tmp_path / "b") as page:
-        log.start(mllog.INIT_START)
-        for key, value in ONCE.items():
-            if key != "cache_clear":
-                log.event(key, value)
-        log.stop(mllog.INIT_STOP)
-        log.start(mllog.RUN_START)
-        log.start(mllog.BLOCK_START, samples_count=0)
+    with under_way(root / "now") as log, dashboard(root) as (url, _), screens.browser(tmp_path / "b") as page:
         page.get(url)
         assert "token" not in page.current_url, "the token leaves the address"
         page.find_element(By.LINK_TEXT, "now").click()

@@ -1,5 +1,7 @@
-"""Run folders with valid trials of planted speeds, as a finished run leaves them."""
+"""Run folders with valid trials of planted speeds, as a finished run leaves them, and a run that is training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ def plant(folder: Path, clock: Clock, *samples_s: float, plan: Plan | None = Non
     return prove(folder, len(samples_s))
 
 
+@contextmanager
+def under_way(folder: Path) -> Iterator[Writer]:
+    """Write a run whose only trial is training; yield its log, to continue."""
+    folder.mkdir()
+    ledger._write(folder, [ledger.Entry(trial=0, seed=7, outcome=Outcome.running)])
+    with Writer(folder / "result_0.txt") as log:
+        _configure(log, ONCE | {"cache_clear": None})
+        _start(log)
+        yield log
+
+
 def prove(folder: Path, num_trials: int = 1) -> Path:
     """Write the ledger of a folder whose logs are there, which calls each trial valid; return the folder."""
     entries = [ledger.Entry(trial=k, seed=k, outcome=Outcome.running) for k in range(num_trials)]
@@ -41,14 +54,9 @@ def prove(folder: Path, num_trials: int = 1) -> Path:
 def _log(path: Path, clock: Clock, samples_s: float, once: dict[str, Any]) -> None:
     telemetry = once.pop(mllog.GPU_TELEMETRY, None)
     with Writer(path) as log:
-        log.start(mllog.INIT_START)
-        for key, value in once.items():
-            if value is not None:
-                log.event(key, value)
-        log.stop(mllog.INIT_STOP)
+        _configure(log, once)
         clock.now_s += 60
-        log.start(mllog.RUN_START)
-        log.start(mllog.BLOCK_START, samples_count=0)
+        _start(log)
         clock.now_s += NUM_SAMPLES / samples_s
         log.event(mllog.TRAIN_LOSS, 1.0, samples_count=NUM_SAMPLES)
         log.stop(mllog.BLOCK_STOP, samples_count=NUM_SAMPLES)
@@ -56,3 +64,16 @@ def _log(path: Path, clock: Clock, samples_s: float, once: dict[str, Any]) -> No
         if telemetry is not None:
             log.event(mllog.GPU_TELEMETRY, telemetry, node="n")
         clock.now_s += 60
+
+
+def _configure(log: Writer, once: dict[str, Any]) -> None:
+    log.start(mllog.INIT_START)
+    for key, value in once.items():
+        if value is not None:
+            log.event(key, value)
+    log.stop(mllog.INIT_STOP)
+
+
+def _start(log: Writer) -> None:
+    log.start(mllog.RUN_START)
+    log.start(mllog.BLOCK_START, samples_count=0)

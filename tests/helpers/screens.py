@@ -1,4 +1,4 @@
-"""Headless Chromium, and pictures of whole pages at two widths in light and dark."""
+"""Headless Chromium, and pictures of whole pages at two widths in light and dark; a module without it is skipped."""
 
 import base64
 import shutil
@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if CHROMIUM is None or DRIVER is None:
+    pytest.skip("Debian's chromium and chromium-driver are not here", allow_module_level=True)
 ARGUMENTS = (
     *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
     *("disable-component-update", "disable-sync", "window-size=1400,1000", "disable-dev-shm-usage", "hide-scrollbars"),

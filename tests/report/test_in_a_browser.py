@@ -16,11 +16,7 @@ pytestmark = pytest.mark.starts
 webdriver = pytest.importorskip("selenium.webdriver")
 By = pytest.importorskip("selenium.webdriver.common.by").By
 Wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
-
 screens = pytest.importorskip("helpers.screens")
-
-if screens.CHROMIUM is None or screens.DRIVER is None:
-    pytest.skip("Debian's chromium and chromium-driver are not here", allow_module_level=True)
 WAIT_S = 20
 """Timeout, long enough for a busy machine."""
 

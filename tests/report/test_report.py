@@ -19,7 +19,7 @@ from bench.errors import ConfigError, LogError
 from bench.mlperf import titles
 from bench.mlperf.result import UNVERIFIED
 from bench.planning.compose import compose
-from bench.report import compare, page
+from bench.report import compare, described_logs, page
 from bench.report.output_folder import MARK
 from bench.report.page import differences
 from bench.report.sets import load
@@ -375,7 +375,7 @@ def test_report_lists_hardware_and_software(trial_set: MakeSet) -> None:
         "numpy": "2.1.0",
         "GPU driver": "570.86.15",
     }
-    settings = dict(page.settings(trials))
+    settings = dict(described_logs.settings(trials.results))
     assert settings["lora_dropout"] == "0.1" and not {"accelerator", "operating_system", "commit"} & settings.keys()
     (folder / "facts" / "rank_0.json").write_text("{")
     assert dict(page.system_rows(trials))["operating system"] == "Ubuntu 24.04"

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.report import labels as short_labels
-from bench.report.bars import number_column
+from bench.report.bars import names_axis, narrow, number_column
 from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, pale, save, shortened
 from bench.report.cells import cell_text, in_column_unit
 from bench.report.study.layout import column_heading, heading, letters_of, remark
-from bench.report.tables import number_text
+from bench.report.tables import number_text, sentence
 from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.study import Cell, Column, Mark, Published, Row, StudyResult, Table
 
@@ -79,11 +78,6 @@ class Bars:
         for group, _, _, y in self.places():
             heights.setdefault(group, []).append(y)
         return {self.groups[group]: (ys[0] + ys[-1]) / 2 for group, ys in heights.items()}
-
-
-def sentence(text: str) -> str:
-    """Return a text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def bars_of(result: StudyResult) -> tuple[Bars, ...]:
@@ -185,23 +179,15 @@ def bars_chart(bars: Bars) -> Chart:
     """Return the bars as a chart. A bar without a value shows only its text."""
     placed = [(bar, y) for _, _, bar, y in bars.places()]
     low = placed[-1][1] + 0.7
-    names: dict[str, Any] = {
-        "tickvals": list(bars.ticks().values()),
-        "ticktext": [text(name, limit=54) for name in bars.ticks()],
-        "range": [low, -0.7],
-        "showgrid": False,
-        "ticks": "",
-    }
+    ticks = bars.ticks()
+    names = names_axis([text(name, limit=54) for name in ticks], [*ticks.values()], bottom=low, top=-0.7)
     traces = [_bars(series, bars) for series in bars.series] + [_whiskers(placed), _dots(placed)]
     scale = axis(bars.what, range=[0, _FULL * max(bar.end for bar, _ in placed) or 1])
     frame = _FRAME_PIXELS + 24 * (len(bars.series) > 1)
-    narrow = {
-        "height": round(frame + 24 * len(bars.series) + max(_NARROW_BAR_PIXELS * low, 34 * len(bars.groups))),
-        "yaxis": {"ticktext": [short_labels.wrapped(name) for name in names["ticktext"]]},
-    }
+    narrow_height = round(frame + 24 * len(bars.series) + max(_NARROW_BAR_PIXELS * low, 34 * len(bars.groups)))
     numbers = number_column([text(bar.text) for bar, _ in placed], [y for _, y in placed])
     shown = {"xaxis": scale, "yaxis": names, "barmode": "overlay", "height": round(frame + _BAR_PIXELS * low)}
-    return chart(view("", traces, narrow=narrow, **shown, **numbers))
+    return chart(view("", traces, narrow=narrow(names, narrow_height), **shown, **numbers))
 
 
 def _bars(series: Series, bars: Bars) -> Trace:

@@ -87,15 +87,6 @@ def draw_distributions(runs: Sequence[ArmRuns], path: Path, *, note: str) -> Non
     save(figure, path)
 
 
-CURVES = {
-    "step_time_distributions": "Distribution of step times",
-    "step_times": "Step time along the run",
-    "training_losses": "Training loss",
-    "evaluations": "Evaluations",
-}
-"""The titles of the curves, in the order of the page."""
-
-
 def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
     """Return the variables of the template; also draws the figures into the folder."""
     logs = logs_of(result)
@@ -113,7 +104,7 @@ def context(result: StudyResult, layout: Layout, out: Path) -> dict[str, Any]:
         "statements_caption": STATEMENTS_CAPTION,
         "hardware": {letter: publication.hardware for letter, publication in layout.publications},
         "figures": figures,
-        "curves": {name: title for name, title in CURVES.items() if name in overlaid},
+        "curves": {name: curves.TITLES[name] for name in reversed(overlaid)},  # step times first
         "charts": dict(charts) | overlaid,
         "provenance": list(provenance(result)),
         "facts": shared_facts(result),

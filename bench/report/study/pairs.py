@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.report import labels
+from bench.report.bars import names_axis, narrow
 from bench.report.canvas import BAND_COLOR, COLORS, INTERVAL_COLOR, canvas, save, shortened
 from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.comparison import Comparison, Pairing
@@ -61,25 +60,16 @@ def _percent(ratio: float) -> float:
 
 
 def pairs_chart(differences: Sequence[ArmDifference]) -> Chart:
-    rows = list(range(len(differences)))
-    names: dict[str, Any] = {
-        "tickvals": rows,
-        "ticktext": [text(one.name, limit=54) for one in differences],
-        "range": [len(differences) - 0.5, -0.5],
-        "showgrid": False,
-        "ticks": "",
-    }
+    texts, count = [text(one.name, limit=54) for one in differences], len(differences)
+    names = names_axis(texts, range(count), bottom=count - 0.5, top=-0.5)
     low, high = differences[0].margin
     band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": low, "x1": high, "layer": "below"}
     shapes = [band | {"fillcolor": BAND_COLOR, "line": {"width": 0}}]
-    height = _FRAME_PIXELS + _ROW_PIXELS * len(differences)
+    height = _FRAME_PIXELS + _ROW_PIXELS * count
     scale = axis(_WHAT, zeroline=True, zerolinecolor=INTERVAL_COLOR)
-    narrow = {
-        "height": _FRAME_PIXELS + _NARROW_ROW_PIXELS * len(differences),
-        "yaxis": {"ticktext": [labels.wrapped(name, lines=3) for name in names["ticktext"]]},
-    }
+    on_narrow = narrow(names, _FRAME_PIXELS + _NARROW_ROW_PIXELS * count, lines=3)
     shown = {"height": height, "xaxis": scale, "yaxis": names, "shapes": shapes}
-    return chart(view("", _traces(differences), narrow=narrow, **shown))
+    return chart(view("", _traces(differences), narrow=on_narrow, **shown))
 
 
 def _traces(differences: Sequence[ArmDifference]) -> list[Trace]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from bench.report.canvas import COLORS, INTERVAL_COLOR, canvas, save
 from bench.report.cells import cell_text
-from bench.report.study.bars import half_width_of_mean, sentence
+from bench.report.study.bars import half_width_of_mean
 from bench.report.study.layout import heading, letters_of
-from bench.report.tables import number_text
+from bench.report.tables import number_text, sentence
 from bench.report.template import Chart, Trace, axis, chart, text, view
 from bench.results.study import Column, Row, StudyResult
 

@@ -34,7 +34,7 @@ _NO_WEBSOCKET = {"type": "websocket.close", "code": 1008}
 TOKEN = "token"
 
 
-class Door:
+class AccessCheck:
     """Answers requests that may not pass, and gives all others to the application."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:

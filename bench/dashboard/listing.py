@@ -15,11 +15,9 @@ from bench.runs import run as runs
 from bench.runs import summary as summaries
 from bench.runs.run import Run
 from bench.runs.summary import Summary
-from bench.texts import control_character
 
 LISTED_S, QUERIED_S = 2.0, 10.0
 """Seconds until the folder is listed again, and until the backends are queried again."""
-_STUDIES = "studies/*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Shelf:
+class Listing:
     """The runs of a folder, as they were a moment ago."""
 
     root: Path
@@ -70,9 +68,9 @@ class Shelf:
             return histories(store.trials(self.root, memory=self._history))
 
     def _read(self) -> tuple[Listed, ...]:
-        parents = (self.root, *(parent for parent in sorted(self.root.glob(_STUDIES)) if parent.is_dir()))
+        parents = (self.root, *(parent for parent in sorted(self.root.glob(f"{names.STUDIES}/*")) if parent.is_dir()))
         every = [folder for parent in parents for folder in names.below(parent)]
-        shown = [folder for folder in every if not control_character(str(folder))]
+        shown = [folder for folder in every if names.unprintable(folder) is None]
         self.left_out = len(every) - len(shown)
         listed = [self._listed(run) for run in runs.in_folders(shown, must_answer=False)]
         self._summaries = {one.folder: self._summaries[one.folder] for one in listed}
