@@ -79,7 +79,7 @@ def pasteable(command: str) -> str:
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{argument} "
-    return in_this_shell("\n".join(["example:", *(line.rstrip() for line in lines)]))
+    return "\n".join(["example:", *(line.rstrip() for line in lines)])
 
 
 def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool = False) -> list[Path]:
@@ -177,10 +177,18 @@ def _is_json(path: Path) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option, verb or choice that a user probably means."""
+    """A parser whose errors name the option, verb or choice that a user probably means.
+
+    The example at the end of its help is written for this shell only when the help is printed: finding the program
+    costs time, and every start makes the parsers of all verbs.
+    """
 
     words: Sequence[str] = ()
     """The command line, for hints."""
+
+    def format_help(self) -> str:
+        self.epilog = in_this_shell(self.epilog or "")
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         hint = self._hint(message)
