@@ -55,13 +55,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     _check_verb(parser, argv)
     args, rest = parser.parse_known_args(argv)
     own = _verbs(parser)[argv[0]]  # its errors name its own options
-    unknown = [text for text in rest if text.startswith("-")]
-    if unknown and hasattr(args, "overrides"):
-        own.error(f"unrecognized arguments: {' '.join(unknown)}{_override_of(unknown[0], argv)}")
-    if unknown:
-        own.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest and not hasattr(args, "overrides"):
         own.error(f"unrecognized arguments: {' '.join(rest)}")
+    if unknown := [text for text in rest if text.startswith("-")]:
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{_override_of(unknown[0], argv)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args
