@@ -1,4 +1,4 @@
-"""Run folders with valid trials of planted speeds, as a finished run leaves them."""
+"""Run folders with valid trials of planted speeds, or with an aborted trial, as an ended run leaves them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 from bench.contract import mllog, plan_kinds
 from bench.contract.mllog import Writer
 from bench.contract.plan import Plan
-from bench.runs import ledger, trial
+from bench.runs import ledger, manifest, trial
+from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
+from bench.runs.status import Ending, Status
 from helpers.clock import Clock
 from helpers.written_log import ONCE
 
@@ -35,6 +37,16 @@ def prove(folder: Path, num_trials: int = 1) -> Path:
     ledger._write(folder, entries)
     for number in range(num_trials):
         ledger.end(folder, number, Outcome.valid, **trial.content(folder / f"result_{number}.txt"))
+    return folder
+
+
+def abort(folder: Path, plan: Plan) -> Path:
+    """End a run whose only trial was aborted before it had a log; the manifest lists what the folder has already."""
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
+    ledger.create(folder, plan)
+    ledger.end(folder, 0, Outcome.aborted)
+    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
+    manifest.write(folder)
     return folder
 
 
