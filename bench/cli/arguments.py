@@ -233,15 +233,17 @@ def _positive(text: str, number: str, what: str) -> float:
 
 def count(text: str) -> int:
     """Return a whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return int(text)
+    return _whole(text, "an integer of 1 or more")
 
 
 def minutes(text: str) -> int:
     """Return a whole number of minutes."""
+    return _whole(text, "a number of minutes, such as 60")
+
+
+def _whole(text: str, what: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, such as 60")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return int(text)
 
 
