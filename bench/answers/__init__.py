@@ -4,6 +4,7 @@ A verb that is about several things (runs, logs, rules) prints one line for each
 line. No line is an array, and every line has the field `schema`.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 
 from bench import masked_json
 from bench.answers import schema
+from bench.contract import codec
 
 if TYPE_CHECKING:
     from bench.contract.cluster import Gpu
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from bench.mlperf.result import Span
     from bench.mlperf.score import Score
     from bench.planning.layouts import Layout
+    from bench.prediction.scale import Scaling
     from bench.preflight import Checked
     from bench.results import imported
     from bench.results.comparison import Comparison
@@ -62,15 +65,18 @@ def utc(time_ms: float | None) -> str | None:
         return None
 
 
-def _of(answer: type[S], source: object, /, **given: Any) -> S:
-    """Return an answer whose other fields are the attributes of the source with the same names."""
-    same = {name: getattr(source, name) for name in answer.__struct_fields__ if name not in given}
+def _of(answer: type[S], /, *sources: object, **given: Any) -> S:
+    """Return an answer whose other fields are attributes with the same names, of the first source that has one."""
+    *first, last = sources
+    others = [name for name in answer.__struct_fields__ if name not in given]
+    same = {name: getattr(next((one for one in first if hasattr(one, name)), last), name) for name in others}
     return answer(**given, **same)
 
 
 def run(run: "Run", results: "Summary", *, reason: str, outcomes: Sequence[str]) -> schema.Run:
     return _of(
         schema.Run,
+        results.tags,
         results,
         run=str(run.folder),
         jobs=tuple(run.jobs),
@@ -82,14 +88,12 @@ def run(run: "Run", results: "Summary", *, reason: str, outcomes: Sequence[str])
         exit_code=run.status and run.status.exit_code,
         rule=run.status and run.status.rule,
         started=None if results.started_s is None else utc(results.started_s * 1000),
-        tags=tuple(results.tags.tags),
-        note=results.tags.note,
         time_to_train_min=results.minutes,
     )
 
 
-def verdict(file: Path, judged: "Judged", **of_kind: Any) -> schema.TrialVerdict:
-    """Return the verdict on a log; `of_kind` has the fields that only logs of its kind have."""
+def verdict(file: Path, judged: "Judged", *, loads: Sequence[Mapping[str, str]] | None = None) -> schema.TrialVerdict:
+    """Return the verdict on a log; only a serving task has loads."""
     from bench.results.kind import KINDS
 
     result = judged.result
@@ -102,7 +106,7 @@ def verdict(file: Path, judged: "Judged", **of_kind: Any) -> schema.TrialVerdict
         problems=tuple(judged.problems),
         measurements=judged.of_kind.measurements,
         official=judged.verdicts if KINDS[judged.kind].has_official_rules else None,
-        loads=msgspec.convert(of_kind.get("loads"), tuple[schema.ServedLoad, ...] | None),
+        loads=msgspec.convert(loads, tuple[schema.ServedLoad, ...] | None),
         started=utc(result.run_start_ms),
         stopped=utc(result.run_stop_ms),
         time_to_train_min=result.minutes,
@@ -192,10 +196,6 @@ def verification(verified: "Verification") -> schema.Verification:
 
 def plan_line(plan: "Plan") -> str:
     """Return the content of plan.json as one line, with its schema first. Plans contain no secrets to mask."""
-    import json
-
-    from bench.contract import codec
-
     named = {"schema": schema.Plan.__struct_config__.tag}
     return json.dumps(named | codec.plain(plan), allow_nan=False)
 
@@ -204,9 +204,9 @@ def layout(layout: "Layout") -> schema.Layout:
     return _of(schema.Layout, layout)
 
 
-def scaling(content: Mapping[str, Any]) -> schema.Scaling:
-    """Return the estimates of `runstop plan --scale`."""
-    return msgspec.convert(content, schema.Scaling)
+def scaling(scaling: "Scaling", name: str) -> schema.Scaling:
+    """Return the estimates of `runstop plan --scale`, with the terms of each step."""
+    return msgspec.convert({"task": name, "marked": "estimated", **codec.plain(scaling)}, schema.Scaling)
 
 
 def doctor(plan: "Plan", tiers: Sequence[Sequence["Checked"]]) -> schema.Doctor:
@@ -243,24 +243,23 @@ def comparison(compared: "Compared") -> schema.Comparison:
 def history_run(history: "TaskHistory", run: "HistoryRun") -> schema.HistoryRun:
     from bench.runs import tags
 
-    names, own = dict.fromkeys(name for trial in run.trials for name in trial.measurements), tags.read(run.folder)
+    names = dict.fromkeys(name for trial in run.trials for name in trial.measurements)
     return _of(
         schema.HistoryRun,
+        tags.read(run.folder),
         history,
         run=str(run.folder),
         started=utc(run.began_ms),
         trials=tuple(trial.trial for trial in run.trials),
         values={name: tuple(run.values(name)) for name in names},
         facts=dict(run.trials[-1].facts),
-        tags=tuple(own.tags),
-        note=own.note,
     )
 
 
 def regression(judgement: "Judgement") -> schema.Regression:
     history = judgement.task_history
-    named = {name: getattr(history, name) for name in ("task", "hardware", "settings")}
-    return _of(schema.Regression, judgement, verdict=str(judgement.change), run=str(history.runs[-1].folder), **named)
+    newest = str(history.runs[-1].folder)
+    return _of(schema.Regression, judgement, history, verdict=str(judgement.change), run=newest)
 
 
 def study_plan(folder: Path, arms: Sequence["PlannedArm"], order: Iterable[Sequence[str]]) -> schema.StudyPlan:
@@ -300,24 +299,20 @@ def _watched(view: "View") -> schema.WatchedTrial:
         _of(schema.Coming, one, time_to_train_min=one.minutes, low_min=one.minutes_low, high_min=one.minutes_high)
         for one in outlook.coming
     )
-    own: dict[str, Any] = {
-        "name": view.name,
-        "outcome": view.outcome,
-        "note": view.note,
-        "is_reached": view.is_reached,
-        "target": target and target.value,
-        "hottest_gpu": view.hottest,
-        "started": utc(progress.run_start_ms),
-        "stopped": utc(progress.run_stop_ms),
-        "last_record": utc(progress.last_ms),
-        "evaluations": tuple(_evaluation(one, line=None) for one in progress.evaluations),
-        "step_time_median_ms": progress.step_time_ms,
-        "coming": coming,
-        "time_to_train_range_min": outlook.minutes_range,
-    }
-    fields = [name for name in schema.WatchedTrial.__struct_fields__ if name not in own]
-    return schema.WatchedTrial(
-        **own, **{name: getattr(outlook if hasattr(outlook, name) else progress, name) for name in fields}
+    return _of(
+        schema.WatchedTrial,
+        view,
+        outlook,
+        progress,
+        target=target and target.value,
+        hottest_gpu=view.hottest,
+        started=utc(progress.run_start_ms),
+        stopped=utc(progress.run_stop_ms),
+        last_record=utc(progress.last_ms),
+        evaluations=tuple(_evaluation(one, line=None) for one in progress.evaluations),
+        step_time_median_ms=progress.step_time_ms,
+        coming=coming,
+        time_to_train_range_min=outlook.minutes_range,
     )
 
 
@@ -341,14 +336,13 @@ def imported_image(imported: "Imported") -> schema.Image:
 
 
 def download_plan(planned: "Planned") -> schema.DownloadPlan:
-    of_repo = {name: getattr(planned.repo, name) for name in ("kind", "endpoint", "revision", "is_gated")}
     return _of(
         schema.DownloadPlan,
         planned,
+        planned.repo,
         repo=planned.repo.name,
         folder=str(planned.request.folder),
         total_bytes=planned.bytes,
-        **of_repo,
     )
 
 

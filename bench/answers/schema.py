@@ -1,6 +1,6 @@
 """The answers of `--json`, one class for each kind.
 
-The classes are the contract: `bench.answers.document` writes docs/json.md and docs/schemas/ from them, and a test
+The classes are the contract: tests/console/test_json_answers.py writes docs/json.md and docs/schemas/ from them, and
 compares both with the kept copies.
 
 Every answer names its schema: runstop/KIND/MAJOR.MINOR. A new field raises MINOR. A field that is removed, is renamed,

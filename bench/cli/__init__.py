@@ -56,13 +56,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     _check_verb(parser, argv)
     args, rest = parser.parse_known_args(argv)
     own = _verbs(parser)[argv[0]]  # its errors name its own options
-    unknown = [text for text in rest if text.startswith("-")]
-    if unknown and hasattr(args, "overrides"):
-        own.error(f"unrecognized arguments: {' '.join(unknown)}{_override_of(unknown[0], argv)}")
-    if unknown:
-        own.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest and not hasattr(args, "overrides"):
         own.error(f"unrecognized arguments: {' '.join(rest)}")
+    if unknown := [text for text in rest if text.startswith("-")]:
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{_override_of(unknown[0], argv)}")
     if rest:
         args.overrides = [*args.overrides, *rest]
     return args
@@ -111,15 +108,15 @@ def _override_of(option: str, argv: Sequence[str]) -> str:
 
 def _check_overrides(args: argparse.Namespace) -> None:
     """Raise ConfigError for a wrong override of a verb."""
+    given = getattr(args, "overrides", None)
+    takes_folders = hasattr(args, "all_clusters")  # the verb study: its name and its overrides may be folders
+    if given is None or (takes_folders and study.is_folder(args.name or "")):
+        return
     from bench.planning import compose, overrides
 
-    given = getattr(args, "overrides", None)
-    if given is None or (args.verb.__name__ == "_study" and study.is_folder(args.name or "")):
-        return
     config_dir = getattr(args, "config_dir", None)
     compose.search_path(config_dir)  # refuses a folder that does not exist
-    has_folders = hasattr(args, "all_clusters")  # a study's verb also takes folders
-    words = [text for text in given if not (has_folders and "=" not in text and study.is_folder(text))]
+    words = [text for text in given if not (takes_folders and "=" not in text and study.is_folder(text))]
     overrides.check(words, config_dir=config_dir, knows_choices=hasattr(args, "config_dir"))
 
 
@@ -151,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = arguments.Parser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",
-        epilog=hints.in_this_shell("To run a benchmark:\n  runstop launch task=lora_tiny cluster=local"),
+        epilog="To run a benchmark:\n  runstop launch task=lora_tiny cluster=local",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")

@@ -78,7 +78,7 @@ def pasteable(command: str) -> str:
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{argument} "
-    return in_this_shell("\n".join(["example:", *(line.rstrip() for line in lines)]))
+    return "\n".join(["example:", *(line.rstrip() for line in lines)])
 
 
 def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool = False) -> list[Path]:
@@ -175,10 +175,18 @@ def _is_json(path: Path) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option, verb or choice that a user probably means."""
+    """A parser whose errors name the option, verb or choice that a user probably means.
+
+    The example at the end of its help is written for this shell only when the help is printed: finding the program
+    costs time, and every start makes the parsers of all verbs.
+    """
 
     words: Sequence[str] = ()
     """The command line, for hints."""
+
+    def format_help(self) -> str:
+        self.epilog = in_this_shell(self.epilog or "")
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         hint = self._hint(message)
@@ -223,15 +231,17 @@ def _positive(text: str, number: str, what: str) -> float:
 
 def count(text: str) -> int:
     """Return a whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return int(text)
+    return _whole(text, "an integer of 1 or more")
 
 
 def minutes(text: str) -> int:
     """Return a whole number of minutes."""
+    return _whole(text, "a number of minutes, such as 60")
+
+
+def _whole(text: str, what: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, such as 60")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return int(text)
 
 

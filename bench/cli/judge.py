@@ -1,7 +1,6 @@
 """The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify, sign."""
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,6 +135,8 @@ def _logs(text: str) -> list[Path]:
     Raises:
         ConfigError: there is no such file or run, the file cannot be a log, or the run has no log of a trial.
     """
+    from bench.mlperf.trial_set import by_number
+
     if Path(text) == arguments.STDIN:
         return [arguments.STDIN]
     logs: list[Path] = []
@@ -144,16 +145,12 @@ def _logs(text: str) -> list[Path]:
             arguments.require_log(path, is_parsed=True)
             logs.append(path)
             continue
-        results = sorted(path.glob(run_files.RESULTS), key=lambda one: _numbers(one.name))
+        results = sorted(path.glob(run_files.RESULTS), key=by_number)
         if not results:
             what = f"this folder has no {run_files.RESULTS}, which are the logs of trials"
             raise ConfigError(what, where=str(path), fix=f"to see the state of a run: runstop why {short(path)}")
         logs += results
     return logs
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
 def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from bench import hints, masking
 from bench.cli import arguments
 from bench.errors import ConfigError
+from bench.runs.folder import short
 
 if TYPE_CHECKING:
     from bench.contract.plan import Plan
-from bench.runs.folder import short
 
 
 def _takes_overrides(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,6 @@ def _add_plan(verbs: arguments.Verbs) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     from bench import preflight
-    from bench.console import plan as layout_sheets
     from bench.console import plan as plan_sheets
     from bench.console import sheet
 
@@ -85,7 +84,7 @@ def _plan(args: argparse.Namespace) -> int:
 
             answers.show(*map(answers.layout, layouts.ranked(local_sgd.of_one_group(plan.config))))
         else:
-            sheet.show(layout_sheets.sheet(plan))
+            sheet.show(plan_sheets.sheet(plan))
         return 0
     if args.json:
         preflight.require_no_secret(plan)
@@ -101,9 +100,7 @@ def _plan(args: argparse.Namespace) -> int:
     return ConfigError.exit_code if preflight.would_refuse(plan, findings) else 0
 
 
-def _only_with_scale() -> "ConfigError":
-    from bench.errors import ConfigError
-
+def _only_with_scale() -> ConfigError:
     return ConfigError(
         "--figure and --stack are options of --scale", where="plan", fix="add --scale 1,2,4,8, or remove them"
     )
@@ -112,7 +109,6 @@ def _only_with_scale() -> "ConfigError":
 def _plan_scale(args: argparse.Namespace) -> int:
     from bench.console import scaling as tables
     from bench.console import sheet
-    from bench.errors import ConfigError
     from bench.planning import compose
     from bench.prediction import scale
 
@@ -129,7 +125,7 @@ def _plan_scale(args: argparse.Namespace) -> int:
     if args.json:
         from bench import answers
 
-        answers.show(answers.scaling(tables.to_json(scaling, name)))
+        answers.show(answers.scaling(scaling, name))
     else:
         for table in (tables.sheet(scaling, name), tables.terms_sheet(scaling)):
             sheet.show(table)
@@ -137,7 +133,7 @@ def _plan_scale(args: argparse.Namespace) -> int:
 
 
 def _plan_memory(args: argparse.Namespace) -> int:
-    from bench.console import plan as layout_sheets
+    from bench.console import plan as plan_sheets
     from bench.console import sheet
     from bench.planning import compose
     from bench.planning.estimates.model_memory import MODELS
@@ -150,7 +146,7 @@ def _plan_memory(args: argparse.Namespace) -> int:
         )
     task = ("task=pretrain_7b", "cluster=dgxh200")
     configs = {model: compose.unplanned([*task, f"model={model}"], config_dir=args.config_dir) for model in MODELS}
-    for table in layout_sheets.sheets(configs):
+    for table in plan_sheets.sheets(configs):
         sheet.show(table)
     return 0
 
@@ -254,7 +250,6 @@ def _add_runs(verbs: arguments.Verbs) -> None:
 
 def _runs(args: argparse.Namespace) -> int:
     from bench.console import runs as run_sheets
-    from bench.errors import ConfigError
     from bench.runs import names
     from bench.runs.filters import Filter
 

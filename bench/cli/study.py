@@ -60,13 +60,14 @@ def _study(args: argparse.Namespace) -> int:
     from bench import studies
     from bench.studies.run_missing import run_missing
 
-    if args.out and (args.dry_run or args.list or args.name is None):
+    has_no_results = args.dry_run or args.list or args.name is None
+    if args.out and has_no_results:
         raise ConfigError(
             "--out writes the tables of a study, but these arguments produce no table",
             where="--out",
             fix="give the name of a study, without --dry-run and --list",
         )
-    if args.junit and (args.dry_run or args.list or args.name is None):
+    if args.junit and has_no_results:
         what = "--junit writes the results of a study, but these arguments produce no result"
         raise ConfigError(what, where="--junit", fix="give the name of a study, without --dry-run and --list")
     if args.list or args.name is None:

@@ -124,7 +124,8 @@ _SHOWN = 4
 
 def _about(name: str) -> list[str]:
     """Return the IDs of rules whose title, else whose fix, has these words."""
-    words = synonyms.PROBLEMS.get(name.lower(), name.lower()).split() or ["no rule has no words"]
+    if not (words := synonyms.PROBLEMS.get(name.lower(), name.lower()).split()):
+        return []
     titled = [id for id, rule in RULES.items() if all(text in rule.title.lower() for text in words)]
     fixed = [id for id, rule in RULES.items() if all(text in rule.fix.lower() for text in words)]
     return (titled or fixed)[:_SHOWN]

@@ -1,4 +1,4 @@
-"""Show downloads, their folders, and MLPerf's locations as tables and JSON."""
+"""Show downloads, their folders, and MLPerf's locations as tables."""
 
 import shlex
 import time

@@ -1,4 +1,4 @@
-"""Show container images as tables and JSON."""
+"""Show container images as tables."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -64,7 +64,8 @@ def show(
             answers.show(*(answer(run, results) for run, results in listed))
         else:
             filters = " ".join(filter(None, (str(wanted), status and f"--status {status}", "--active" * active)))
-            show_sheet(sheet(root, listed, num_runs=len(runs), why_none=_why_none(filters, folders)))
+            why_none = "" if runs else _why_none(filters, folders)
+            show_sheet(sheet(root, listed, num_runs=len(runs), why_none=why_none))
         if not watch or not any(run.is_active or run.may_be_active for run in runs):
             return int(any(run.may_be_active for run in runs))
         time.sleep(REFRESH_S)
@@ -97,9 +98,7 @@ def _why_none(filters: str, folders: Sequence[Path]) -> str:
     return f"none of {len(folders)} runs has {filters}. {lists}"
 
 
-def sheet(
-    root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int, why_none: str = "no runs in this folder"
-) -> TextTable:
+def sheet(root: Path, runs: Sequence[tuple[Run, Summary]], *, num_runs: int, why_none: str) -> TextTable:
     """Return the runs as a table, the newest first."""
     rows = []
     for run, results in runs:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
@@ -38,12 +39,13 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
     On a terminal, a command is never broken into two lines, so that it can be copied.
     In a pipe: title, then `name: value  remark` lines, or tab-separated columns below their headings; then the caption.
     """
-    out, sheet = file or sys.stdout, _cleaned(sheet)
+    out, written = file or sys.stdout, _cleaned(sheet)
+    sheet = _for_this_shell(written)
     if out.isatty():
         from rich.console import Console
 
         console = Console(file=out, highlight=False, markup=False)
-        wrapped, below = _without_wide_commands(sheet, console.width)
+        wrapped, below = _without_wide_commands(sheet, written, console.width)
         table = _table(wrapped, console.width)
         title, caption, table.title, table.caption = table.title, table.caption, None, None
         for part in (title, table if wrapped.rows else None, caption):  # only the table has the width of the table
@@ -60,22 +62,39 @@ def show(sheet: TextTable, *, file: TextIO | None = None) -> None:
 
 
 def _cleaned(sheet: TextTable) -> TextTable:
-    """Return a sheet with control characters escaped, secrets masked, and commands that work in this shell."""
+    """Return a sheet with control characters escaped and secrets masked in all texts."""
     return replace(
         sheet,
         title=clean(sheet.title),
-        rows=[[in_this_shell(clean(cell)) for cell in row] for row in sheet.rows],
+        rows=[[clean(cell) for cell in row] for row in sheet.rows],
         columns=[clean(column) for column in sheet.columns],
-        caption="\n".join(in_this_shell(clean(line)) for line in sheet.caption.splitlines()),
+        caption="\n".join(map(clean, sheet.caption.splitlines())),
     )
 
 
-def _without_wide_commands(sheet: TextTable, width: int) -> tuple[TextTable, list[str]]:
-    """Return the part of a sheet that can be wrapped, and the lines with commands that would be."""
+def _for_this_shell(sheet: TextTable) -> TextTable:
+    """Return a sheet whose commands work in this shell."""
+    rows = [[in_this_shell(cell) for cell in row] for row in sheet.rows]
+    return replace(sheet, rows=rows, caption=in_this_shell(sheet.caption))
+
+
+def _without_wide_commands(sheet: TextTable, written: TextTable, width: int) -> tuple[TextTable, list[str]]:
+    """Return the part of a sheet that can be wrapped, and the lines with commands that would be.
+
+    `written` is the sheet before `_for_this_shell`: a command with a full path is not recognized.
+    """
     names = 0 if sheet.columns else max((len(row[0]) for row in sheet.rows), default=0) + _GAP
-    wide = [row for row in sheet.rows if names and has_command(row[1]) and names + len("  ".join(row[1:])) > width]
+    wide = [
+        row
+        for row, text in zip(sheet.rows, written.rows, strict=True)
+        if names and has_command(text[1]) and names + len("  ".join(row[1:])) > width
+    ]
     caption = sheet.caption.splitlines()
-    long = [line for line in caption if has_command(line) and len(line) > width]
+    long = [
+        line
+        for line, text in zip(caption, written.caption.splitlines(), strict=True)
+        if has_command(text) and len(line) > width
+    ]
     kept = replace(
         sheet,
         rows=[row for row in sheet.rows if row not in wide],
@@ -131,9 +150,7 @@ def _grid(sheet: TextTable, count: int, *, width_of_all: int) -> "Table":
     """Return the first columns of a sheet, and a caption that names the columns left out."""
     from rich.text import Text
 
-    left_out = ", ".join(sheet.columns[count:])
-    more = f"not shown (needs {width_of_all} columns of terminal width): {left_out}" if left_out else ""
-    table = _empty(sheet, caption="\n".join(filter(None, (sheet.caption, more))))
+    table = _empty(sheet, caption=_caption(sheet, sheet.columns[count:], width_of_all=width_of_all))
     for place in range(count):
         is_numeric = _is_numeric(sheet, place)
         table.add_column(
@@ -164,9 +181,8 @@ def _list(sheet: TextTable, width: int) -> "Table":
     for number in range(1, fitting):  # texts that were cut get the free space
         more = max(0, min(longest[number] - widths[number], free))
         widths[number], free = widths[number] + more, free - more
-    left_out = ", ".join(sheet.columns[place] for place in filled[fitting:])
-    note = f"not shown (needs {ends[-1]} columns of terminal width): {left_out}" if left_out else ""
-    table = _empty(sheet, caption="\n".join(filter(None, (sheet.caption, note))))
+    left_out = [sheet.columns[place] for place in filled[fitting:]]
+    table = _empty(sheet, caption=_caption(sheet, left_out, width_of_all=ends[-1]))
     for number, place in enumerate(filled[:fitting]):
         justify: Literal["left", "right"] = "right" if _is_numeric(sheet, place) else "left"
         overflow: Literal["fold", "ellipsis"] = "ellipsis" if number else "fold"
@@ -175,6 +191,12 @@ def _list(sheet: TextTable, width: int) -> "Table":
     for row in sheet.rows:
         table.add_row(*(_cell(row[place], sheet.columns[place]) for place in filled[:fitting]))
     return table
+
+
+def _caption(sheet: TextTable, left_out: Sequence[str], *, width_of_all: int) -> str:
+    """Return the caption, and which columns are left out."""
+    more = f"not shown (needs {width_of_all} columns of terminal width): {', '.join(left_out)}" if left_out else ""
+    return "\n".join(filter(None, (sheet.caption, more)))
 
 
 def _records(sheet: TextTable) -> "Table":

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bench.contract import regular_files
@@ -42,6 +41,8 @@ def with_overrides(config_yaml: str, overrides: Sequence[str], config_dir: Path 
 
 def installed() -> str:
     """Return the installed version of runstop; empty if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # `runstop runs` needs none of what this imports
+
     with suppress(PackageNotFoundError):
         return version("runstop")
     return ""

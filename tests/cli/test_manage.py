@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from bench.cli import main
 from bench.console.sheet import show
-from bench.contract import plan_kinds
 from bench.errors import ConfigError
 from bench.launch import rerun, start
 from bench.planning import compose
 from bench.report.tables import TextTable
-from bench.runs import command_line, ledger, manifest, tags, verification
-from bench.runs import status as statuses
-from bench.runs.status import Ending, Status
+from bench.runs import command_line, tags, verification
+from helpers import planted_runs
 from helpers.screen import terminal
 
 
@@ -42,12 +40,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plan, config_yaml = compose.for_run(words)
     folder.mkdir()
     (folder / "config.yaml").write_text(command_line.with_overrides(config_yaml, [*words, "launch.folder=x"]))
-    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
-    ledger.create(folder, plan)
-    ledger.end(folder, 0, ledger.Outcome.aborted)
-    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
-    manifest.write(folder)
-    return folder
+    return planted_runs.abort(folder, plan)
 
 
 @pytest.fixture

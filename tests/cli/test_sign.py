@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.contract import plan_kinds
 from bench.planning import compose
 from bench.runs import ledger, manifest
-from bench.runs import status as statuses
-from bench.runs.status import Ending, Status
-from helpers import answers
+from helpers import answers, planted_runs
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH's ssh-keygen")
 
@@ -51,12 +48,7 @@ def folder(tmp_path: Path) -> Path:
     plan, folder = compose.compose(["task=lora_tiny", "cluster=local"]), tmp_path / "run"
     (folder / "facts").mkdir(parents=True)
     (folder / "facts/rank_0000.json").write_text("{}")
-    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
-    ledger.create(folder, plan)
-    ledger.end(folder, 0, ledger.Outcome.aborted)
-    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
-    manifest.write(folder)
-    return folder
+    return planted_runs.abort(folder, plan)
 
 
 def checked(folder: Path, keys: Keys, capsys: pytest.CaptureFixture[str], *more: object) -> tuple[int, dict[str, str]]:

@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.contract import plan_kinds
 from bench.planning import compose
-from bench.runs import ledger, manifest
-from bench.runs import status as statuses
-from bench.runs.status import Ending, Status
-from helpers import answers
+from helpers import answers, planted_runs
 
 
 def run(*argv: object) -> int:
@@ -27,12 +23,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "facts").mkdir(parents=True)
     for rank in (0, 1):
         (folder / f"facts/rank_000{rank}.json").write_text("{}")
-    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
-    ledger.create(folder, plan)
-    ledger.end(folder, 0, ledger.Outcome.aborted)
-    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
-    manifest.write(folder)
-    return folder
+    return planted_runs.abort(folder, plan)
 
 
 def test_a_run_is_verified_in_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,19 @@
 """The figure of a trial is a readable PNG for any log; its table has reasons for missing numbers."""
 
 import io
-import re
 import struct
 from pathlib import Path
 
 import pytest
 
 from bench.console.sheet import show
+from bench.hints import in_this_shell
 from bench.mlperf.official import official_verdict
 from bench.mlperf.result import UNVERIFIED, parse
 from bench.report.figures import loss_figure
 from bench.report.tables import TextTable
 from bench.report.training import verdict_table
+from helpers.screen import terminal
 from helpers.types import MakeLog
 
 
@@ -108,19 +109,15 @@ def test_every_evaluation_of_a_usual_run_is_listed(written_log: MakeLog) -> None
     assert ", 10 more, " in row(many, "evaluations")
 
 
-class Screen(io.StringIO):
-    """A terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_never_breaks_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", [None, ""], ids=["activated", "not activated, so with full paths"])
+def test_a_terminal_never_breaks_a_command(path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide command leaves the table, whose cells are wrapped, and is printed on one line below it."""
-    monkeypatch.setenv("COLUMNS", "60")
+    out = terminal(monkeypatch, 60)
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
     fix, last = f"to continue: runstop resume runs/{'a' * 60}", f"to see why: runstop why runs/{'b' * 60}"
     rows = [("rule", "RUN-01", "a GPU ran out of memory"), ("fix", fix, "")]
-    show(TextTable("runs/a", rows, caption=f"what to do now\n{last}"), file=(screen := Screen()))
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in screen.getvalue().splitlines()]
-    assert f"fix: {fix}" in lines and last in lines and "what to do now" in lines
+    show(TextTable("runs/a", rows, caption=f"what to do now\n{last}"), file=out)
+    lines = out.text.splitlines()
+    assert f"fix: {in_this_shell(fix)}" in lines and in_this_shell(last) in lines and "what to do now" in lines
     assert not any(line.startswith("fix ") for line in lines)

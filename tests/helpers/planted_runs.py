@@ -1,4 +1,4 @@
-"""Run folders with valid trials of planted speeds, as a finished run leaves them, and a run that is training."""
+"""Run folders with valid trials of planted speeds or an aborted one, as ended runs leave them, and a run that trains."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,10 @@ from typing import Any
 from bench.contract import mllog, plan_kinds
 from bench.contract.mllog import Writer
 from bench.contract.plan import Plan
-from bench.runs import ledger, trial
+from bench.runs import ledger, manifest, trial
+from bench.runs import status as statuses
 from bench.runs.ledger import Outcome
+from bench.runs.status import Ending, Status
 from helpers.clock import Clock
 from helpers.written_log import ONCE
 
@@ -48,6 +50,16 @@ def prove(folder: Path, num_trials: int = 1) -> Path:
     ledger._write(folder, entries)
     for number in range(num_trials):
         ledger.end(folder, number, Outcome.valid, **trial.content(folder / f"result_{number}.txt"))
+    return folder
+
+
+def abort(folder: Path, plan: Plan) -> Path:
+    """End a run whose only trial was aborted before it had a log; the manifest lists what the folder has already."""
+    (folder / "plan.json").write_text(plan_kinds.dumps(plan))
+    ledger.create(folder, plan)
+    ledger.end(folder, 0, Outcome.aborted)
+    statuses.write(folder, Status(outcome=Ending.failed, exit_code=1))
+    manifest.write(folder)
     return folder
 
 
