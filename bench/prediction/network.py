@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bench.contract.network import Network, Transport
 from bench.planning.estimates import transports
+from bench.planning.estimates.network import ring_latency_s
 
 TREE_SHARE = 0.92
 """Bandwidth of a tree between nodes, relative to a ring. Source: NCCL, src/graph/tuning.cc, busBw of Tree, Simple."""
@@ -118,8 +119,9 @@ def _ring_s(size: float, group: Group, fabric: Links) -> float:
     bandwidth = fabric.nvlink if group.in_domain > 1 else math.inf
     if group.num_domains > 1:
         bandwidth = min(bandwidth, group.in_domain * fabric.nic)
-    between = group.num_domains - 1
-    latency_s = between * fabric.nic_latency_s + (group.num_ranks - 1 - between) * fabric.nvlink_latency_s
+    latency_s = ring_latency_s(
+        group.num_ranks, group.num_domains, within_s=fabric.nvlink_latency_s, between_s=fabric.nic_latency_s
+    )
     return (group.num_ranks - 1) / group.num_ranks * size / bandwidth + latency_s
 
 
