@@ -75,12 +75,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Seconds of a step on the slowest stage, by what takes them."""
+    """Seconds of a step on the slowest stage, by what takes them.
+
+    With LoRA, what its adapters add is in GEMMs, attention and element-wise kernels: each is multiplied by a factor.
+    """
 
     gemm_s: float
     attention_s: float
     elementwise_s: float
-    """Element-wise kernels, and with LoRA what its adapters add."""
     recompute_s: float
     tensor_parallel_s: float
     context_parallel_s: float
@@ -98,7 +100,7 @@ class Terms:
 
     @property
     def step_s(self) -> float:
-        return math.fsum(getattr(self, one.name) for one in fields(self))
+        return _sum(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +116,11 @@ class _Layer:
 
     @property
     def total_s(self) -> float:
-        return (
-            self.gemm_s
-            + self.attention_s
-            + self.elementwise_s
-            + self.recompute_s
-            + self.tensor_parallel_s
-            + self.context_parallel_s
-        )
+        return _sum(self)
+
+
+def _sum(seconds: _Layer | Terms) -> float:
+    return math.fsum(getattr(seconds, one.name) for one in fields(seconds))
 
 
 GRADIENT_ADD_BYTES = 8
@@ -145,12 +144,7 @@ def predict(work: Work, layout: Layout) -> Terms:
     bubble_s = (layout.pp - 1) / layout.vpp * (slowest_s + host_wait_s)
     busy_s = m * (slowest_s + host_wait_s) + bubble_s
     return Terms(
-        gemm_s=m * num_layers * layer.gemm_s,
-        attention_s=m * num_layers * layer.attention_s,
-        elementwise_s=m * num_layers * layer.elementwise_s,
-        recompute_s=m * num_layers * layer.recompute_s,
-        tensor_parallel_s=m * num_layers * layer.tensor_parallel_s,
-        context_parallel_s=m * num_layers * layer.context_parallel_s,
+        **{one.name: m * num_layers * getattr(layer, one.name) for one in fields(layer)},
         head_s=m * shown_head_s,
         host_s=m * host_wait_s,
         bubble_s=bubble_s,
