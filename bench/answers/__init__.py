@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bench.mlperf.result import Span
     from bench.mlperf.score import Score
     from bench.planning.layouts import Layout
+    from bench.prediction.scale import Scaling
     from bench.preflight import Checked
     from bench.results import imported
     from bench.results.comparison import Comparison
@@ -204,9 +205,11 @@ def layout(layout: "Layout") -> schema.Layout:
     return _of(schema.Layout, layout)
 
 
-def scaling(content: Mapping[str, Any]) -> schema.Scaling:
-    """Return the estimates of `runstop plan --scale`."""
-    return msgspec.convert(content, schema.Scaling)
+def scaling(scaling: "Scaling", task: str) -> schema.Scaling:
+    """Return the estimates of `runstop plan --scale`, with the terms of each step."""
+    from bench.contract import codec
+
+    return msgspec.convert({"task": task, "marked": "estimated", **codec.plain(scaling)}, schema.Scaling)
 
 
 def doctor(plan: "Plan", tiers: Sequence[Sequence["Checked"]]) -> schema.Doctor:

@@ -129,7 +129,7 @@ def _plan_scale(args: argparse.Namespace) -> int:
     if args.json:
         from bench import answers
 
-        answers.show(answers.scaling(tables.to_json(scaling, name)))
+        answers.show(answers.scaling(scaling, name))
     else:
         for table in (tables.sheet(scaling, name), tables.terms_sheet(scaling)):
             sheet.show(table)

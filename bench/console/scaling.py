@@ -1,8 +1,5 @@
-"""Tables and JSON of `runstop plan --scale`."""
+"""Tables of `runstop plan --scale`."""
 
-from typing import Any
-
-from bench.contract import codec
 from bench.prediction.scale import LEAST_GAIN, Point, Range, Scaling, StackName
 from bench.report.tables import TextTable
 from bench.texts import counted
@@ -88,7 +85,7 @@ def between(value: Range | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits."""
+    """Return a number with three digits; below 1, with three decimals."""
     if value == 0:
         return "0"
     if value >= 100:
@@ -125,8 +122,3 @@ def _pays(scaling: Scaling, num_nodes: int) -> str:
     if num_nodes == estimated[-1]:
         return f"{up_to}, the most in this table: an added GPU brings at least {share}."
     return f"{up_to}: beyond that, an added GPU brings less than {share}."
-
-
-def to_json(scaling: Scaling, name: str) -> dict[str, Any]:
-    """Return the same rows as JSON, with the terms of each step."""
-    return {"task": name, "marked": "estimated", **codec.plain(scaling)}
