@@ -78,7 +78,7 @@ def predicted_s(row: Measured, values: np.ndarray) -> float:
         bf16_tflops=[share * rate for rate in GEMM_TFLOPS],
         attention_forward_tflops=attention,
         attention_backward_tflops=attention,
-        elementwise_gbs=elementwise,
+        elementwise_gbs=elementwise / traffic,
         launch_us=launch_us,
     )
     stack = replace(
@@ -88,7 +88,6 @@ def predicted_s(row: Measured, values: np.ndarray) -> float:
         gelu_fc1=(6.0, 10.0),
     )
     fabric = links(replace(network, nvlink_gbs=nvlink), A100_PER_NODE)
-    rates = replace(rates, elementwise_gbs=elementwise / traffic)
     work = Work(model=row.model, rates=rates, gpu="a100", links=fabric, stack=stack, is_fp8=False)
     return step.predict(work, row.layout).step_s
 
