@@ -37,7 +37,8 @@ PARAMETERS = {
     "NVLink GB/s": (150.0, 60.0, 250.0),
     "traffic": (1.0, 0.5, 4.0),
 }
-"""Start, least and largest value."""
+"""Start, least and largest value. Only the ratio of traffic and element-wise GB/s is determined. data/rates.yaml and
+MEGATRON have both numbers, so that there the loss behind the head is not slowed by traffic, as it is here."""
 GEMM_TFLOPS = [189.0, 223.0, 258.0, 279.0, 290.0]
 """Medians of AIConfigurator's table of an A100 (vllm 0.14.0), by operations of a GEMM."""
 
@@ -78,7 +79,7 @@ def predicted_s(row: Measured, values: np.ndarray) -> float:
         bf16_tflops=[share * rate for rate in GEMM_TFLOPS],
         attention_forward_tflops=attention,
         attention_backward_tflops=attention,
-        elementwise_gbs=elementwise,
+        elementwise_gbs=elementwise / traffic,
         launch_us=launch_us,
     )
     stack = replace(
@@ -88,7 +89,6 @@ def predicted_s(row: Measured, values: np.ndarray) -> float:
         gelu_fc1=(6.0, 10.0),
     )
     fabric = links(replace(network, nvlink_gbs=nvlink), A100_PER_NODE)
-    rates = replace(rates, elementwise_gbs=elementwise / traffic)
     work = Work(model=row.model, rates=rates, gpu="a100", links=fabric, stack=stack, is_fp8=False)
     return step.predict(work, row.layout).step_s
 

@@ -9,10 +9,8 @@ No file, network or GPU is needed. Constants come from measurements on one node;
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-
-import yaml
 
 from bench.prediction import grade, published, uncertainty
 from bench.prediction.grade import Graded, Summary
@@ -29,20 +27,13 @@ A100 = {
 
 def blocks(rows: Sequence[Graded]) -> dict[str, list[Graded]]:
     """Return the published rows by block; each is in exactly one."""
-    is_lora: Callable[[Graded], bool] = lambda one: one.row.benchmark == "llama2_70b_lora"  # noqa: E731
-    is_seen: Callable[[Graded], bool] = lambda one: one.row.round == published.SEEN  # noqa: E731
+    lora = [one for one in rows if one.row.is_lora and not one.row.is_seen]
     return {
-        "Pre-training, v4.1 and v5.0": [one for one in rows if not is_lora(one)],
-        "LoRA on one node, v4.0 to v5.0": [one for one in rows if is_lora(one) and _is_small(one) and not is_seen(one)],
-        "LoRA on several nodes, v4.0 to v5.0": [
-            one for one in rows if is_lora(one) and not _is_small(one) and not is_seen(one)
-        ],
-        "LoRA, v5.1 (seen)": [one for one in rows if is_seen(one)],
+        "Pre-training, v4.1 and v5.0": [one for one in rows if not one.row.is_lora],
+        "LoRA on one node, v4.0 to v5.0": [one for one in lora if one.row.is_one_node],
+        "LoRA on several nodes, v4.0 to v5.0": [one for one in lora if not one.row.is_one_node],
+        "LoRA, v5.1 (seen)": [one for one in rows if one.row.is_seen],
     }
-
-
-def _is_small(one: Graded) -> bool:
-    return one.row.is_one_node
 
 
 def cells(one: Graded) -> list[str]:
@@ -94,10 +85,12 @@ def line(summary: Summary | None) -> str:
 def constants(stack: Stack) -> list[str]:
     """Return the constants that rows set, and where all others are from."""
     lines = [f"{one.value:g}  {name}: set by {one.row or '- (assumed)'}" for name, one in stack.constants().items()]
+    lines.append(f"{stack.kernels}  kernels of a layer without CUDA graphs: assumed, as runstop's engine")
+    lines.append(f"{stack.update_bytes}  bytes of Adam per parameter: assumed, as runstop's engine")
     lines.append(f"{SPREAD:g}  spread of GPUs: docs/results/2026-11-22-eight-gpus.md, relative to {CALIBRATION_GPUS}")
-    starts = yaml.safe_load((published.DATA / "rates.yaml").read_text())["gemm_start_us"]
     for gpu in published.PREDICTED_GPUS:
-        lines.append(f"{gpu}: {_one_line(published.rates(gpu).source)}; start of a GEMM {starts[gpu]} us")
+        start_us = published.gemm_start_us(gpu)
+        lines.append(f"{gpu}: {_one_line(published.rates(gpu).source)}; start of a GEMM {start_us} us")
         lines.append(f"{gpu}: links: {_one_line(published.network(gpu).source)}")
     return lines
 
@@ -162,8 +155,8 @@ def main() -> None:
     print("\nrunstop's own engine: 70B LoRA on eight H200 of one node (they set no constant, but give its interval)\n")
     for own in uncertainty.own_steps():
         print(f"- {own.layout}: predicted {own.predicted_s:.2f} s, measured {own.measured_s:.2f} s, {own_error(own)}")
-    print("\nSummary of all blocks, without the rows that set a constant; errors without their signs\n")
-    unseen = [one for one in rows if one.row.round != published.SEEN]
+    print("\nSummary of all blocks, without the published rows that set a constant; errors without their signs\n")
+    unseen = [one for one in rows if not one.row.is_seen]
     print(f"- All of v4.0 to v5.0: {line(grade.summary(unseen))}; goal: {100 * GOAL[0]:.0f} and {100 * GOAL[1]:.0f} %")
     for name, block in blocks(rows).items():
         print(f"- {name}: {line(grade.summary(block))}")
@@ -172,6 +165,7 @@ def main() -> None:
     print(f"\nConstants of the stack {REFERENCE.name} ({REFERENCE.summary})\n")
     print("\n".join(f"- {each}" for each in constants(REFERENCE)))
     print(f"\nConstants of the stack {MEGATRON.name} ({MEGATRON.summary})\n")
+    print(f"- {MEGATRON.kernels}  kernels of a layer: assumed; only its product with the fitted launch time matters")
     print(f"- a100: {_one_line(published.rates('a100').source)}\n- a100: {_one_line(published.network('a100').source)}")
 
 

@@ -85,7 +85,7 @@ def between(value: Range | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits."""
+    """Return a number with three digits; below 1, with three decimals."""
     if value == 0:
         return "0"
     if value >= 100:

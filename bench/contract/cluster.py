@@ -322,6 +322,11 @@ class Rates:
     narrow_heads_backward: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Attention with heads of 64 instead of 128 numbers: its rate as a share of the rate above. None: the same."""
 
+    @property
+    def kernel_gbs(self) -> float:
+        """Device memory in the element-wise kernels of a step, as far as it was measured."""
+        return self.elementwise_gbs or self.copy_gbs
+
 
 class GpuVendor(Enum):
     """The maker of a GPU. torch calls AMD's GPUs CUDA devices, too: device is cuda for both."""

@@ -36,3 +36,7 @@ class Network:
     transport: Transport = Transport.rdma
     in_network_reduction: bool = False
     """The switches between nodes add data (SHARP)."""
+
+    def gbs_of_gpu(self, gpus_per_node: int) -> float:
+        """Return one GPU's share of the network cards of its node, if all GPUs send through the whole network."""
+        return self.nics_per_node * self.nic_gbs / gpus_per_node / self.oversubscription

@@ -179,10 +179,8 @@ def _check_counts(log: Log) -> Iterator[Finding]:
     order. The records of a program (engine=command) are not ours, although our runner writes them to its log.
     """
     is_of_program = any(mllog.PROGRAM_TIME_MS in event.metadata for event in log.all(mllog.RUN_START))
-    ours, afterwards = (
-        log.is_ours and not is_of_program,
-        log.benchmark is not None and log.benchmark.evaluates_afterwards,
-    )
+    ours = log.is_ours and not is_of_program
+    afterwards = log.benchmark is not None and log.benchmark.evaluates_afterwards
     if len(log.all(mllog.RUN_START)) > 1:
         return
     evaluations = () if afterwards and not ours else (mllog.EVAL_ACCURACY,)

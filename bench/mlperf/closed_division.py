@@ -46,7 +46,7 @@ LLAMA31_8B_SIZES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class ClosedDivision:
     """What the closed division of one benchmark fixes in a config."""
 
     benchmark: Benchmark
@@ -87,7 +87,7 @@ def _pretraining_work(config: Config) -> list[Fixed]:
 
 def _pretraining_recipe(config: Config) -> list[Fixed]:
     d, r, training, rules = config.training_data, config.training_recipe, config.training, LLAMA31_8B.fixed
-    end = LLAMA31_8B.relations[0].formula(r.lr) / r.lr
+    end_lr = next(one for one in LLAMA31_8B.relations if one.key == "opt_end_learning_rate")
     return [
         ("data", d.name, "c4_mlperf"),
         ("data.source", d.source.name, "megatron"),
@@ -97,15 +97,15 @@ def _pretraining_recipe(config: Config) -> list[Fixed]:
         ("recipe.adam_beta1", r.adam_beta1, rules["opt_adamw_beta_1"]),
         ("recipe.adam_beta2", r.adam_beta2, rules["opt_adamw_beta_2"]),
         ("recipe.adam_eps", r.adam_eps, rules["opt_adamw_epsilon"]),
-        ("recipe.lr_min_factor", round(r.lr_min_factor, 12), round(end, 12)),
+        ("recipe.lr_min_factor", r.lr_min_factor, end_lr.formula(1.0)),
     ]
 
 
-DIVISIONS: Mapping[str, Division] = {
-    "llama2_70b_lora": Division(
+CLOSED_DIVISIONS: Mapping[str, ClosedDivision] = {
+    "llama2_70b_lora": ClosedDivision(
         benchmark=LLAMA2_70B_LORA, model_name="llama2_70b", model=LLAMA2_70B, work=_lora_work, recipe=_lora_recipe
     ),
-    "llama31_8b": Division(
+    "llama31_8b": ClosedDivision(
         benchmark=LLAMA31_8B,
         model_name="llama31_8b",
         model=LLAMA31_8B_SIZES,
@@ -116,6 +116,10 @@ DIVISIONS: Mapping[str, Division] = {
 """By benchmark."""
 
 
+def _division(config: Config) -> ClosedDivision | None:
+    return CLOSED_DIVISIONS.get(config.task.benchmark or "")
+
+
 def deviations(config: Config) -> list[str]:
     """Return every difference from the rules of the closed division; empty only for a benchmark itself.
 
@@ -124,7 +128,7 @@ def deviations(config: Config) -> list[str]:
     """
     if not config.training.has_target:
         return [f"task {config.task.name} has no target: it measures speed, not a time to train"]
-    division = DIVISIONS.get(config.task.benchmark or "")
+    division = _division(config)
     if division is None or not config.task.submittable:
         return [f"task {config.task.name} is not an MLPerf benchmark"]
     r, rules, schedule = config.training_recipe, division.benchmark.fixed, division.benchmark.schedule
@@ -142,17 +146,17 @@ def deviations(config: Config) -> list[str]:
 
 def has_benchmark_shape(config: Config) -> bool:
     """Return whether a training step and an evaluation are the same amount of work as in the task's benchmark."""
-    division = DIVISIONS.get(config.task.benchmark or "")
+    division = _division(config)
     return division is not None and all(got == required for _, got, required in _sizes(config, division))
 
 
 def has_benchmark_model(config: Config) -> bool:
     """Return whether the model is the one of the task's benchmark, by its name."""
-    division = DIVISIONS.get(config.task.benchmark or "")
+    division = _division(config)
     return division is not None and config.model.name == division.model_name
 
 
-def _sizes(config: Config, division: Division) -> list[Fixed]:
+def _sizes(config: Config, division: ClosedDivision) -> list[Fixed]:
     """Return the fixed values that decide how much work a step and an evaluation are, as (key, value, rule's value)."""
     m, d, rules = config.model, config.training_data, division.benchmark.fixed
     return [

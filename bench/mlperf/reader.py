@@ -67,11 +67,11 @@ def read(path: Path | str) -> tuple[list[Event], list[Garbled]]:
             raise OSError(errno.ESPIPE, "the log is a pipe, which can be read only once: write the log to a file first")
         for chunk in regular_files.chunks(path, _CHUNK_BYTES):
             records += scanner.feed(chunk)
+    except IsADirectoryError as error:
+        raise NotALogError(
+            "this path is a folder, not a log", where=str(path), fix="give the result_K.txt of a trial"
+        ) from error
     except OSError as error:
-        if isinstance(error, IsADirectoryError):
-            raise NotALogError(
-                "this path is a folder, not a log", where=str(path), fix="give the result_K.txt of a trial"
-            ) from error
         reason = error.strerror or "unreadable"
         kind = MissingLogError if isinstance(error, FileNotFoundError | NotADirectoryError) else LogError
         raise kind(

@@ -10,6 +10,9 @@ from bench.prediction.published import Measured, Row
 from bench.prediction.stacks import MEGATRON, REFERENCE, Stack
 from bench.prediction.step import Layout, Terms, Work
 
+A100_PER_NODE = 8
+"""GPUs of a node in the tables of vTrain and Selene."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
@@ -76,9 +79,6 @@ def error_on_a100(row: Measured) -> float:
         model=row.model, rates=published.rates("a100"), gpu="a100", links=fabric, stack=MEGATRON, is_fp8=False
     )
     return step.predict(on_a100, row.layout).step_s / row.step_s - 1
-
-
-A100_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,9 @@ import math
 from dataclasses import dataclass
 
 from bench.contract.network import Network, Transport
+from bench.planning.estimates import transports
+from bench.planning.estimates.network import ring_latency_s
 
-TCP_SHARE = 1448 / 1538
-"""Data of a frame of TCP over Ethernet with 1,500 bytes. Source: conf/transport/sockets.yaml."""
-TCP_MAX_GBS = 6.0
-TCP_LATENCY_US = 45.8
-"""What NCCL reaches over sockets at most, and its latency. Source: conf/transport/sockets.yaml."""
 TREE_SHARE = 0.92
 """Bandwidth of a tree between nodes, relative to a ring. Source: NCCL, src/graph/tuning.cc, busBw of Tree, Simple."""
 
@@ -58,18 +55,20 @@ class Links:
 
 
 def links(network: Network, gpus_per_node: int) -> Links:
-    """Return the links of one GPU. NICs and the oversubscription of the network are shared by the GPUs of a node."""
+    """Return the links of one GPU."""
     is_tcp = network.transport is Transport.tcp
-    share = network.nics_per_node * network.nic_gbs / gpus_per_node / network.oversubscription
+    nic_gbs, nic_latency_us = network.gbs_of_gpu(gpus_per_node), network.nic_latency_us
     if not network.rail_optimized:  # data first crosses NVLink to the GPU at the right card, so that both are limits
-        share = min(share, network.nvlink_gbs)
-    nic_gbs = min(TCP_MAX_GBS, TCP_SHARE * share) if is_tcp else share
+        nic_gbs = min(nic_gbs, network.nvlink_gbs)
+    if is_tcp:
+        sockets = transports.load(transports.SOCKETS)
+        nic_gbs, nic_latency_us = sockets.reached_gbs(nic_gbs), max(nic_latency_us, sockets.latency_us)
     return Links(
         domain=network.nvlink_gpus or gpus_per_node,
         nvlink=network.nvlink_gbs * 1e9,
         nvlink_latency_s=network.nvlink_latency_us / 1e6,
         nic=nic_gbs * 1e9,
-        nic_latency_s=max(network.nic_latency_us, TCP_LATENCY_US if is_tcp else 0.0) / 1e6,
+        nic_latency_s=nic_latency_us / 1e6,
         has_multicast=network.nvlink_multicast,
         has_reduction=network.in_network_reduction and not is_tcp,
     )
@@ -120,8 +119,9 @@ def _ring_s(size: float, group: Group, fabric: Links) -> float:
     bandwidth = fabric.nvlink if group.in_domain > 1 else math.inf
     if group.num_domains > 1:
         bandwidth = min(bandwidth, group.in_domain * fabric.nic)
-    between = group.num_domains - 1
-    latency_s = between * fabric.nic_latency_s + (group.num_ranks - 1 - between) * fabric.nvlink_latency_s
+    latency_s = ring_latency_s(
+        group.num_ranks, group.num_domains, within_s=fabric.nvlink_latency_s, between_s=fabric.nic_latency_s
+    )
     return (group.num_ranks - 1) / group.num_ranks * size / bandwidth + latency_s
 
 

@@ -53,6 +53,14 @@ class Row:
     def is_one_node(self) -> bool:
         return self.num_gpus <= self.gpus_per_node
 
+    @property
+    def is_lora(self) -> bool:
+        return self.benchmark in ADAPTER_WEIGHTS
+
+    @property
+    def is_seen(self) -> bool:
+        return self.round == SEEN
+
 
 @cache
 def rows() -> tuple[Row, ...]:

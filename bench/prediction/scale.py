@@ -12,6 +12,7 @@ from enum import Enum
 
 from bench.contract.layers import layer_of
 from bench.contract.network import Network
+from bench.contract.plan import World
 from bench.contract.schema import Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
@@ -23,11 +24,12 @@ from bench.planning.estimates.parameters import lora_parameters
 from bench.prediction import failures, published, search, uncertainty
 from bench.prediction.network import links
 from bench.prediction.stacks import REFERENCE
-from bench.prediction.step import Work
+from bench.prediction.step import Layout, Work
 from bench.prediction.uncertainty import Interval
 from bench.texts import counted
 
 LARGEST_BATCH = 2**16
+"""The batch is not doubled beyond it."""
 LEAST_GAIN = 0.5
 """Scaling pays as long as each added GPU shortens the run at least half as much as those at the smallest scale."""
 
@@ -280,7 +282,7 @@ def _own(config: Config) -> _Fastest | str:
     parts = {name: value for name in cost.__slots__ if name != "step_s" and (value := getattr(cost, name))}
     slowest = uncertainty.waiting(w.num_ranks, w.tp * w.pp * w.cp) - 1
     return _Fastest(
-        layout=_named(dp=w.dp, tp=w.tp, pp=w.pp, vpp=w.vpp, cp=w.cp, size=best.micro_batch_size),
+        layout=_named(w, best.micro_batch_size),
         terms=parts | {"wait_s": slowest * cost.step_s},
     )
 
@@ -309,7 +311,7 @@ def _reference(config: Config) -> _Fastest | str:
         return f"no layout of a batch of {recipe.global_batch_size} divides these GPUs and fits in their memory"
     best, terms = ranked[0].layout, ranked[0].terms
     return _Fastest(
-        layout=_named(dp=best.dp, tp=best.tp, pp=best.pp, vpp=best.vpp, cp=best.cp, size=best.micro_batch_size),
+        layout=_named(best, best.micro_batch_size),
         terms={name: value for name in terms.__slots__ if (value := getattr(terms, name))},
     )
 
@@ -330,20 +332,19 @@ def reference_work(config: Config) -> Work:
 
 
 def network_of(config: Config) -> Network:
-    """Return cluster.network; without it, the NVLink of a published system with this GPU, and cluster.network_gbs."""
+    """Return cluster.network; without it, the NVLink of a published node with this GPU, and cluster.network_gbs."""
     cluster = config.cluster
     if cluster.network is not None:
         return cluster.network
     like = published.network(_reference_gpu(config))
     gbs = cluster.network_gbs or like.nic_gbs  # on one node no data goes there
-    domain = like.nvlink_gpus if cluster.network_gbs is None else None
-    return replace(like, nics_per_node=cluster.ranks_per_node, nic_gbs=gbs, nvlink_gpus=domain)
+    return replace(like, nics_per_node=cluster.ranks_per_node, nic_gbs=gbs, nvlink_gpus=None)
 
 
-def _named(*, dp: int, tp: int, pp: int, vpp: int, cp: int, size: int) -> str:
-    sizes = {"dp": dp, "tp": tp, "pp": pp, "vpp": vpp, "cp": cp}
+def _named(split: World | Layout, micro_batch_size: int) -> str:
+    sizes = {name: getattr(split, name) for name in ("dp", "tp", "pp", "vpp", "cp")}
     kept = [f"{name} {count}" for name, count in sizes.items() if count > 1 or name == "dp"]
-    return f"{' '.join(kept)}, micro-batch {size}"
+    return f"{' '.join(kept)}, micro-batch {micro_batch_size}"
 
 
 def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:

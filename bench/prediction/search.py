@@ -1,10 +1,11 @@
 """Enumerate the layouts of a training run on a number of GPUs, and rank them by their predicted step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bench.contract.model import Model
 from bench.planning.estimates.parameters import linear_weights, linears
+from bench.planning.parallelism import divisors
 from bench.prediction import step
 from bench.prediction.step import Layout, Terms, Work
 
@@ -37,7 +38,7 @@ class Ranked:
     terms: Terms
 
 
-def rank(work: Work, layouts: Iterator[Layout] | Sequence[Layout], *, memory_gib: float) -> list[Ranked]:
+def rank(work: Work, layouts: Iterable[Layout], *, memory_gib: float) -> list[Ranked]:
     """Return the layouts that fit, fastest first."""
     ranked = []
     for layout in layouts:
@@ -52,9 +53,10 @@ def layouts(
 ) -> Iterator[Layout]:
     """Yield the layouts of Megatron-core: sizes that divide the model, the row, the batch and the GPUs."""
     fixed = fixed or Fixed()
-    tps = [n for n in _divisors(num_gpus) if n <= largest_tp and model.num_query_groups % n == 0]
-    cps = [n for n in _divisors(num_gpus) if n <= MOST_CONTEXT and seq_length % (2 * n) == 0]
-    pps = [n for n in _divisors(num_gpus) if n <= MOST_PIPELINE]
+    sizes = divisors(num_gpus)
+    tps = [n for n in sizes if n <= largest_tp and model.num_query_groups % n == 0]
+    cps = [n for n in sizes if n <= MOST_CONTEXT and seq_length % (2 * n) == 0]
+    pps = [n for n in sizes if n <= MOST_PIPELINE]
     for tp in _allowed(tps, fixed.tp):
         for cp in _allowed(cps, fixed.cp):
             for pp in _allowed(pps, fixed.pp):
@@ -119,8 +121,4 @@ def memory(work: Work, layout: Layout) -> float:
 
 
 def _allowed(sizes: list[int], fixed: int | None) -> list[int]:
-    return sizes if fixed is None else [size for size in sizes if size == fixed] or [fixed]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    return sizes if fixed is None else [fixed]

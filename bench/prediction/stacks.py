@@ -14,7 +14,7 @@ Source: docs/results/2026-11-22-eight-gpus.md: the eight GPUs of one host differ
 values is 2.85 standard deviations (Tippett, 1925).
 """
 CALIBRATION_GPUS = 8
-"""GPUs of the systems that set the factors below; their published steps contain the wait for the slowest of these."""
+"""GPUs of the systems that set the factors below (GB200's has 4); their steps contain the wait for the slowest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Stack:
     parameter_bytes: int
     """Per parameter that replicas reduce and gather in a step."""
     update_bytes: int = 26
-    """Device memory traffic of Adam per parameter of this rank: gradient twice, master weight and two moments read and
-    written, weight written."""
+    """Device memory traffic of Adam per parameter of this rank: FP32 gradient read twice (8), FP32 weight (8) and two
+    BF16 moments (8) read and written, BF16 weight written (2). Assumed: as runstop's with recipe.moments=bf16. The
+    update takes at most 0.04 % of a published step."""
     shown_tensor_share: Constant
     """Of the seconds of TP's collectives alone: what they add to a layer. The GEMMs around them hide the rest."""
     adapter_factors: dict[str, Constant] = field(default_factory=dict)
@@ -90,5 +91,5 @@ MEGATRON = Stack(
     gradient_bytes=2,
     parameter_bytes=2,
     shown_tensor_share=Constant(1.0, ""),
-    kernels=100,
+    kernels=100,  # assumed; launch_us of an A100 was fitted with this number, and only their product matters
 )

@@ -8,14 +8,16 @@ Computation takes the rates of `conf/gpu`, as the estimate of runstop's own engi
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from statistics import NormalDist
 
 from bench.contract.model import Activation, Model
 from bench.contract.schema import Rates
+from bench.planning.estimates.memory_traffic import bytes_per_token
 from bench.planning.estimates.network import rate_at
 from bench.planning.estimates.parameters import linear_weights, linears
+from bench.planning.kernels import BACKWARD
 from bench.prediction.network import Links, all_gather_s, all_reduce_s, send_s
 from bench.prediction.stacks import CALIBRATION_GPUS, SPREAD, Stack
 
@@ -73,12 +75,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Seconds of a step on the slowest stage, by what takes them."""
+    """Seconds of a step on the slowest stage, by what takes them.
+
+    With LoRA, what its adapters add is in GEMMs, attention and element-wise kernels: each is multiplied by a factor.
+    """
 
     gemm_s: float
     attention_s: float
     elementwise_s: float
-    """Element-wise kernels, and with LoRA what its adapters add."""
     recompute_s: float
     tensor_parallel_s: float
     context_parallel_s: float
@@ -96,7 +100,7 @@ class Terms:
 
     @property
     def step_s(self) -> float:
-        return math.fsum(getattr(self, one.name) for one in fields(self))
+        return _sum(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +116,13 @@ class _Layer:
 
     @property
     def total_s(self) -> float:
-        return (
-            self.gemm_s
-            + self.attention_s
-            + self.elementwise_s
-            + self.recompute_s
-            + self.tensor_parallel_s
-            + self.context_parallel_s
-        )
+        return _sum(self)
 
 
-BACKWARD = 2.5
-"""Operations of attention's backward pass relative to the forward pass. Source: Dao, 2022, arXiv 2205.14135."""
+def _sum(seconds: _Layer | Terms) -> float:
+    return math.fsum(getattr(seconds, one.name) for one in fields(seconds))
+
+
 GRADIENT_ADD_BYTES = 8
 """Per weight: a weight gradient is added to an FP32 buffer, which is read and written."""
 HEAD_BYTES = 6
@@ -145,12 +144,7 @@ def predict(work: Work, layout: Layout) -> Terms:
     bubble_s = (layout.pp - 1) / layout.vpp * (slowest_s + host_wait_s)
     busy_s = m * (slowest_s + host_wait_s) + bubble_s
     return Terms(
-        gemm_s=m * num_layers * layer.gemm_s,
-        attention_s=m * num_layers * layer.attention_s,
-        elementwise_s=m * num_layers * layer.elementwise_s,
-        recompute_s=m * num_layers * layer.recompute_s,
-        tensor_parallel_s=m * num_layers * layer.tensor_parallel_s,
-        context_parallel_s=m * num_layers * layer.context_parallel_s,
+        **{one.name: m * num_layers * getattr(layer, one.name) for one in fields(layer)},
         head_s=m * shown_head_s,
         host_s=m * host_wait_s,
         bubble_s=bubble_s,
@@ -236,7 +230,7 @@ def _merge_s(work: Work, layout: Layout) -> tuple[float, float]:
     if cp == 1:
         return 0.0, 0.0
     share = 1 - 1 / (2 * cp)  # of the queries that also attend to keys of earlier chunks
-    per_second = layout.tokens / layout.tp / (work.rates.elementwise_gbs or work.rates.copy_gbs) / 1e9
+    per_second = layout.tokens / layout.tp / work.rates.kernel_gbs / 1e9
     forward = (4 + 30 * share) * model.q_size + (4 + 4 * cp) * 2 * model.kv_size
     backward = (4 + 6 * share) * model.q_size + (11 + 16 * cp) * 2 * model.kv_size
     return forward * per_second, backward * per_second
@@ -244,19 +238,14 @@ def _merge_s(work: Work, layout: Layout) -> tuple[float, float]:
 
 def _elementwise_s(work: Work, layout: Layout) -> tuple[float, float]:
     """Return the seconds of a layer's element-wise kernels; TP splits all of them (sequence parallelism)."""
-    model, stack, projections = work.model, work.stack, linears(work.model)
-    bandwidth = 1e9 * (work.rates.elementwise_gbs or work.rates.copy_gbs)
-    seconds = []
-    for passed, gelu in zip((stack.forward, stack.backward), stack.gelu_fc1, strict=True):
-        fc1 = passed.fc1 if model.activation is Activation.swiglu else gelu
-        per_token = (
-            model.hidden_size * passed.residual
-            + model.q_size * passed.attention
-            + passed.qkv * projections["linear_qkv"].num_out
-            + fc1 * projections["linear_fc1"].num_out
+    model, stack = work.model, work.stack
+    forward, backward = stack.forward, stack.backward
+    if model.activation is Activation.gelu:
+        forward, backward = (
+            replace(one, fc1=fc1) for one, fc1 in zip((forward, backward), stack.gelu_fc1, strict=True)
         )
-        seconds.append(per_token * layout.tokens / layout.tp / bandwidth)
-    return seconds[0], seconds[1]
+    per_byte_s = layout.tokens / layout.tp / work.rates.kernel_gbs / 1e9
+    return bytes_per_token(model, forward) * per_byte_s, bytes_per_token(model, backward) * per_byte_s
 
 
 def _keys_and_values_s(work: Work, layout: Layout) -> float:
@@ -270,7 +259,7 @@ def _head_s(work: Work, layout: Layout) -> float:
     model, rates = work.model, work.rates
     tflop = 2 * layout.tokens * model.hidden_size * model.vocab_size / layout.tp / 1e12
     gemms = 2 if work.adapter_weights else 3
-    loss_s = HEAD_BYTES * model.vocab_size * layout.tokens / layout.tp / (rates.elementwise_gbs or rates.copy_gbs) / 1e9
+    loss_s = HEAD_BYTES * model.vocab_size * layout.tokens / layout.tp / rates.kernel_gbs / 1e9
     return gemms * tflop / rates.bf16_tflops[-1] + loss_s
 
 

@@ -38,8 +38,8 @@ def of_reference(*, is_lora: bool, is_one_node: bool) -> Interval:
         for one in grade.graded()
         if one.error is not None
         and not one.sets
-        and one.row.round != published.SEEN
-        and (one.row.benchmark in published.ADAPTER_WEIGHTS) == is_lora
+        and not one.row.is_seen
+        and one.row.is_lora == is_lora
         and (not is_lora or one.row.is_one_node == is_one_node)
     ]
     where = "one node" if is_one_node else "several nodes"

@@ -1,4 +1,4 @@
-"""Run folders as ended runs leave them, with valid trials of planted speeds or an aborted one, and a run that trains."""
+"""Run folders as ended runs leave them, with valid trials of planted speeds or an aborted one; a run that trains."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -118,7 +118,7 @@ def test_what_a_log_discloses_is_what_the_plan_runs(
     assert log["num_ranks"] % (sizes[0] * sizes[1] * sizes[2]) == 0
 
 
-def damaged(lines: list[str], key: str, how: str) -> list[str] | None:
+def damaged(lines: list[str], key: str, how: str) -> list[str]:
     """Return the lines of a log with every record of a key lost, doubled with another value, or wrong."""
     places = [at for at, line in enumerate(lines) if f'"key": "{key}"' in line]
     if how == "removed":

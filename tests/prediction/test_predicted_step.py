@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench.contract.model import Model
+from bench.mlperf import published as mlperf
 from bench.planning.estimates import flops
 from bench.prediction import grade, published, search, step
 from bench.prediction.step import Layout, Work
@@ -104,6 +105,17 @@ def test_no_published_row_is_left_out() -> None:
         if one.row.layout:
             assert one.row.layout.num_gpus == one.row.num_gpus, one.row.name
             assert one.row.layout.num_microbatches >= 1, one.row.name
+
+
+def test_the_systems_of_lora_are_those_of_the_table_of_minutes() -> None:
+    """Both tables have these systems; the table of minutes lacks some step times."""
+    known = {(one.round, one.submitter, one.system): one for one in mlperf.systems()}
+    rows = [row for row in published.rows() if row.benchmark == "llama2_70b_lora"]
+    assert len(rows) == 143
+    for row in rows:
+        one = known[row.round, row.submitter, row.system]
+        assert (row.num_gpus, row.global_batch_size) == (one.num_gpus, one.global_batch_size), row.name
+        assert one.step_time_s is None or row.step_s == one.step_time_s, row.name
 
 
 @pytest.mark.parametrize(("name", "largest"), [("vtrain_many_nodes", 0.12), ("selene", 0.07)])

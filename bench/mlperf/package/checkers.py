@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog
+from bench.contract.task import Division
 from bench.errors import ConfigError
 from bench.mlperf import official
 
-DIVISIONS = ("closed", "open")
+DIVISIONS = tuple(one.value for one in Division)
 
 
 @dataclass(frozen=True, slots=True)

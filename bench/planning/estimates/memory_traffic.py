@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from bench.contract.layers import Layer, has_head_kernels, layer_of
-from bench.contract.model import Activation
+from bench.contract.model import Activation, Model
 from bench.contract.schema import Config, Precision
 from bench.contract.training import Trains
 from bench.planning.estimates.activations import quantized_bytes
@@ -87,14 +87,15 @@ def relative_to_fused(config: Config) -> float:
     """Return the bytes of a layer's element-wise kernels relative to runstop's own layer with all its kernels."""
     fused = Layer.trained if config.training.trains is Trains.all else Layer.frozen
     norms = (_HEAD_NORMS_FORWARD[fused] + _HEAD_NORMS_BACKWARD[fused]) * config.model.qk_norm
-    passes = (_FORWARD[fused, config.precision], _BACKWARD[fused, config.precision])
-    expected = sum(_bytes(config, one) for one in passes) + norms * linears(config.model)["linear_qkv"].num_out
-    return (_bytes(config, forward_traffic(config)) + _bytes(config, backward_traffic(config))) / expected
+    passes, model = (_FORWARD[fused, config.precision], _BACKWARD[fused, config.precision]), config.model
+    expected = sum(bytes_per_token(model, one) for one in passes) + norms * linears(model)["linear_qkv"].num_out
+    counted = (forward_traffic(config), backward_traffic(config))
+    return sum(bytes_per_token(model, one) for one in counted) / expected
 
 
-def _bytes(config: Config, traffic: Traffic) -> float:
+def bytes_per_token(model: Model, traffic: Traffic) -> float:
     """Return the bytes per token of one pass through a layer, without tensor parallelism."""
-    sizes, model = {name: linear.num_out for name, linear in linears(config.model).items()}, config.model
+    sizes = {name: linear.num_out for name, linear in linears(model).items()}
     of_linears = traffic.qkv * sizes["linear_qkv"] + traffic.fc1 * sizes["linear_fc1"]
     return of_linears + traffic.residual * model.hidden_size + traffic.attention * model.q_size
 

@@ -26,6 +26,15 @@ def rate_at(size: float, sizes: list[float], rates: list[float]) -> float:
 MIB = 2**20
 
 
+def ring_latency_s(num_ranks: int, num_nodes: int, *, within_s: float, between_s: float) -> float:
+    """Return the latency of an all-gather or reduce-scatter: one step of a ring for each rank but the first.
+
+    Source: NCCL, src/graph/tuning.cc.
+    """
+    between = num_nodes - 1
+    return between * between_s + (num_ranks - 1 - between) * within_s
+
+
 def hidden_bytes(config: Config, world: World, size: int) -> float:
     """Return the bytes of a micro-batch's hidden states on one rank, at `size` bytes per element."""
     return size * config.model.hidden_size * tokens(config, world)
@@ -76,12 +85,11 @@ class Collectives:
         return (ranks - 1) / ranks * size / self.bandwidth(size, ranks=ranks, stride=stride) if ranks > 1 else 0.0
 
     def latency_s(self, *, ranks: int, stride: int) -> float:
-        """Return the latency of an exchange: one step of NCCL's ring for each rank but the first.
-
-        Source: NCCL, src/graph/tuning.cc.
-        """
-        between = -(-ranks // self._in_node(stride)) - 1
-        return between * self.between_nodes.latency_s + (ranks - 1 - between) * self.within_node.latency_s
+        """Return the latency of an exchange."""
+        num_nodes = -(-ranks // self._in_node(stride))
+        return ring_latency_s(
+            ranks, num_nodes, within_s=self.within_node.latency_s, between_s=self.between_nodes.latency_s
+        )
 
     def send_s(self, size: float, *, ranks: int, stride: int) -> float:
         """Return the seconds in which a rank sends `size` bytes to the next one of its group."""

@@ -237,7 +237,7 @@ class _Step:
         if self.config.training.trains is not Trains.qlora:
             return 0.0
         weights = linear_weights(self.config.model) / self.world.tp
-        return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.elementwise_gbs / 1e9
+        return (NF4_BYTES + BYTES[self.config.precision]) * weights / self.rates.kernel_gbs / 1e9
 
     def weight_gradient_s(self, weights: int) -> float:
         """Return the seconds of the GEMMs that add a micro-batch's gradients of trained weights to the FP32 ones.
@@ -373,10 +373,6 @@ class _Step:
         per_token += traffic.fc1 * projections["linear_fc1"].num_out / w.tp
         return self.bytes_s(per_token)
 
-    @property
-    def elementwise_gbs(self) -> float:
-        return self.rates.elementwise_gbs or self.rates.copy_gbs
-
     def bytes_s(self, per_token: float) -> float:
         """Return the seconds in which kernels read or write so many bytes for every token of a micro-batch."""
-        return per_token * tokens(self.config, self.world) / self.elementwise_gbs / 1e9
+        return per_token * tokens(self.config, self.world) / self.rates.kernel_gbs / 1e9

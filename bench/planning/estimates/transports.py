@@ -38,6 +38,10 @@ class Transport:
         """The share of a link's bandwidth that is left to data."""
         return self.payload_bytes / self.frame_bytes
 
+    def reached_gbs(self, gbs: float) -> float:
+        """Return the bandwidth of one GPU over a link of this bandwidth."""
+        return min(self.max_gbs, self.share * gbs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -70,7 +74,7 @@ def gbs_between_nodes(cluster: Cluster) -> float | None:
     """Return the bandwidth of one GPU to another node, in 1e9 bytes/s: its share of the cards of its node."""
     if (network := cluster.network) is None:
         return cluster.network_gbs
-    return network.nics_per_node * network.nic_gbs / cluster.ranks_per_node / network.oversubscription
+    return network.gbs_of_gpu(cluster.ranks_per_node)
 
 
 def within_node(config: Config, rates: Rates) -> Link | None:
@@ -87,7 +91,7 @@ def within_node(config: Config, rates: Rates) -> Link | None:
 
 
 def _link(one: Transport, gbs: float) -> Link:
-    return Link(transport=one, gbs=min(one.max_gbs, one.share * gbs), latency_s=one.latency_us / 1e6)
+    return Link(transport=one, gbs=one.reached_gbs(gbs), latency_s=one.latency_us / 1e6)
 
 
 def _network(config: Config) -> str:
