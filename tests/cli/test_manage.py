@@ -83,6 +83,11 @@ def test_bad_tags_are_refused(run: Path, words: list[str], message: str, capsys:
     assert not (run / "tags.json").exists()
 
 
+def test_what_tag_would_refuse_is_not_read_either(run: Path) -> None:
+    (run / "tags.json").write_text(json.dumps({"tags": ["a b", "ok", "ok", 7], "note": "a\x1b[2J"}))
+    assert tags.read(run) == tags.Tags(tags=("ok",))
+
+
 def test_runs_are_filtered(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = shutil.copytree(run, run.with_name("old-bbbb"))
     (other / "status.json").unlink()
@@ -155,6 +160,22 @@ def test_a_run_is_launched_again_and_what_differs_is_shown(
     rows = {line.split("\t")[0]: line.split("\t")[1:] for line in text.splitlines()[2:]}
     assert rows["recipe.lr"][1] == "0.002" and rows["trials"] == ["1", "2"] and rows["runstop"][1] == "9.9"
     assert set(rows) <= {"run", "recipe.lr", "trials", "runstop", "commit", *(key for key in rows if "paths" in key)}
+
+
+def test_the_commits_of_both_runs_are_compared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rerun, "_commit", lambda root: "b" * 40)
+    for earlier, rows in (("a" * 40, [("commit", "a" * 40, "b" * 40)]), ("b" * 40, []), ("", [])):
+        monkeypatch.setattr(rerun, "_logged_commit", lambda folder, plan, known=earlier: known)
+        assert [row for row in rerun.plan(run, []).differences if row[0] == "commit"] == rows
+
+
+@pytest.mark.parametrize("words", [["tag", "latest", "x"], ["rerun", "latest", "launch.dry_run=true"]])
+def test_a_run_that_others_can_write_to_is_neither_tagged_nor_launched_again(
+    run: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.chmod(0o777)
+    assert "CFG-11: other users can write to this run folder" in answer(capsys, *words, code=2)
+    assert not (run / "tags.json").exists()
 
 
 @pytest.mark.parametrize(

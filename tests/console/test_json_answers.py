@@ -65,3 +65,9 @@ def test_an_optional_field_breaks_a_reader() -> None:
     new = changed()
     new["$defs"]["Run"]["required"].remove("jobs")
     assert list(documents.broken(documents.schema("run"), new)) == ["Run.jobs may be missing"]
+
+
+def test_a_lost_value_or_object_breaks_a_reader() -> None:
+    kept = {"$defs": {"Verdict": {"enum": ["passed", "failed"]}, "Trial": {"properties": {}}}}
+    new = {"$defs": {"Verdict": {"enum": ["passed", "unknown"]}}}
+    assert list(documents.broken(kept, new)) == ["Verdict has lost a value", "Trial is removed"]

@@ -9,6 +9,8 @@ import pytest
 from bench import cli
 from bench.console import junit
 from bench.console.junit import Case
+from bench.results import reference
+from bench.results.reference import ReferenceResult, ReferenceVerdict
 from bench.results.study import PlannedArm
 from bench.rules.check import Checked, broken
 from bench.studies import folder as folders
@@ -98,6 +100,40 @@ def test_a_regression_is_a_failure(
     assert failure(case).startswith("-20") and f"where: {tmp_path}/runs/3" in failure(case)
     assert run("history", "--folder", tmp_path / "runs", "--junit", file) == 2
     assert "add --check PERCENT" in capsys.readouterr().err
+
+
+def test_a_measurement_without_earlier_runs_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = turned(monkeypatch)
+    for number, speed in enumerate((100.0, 80.0)):
+        plant(tmp_path / f"runs/{number}", clock, speed)
+    file = tmp_path / "history.xml"
+    run("history", "--folder", tmp_path / "runs", "--check", 2, "--junit", file)
+    (case,) = cases(file).values()
+    skipped = case.find("skipped")
+    assert skipped is not None and "earlier runs: 1" in skipped.attrib["message"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "higher_is_better", "verdict"),
+    [
+        (96.0, True, "failed"),
+        (104.0, True, "passed"),
+        (98.0, True, "passed"),
+        (96.0, False, "passed"),
+        (104.0, False, "failed"),
+    ],
+)
+def test_a_value_fails_only_if_it_is_worse(mean: float, higher_is_better: bool, verdict: str) -> None:
+    expected = ReferenceResult(
+        arm="a",
+        measurement="m",
+        unit="",
+        reference=100.0,
+        tolerance=0.03,
+        verdict=ReferenceVerdict.not_measured,
+    )
+    judged = reference.judged(expected, [mean - 1, mean + 1], higher_is_better=higher_is_better)
+    assert (judged.verdict, judged.value, judged.n) == (verdict, mean, 2)
 
 
 def test_a_study_fails_at_its_reference_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

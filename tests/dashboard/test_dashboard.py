@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from bench import dashboard
 from bench.cli import main
@@ -111,6 +112,7 @@ def test_the_token_is_needed_once_and_then_its_cookie(root: Path) -> None:
         ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
         ("GET", {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
         ("GET", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
         ("POST", {}, 405),
         ("PUT", {}, 405),
         ("DELETE", {}, 405),
@@ -126,6 +128,16 @@ def test_only_pages_of_the_dashboard_may_ask(
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert (answer.headers["x-content-type-options"], answer.headers["cache-control"]) == ("nosniff", "no-store")
     assert answer.headers["cross-origin-resource-policy"] == "same-origin" and "server" not in answer.headers
+
+
+def test_a_second_host_or_origin_and_a_websocket_are_refused(browser: TestClient) -> None:
+    cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    hosts = [("cookie", cookie), ("host", HOST), ("host", "evil.example")]
+    origins = [("cookie", cookie), ("origin", f"http://{HOST}"), ("origin", "http://evil.example")]
+    assert [browser.get("/", headers=headers).status_code for headers in (hosts, origins)] == [421, 403]
+    with pytest.raises(WebSocketDisconnect) as closed, browser.websocket_connect("/"):
+        raise AssertionError("the dashboard has no websockets")
+    assert closed.value.code == 1008
 
 
 @pytest.mark.parametrize("path", ESCAPES)

@@ -65,6 +65,7 @@ def test_rows_and_their_order_are_those_of_gpt_dataset(tmp_path: Path, dtype: An
         (1, per_epoch),
         (7, per_epoch + 5),
         (7, 2 * per_epoch - 3),
+        (5, per_epoch + int(0.8 * per_epoch)),
         (3, 3 * per_epoch + 20),
     ):
         theirs = gpt_dataset(tmp_path, "docs", num_samples=num_rows, seq_length=32, seed=seed)
@@ -83,6 +84,20 @@ def test_rows_without_a_seed_are_the_stream_of_the_file(tmp_path: Path) -> None:
     read = MegatronTokens(tmp_path, "docs", num_rows=9, seq_length=50, seed=None, vocab_size=VOCABULARY)
     for row in range(9):
         np.testing.assert_array_equal(read[np.array([row])][0], stream[50 * row : 50 * row + 51])
+
+
+def test_the_checksum_changes_with_the_index_and_the_size_of_the_tokens(tmp_path: Path) -> None:
+    docs = documents(40)
+
+    def sha256() -> str:
+        return MegatronTokens(tmp_path, "docs", num_rows=9, seq_length=50, seed=None, vocab_size=VOCABULARY).sha256
+
+    tokens = write(tmp_path, "docs", docs)
+    first = sha256()
+    os.truncate(tokens, tokens.stat().st_size + 2)
+    longer = sha256()
+    write(tmp_path, "docs", [np.concatenate(docs[:2]), *docs[2:]])
+    assert len({first, longer, sha256()}) == 3
 
 
 @pytest.fixture

@@ -236,6 +236,14 @@ def test_killed_batch_script_explains_the_errors_of_its_ranks(
     assert not is_cause or (explanation.evidence, explanation.line) == (GONE.strip(), lines.index(GONE) + 1)
 
 
+def test_a_rank_that_failed_before_a_restart_is_not_the_cause_after_it(run_folder: Path) -> None:
+    restarted = STARTED.replace("restart 0", "restart 1")
+    lines = (STARTED, FAILED, restarted, ECHO, TERMINATED, GONE, ABORTED, ENDS)
+    (run_folder / "slurm-7.out").write_text("".join(lines))
+    explanation = diagnosis.explain([run_folder])
+    assert (explanation.rule, explanation.evidence, explanation.line) == ("RUN-02", GONE.strip(), lines.index(GONE) + 1)
+
+
 @pytest.mark.parametrize(("silent_s", "advice"), [(52, "so it hung"), (2, "walltime=")])
 def test_fix_of_a_hung_run_is_not_a_longer_time_limit(run_folder: Path, silent_s: int, advice: str) -> None:
     """It logged a record every second, and then nothing until its time limit of one minute."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import diagnosis
-from bench.rules import RULES
+from bench.rules import RULES, signs_of_pods, signs_of_serving
 
 LOGS = {
     "module": (
@@ -58,6 +58,11 @@ LOGS = {
     "deadline": (
         "Warning  DeadlineExceeded  job-controller  Job was active longer than specified deadline\n",
         "KUB-09",
+    ),
+    "no operator": (
+        'error: resource mapping not found for name: "lora": no matches for kind "PyTorchJob" in version '
+        '"kubeflow.org/v1"\n',
+        "KUB-06",
     ),
     "node gone": ("Warning  NodeNotReady  node-controller  Node is not ready\n", "KUB-13"),
     "permission": (
@@ -121,6 +126,12 @@ def test_a_short_log_is_explained(name: str, tmp_path: Path) -> None:
     explanation = diagnosis.explain([log])
     assert explanation.rule == rule and explanation.title == RULES[rule].title
     assert explanation.evidence and explanation.evidence.split(" (at ")[0].strip() in text
+
+
+def test_every_sign_of_pods_and_servers_has_a_log() -> None:
+    """Echoes only count with a cause: SRV-01 is in a log that another rule explains."""
+    rules = {*signs_of_pods.CAUSES, *signs_of_pods.DEATHS, *signs_of_serving.CAUSES}
+    assert rules - {rule for _, rule in LOGS.values()} == set()
 
 
 def test_a_missing_module_is_named_in_the_fix(tmp_path: Path) -> None:

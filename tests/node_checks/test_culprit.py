@@ -108,3 +108,36 @@ def test_a_slowdown_in_the_noise_accuses_no_node() -> None:
     noisy = [Pair(pair.nodes, 100 * np.exp(0.3 * random.standard_normal(pair.rates.shape))) for pair in measured.pairs]
     slow = [Pair(pair.nodes, pair.rates * (0.9 if 3 in pair.nodes else 1.0)) for pair in noisy]
     assert culprit.decide(replace(measured, pairs=slow)).culprits == ()
+
+
+def test_a_slow_host_is_not_named_again_by_one_of_its_gpus() -> None:
+    sound = healthy(6, 4)
+    gemm, copy = sound.own["GEMM"].copy(), healthy(6, 4, seed=3).own["GEMM"]
+    gemm[2] *= 0.5
+    copy[2, 1] *= 0.5
+    assert named(replace(sound, own={"GEMM": gemm, "copy": copy})) == [(Kind.HOST, (2,), None)]
+
+
+def test_a_link_that_the_ring_does_not_use_is_not_named() -> None:
+    sound = healthy(6, 1)
+    unused = next(pair.nodes for pair in sound.pairs if abs(pair.nodes[1] - pair.nodes[0]) not in (1, 5))
+    factors = (0.93 if pair.nodes == unused else 1.0 for pair in sound.pairs)
+    pairs = [Pair(pair.nodes, factor * pair.rates) for pair, factor in zip(sound.pairs, factors, strict=True)]
+    assert culprit.decide(replace(sound, pairs=pairs)).culprits == ()
+
+
+def test_a_verdict_waits_for_every_link_of_the_ring() -> None:
+    sound = healthy(5, 1)
+    assert culprit.covers_ring(sound)
+    for link in ({0, 1}, {3, 4}, {0, 4}):
+        assert not culprit.covers_ring(replace(sound, pairs=[pair for pair in sound.pairs if {*pair.nodes} != link]))
+
+
+def test_no_verdict_accuses_most_nodes() -> None:
+    sound = healthy(4, 2)
+    gemm = sound.own["GEMM"].copy()
+    gemm[0] *= 0.5
+    inside = np.ones((4, 1))
+    inside[1] = 0.5
+    verdict = culprit.decide(slowed(replace(sound, own={"GEMM": gemm}, inside=sound.inside * inside), 2))
+    assert len({one.nodes for one in verdict.culprits}) == 3 and not verdict.decided

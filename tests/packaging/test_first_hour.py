@@ -130,6 +130,15 @@ def test_commands_stay_short_if_the_shell_finds_them(environment: Path, monkeypa
     assert hints.program() == "runstop", "a link to this installation"
 
 
+def test_the_script_that_was_started_comes_before_that_of_the_environment(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, program in (("runstop", tmp_path / "runstop"), ("pytest", f"'{environment}/runstop'")):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        monkeypatch.setattr(hints, "_STARTED_AS", tmp_path / name)
+        assert hints.program() == str(program)
+
+
 def test_an_installation_without_a_script_has_its_python(environment: Path) -> None:
     (environment / "runstop").unlink()
     assert hints.in_this_shell("runstop why a") == f"'{environment}/python' -m bench why a"
@@ -143,6 +152,9 @@ def test_every_verb_is_known_as_a_command() -> None:
 def test_a_printed_error_has_a_command_that_works(environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hints.print_error(ConfigError("it failed", where="a", fix="runstop why 'a b'"))
     assert capsys.readouterr().err == f"it failed\n  where: a\n  fix:   '{environment}/runstop' why 'a b'\n"
+    secret = "hf_" + "aB3dEfGh" * 4
+    hints.print_error(ConfigError(f"HF_TOKEN={secret} is refused", where="a", fix="b"))
+    assert secret not in capsys.readouterr().err
 
 
 def test_the_fix_of_a_run_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The task llama31_8b follows MLPerf's own rule files, and preflight refuses each value that differs from them."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,9 @@ from mlperf_logging.rcp_checker import rcp_checker
 from bench import preflight
 from bench.contract import plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
+from bench.contract.training import Trains
 from bench.errors import ConfigError
+from bench.mlperf import closed_division
 from bench.planning import compose
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
@@ -45,6 +48,7 @@ NO_SETTING = {
 }
 BEYOND_THE_RULE_FILES = (
     *("data=c4", "data.source=prepared", "recipe.eval_every_samples=8192"),
+    "task.training.starts_from=checkpoint",
     *("recipe.eval_skip=1", "model.num_layers=16", "model.rope_base=10000", "task.submittable=false"),
 )
 
@@ -108,6 +112,20 @@ def test_preflight_refuses_other_values_than_the_rules(override: str) -> None:
     key = override.partition("=")[0]
     assert key.startswith("task.") or any(finding.where == key for finding in problems)
     assert plan.submission.division == "open"
+
+
+@pytest.mark.parametrize("override", ["data.answer_only=true", "data.document_mask=true"])
+def test_prepared_rows_with_another_loss_or_mask_are_refused_for_both(override: str) -> None:
+    problems = preflight.inspect(planned("data.source=prepared", override))
+    refused = {finding.where for finding in problems if finding.rule == "CFG-14"}
+    assert refused == {"data.source", override.partition("=")[0]}
+
+
+def test_adapters_are_not_the_whole_model() -> None:
+    config = planned().config
+    training = dataclasses.replace(config.training, trains=Trains.lora)
+    changed = dataclasses.replace(config, task=dataclasses.replace(config.task, training=training))
+    assert closed_division.deviations(changed) == ["task.training.trains is lora, but the rules require all"]
 
 
 def test_open_division_is_a_choice() -> None:

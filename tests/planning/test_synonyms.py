@@ -26,6 +26,7 @@ def test_every_synonym_is_of_something_that_exists() -> None:
         ("walltime", "1-00:00:00", "walltime=1440"),
         ("walltime", "00:10:00", "walltime=10"),
         ("walltime", "45:30", "walltime=46"),
+        ("walltime", "1-12:30", "walltime=2190"),
         ("walltime", "soon", "walltime=60"),
         ("recipe.lr", "1,5", "recipe.lr=1.5"),
         ("trials", "3x", "trials=3"),
@@ -54,3 +55,23 @@ def test_an_old_name_is_no_unknown_one() -> None:
     overrides.check(["task=pretrain_7b_apart", "recipe.max_steps=3", "hydra.verbose=true"])
     with pytest.raises(ConfigError, match="recipe.max_steps was renamed to task.training.max_steps"):
         compose.compose(["recipe.max_steps=3"])
+
+
+def test_choices_of_another_folder_are_left_to_hydra() -> None:
+    with pytest.raises(ConfigError, match="task=mine does not exist"):
+        overrides.check(["task=mine"])
+    overrides.check(["hydra.searchpath=[file:///site]", "task=mine"])
+
+
+@pytest.mark.parametrize(
+    ("key", "exists"),
+    [
+        ("recipe.lr", True),
+        ("cluster.environment.NCCL_DEBUG", True),
+        ("recipe.lr.x", False),
+        ("recipe.x", False),
+        ("x", False),
+    ],
+)
+def test_only_a_mapping_has_keys_of_any_name(key: str, exists: bool) -> None:
+    assert config_keys.is_known(key) == exists

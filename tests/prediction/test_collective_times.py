@@ -22,6 +22,12 @@ def test_a_ring_moves_all_but_one_share_over_the_slowest_link() -> None:
     assert network.all_reduce_s(8 * GB, Group(8, 8), EIGHT) == pytest.approx(2 * 7 / 300)
 
 
+def test_each_rank_sends_to_every_other_one_by_the_link_between_them() -> None:
+    assert network.all_to_all_s(8 * GB, Group(8, 8), EIGHT) == pytest.approx(7 / 300)
+    assert network.all_to_all_s(8 * GB, Group(16, 8), EIGHT) == pytest.approx(8 / 16 * 8 / 50)
+    assert network.all_to_all_s(8 * GB, Group(1, 1), EIGHT) == 0
+
+
 def test_switches_that_add_save_time() -> None:
     within, between = Group(8, 8), Group(64, 8)
     multicast = replace(EIGHT, has_multicast=True)
@@ -44,6 +50,11 @@ def test_a_site_s_network_becomes_the_share_of_one_gpu() -> None:
     shared = network.links(replace(NETWORK, nics_per_node=2, oversubscription=2.0), 8)
     assert shared.nic == pytest.approx(2 * 50 * GB / 8 / 2)
     assert network.links(replace(NETWORK, transport=Transport.tcp), 8).nic == 6 * GB
+    crossed = replace(NETWORK, nvlink_gbs=30, rail_optimized=False)
+    assert network.links(crossed, 8).nic == 30 * GB, "data crosses NVLink to the GPU at the right card"
+    sharp = replace(NETWORK, in_network_reduction=True)
+    assert network.links(sharp, 8).has_reduction
+    assert not network.links(replace(sharp, transport=Transport.tcp), 8).has_reduction
     rack = network.links(replace(NETWORK, nvlink_gpus=72), 4)
     assert rack.group(16, 4) == Group(16, 16) and rack.group(32, 4) == Group(32, 18)
     assert EIGHT.group(16, 4) == Group(16, 2) and EIGHT.group(16, 8) == Group(16, 1)

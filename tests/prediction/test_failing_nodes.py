@@ -61,3 +61,11 @@ def test_a_run_that_never_gets_on_is_refused() -> None:
         ConfigError, match="100000 nodes fail every 41 s, but a checkpoint or a restart takes up to 900 s"
     ):
         failures.schedule(86400, 100_000, META)
+
+
+def test_a_run_of_less_than_two_intervals_saves_no_checkpoint() -> None:
+    """The second half of a run is shorter than a checkpoint pays for."""
+    interval_s = failures.schedule(30 * 86400, 64, META).interval_s
+    planned = failures.schedule(1.5 * interval_s, 64, META)
+    with_one = failures.schedule(1.5 * interval_s, 64, META, interval_s=interval_s)
+    assert planned.interval_s == 1.5 * interval_s and planned.total_s < with_one.total_s

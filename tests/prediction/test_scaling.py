@@ -14,8 +14,9 @@ from bench.errors import ConfigError
 from bench.planning import compose
 from bench.planning.estimates import memory, step_time, transports
 from bench.planning.parallelism import split
-from bench.prediction import scale, uncertainty
+from bench.prediction import grade, published, scale, uncertainty
 from bench.prediction.scale import Point, Range, StackName
+from bench.prediction.uncertainty import Interval
 from helpers import answers
 from helpers.examples import in_proportion
 
@@ -62,6 +63,8 @@ def test_more_nodes_give_more_speed_and_every_number_an_interval(stack: StackNam
         assert one.price.value == pytest.approx(2 * one.gpu_hours.value)
         assert one.tokens_s_gpu.value == pytest.approx(one.global_batch_size * 8192 / one.num_gpus / one.step_s.value)
     assert scaling.points[0].efficiency == 1
+    first, last = scaling.points[0].tokens_s_gpu, scaling.points[-1].tokens_s_gpu
+    assert first and last and scaling.points[-1].efficiency == pytest.approx(last.value / first.value)
 
 
 def test_one_node_has_the_estimate_of_the_plan_and_the_wait_for_the_slowest_gpu() -> None:
@@ -70,6 +73,18 @@ def test_one_node_has_the_estimate_of_the_plan_and_the_wait_for_the_slowest_gpu(
     assert plan.kind.name == "train" and point.terms is not None and point.step_s is not None
     cost, w = plan.cost, plan.world  # type: ignore[attr-defined]
     assert point.step_s.value == pytest.approx(cost.step_s * uncertainty.waiting(8, w.tp * w.pp * w.cp))
+
+
+def test_an_interval_leaves_out_a_twentieth_at_each_end_and_rows_that_set_constants() -> None:
+    ratios = [*range(1, 41)]
+    assert uncertainty.interval(ratios[::-1], "").low == 3 and uncertainty.interval(ratios, "").high == 38
+    assert uncertainty.interval([3, 1, 2], "") == Interval(low=1, high=3, num_rows=3, rows="")
+    exact = [one for one in grade.graded() if one.sets and one.row.is_one_node]
+    assert exact and all(one.row.benchmark in published.ADAPTER_WEIGHTS for one in exact)
+    one_node = uncertainty.of_reference(is_lora=True, is_one_node=True)
+    rows = [one for one in grade.graded() if one.row.benchmark in published.ADAPTER_WEIGHTS and one.row.is_one_node]
+    judged = [one for one in rows if one.error is not None and one.row.round != published.SEEN]
+    assert one_node.num_rows == len(judged) - len(exact)
 
 
 def test_failures_cost_hours_and_give_the_checkpoint_interval() -> None:

@@ -58,3 +58,20 @@ def test_a_gpu_without_a_known_memory_is_a_warning() -> None:
     on_gpu = ["task=lora_8b", "cluster.device=cuda", "cluster.ranks_per_node=1", "model.weights=random"]
     assert rules(compose(on_gpu))["HW-08"].startswith("the memory of the GPU is unknown")
     assert "HW-08" not in rules(compose([*on_gpu, "gpu@cluster.gpu=h200"]))
+
+
+def test_settings_of_the_recipe_are_advised_only_where_they_can_suffice(machine: Path) -> None:
+    """Two ranks, whose states alone need half of the machine each, or a little more."""
+    plan = compose(["task=pretrain_tiny", "recipe.micro_batch_size=4"])
+    memory = plan.memory  # type: ignore[attr-defined]
+    states = memory.total_gib - memory.activations_gib - memory.workspace_gib
+    assert plan.config.cluster.ranks_per_node == 2
+    for share, advice in ((0.99, "choose a smaller model"), (1.01, "set recipe.micro_batch_size=1")):
+        (machine / "memory.max").write_text(str(round(2 * share * states * GIB)))
+        (finding,) = (one for one in preflight.inspect(plan) if one.rule == "RUN-03")
+        assert finding.fix.startswith(advice)
+
+
+def test_a_server_needs_the_memory_of_its_own_ranks() -> None:
+    plan = compose(["task=serve_tiny", "cluster.ranks_per_node=8"])
+    assert resources._needed_gib(plan) == plan.estimated_memory_gib[0]

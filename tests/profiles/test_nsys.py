@@ -70,11 +70,12 @@ def test_the_chosen_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nsys.capture(compose.compose(list(WORDS[:2]))).steps is None
 
 
-def test_a_missing_nsys_is_found_before_and_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nsys_is_found_before_and_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv(nsys.INSIDE, raising=False)
     plan = compose.compose([*WORDS, STEPS])
     assert "nsys is not on PATH" in [finding.what for finding in preflight.inspect(plan)]
+    nsys.restart([str(plan_file(tmp_path, STEPS)), "--trial", "0"], {"RANK": "0"})  # the program says so later
     with pytest.raises(SubmitError, match="nsys is not on PATH"):
         nsys.capture(plan)
 

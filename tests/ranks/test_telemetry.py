@@ -194,6 +194,24 @@ def test_a_run_does_not_wait_for_a_driver_that_fails(fake: Fake, tmp_path: Path)
         sampler.end()
 
 
+@pytest.mark.parametrize(("ended", "waited_s"), [(None, sampling.FIRST_S), (1, 0.0)])
+def test_the_first_sample_is_waited_for_until_its_limit_or_the_end_of_the_sampler(
+    ended: int | None, waited_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of the test, with a sampler that never samples."""
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        assert now_s < 2 * sampling.FIRST_S
+
+    monkeypatch.setattr(sampling.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: ended))
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    Sampler(tmp_path / "gpus.csv", ["GPU-a"]).wait_for_first()
+    assert now_s == pytest.approx(waited_s, abs=0.1)
+
+
 @pytest.mark.starts
 @pytest.mark.parametrize(
     ("script", "why"),

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
@@ -131,7 +132,46 @@ def test_a_link_to_a_run_is_refused_and_so_is_another_users(capsys: pytest.Captu
     if os.geteuid() == 0:
         os.chown(run, OTHER_USER_ID, OTHER_USER_ID)
         assert code_of("rm", "runs/run", "--yes") == 2 and "another user owns" in capsys.readouterr().err
+        leftover = Path("runs/.history.sqlite.x1")
+        leftover.touch()
+        os.chown(leftover, OTHER_USER_ID, OTHER_USER_ID)
+        age(Path("runs"))
+        assert removal.garbage(Path("runs"), older_than_days=30) == [], "nothing of another user is deleted"
     assert run.exists()
+
+
+def test_a_linked_folder_of_deletions_is_neither_emptied_nor_used() -> None:
+    run, outside = plant("run", Ending.failed), Path("outside")
+    (outside / "kept").mkdir(parents=True)
+    Path("runs/.removed").symlink_to(outside.absolute())
+    age(Path("runs")), age(outside)
+    assert [one.path for one in removal.garbage(Path("runs"), older_than_days=30)] == [run]
+    with pytest.raises(ConfigError, match="this path is not a folder of this user"):
+        removal.remove(removal.of_run(run))
+    assert run.exists() and (outside / "kept").exists()
+
+
+def test_incomplete_adapters_of_a_linked_run_are_kept() -> None:
+    Path("runs").mkdir()
+    run = plant("run", Ending.valid, Outcome.valid, root="elsewhere")
+    (run / "adapters_0.part").mkdir()
+    Path("runs/link").symlink_to(run.absolute())
+    age(run), age(Path("runs"))
+    assert removal.garbage(Path("runs"), older_than_days=30) == []
+    assert [one.path.name for one in removal.garbage(Path("elsewhere"), older_than_days=30)] == ["adapters_0.part"]
+
+
+def test_a_run_with_another_file_system_in_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, lstat = plant("run", Ending.failed), Path.lstat
+    (run / "mounted").mkdir()
+    monkeypatch.setattr(
+        Path, "lstat", lambda path: SimpleNamespace(st_dev=-1) if path.name == "mounted" else lstat(path)
+    )
+    assert code_of("rm", "run", "--yes") == 2
+    refused = f"another file system is mounted in this folder\n  where: {run.resolve()}/mounted\n"
+    assert refused in capsys.readouterr().err and run.exists()
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

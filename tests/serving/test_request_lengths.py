@@ -165,3 +165,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path, kind: str, text: str) -> None:
 def test_wrong_lengths_are_refused(words: tuple[str, ...], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         serving.planned(*words)
+
+
+def test_a_request_may_fill_the_context_and_a_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serving.planned(*STATED, "task.serving.lengths.prompt.max=724").lengths is not None, "1,024 with the answer"
+    path = file_of(tmp_path, "csv")
+    monkeypatch.setattr(request_lengths, "MOST_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ConfigError, match="the file of lengths has [0-9]+ bytes, but at most"):
+        serving.planned(f"task.serving.lengths.file={path}")

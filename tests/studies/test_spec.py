@@ -92,6 +92,14 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
             r"the tolerance is '0.03', but must be a percentage[\s\S]*references\[0\][\s\S]*tolerance: 3%",
         ),
         (
+            "references: [{arm: 7B Z3, measurement: step_time, value: 3, tolerance: 0%}]",
+            r"the tolerance is '0%', but must be a percentage above 0",
+        ),
+        (
+            "references: [{arm: 7B Z3, measurement: step_time, value: 0, tolerance: 3%}]",
+            r"the value is 0, but must be a number above 0",
+        ),
+        (
             "references: [{arm: 7B Z4, measurement: step_time, value: 3, tolerance: 3%}]",
             r"the arm '7B Z4' does not exist",
         ),
