@@ -152,7 +152,7 @@ def _incomplete(run: Run) -> list[Removable]:
         _require_ended(run)
         require_ours(run.folder.resolve())
         for path in (path for pattern in patterns for path in run.folder.glob(pattern)):
-            if _is_own_folder(path.parent) and _is_own_folder(path):
+            if all(_is_own_folder(one) for one in (path, *path.parents) if one.is_relative_to(run.folder)):
                 removable.append(_removable(path, "incomplete checkpoint"))
     return removable
 

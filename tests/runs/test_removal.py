@@ -161,6 +161,21 @@ def test_incomplete_adapters_of_a_linked_run_are_kept() -> None:
     assert [one.path.name for one in removal.garbage(Path("elsewhere"), older_than_days=30)] == ["adapters_0.part"]
 
 
+def test_incomplete_checkpoints_behind_a_link_are_kept() -> None:
+    """Also if the link is above the folder of the trial."""
+    run = plant("run", Ending.valid, Outcome.valid)
+    scratch = Path("scratch/trial_0/step_9.part")
+    scratch.mkdir(parents=True)
+    (run / "checkpoints").symlink_to(Path("scratch").absolute())
+    linked = plant("linked", Ending.valid, Outcome.valid, root="elsewhere")
+    (linked / "checkpoints/trial_0/step_9.part").mkdir(parents=True)
+    Path("runs/link").symlink_to(linked.absolute())
+    for one in (run, linked, scratch):
+        age(one)
+    assert removal.garbage(Path("runs"), older_than_days=30) == []
+    assert [one.path.name for one in removal.garbage(Path("elsewhere"), older_than_days=30)] == ["step_9.part"]
+
+
 def test_a_run_with_another_file_system_in_it_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
