@@ -47,8 +47,8 @@ class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
 
 
 class Plan(Answer, kw_only=True, tag="runstop/plan/5.0"):
-    """The content of plan.json: MAJOR is its `version`. It has more fields, which depend on the kind of the task; ranks
-    and `runstop` read every version since 2. In a run folder it has no field `schema`."""
+    """The content of plan.json. MAJOR is the `version` of the plan. Further fields depend on the kind of the task.
+    Ranks and `runstop` read every version since 2. The file plan.json itself has no field `schema`."""
 
     version: int
     config: dict[str, Any]
@@ -71,16 +71,16 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
 
     task: str
     marked: str
-    """estimated: no number is measured."""
+    """The text `estimated`: no number is measured."""
     stack: str
     points: tuple[dict[str, Any], ...]
     """One for each number of nodes, with `num_nodes`."""
     pays_until: int | None
-    """The largest number of nodes at which added GPUs still bring a stated share of what the first ones bring."""
+    """The number of nodes up to which scaling pays: an added GPU still brings a stated share of what a first one brings."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     published: tuple[dict[str, Any], ...]
-    """Measured by others."""
+    """Values that other projects measured."""
 
 
 class Script(Answer, kw_only=True, tag="runstop/script/1.0"):

@@ -348,11 +348,11 @@ class Gpu:
     """Chooses the telemetry, the image, the devices of containers, and the resource name of pods."""
     memory_gib: float
     peak_bf16_tflops: float | None
-    """None: unknown, as of a GPU that was found and has no file."""
+    """None: unknown, for example because runstop has no file for the GPU."""
     peak_fp8_tflops: float | None = None
     """None: unknown, or no FP8 support."""
     compute_capability: str | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of a GPU that was found by NVML, such as 8.9."""
+    """Such as 8.9; only for a GPU that NVML found."""
     memory_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Peak bandwidth of its memory, in 1e9 bytes/s, by the data sheet."""
     link_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)

@@ -115,7 +115,7 @@ class StatementResult:
     """What decides the verdict, or what prevents one."""
     intervals: tuple[StatedInterval, ...] = ()
     deciding: int | None = None
-    """The place in `intervals` of the one that decides the verdict, or is closest to a bound."""
+    """The index of the interval that decides the verdict, or else of the interval that is closest to a bound."""
     published: tuple[PublishedRatios, ...] = ()
     platform: str = ""
     """The platform in a table of several platforms."""

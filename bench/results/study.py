@@ -222,10 +222,10 @@ class PlannedArm:
     note: str = ""
     """The remark of the study on this arm."""
     is_missing: bool = False
-    """Whether it does not run since an engine, cluster, kind or task does not exist."""
+    """Whether the arm cannot run because an engine, cluster, kind or task does not exist."""
     runs: bool = True
     changed: tuple[str, ...] = ()
-    """Overrides of the command line that change the work which its labels state; it has no published figures then."""
+    """Overrides of the command line that change the work of the arm. The arm then has no published values."""
     before_launch: tuple[str, ...] = ()
     """In a dry run: what the site must provide before a launch, such as paths and an image."""
     backend: str = ""
@@ -236,11 +236,11 @@ class PlannedArm:
     num_nodes: int | None = None
     device: str = ""
     model: str = ""
-    """The model that the command line gives it, if that is not the one of its labels."""
+    """The model that the command line sets for the arm, if its labels name another model."""
     fits: bool | None = None
-    """Whether it fits into GPU memory by the plan's estimate; only set for arms of statements about it."""
+    """Whether the arm fits into GPU memory by the plan's estimate; only set for arms of statements about memory."""
     needed_gib: float | None = None
-    """This estimate, also of an arm that does not fit."""
+    """The estimated memory of the arm, even if the arm does not fit."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """NCCL's variables of the cluster, which distinguish platforms with the same GPU."""
     price_per_gpu_hour: float | None = None

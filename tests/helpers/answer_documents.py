@@ -23,7 +23,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _INTRODUCTION = """\
 # How do programs read the output of runstop?
 
-This page is written from the code: [`bench/answers/`](../bench/answers/schema.py). To write it again:
+This page is generated from the code: [`bench/answers/`](../bench/answers/schema.py). To generate it again, run
 `WRITE_ANSWERS=1 pytest tests/console/test_json_answers.py`.
 
 With `--json`, a verb prints its answer as JSON on stdout, one object on each line. Progress and errors are on stderr.
