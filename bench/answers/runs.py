@@ -76,7 +76,7 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
     points: tuple[dict[str, Any], ...]
     """One for each number of nodes, with `num_nodes`."""
     pays_until: int | None
-    """The number of nodes up to which scaling pays: an added GPU still brings a stated share of what a first one brings."""
+    """The number of nodes up to which scaling pays: added GPUs still bring a stated share of what the first ones do."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     published: tuple[dict[str, Any], ...]

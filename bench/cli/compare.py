@@ -117,7 +117,7 @@ def _history(args: argparse.Namespace) -> int:
 
     if args.junit and not args.check:
         fix = "add --check PERCENT, such as --check 2"
-        raise ConfigError("--junit writes the results of --check, which is missing", where="--junit", fix=fix)
+        raise ConfigError("--junit needs --check, which is missing", where="--junit", fix=fix)
     root = args.folder or names.root()
     histories = history.of_task(history.histories(store.trials(root, rebuild=args.rebuild)), args.task, where=root)
     history.check_measured(histories, args.measurement)

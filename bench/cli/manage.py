@@ -70,7 +70,7 @@ def _add_rm(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
         _rm,
-        help="delete runs with all their files; asks first, and never deletes a run that is alive",
+        help="delete runs with all their files; asks first, and never deletes an active run",
         example="runs/20261121-lora70b-dgx2-acbd --dry-run",
     )
     arguments.takes_runs(parser, "runs; with --yes a part of a name is not enough", nargs="+")

@@ -73,7 +73,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).exists():
         index = _json(folder / INDEX).get("weight_map", {})
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
-            raise _damaged(folder / INDEX, "its weight_map does not give a file of this folder for each tensor")
+            raise _damaged(folder / INDEX, "its weight_map does not name a file of this folder for every tensor")
     elif not (folder / SINGLE).exists():
         raise MissingWeightsError(
             "the folder contains no *.safetensors",
@@ -129,8 +129,8 @@ def _check_number(stored: dict[str, Stored], model: Model, described: Described,
     is_more = total > described.parameters + copies + MOST_TABLES * model.num_layers and not described.ignores_tensors
     if total < described.parameters or is_more:
         raise ConfigError(
-            f"the weights of the folder have {total:,} numbers, but by config.json the model has "
-            f"{described.parameters:,}",
+            f"the weights in the folder have {total:,} numbers, but the model in config.json has "
+            f"{described.parameters:,} parameters",
             where=where,
             fix="download the weights again, or correct config.json",
             rule="CFG-06",

@@ -55,12 +55,13 @@ def read(folder: Path, name: str) -> Index:
         raise _wrong("the file is not an index of Megatron-LM", index)
     version, code, sequences, documents = _FIXED.unpack(head[len(MAGIC) :])
     if version != _VERSION or code not in TOKENS:
-        raise _wrong(f"the index has version {version} and type {code} of tokens, which runstop cannot read", index)
+        raise _wrong(f"runstop cannot read an index of version {version} with the token type {code}", index)
     dtype, width = TOKENS[code]
     if index_bytes < (needed := HEADER_BYTES + 12 * sequences + 8 * documents):
-        raise _wrong(f"the index has {index_bytes:,} bytes, but {needed:,} by its header", index)
+        raise _wrong(f"the index has {index_bytes:,} bytes, but its header requires {needed:,} bytes", index)
     if token_bytes % width:
-        raise _wrong(f"the file has {token_bytes:,} bytes, which are no whole number of tokens ({dtype})", tokens)
+        what = f"the file has {token_bytes:,} bytes, which is no multiple of the size of a token ({dtype})"
+        raise _wrong(what, tokens)
     return Index(dtype, sequences, token_bytes // width)
 
 

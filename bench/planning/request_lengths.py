@@ -37,8 +37,8 @@ def check(lengths: Lengths, config: Config) -> None:
     assert serving is not None
     if serving.requests * config.trials > MOST_SAMPLED:
         raise ConfigError(
-            f"all trials together have {serving.requests * config.trials:,} requests per load, but the plan contains "
-            f"their lengths, of at most {MOST_SAMPLED:,}",
+            f"all trials together have {serving.requests * config.trials:,} requests per load, but a plan can "
+            f"contain the lengths of at most {MOST_SAMPLED:,} requests",
             where=f"task.serving.requests, trials, {WHERE}",
             fix="lower task.serving.requests or trials",
         )

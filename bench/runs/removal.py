@@ -84,10 +84,10 @@ def _require_ended(run: Run) -> None:
     if run.is_active or run_lock.driver(folder) is not None:
         state = run.state_name if run.is_active else "driven by a process"
         fix = f"cancel the run first: runstop cancel {short(folder)}"
-        raise ConfigError(f"the run is alive: {state}", where=str(folder), fix=fix)
+        raise ConfigError(f"the run is active: {state}", where=str(folder), fix=fix)
     is_final = run.status is not None and run.status.outcome is not Ending.interrupted  # an interrupted job may requeue
     if not is_final and (run.may_be_active or not run.is_queried):
-        what = f"runstop cannot find out here whether the run is alive ({run.state_name})"
+        what = f"runstop cannot find out here whether the run is active ({run.state_name})"
         fix = f"use a machine that can query the jobs of the run; if you are certain: rm -r {short(folder)}"
         raise ConfigError(what, where=str(folder), fix=fix)
     if (folder / SUBMISSION).exists():
@@ -225,7 +225,7 @@ def _set_aside(path: Path) -> Path:
     with run_lock.driving(path, noun="folder"):  # no process of this machine resumes it meanwhile
         run = runs.find(path)
         if run.jobs and run.is_active:
-            raise ConfigError("the run is alive", where=str(path), fix=f"runstop cancel {short(path)}")
+            raise ConfigError("the run is active", where=str(path), fix=f"runstop cancel {short(path)}")
         aside = _aside(path)
         path.rename(aside)
     return aside

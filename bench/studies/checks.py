@@ -166,7 +166,7 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
             key = tuple(arm.all_labels.get(name, "") for name in one.same)
             if (other := seen.setdefault(key, arm.name)) != arm.name:
                 raise ConfigError(
-                    f"the arms {other!r} and {arm.name!r} are both a reference of the same arms, which need one",
+                    f"the same arms have two reference arms, {other!r} and {arm.name!r}, but need exactly one",
                     where=place,
                     fix="add a label in which these two arms differ to same or to reference",
                 )

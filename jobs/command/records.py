@@ -166,7 +166,7 @@ class StepRecorder:
             raise BenchError(
                 f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
                 where="task.training.max_steps, engine.command",
-                fix="pass {max_steps} to the program, or set task.training.max_steps to the steps that it trains; if "
+                fix="pass {max_steps} to the program, or set task.training.max_steps to the number of its steps; if "
                 "its lines do not show every step, set engine.command.every_steps (hf_trainer) or print the last step",
                 rule="RUN-23",
             )

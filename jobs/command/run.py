@@ -202,8 +202,8 @@ class RunningProgram:
             f"no progress for {silent_s:,.0f} s in training after {self._recorder.place} (usual: {usual_s:.3g} s): "
             f"the program {what}; {self._child.state()}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command",
-            fix="find out where it waits (`py-spy dump --pid PID` while it hangs); if its pauses are that long, raise "
-            "launch.stall.factor or launch.stall.floor_s",
+            fix="run `py-spy dump --pid PID` while the program hangs, to see where it waits; if such long pauses are "
+            "normal, raise launch.stall.factor or launch.stall.floor_s",
             rule="RUN-17",
         )
 
@@ -229,7 +229,7 @@ class RunningProgram:
                 f"the program ended, but processes that it had started still ran: {', '.join(left[:8])}",
                 where=f"{node_name()}, engine.command.argv",
                 fix="let the program wait for its processes (`wait` in a shell script), and start nothing in the "
-                "background: work that it leaves behind is neither timed nor judged",
+                "background: such work is neither timed nor checked",
                 rule="RUN-22",
             )
         if self._is_reading:

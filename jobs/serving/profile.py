@@ -94,7 +94,7 @@ def record(plan: ServingPlan, setting: Setting, prompts: Iterable[str], folder: 
             )
     chosen = server_trace.read([*folder.rglob("*.json.gz"), *folder.rglob("*.json")])
     if chosen is None:
-        raise _error("the server wrote traces, but none of them has a kernel that computes", str(folder))
+        raise _error("the server wrote traces, but these traces have no compute kernel", str(folder))
     path, trace = chosen
     if plan.config.cluster.device is Device.cuda and trace.device != "cuda":
         raise _error("the server runs on a GPU, but its traces have no kernel of a GPU", str(folder))

@@ -83,7 +83,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"in {TRIES} tries, no random prompt kept its {num_tokens} tokens when it was decoded and encoded again",
+        f"none of {TRIES} random prompts had {num_tokens} tokens after it was decoded and encoded again",
         where=WHERE,
         fix="change task.serving.tokens_in or task.serving.lengths, or set another tokenizer",
     )

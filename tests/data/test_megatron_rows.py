@@ -147,9 +147,9 @@ def test_every_token_of_a_row_is_predicted(plan: TrainingPlan) -> None:
     [
         ("lost", "No such file"),
         ("no index", "not an index of Megatron-LM"),
-        ("short index", "bytes, but [0-9,]+ by its header"),
+        ("short index", "bytes, but its header requires [0-9,]+ bytes"),
         ("short tokens", "less than its index lists"),
-        ("odd bytes", "no whole number of tokens"),
+        ("odd bytes", "no multiple of the size of a token"),
         ("floats", "type 7 of tokens"),
         ("few", "too few for 64 rows|too few for 8 rows"),
         ("vocabulary", "but the vocabulary has 5,000"),

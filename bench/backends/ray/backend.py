@@ -173,7 +173,7 @@ def _send(address: str, body: Mapping[str, Any]) -> None:
             return
         what = f"Ray refuses the job: {' '.join(str(error).split())[: client.MAX_REASON]}"
         raise SubmitError(
-            what, where=address, fix="correct the setting in Ray's message; `ray job list` lists Ray's jobs"
+            what, where=address, fix="correct the setting that Ray's message names; `ray job list` lists Ray's jobs"
         ) from error
     except OSError as error:  # requests' errors are OSErrors
         what = f"Ray did not respond: {error}; the job may exist anyway"

@@ -81,7 +81,7 @@ def of_model(model: Model) -> Family:
     """
     if model.family is not None and model.family not in FAMILIES:
         raise ConfigError(
-            f"model.family is {model.family}, which is no family that runstop knows",
+            f"model.family is {model.family}, but runstop does not know this family",
             where="model.family",
             fix=f"set model.family to one of {', '.join(FAMILIES)}",
         )

@@ -68,8 +68,8 @@ def _check_heads(config: Config) -> None:
             f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
             f"{m.num_query_groups}, but each of these numbers must be a multiple of the next number",
             where="model",
-            fix="set num_attention_heads to a divisor of hidden_size, or set head_dim; and num_query_groups to a "
-            "divisor of num_attention_heads",
+            fix="set num_query_groups to a divisor of num_attention_heads, and num_attention_heads to a divisor of "
+            "hidden_size (or set head_dim)",
         )
     if m.position is Position.rope and m.head_size % 2:
         raise ConfigError(

@@ -58,7 +58,7 @@ def _check_document_mask(data: Data) -> None:
         )
     if data.source is DataSource.random and data.lengths is None:
         raise ConfigError(
-            "document_mask is true, but data.lengths is null, so that random rows have no documents",
+            "document_mask is true, but random rows have no documents, because data.lengths is null",
             where="data.document_mask, data.lengths",
             fix="set data.lengths to the lengths of documents, such as [200,500,1500], or data.document_mask=false",
         )
@@ -75,7 +75,7 @@ def _check_files(data: Data) -> None:
         raise ConfigError(
             f"data.files is {data.files}, but has no effect: data.sample={data.sample} generates the records",
             where="data.files, data.sample",
-            fix=f"to read the files, set data.sample=null and data.tokenizer; else remove data.files={data.files}",
+            fix=f"to read the files, set data.sample=null and data.tokenizer; otherwise remove data.files={data.files}",
         )
     if data.source.has_prompts != (data.prompt_type is not None):
         has, fix = ("answers", "plain, headings or inst") if data.source.has_prompts else ("text only", "null")

@@ -51,12 +51,12 @@ class Reader:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unreadable(f"{Path(self._file).name} cannot be read: {error}") from error
         if isinstance(steps, bool) or not isinstance(steps, int):
-            raise Unreadable(f"{Path(self._file).name} has the global_step {steps!r:.40}, but must have a number")
+            raise Unreadable(f"global_step in {Path(self._file).name} is {steps!r:.40}, but must be a number")
         if not 0 <= steps - self._steps < self._every_steps:
             fix = "set engine.command.every_steps to the Trainer's logging_steps"
             raise Unreadable(
                 f"{Path(self._file).name} counts {steps} steps (logging_steps {every}), but the printed lines "
-                f"{self._steps}: {fix}"
+                f"count {self._steps} steps: {fix}"
             )
         return Reported(step=steps) if steps > self._steps else None
 

@@ -44,9 +44,9 @@ def _record(raw: Any) -> MllogRecord:
         raise Unreadable("a record is not a JSON object")
     key, event_type, metadata, time_ms = (raw.get(name) for name in ("key", "event_type", "metadata", "time_ms"))
     if not isinstance(key, str) or event_type not in TYPES:
-        raise Unreadable(f"a record has the key {key!r:.40} and the event_type {event_type!r:.40}")
+        raise Unreadable(f"a record has a wrong key or event_type: key {key!r:.40}, event_type {event_type!r:.40}")
     if not isinstance(metadata, dict):
-        raise Unreadable(f"the record {key:.40} has the metadata {metadata!r:.40}, but must have an object")
+        raise Unreadable(f"the metadata of the record {key:.40} is {metadata!r:.40}, but must be an object")
     if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not math.isfinite(time_ms):
-        raise Unreadable(f"the record {key:.40} has the time_ms {time_ms!r:.40}, but must have a number")
+        raise Unreadable(f"time_ms of the record {key:.40} is {time_ms!r:.40}, but must be a number")
     return MllogRecord(event_type=event_type, key=key, value=raw.get("value"), metadata=metadata, time_ms=time_ms)

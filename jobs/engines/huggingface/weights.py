@@ -86,7 +86,7 @@ class HuggingFaceFolder:
         families.check(self._source.config, model, where=str(folder / "config.json"))
         if hugging_face.is_fused(self._source.tensors):
             raise ConfigError(
-                "the weights have q, k and v in one tensor, but engine=huggingface needs one for each",
+                "the weights have q, k and v in one tensor, but engine=huggingface needs a tensor for each",
                 where=str(folder),
                 fix="set MODEL to weights with separate q, k and v, such as those from Meta, or set engine=megatron",
             )

@@ -81,7 +81,7 @@ class Folder:
         tensor: Tensor = read[0] if isinstance(read, list) else read
         if tuple(tensor.shape) != shape:
             raise _refused(
-                self._source.folder, f"{name} has the shape {tuple(tensor.shape)}, but config.json means {shape}"
+                self._source.folder, f"{name} has the shape {tuple(tensor.shape)}, but config.json requires {shape}"
             )
         return tensor
 

@@ -40,7 +40,7 @@ def parsed(config_json: str, *, where: str) -> Any:
         raise ConfigError(
             f"the folder has quantised weights ({quantization.get('quant_method')})",
             where=where,
-            fix="set MODEL to a folder with unquantised weights; of quantised ones only gpt-oss's MXFP4 is supported",
+            fix="set MODEL to a folder with unquantised weights (only gpt-oss may have quantised weights, in MXFP4)",
         )
     try:
         config_class: Any = CONFIG_MAPPING[model_type]
@@ -55,7 +55,7 @@ def parsed(config_json: str, *, where: str) -> Any:
         raise ConfigError(
             f"{model_type} also reads images or sound, but only models of text are supported",
             where=where,
-            fix="set MODEL to the folder of a text model; transformers names its model_type often with _text",
+            fix="set MODEL to the folder of a text model; its model_type in transformers often ends with _text",
         )
     return config
 
@@ -63,10 +63,10 @@ def parsed(config_json: str, *, where: str) -> Any:
 def _require_known(model_type: Any, raw: dict[str, Any], *, where: str) -> None:
     if raw.get("auto_map"):
         raise ConfigError(
-            f"the folder brings code of its own (auto_map: {', '.join(sorted(raw['auto_map']))}), which is never run",
+            f"the folder has its own code (auto_map: {', '.join(sorted(raw['auto_map']))}), which runstop never runs",
             where=where,
-            fix="set MODEL to a folder of a model that transformers has; if transformers has this one, remove auto_map "
-            "from config.json",
+            fix="set MODEL to a folder of a model that transformers has; if transformers has this model, remove "
+            "auto_map from config.json",
         )
     if model_type not in CAUSAL:
         raise ConfigError(
