@@ -150,7 +150,7 @@ def test_every_token_of_a_row_is_predicted(plan: TrainingPlan) -> None:
         ("short index", "bytes, but its header requires [0-9,]+ bytes"),
         ("short tokens", "less than its index lists"),
         ("odd bytes", "no multiple of the size of a token"),
-        ("floats", "type 7 of tokens"),
+        ("floats", "token type 7"),
         ("few", "too few for 64 rows|too few for 8 rows"),
         ("vocabulary", "but the vocabulary has 5,000"),
     ],
