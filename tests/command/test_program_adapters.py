@@ -70,9 +70,9 @@ RECORD = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "
     ("text", "reason"),
     [
         (json.dumps(RECORD)[:40], "not valid JSON"),
-        (json.dumps(RECORD | {"metadata": 3}), "must have an object"),
+        (json.dumps(RECORD | {"metadata": 3}), "must be an object"),
         (json.dumps(RECORD | {"event_type": "SOMETIMES"}), "event_type 'SOMETIMES'"),
-        (json.dumps(RECORD | {"time_ms": "now"}), "must have a number"),
+        (json.dumps(RECORD | {"time_ms": "now"}), "must be a number"),
         ("[]", "not a JSON object"),
         (f"{json.dumps(RECORD)} :::MLLOG {json.dumps(RECORD)}", "two records"),
     ],
