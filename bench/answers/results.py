@@ -22,7 +22,7 @@ from bench.runs.verification import Compared
 
 
 class Span(Part, kw_only=True):
-    """One of the trials of a log, from its run_start; the first one from its first record."""
+    """One of the trials of a log. It begins at its run_start; the first trial begins at the first record of the log."""
 
     first_line: int
     last_line: int
@@ -70,7 +70,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.0"):
     has_random_rows: bool
     """Whether the data was random tokens; losses then have no meaning."""
     shape_of: str | None
-    """Without a target: the benchmark whose steps and evaluations are the same amount of work."""
+    """If the log has no target: the benchmark whose steps and evaluations are the same amount of work."""
     resumed_samples: float | None
     """Samples trained by earlier attempts; null for a complete trial."""
     init_s: float | None
@@ -441,7 +441,7 @@ class StudyPlan(Answer, kw_only=True, tag="runstop/study-plan/1.0"):
     folder: str
     arms: tuple[PlannedArm, ...]
     gpu_hours: dict[str, float | None]
-    """Of one run of each arm by the estimated step time, without start and evaluation."""
+    """The GPU hours of one run of each arm, by the estimated step time, without start and evaluations."""
     cost: dict[str, float | None]
     """The price of these GPU hours."""
     order: tuple[tuple[str, ...], ...]

@@ -139,7 +139,7 @@ class Memory:
     capacity_gib: float | None
     fits: bool | None
     parameters: int
-    """Of the whole model and its adapters, each counted once."""
+    """The parameters of the whole model and its adapters, each counted once."""
     trainable_parameters: int
     rank_parameters: int
     rank_trainable_parameters: int

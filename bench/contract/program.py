@@ -42,7 +42,7 @@ PLACEHOLDERS = {
     "num_ranks": "number of ranks of the run",
     "num_nodes": "number of nodes",
     "ranks_per_node": "number of ranks (GPUs) of each node",
-    "rank": "number of this rank; with per=node or job of the first rank that the program replaces",
+    "rank": "number of this rank; with per=node or per=job, of the first rank that the program replaces",
     "local_rank": "number of this rank on its node",
     "node": "number of this node, from 0",
     "master_addr": "address of the node of rank 0",

@@ -17,12 +17,12 @@ class LocalSgdResult:
     """What a log records of local SGD. Medians are over all weight averagings."""
 
     groups: int
-    """At the start."""
+    """The number of groups at the start."""
     every_steps: int | None
     averagings: int
     """Number of weight averagings."""
     rank_bytes: float | None
-    """Sent by rank 0 in one weight averaging; median."""
+    """The bytes that rank 0 sent in one weight averaging; median."""
     exchange_s: float | None
     """Time of the exchange; median."""
     waited_s: float | None
@@ -30,7 +30,7 @@ class LocalSgdResult:
     stopped_s: float
     """Time without training, over all weight averagings."""
     inner_step_ms: dict[str, float]
-    """Of each group, without weight averaging."""
+    """The step time of each group, without weight averaging."""
     losses: dict[str, float]
     """The last training loss of each group; evaluations use the averaged model."""
     left: dict[str, int | None]

@@ -51,7 +51,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One of the trials of a log, from its run_start; the first one from its first record."""
+    """One of the trials of a log. It begins at its run_start; the first trial begins at the first record of the log."""
 
     first_line: int
     last_line: int
@@ -81,7 +81,7 @@ class Result:
     has_random_rows: bool
     """Whether the data was random tokens; losses then have no meaning."""
     shape_of: str | None
-    """Without a target: the benchmark whose steps and evaluations are the same amount of work."""
+    """If the log has no target: the benchmark whose steps and evaluations are the same amount of work."""
     resumed_samples: float | None
     """Samples trained by earlier attempts, from whose checkpoint this one resumed; None for a complete trial."""
     minutes: float | None

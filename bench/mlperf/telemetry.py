@@ -40,7 +40,7 @@ class GpuTelemetry:
     """The share of time in which each reason reduced the clocks."""
     energy_j: float | None
     training_energy_j: float | None
-    """In training blocks, without loading, evaluations and checkpoints."""
+    """The energy in training blocks, without loading, evaluations and checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

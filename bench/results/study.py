@@ -111,7 +111,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """One platform in a table of several: the study on one cluster, or a document's platform without runs of ours."""
+    """A platform in a table of several platforms: a cluster of the study, or a document's platform without our runs."""
 
     name: str
     """The heading of its column."""
@@ -256,7 +256,7 @@ class PlannedArm:
     memory_gib: float | None = None
     capacity_gib: float | None = None
     weights_gb: float | None = None
-    """Of the whole model in the precision of the config, in 10⁹ bytes."""
+    """The weights of the whole model in the precision of the config, in 10⁹ bytes."""
     states_gib: float | None = None
     """Weights, gradients and both moments of Adam, all in this precision."""
     gpus_of_40_gb: int | None = None
