@@ -205,7 +205,7 @@ def num_ids(tokenizer: Path) -> int:
         added = [token["id"] for token in content.get("added_tokens") or []]
         return int(max([largest, *added])) + 1
     except (KeyError, TypeError, AttributeError) as error:
-        raise bad_tokenizer(tokenizer, "it has no vocabulary as a tokenizer.json has") from error
+        raise bad_tokenizer(tokenizer, "it lacks the vocabulary of a tokenizer.json") from error
     except (OSError, ValueError, RecursionError) as error:
         raise bad_tokenizer(tokenizer, error) from error
 

@@ -326,7 +326,7 @@ def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         fix = "set DATADIR to a folder in which this user may write"
-        yield broken("CFG-08", "this user may not write the prepared rows into this folder", str(existing), fix=fix)
+        yield broken("CFG-08", "this user has no permission to write rows into this folder", str(existing), fix=fix)
         return
     try:
         data_files.check_room(root, plan.config.training_data)

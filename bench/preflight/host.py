@@ -197,7 +197,7 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
     if not existing.is_dir():
         yield broken("CFG-08", "this path is a file, not a folder", str(existing), fix="set launch.folder or LOGDIR")
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield broken("CFG-08", "this user may not write results into this folder", str(existing))
+        yield broken("CFG-08", "this user has no permission to write into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
         named = "LOGDIR" if subject.plan.config.launch.folder is None else "launch.folder"
         fix = f"free disk space, or set {named} to a larger disk"

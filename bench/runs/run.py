@@ -165,7 +165,7 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
             return
         if time.monotonic() - missing_since > LAG_S:
             raise SubmitError(
-                "the backend no longer has the job of this run", where=str(folder), fix=f"runstop why {short(folder)}"
+                "the backend no longer knows the job of this run", where=str(folder), fix=f"runstop why {short(folder)}"
             )
         time.sleep(POLL_S)
 

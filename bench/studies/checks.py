@@ -292,7 +292,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
             )
     if not first:
         raise ConfigError(
-            f"no arm of the study has the labels in match of the table {table.title!r}",
+            f"no arm of the study has the labels in the key match of the table {table.title!r}",
             where=where,
             fix="change the labels in match to labels of an arm",
         )

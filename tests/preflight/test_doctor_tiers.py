@@ -201,10 +201,10 @@ def test_a_job_is_cancelled_if_waiting_for_it_fails(
 ) -> None:
     def lost(folder: Path) -> Any:
         cluster.answers |= {} if cancelled else {JOBS: refusal(500, "", "broken")}
-        raise SubmitError("the backend no longer has the job of this run", where=str(folder), fix="why")
+        raise SubmitError("the backend no longer knows the job of this run", where=str(folder), fix="why")
 
     monkeypatch.setattr(doctor.runs, "wait", lost)
-    with pytest.raises(SubmitError, match="the backend no longer has the job of this run"):
+    with pytest.raises(SubmitError, match="the backend no longer knows the job of this run"):
         doctor.on_nodes(planned(), "canary")
     assert any(one.startswith("DELETE") for one in cluster.requests) is cancelled
 

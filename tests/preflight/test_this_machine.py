@@ -67,7 +67,7 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     checked = list[tuple[Path, int]]()
     monkeypatch.setattr(os, "access", lambda path, mode: checked.append((path, mode)))
     assert short(host.outputs(subject(planned()))) == [
-        ("CFG-08", "this user may not write results into this folder", str(tmp_path))
+        ("CFG-08", "this user has no permission to write into this folder", str(tmp_path))
     ]
     assert checked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "LOGDIR").touch()
@@ -163,7 +163,7 @@ def test_text_files_that_cannot_be_read_or_written_are_reported(
     monkeypatch.setattr(os, "access", lambda place, mode: (place, mode) != (cache, os.W_OK | os.X_OK))
     assert problems() == [
         "1 files, 0.00 GB",
-        ("CFG-08", "this user may not write the prepared rows into this folder", str(cache)),
+        ("CFG-08", "this user has no permission to write rows into this folder", str(cache)),
     ]
 
 
