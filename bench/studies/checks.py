@@ -318,7 +318,7 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             )
         if study.window is not None:
             raise ConfigError(
-                f"the number of steps is set twice: in window of the study, and in calculated of the arm {arm.name}",
+                f"two keys set the number of steps: window of the study, and calculated of the arm {arm.name}",
                 where=where,
                 fix="remove the key window of the study, or the key calculated of this arm",
             )
