@@ -91,7 +91,7 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
             yield broken("CFG-09", what, WHERE, fix="remove the option, or write --export=ALL,NAME=value")
         elif name == "open-mode" and value.startswith("t"):
             what = "--open-mode=truncate deletes the output of a job when the job is requeued"
-            yield broken("CFG-09", what, WHERE, fix="remove the option, because the script always appends to the output")
+            yield broken("CFG-09", what, WHERE, fix="remove the option: the script always appends to its output")
         previous = "" if has_value or not name else name
 
 
