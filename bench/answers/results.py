@@ -181,7 +181,7 @@ class Diagnosis(Answer, kw_only=True, tag="runstop/diagnosis/1.0"):
     """The ID of the rule, or `unknown`; null if nothing failed."""
     title: str
     evidence: str | None
-    """The line that shows it."""
+    """The log line that shows the failure."""
     file: str | None
     line: int | None
     detail: str | None
@@ -270,7 +270,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.0"):
     trial: str
     valid: bool
     measurements: tuple[Measurement, ...] = ()
-    """Of tasks that do not train."""
+    """The measurements of tasks that do not train."""
     set: str | None = None
     """The name of the set of trials."""
     file: str | None = None

@@ -225,7 +225,7 @@ class Image(Answer, kw_only=True, tag="runstop/image/1.0"):
 
 
 class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
-    """What a download would bring."""
+    """What a download would fetch."""
 
     kind: str
     """model or data."""
@@ -238,7 +238,7 @@ class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
     present_bytes: int
     missing_bytes: int
     free_bytes: int
-    """On the disk of the folder."""
+    """The free bytes on the disk of the folder."""
     files: tuple[RemoteFile, ...]
 
 

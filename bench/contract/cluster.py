@@ -341,7 +341,7 @@ FIRST_WITH_FP8 = (8, 9)
 
 @dataclass(slots=True, kw_only=True)
 class Gpu:
-    """One accelerator; dense peak rates, without sparsity."""
+    """One accelerator. All peak rates are dense rates, without sparsity."""
 
     name: str
     vendor: GpuVendor = field(default=GpuVendor.nvidia, metadata=OMIT_DEFAULT)
