@@ -277,7 +277,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
         raise ConfigError(
             f"the key rows of the table {table.title!r} is empty",
             where=where,
-            fix="list a label of the arms in rows, such as arm",
+            fix="add a label of the arms to rows, such as arm",
         )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:
