@@ -83,6 +83,49 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
     """Measured by others."""
 
 
+class TimePart(Part, kw_only=True):
+    """What took a part of the time of a run."""
+
+    part: str
+    """training, evaluation, checkpoints, stalls, start, repeated, down, restart, end or other."""
+    what: str
+    """What is counted."""
+    is_restart: bool
+    """Whether interruptions caused it."""
+    seconds: float
+    share: float
+    """Of the time of the run; the shares add up to 1."""
+    gpu_hours: float | None
+    """Null on CPUs."""
+
+
+class TrialTime(Part, kw_only=True):
+    """The time of a trial."""
+
+    trial: int
+    outcome: str
+    """The outcome in the ledger of the run."""
+    num_attempts: int
+    seconds: dict[str, float]
+    """By part."""
+
+
+class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
+    """What the wall-clock time of the trials of a run went to."""
+
+    run: str
+    wall_s: float
+    """From the beginning of the first attempt to the end of the last one, summed over the trials."""
+    effective: float
+    """The share of training whose result was kept."""
+    effective_training_s: float
+    parts: tuple[TimePart, ...]
+    trials: tuple[TrialTime, ...]
+    num_gpus: int | None
+    """Null on CPUs."""
+    notes: tuple[str, ...]
+
+
 class Script(Answer, kw_only=True, tag="runstop/script/1.0"):
     """The script or manifest of a run."""
 
