@@ -66,7 +66,7 @@ class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
     """Null if no step time can be estimated."""
 
 
-class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
+class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     """The estimated scaling of a plan over numbers of nodes (`--scale`)."""
 
     task: str
@@ -79,6 +79,8 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
     """The largest number of nodes at which added GPUs still bring a stated share of what the first ones bring."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
+    power_source: str
+    """Where the power of a GPU is from; empty if it is not known."""
     published: tuple[dict[str, Any], ...]
     """Measured by others."""
 

@@ -21,7 +21,7 @@ from bench.planning import compose, make_plan
 from bench.planning import layouts as own_layouts
 from bench.planning.estimates import transports
 from bench.planning.estimates.parameters import lora_parameters
-from bench.prediction import failures, published, search, uncertainty
+from bench.prediction import failures, power, published, search, uncertainty
 from bench.prediction.network import links
 from bench.prediction.stacks import REFERENCE
 from bench.prediction.step import Layout, Work
@@ -68,14 +68,21 @@ class Point:
     efficiency: float | None = None
     """Tokens/s/GPU relative to the smallest number of nodes that has an estimate."""
     samples: float | None = None
+    samples_low: float | None = None
+    samples_high: float | None = None
+    """The middle 90 % of published runs with this batch; None if the number of samples is fixed."""
     samples_source: str = ""
     minutes: Range | None = None
-    """Of training steps alone: without start, evaluations and failures."""
+    """Of training steps alone: without start, evaluations and failures. Its interval is of step and samples."""
     lost_share: float | None = None
     """Share of the time that failures and checkpoints take; None without cluster.failures."""
     checkpoint_interval_s: float | None = None
+    days: Range | None = None
+    """With failures, restarts and checkpoints; None without cluster.failures."""
     gpu_hours: Range | None = None
     """With the time lost to failures, if it is known."""
+    energy_kwh: Range | None = None
+    """Of the GPU hours, by the power of a GPU; None if it is not known."""
     price: Range | None = None
     why_not: str = ""
 
@@ -99,6 +106,8 @@ class Scaling:
     """The largest number of nodes at which added GPUs still bring at least LEAST_GAIN of what the first ones bring."""
     intervals: tuple[Interval, ...]
     currency: str
+    power_source: str
+    """Where the power of a GPU is from; empty if it is not known."""
     published: tuple[PublishedSpeed, ...]
     """Measured by others, with their batches and layouts."""
 
@@ -162,6 +171,7 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         pays_until=pays_until(relative),
         intervals=tuple(dict.fromkeys(_interval(config, stack, count) for count in num_nodes)),
         currency=config.cluster.currency,
+        power_source=known.source if (known := power.of_gpu(config.cluster)) else "",
         published=_published(config),
     )
 
@@ -360,38 +370,76 @@ def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
     speed = Range(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)
     timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
-    samples, source = _samples(config, point.global_batch_size)
-    if samples is None:
+    needed = _samples(config, point.global_batch_size)
+    if needed is None:
         return timed
-    steps = samples / point.global_batch_size
-    minutes = step * (steps / 60)
-    hours, lost, interval_s = minutes * (point.num_gpus / 60), None, None
+    samples, spread, source = needed
+    minutes = _product(step, samples.value / point.global_batch_size / 60, samples)
+    hours, lost, interval_s, days = minutes * (point.num_gpus / 60), None, None, None
     if (failing := config.cluster.failures) is not None:
-        planned = failures.schedule(60 * minutes.value, point.num_nodes, failing)
+        planned, shortest, longest = (
+            failures.schedule(60 * each, point.num_nodes, failing) for each in (minutes.value, minutes.low, minutes.high)
+        )
         lost, interval_s = 1 - planned.share, planned.interval_s
-        hours = hours * (1 / planned.share)
-    price = config.cluster.price_per_gpu_hour
+        days = Range(value=planned.total_s, low=shortest.low_s, high=longest.high_s) * (1 / 86400)
+        hours = days * (24 * point.num_gpus)
+    price, watts = config.cluster.price_per_gpu_hour, power.of_gpu(config.cluster)
     return replace(
         timed,
-        samples=samples,
+        samples=samples.value,
+        samples_low=samples.low if spread else None,
+        samples_high=samples.high if spread else None,
         samples_source=source,
         minutes=minutes,
         lost_share=lost,
         checkpoint_interval_s=interval_s,
+        days=days,
         gpu_hours=hours,
+        energy_kwh=None if watts is None else _product(hours, watts.watts / 1000, _watts(watts)),
         price=None if price is None else hours * price,
     )
 
 
-def _samples(config: Config, batch: int) -> tuple[float | None, str]:
-    """Return the samples to target at a batch size, or those of the task's steps, and where they are from."""
+def _watts(known: power.Power) -> Range:
+    return Range(value=known.watts, low=known.low, high=known.high)
+
+
+def _product(first: Range, factor: float, second: Range) -> Range:
+    """Return the first range times a factor, with the interval of the product of two independent quantities.
+
+    Their relative deviations add up as the sides of a right triangle. `factor` is proportional to the second's value.
+    """
+    if second.low == second.high:
+        return first * factor
+    less = math.hypot(*(max(0.0, 1 - one.low / one.value) for one in (first, second)))
+    more = math.hypot(*(max(0.0, one.high / one.value - 1) for one in (first, second)))
+    value = first.value * factor
+    return Range(value=value, low=value * max(0.0, 1 - less), high=value * (1 + more))
+
+
+def _samples(config: Config, batch: int) -> tuple[Range, bool, str] | None:
+    """Return the samples to target at a batch size, or those of the task's steps; whether they spread; their source."""
     task, training = config.task, config.training
     known = mlperf.samples_to_target(task.benchmark, batch) if task.benchmark else None
     if known is not None and training.has_target:
-        return known.mean_samples, f"{known.kind}, {counted(known.num_runs, 'run')}"
+        low, high = (_quantile(known.shares, share) for share in (0.05, 0.95))
+        mean = known.mean_samples
+        source = f"{known.kind}, {counted(known.num_runs, 'run')}"
+        return Range(value=mean, low=min(low, mean), high=max(high, mean)), True, source
     if training.has_target or training.max_steps is None:
-        return None, ""
-    return float(training.max_steps * config.training_recipe.global_batch_size), "the task's number of steps"
+        return None
+    fixed = float(training.max_steps * config.training_recipe.global_batch_size)
+    return Range(value=fixed, low=fixed, high=fixed), False, "the task's number of steps"
+
+
+def _quantile(shares: Sequence[tuple[int, float]], share: float) -> float:
+    """Return the number of samples within which this share of the runs has reached the target."""
+    total = 0.0
+    for samples, each in sorted(shares):
+        total += each
+        if total >= share - 1e-9:
+            return float(samples)
+    return float(max(samples for samples, _ in shares))
 
 
 def pays_until(points: Sequence[Point]) -> int | None:
