@@ -79,6 +79,8 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     """The largest number of nodes at which added GPUs still bring a stated share of what the first ones bring."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
+    not_calibrated: str
+    """Why the estimates have no intervals; empty if they have."""
     power_source: str
     """Where the power of a GPU is from; empty if it is not known."""
     published: tuple[dict[str, Any], ...]

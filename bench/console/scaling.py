@@ -12,6 +12,7 @@ PAGE = "docs/prediction.md"
 STACKS = {
     StackName.runstop: "runstop's own engine",
     StackName.reference: "NVIDIA's code for MLPerf (the stack reference)",
+    StackName.reference_fp4: "NVIDIA's code for MLPerf in NVFP4 (the stack reference-fp4)",
 }
 
 
@@ -84,6 +85,7 @@ TERMS = {
     "communication": "communication_s",
     "TP": "tensor_parallel_s",
     "CP": "context_parallel_s",
+    "experts": "expert_parallel_s",
     "recomputation": "recompute_s",
     "head": "head_s",
     "host": "host_s",
@@ -108,7 +110,10 @@ def terms_sheet(scaling: Scaling) -> TextTable:
 
 def between(value: Range | None) -> str:
     """Return an estimate and its interval, or - if it is unknown."""
-    return "-" if value is None else f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
+    if value is None:
+        return "-"
+    known = value.low is not None and value.high is not None
+    return number(value.value) + (f" ({number(value.low)} to {number(value.high)})" if known else "")
 
 
 def number(value: float) -> str:
@@ -124,10 +129,12 @@ def _caption(scaling: Scaling) -> str:
     intervals = (
         f"{one.num_rows} {one.rows} ({one.low:.2f} to {one.high:.2f} of the prediction)" for one in scaling.intervals
     )
-    lines = [
-        "Everything here is estimated; nothing was run. In brackets: where nine of ten measured steps would be, by "
-        f"{'; '.join(intervals)}. {PAGE} has each of these rows.",
-    ]
+    lines = ["Everything here is estimated; nothing was run."]
+    if scaling.not_calibrated:
+        lines[0] += f" Not calibrated, so without intervals: {scaling.not_calibrated}. {PAGE} says what is known."
+    else:
+        lines[0] += " In brackets: where nine of ten measured steps would be, by "
+        lines[0] += f"{'; '.join(intervals)}. {PAGE} has each of these rows."
     if scaling.stack is StackName.runstop:
         lines.append("runstop's engine was measured on one node only: on more nodes, the intervals are too small.")
     lines.append("minutes: training steps only, without start, evaluations and failures.")
@@ -138,7 +145,9 @@ def _caption(scaling: Scaling) -> str:
         lines.append(f"energy: {scaling.power_source}; without hosts, network and cooling, unless these are in it.")
     sources = dict.fromkeys(one.samples_source for one in scaling.points if one.samples_source)
     if sources:
-        lines.append(f"samples: to the target, by batch size ({'; '.join(sources)}); in brackets the middle 90 % of runs.")
+        spread = any(one.samples_low is not None for one in scaling.points)
+        what = f"samples: to the target, by batch size ({'; '.join(sources)})"
+        lines.append(what + ("; in brackets the middle 90 % of runs" if spread else ""))
     if scaling.pays_until is not None:
         lines.append(_pays(scaling, scaling.pays_until))
     return "\n".join(lines)

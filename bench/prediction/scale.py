@@ -19,7 +19,8 @@ from bench.errors import ConfigError
 from bench.mlperf import published as mlperf
 from bench.planning import compose, make_plan
 from bench.planning import layouts as own_layouts
-from bench.planning.estimates import transports
+from bench.planning.checks import ranges
+from bench.planning.estimates import step_time, transports
 from bench.planning.estimates.parameters import lora_parameters
 from bench.prediction import failures, power, published, search, uncertainty
 from bench.prediction.network import links
@@ -35,22 +36,24 @@ LEAST_GAIN = 0.5
 
 
 class StackName(Enum):
-    """Whose step is predicted: of runstop's own engine, or of NVIDIA's code for MLPerf."""
+    """Whose step is predicted: of runstop's own engine, or of NVIDIA's code for MLPerf, in FP8 or in NVFP4."""
 
     runstop = "runstop"
     reference = "reference"
+    reference_fp4 = "reference-fp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """An estimate, and between which values nine of ten measurements should be."""
+    """An estimate, and between which values nine of ten measurements should be; None: no such row was published."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __mul__(self, factor: float) -> "Range":
-        return Range(value=factor * self.value, low=factor * self.low, high=factor * self.high)
+        low, high = (None if end is None else factor * end for end in (self.low, self.high))
+        return Range(value=factor * self.value, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,8 @@ class Scaling:
     pays_until: int | None
     """The largest number of nodes at which added GPUs still bring at least LEAST_GAIN of what the first ones bring."""
     intervals: tuple[Interval, ...]
+    not_calibrated: str
+    """Why no published row is like these estimates, so that they have no interval; empty if there are such rows."""
     currency: str
     power_source: str
     """Where the power of a GPU is from; empty if it is not known."""
@@ -158,7 +163,10 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         ConfigError: a step of this task cannot be estimated on any number of nodes.
     """
     config = compose.as_planned(config)
-    make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so that none needs a limit
+    if stack is StackName.runstop or config.model.experts is None:
+        make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so none needs a limit
+    else:
+        ranges.check(config)  # the other checks are of what runstop's own engine has
     _check(config, num_nodes, stack)
     points = [_point(config, count, stack) for count in num_nodes]
     first = next((one.tokens_s_gpu.value for one in points if one.tokens_s_gpu), None)
@@ -169,7 +177,8 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         stack=stack,
         points=relative,
         pays_until=pays_until(relative),
-        intervals=tuple(dict.fromkeys(_interval(config, stack, count) for count in num_nodes)),
+        intervals=tuple(dict.fromkeys(one for count in num_nodes if (one := _interval(config, stack, count)))),
+        not_calibrated=_not_calibrated(config, stack),
         currency=config.cluster.currency,
         power_source=known.source if (known := power.of_gpu(config.cluster)) else "",
         published=_published(config),
@@ -210,20 +219,43 @@ def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
         what = f"the bandwidth between the nodes of cluster {cluster.name} is not known"
         fix = "set cluster.network_gbs to the GB/s of one GPU's network card, such as 50 for 400 Gbit/s"
         raise ConfigError(what, where="cluster.network_gbs, cluster.network", fix=fix)
-    if stack is StackName.reference:
-        _reference_gpu(config)
-        if config.precision is not Precision.fp8:
-            what = f"all graded steps of the stack reference are in FP8, but precision is {config.precision.name}"
-            raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
-        if config.model.experts is not None:
-            what = "no step of a mixture of experts was measured with this stack"
-            raise ConfigError(what, where="model, --stack", fix="choose a dense model")
+    if stack is not StackName.runstop:
+        _check_reference(config, stack)
+
+
+def _check_reference(config: Config, stack: StackName) -> None:
+    """Raise ConfigError for what NVIDIA's code is not predicted for."""
+    gpu = _reference_gpu(config)
+    if config.precision is not Precision.fp8:
+        what = f"all graded steps of the stack {stack.value} are in FP8, but precision is {config.precision.name}"
+        raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
+    if stack is StackName.reference_fp4 and published.fp4(gpu) is None:
+        assert config.cluster.gpu is not None
+        what = f"{config.cluster.gpu.name} has no GEMMs in FP4"
+        raise ConfigError(what, where="cluster.gpu, --stack", fix="use --stack reference, or a GPU such as b200")
+    if config.model.experts is not None and config.training.lora is not None:
+        what = "the stack reference trains all weights of a mixture of experts, but the task trains adapters"
+        raise ConfigError(what, where="model, task", fix="choose a dense model, or a task such as pretrain_8b")
+
+
+def _not_calibrated(config: Config, stack: StackName) -> str:
+    """Return why no published step on one node is like the steps of this config; empty if there is one."""
+    if stack is StackName.runstop:
+        return ""
+    reasons = []
+    if (gpu := _reference_gpu(config)) not in published.CALIBRATED_GPUS:
+        reasons.append(f"no step on {published.gpu_name(gpu)} sets a constant")
+    if stack is StackName.reference_fp4:
+        reasons.append("no step in NVFP4 sets a constant")
+    if config.model.experts is not None:
+        reasons.append("no step of a mixture of experts is among the published rows")
+    return "; ".join(reasons)
 
 
 def _reference_gpu(config: Config) -> str:
     """Return the name of the config's GPU among those whose steps were graded."""
     assert config.cluster.gpu is not None
-    known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS}
+    known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS if published.has_file(gpu)}
     if (name := config.cluster.gpu.name) not in known:
         what = f"the stack reference has no rates of {name}"
         raise ConfigError(what, where="cluster.gpu, --stack", fix=f"use one of {', '.join(known)}")
@@ -246,7 +278,7 @@ def _point(config: Config, num_nodes: int, stack: StackName) -> Point:
         )
         if best is not None and not _is_published(scaled, batch):
             break
-        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled)
+        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled, stack)
         if isinstance(fastest, str):
             why_not = why_not or fastest
         else:
@@ -297,11 +329,11 @@ def _own(config: Config) -> _Fastest | str:
     )
 
 
-def _reference(config: Config) -> _Fastest | str:
+def _reference(config: Config, stack: StackName) -> _Fastest | str:
     """Return the fastest layout of the stack reference that fits, or why there is none."""
     assert config.cluster.gpu is not None
     p, recipe, cluster = config.parallel, config.training_recipe, config.cluster
-    work = reference_work(config)
+    work = reference_work(config, stack)
     layouts = search.layouts(
         config.model,
         num_gpus=cluster.num_nodes * cluster.ranks_per_node,
@@ -312,6 +344,7 @@ def _reference(config: Config) -> _Fastest | str:
             tp=p.tp,
             pp=p.pp,
             cp=p.cp,
+            ep=p.ep if p.ep > 1 else None,
             vpp=p.vpp if p.vpp > 1 else None,
             micro_batch_size=recipe.micro_batch_size,
         ),
@@ -326,17 +359,21 @@ def _reference(config: Config) -> _Fastest | str:
     )
 
 
-def reference_work(config: Config) -> Work:
+def reference_work(config: Config, stack: StackName = StackName.reference) -> Work:
     """Return what the stack reference trains."""
     gpu, lora = _reference_gpu(config), config.training.lora
+    fp4 = published.fp4(gpu) if stack is StackName.reference_fp4 else None
+    is_narrow = config.model.experts is not None and config.model.head_size <= step_time.NARROW_HEAD
     return Work(
         model=config.model,
         rates=published.rates(gpu),
         gpu=gpu,
         links=links(network_of(config), config.cluster.ranks_per_node),
         stack=REFERENCE,
-        gemm_start_s=published.gemm_start_us(gpu) / 1e6,
+        gemm_start_s=(fp4.gemm_start_us if fp4 else published.gemm_start_us(gpu)) / 1e6,
         is_fp8=config.precision is Precision.fp8,
+        fp4_tflops=fp4.tflops if fp4 else None,
+        attention_of_kind=published.attention_of_64(gpu) if is_narrow else None,
         adapter_weights=lora_parameters(config.model, lora) if lora else 0,
     )
 
@@ -352,12 +389,15 @@ def network_of(config: Config) -> Network:
 
 
 def _named(split: World | Layout, micro_batch_size: int) -> str:
-    sizes = {name: getattr(split, name) for name in ("dp", "tp", "pp", "vpp", "cp")}
+    sizes = {name: getattr(split, name) for name in ("dp", "tp", "pp", "vpp", "cp", "ep")}
     kept = [f"{name} {count}" for name, count in sizes.items() if count > 1 or name == "dp"]
     return f"{' '.join(kept)}, micro-batch {micro_batch_size}"
 
 
-def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
+def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval | None:
+    """Return the errors of rows like the steps on so many nodes; None if there are no such rows."""
+    if _not_calibrated(config, stack):
+        return None
     if stack is StackName.runstop:
         return uncertainty.of_runstop()
     return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=num_nodes == 1)
@@ -366,9 +406,11 @@ def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
 def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
     """Return the point with everything that follows from its step."""
     errors = _interval(config, stack, point.num_nodes)
-    step = Range(value=fastest.step_s, low=errors.low * fastest.step_s, high=errors.high * fastest.step_s)
+    relative = Range(value=1.0, low=errors and errors.low, high=errors and errors.high)
+    step = relative * fastest.step_s
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
-    speed = Range(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)
+    inverse = Range(value=1.0, low=errors and 1 / errors.high, high=errors and 1 / errors.low)
+    speed = inverse * (tokens / step.value)
     timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
     needed = _samples(config, point.global_batch_size)
     if needed is None:
@@ -378,10 +420,13 @@ def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName
     hours, lost, interval_s, days = minutes * (point.num_gpus / 60), None, None, None
     if (failing := config.cluster.failures) is not None:
         planned, shortest, longest = (
-            failures.schedule(60 * each, point.num_nodes, failing) for each in (minutes.value, minutes.low, minutes.high)
+            None if each is None else failures.schedule(60 * each, point.num_nodes, failing)
+            for each in (minutes.value, minutes.low, minutes.high)
         )
+        assert planned is not None
         lost, interval_s = 1 - planned.share, planned.interval_s
-        days = Range(value=planned.total_s, low=shortest.low_s, high=longest.high_s) * (1 / 86400)
+        all_s = Range(value=planned.total_s, low=shortest and shortest.low_s, high=longest and longest.high_s)
+        days = all_s * (1 / 86400)
         hours = days * (24 * point.num_gpus)
     price, watts = config.cluster.price_per_gpu_hour, power.of_gpu(config.cluster)
     return replace(
@@ -409,10 +454,12 @@ def _product(first: Range, factor: float, second: Range) -> Range:
 
     Their relative deviations add up as the sides of a right triangle. `factor` is proportional to the second's value.
     """
-    if second.low == second.high:
+    if second.low == second.high or first.low is None or first.high is None:
         return first * factor
-    less = math.hypot(*(max(0.0, 1 - one.low / one.value) for one in (first, second)))
-    more = math.hypot(*(max(0.0, one.high / one.value - 1) for one in (first, second)))
+    assert second.low is not None and second.high is not None
+    ends = (first.value, first.low, first.high), (second.value, second.low, second.high)
+    less = math.hypot(*(max(0.0, 1 - low / value) for value, low, _ in ends))
+    more = math.hypot(*(max(0.0, high / value - 1) for value, _, high in ends))
     value = first.value * factor
     return Range(value=value, low=value * max(0.0, 1 - less), high=value * (1 + more))
 
