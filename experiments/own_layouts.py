@@ -89,7 +89,7 @@ def main() -> None:
         launched_s = one.layer_rows * one.kernels * LAUNCH_US / 1e6
         seconds = (one.step_s, one.sum_s, one.nccl_s, one.nccl_alone_s, one.step_s - one.sum_s, launched_s)
         print(one.name.ljust(9), *(f"{each:.2f}".rjust(8) for each in seconds))
-    print("Seconds. 'No kernel': the step less the kernels of rank 0; below 0 where kernels run beside each other.")
+    print("Seconds. 'No kernel': the step less the kernels of rank 0; below 0 where kernels run at the same time.")
 
 
 if __name__ == "__main__":

@@ -472,4 +472,15 @@ def _sign(args: argparse.Namespace) -> int:
     return 0
 
 
-VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_goodput, _add_score, _add_report, _add_pack, _add_verify, _add_sign)
+VERBS = (
+    _add_watch,
+    _add_parse,
+    _add_why,
+    _add_rules,
+    _add_goodput,
+    _add_score,
+    _add_report,
+    _add_pack,
+    _add_verify,
+    _add_sign,
+)

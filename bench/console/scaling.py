@@ -34,7 +34,9 @@ def _columns(scaling: Scaling) -> list[_Column]:
         _Column(title="layout", text=lambda one: one.layout or one.why_not),
         _Column(title="step (s)", text=lambda one: between(one.step_s)),
         _Column(title="tokens/s/GPU", text=lambda one: between(one.tokens_s_gpu)),
-        _Column(title="efficiency", text=lambda one: "-" if one.efficiency is None else f"{100 * one.efficiency:.0f} %"),
+        _Column(
+            title="efficiency", text=lambda one: "-" if one.efficiency is None else f"{100 * one.efficiency:.0f} %"
+        ),
         _Column(title="samples", text=_samples),
         _Column(title="minutes", text=lambda one: between(one.minutes)),
         _Column(
@@ -112,8 +114,9 @@ def between(value: Range | None) -> str:
     """Return an estimate and its interval, or - if it is unknown."""
     if value is None:
         return "-"
-    known = value.low is not None and value.high is not None
-    return number(value.value) + (f" ({number(value.low)} to {number(value.high)})" if known else "")
+    if value.low is None or value.high is None:
+        return number(value.value)
+    return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
 
 
 def number(value: float) -> str:

@@ -66,9 +66,7 @@ def grade(row: Row, stack: Stack = REFERENCE) -> Graded:
 
 
 def predicted(row: Row, layout: Layout, stack: Stack = REFERENCE) -> Terms:
-    of_row = work(
-        row.gpu, row.benchmark, gpus_per_node=row.gpus_per_node, stack=stack, is_fp4=row.precision == "fp4"
-    )
+    of_row = work(row.gpu, row.benchmark, gpus_per_node=row.gpus_per_node, stack=stack, is_fp4=row.precision == "fp4")
     return step.predict(of_row, layout)
 
 

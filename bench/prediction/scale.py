@@ -406,11 +406,10 @@ def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval | No
 def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
     """Return the point with everything that follows from its step."""
     errors = _interval(config, stack, point.num_nodes)
-    relative = Range(value=1.0, low=errors and errors.low, high=errors and errors.high)
-    step = relative * fastest.step_s
+    low, high = (errors.low, errors.high) if errors else (None, None)
+    step = Range(value=1.0, low=low, high=high) * fastest.step_s
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
-    inverse = Range(value=1.0, low=errors and 1 / errors.high, high=errors and 1 / errors.low)
-    speed = inverse * (tokens / step.value)
+    speed = Range(value=1.0, low=high and 1 / high, high=low and 1 / low) * (tokens / step.value)
     timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
     needed = _samples(config, point.global_batch_size)
     if needed is None:
@@ -425,8 +424,11 @@ def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName
         )
         assert planned is not None
         lost, interval_s = 1 - planned.share, planned.interval_s
-        all_s = Range(value=planned.total_s, low=shortest and shortest.low_s, high=longest and longest.high_s)
-        days = all_s * (1 / 86400)
+        days = Range(
+            value=planned.total_s,
+            low=None if shortest is None else shortest.low_s,
+            high=None if longest is None else longest.high_s,
+        ) * (1 / 86400)
         hours = days * (24 * point.num_gpus)
     price, watts = config.cluster.price_per_gpu_hour, power.of_gpu(config.cluster)
     return replace(

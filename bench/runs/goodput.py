@@ -23,6 +23,7 @@ from bench.mlperf.log import Log, number
 from bench.mlperf.reader import Event, is_number
 from bench.mlperf.speed import listed_s
 from bench.runs import ledger
+from bench.runs.folder import short
 from bench.runs.ledger import Entry, Outcome
 
 STALL_FACTOR = 2.0
@@ -103,14 +104,14 @@ def of_run(folder: Path) -> Goodput:
         raise ConfigError(
             f"goodput is of training runs, but this is a run of kind {plan.config.task.kind.name}",
             where=str(folder),
-            fix="to see the results of this run: runstop report RUN",
+            fix=f"to see the results of this run: runstop report {short(folder)}",
         )
     trials = tuple(time for entry in ledger.read(folder) if (time := _of_trial(folder, entry)) is not None)
     if not trials:
         raise LogError(
             "no attempt of this run has reached run_start, so that nothing is known about its time",
             where=str(folder),
-            fix="to see why: runstop why RUN",
+            fix=f"to see why: runstop why {short(folder)}",
         )
     return Goodput(folder=folder, num_gpus=_num_gpus(plan), trials=trials)
 
@@ -141,8 +142,8 @@ class _Attempt:
     @property
     def resumed(self) -> float:
         """The step from which it resumed; 0 if it began anew."""
-        found = next((event for event in self.events if event.key == mllog.RESUMED), None)
-        return 0.0 if found is None else self.step(found) or 0.0
+        record = next((event for event in self.events if event.key == mllog.RESUMED), None)
+        return 0.0 if record is None else self.step(record) or 0.0
 
     @property
     def has_started(self) -> bool:
@@ -229,8 +230,8 @@ def _silent_s(folder: Path, trial: int, number: int | None) -> float:
     longest = 0.0
     for path in sorted(place.glob(stacks.name)):
         with suppress(OSError, ValueError, AttributeError):
-            said = json.loads(regular_files.read_text(path).partition("\n")[0]).get("silent_s")
-            longest = max(longest, said if is_number(said) else 0.0)
+            reported = json.loads(regular_files.read_text(path).partition("\n")[0]).get("silent_s")
+            longest = max(longest, reported if is_number(reported) else 0.0)
     return longest
 
 

@@ -205,9 +205,7 @@ def begin(
             fix="raise walltime, or use nodes on which jobs are not preempted, then run `runstop resume RUN`",
         )
     nonce = nonce or new_nonce()
-    new = Attempt(
-        outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest, began_ms=_now_ms()
-    )
+    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest, began_ms=_now_ms())
     attempts_of.save(
         folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
     )
@@ -222,7 +220,8 @@ def end(folder: Path, trial: int, outcome: Outcome, *, cause: str | None = None,
 
     def closed(entry: Entry) -> Entry:
         ended = (
-            replace(last, outcome=outcome, cause=cause or last.cause, ended_ms=_now_ms()) for last in entry.attempts[-1:]
+            replace(last, outcome=outcome, cause=cause or last.cause, ended_ms=_now_ms())
+            for last in entry.attempts[-1:]
         )
         return replace(entry, outcome=outcome, attempts=(*entry.attempts[:-1], *ended), **facts)
 

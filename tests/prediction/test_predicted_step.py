@@ -110,7 +110,9 @@ def test_splitting_the_experts_costs_an_exchange_and_saves_gradients() -> None:
     sent = 2 * 8192 * 4 * 2880 * 2 * 4 * 24
     assert split.expert_parallel_s == pytest.approx(7 / 8 * sent / MOE.links.nvlink, rel=0.03)
     assert search.memory(MOE, replace(ON_64, ep=8)) < search.memory(MOE, ON_64)
-    splits = {one.ep for one in search.layouts(MOE.model, num_gpus=64, largest_tp=1, global_batch_size=64, seq_length=8192)}
+    splits = {
+        one.ep for one in search.layouts(MOE.model, num_gpus=64, largest_tp=1, global_batch_size=64, seq_length=8192)
+    }
     assert splits == {1, 2, 4, 8, 16, 32}
 
 

@@ -109,7 +109,7 @@ def test_days_and_energy_have_the_intervals_of_what_they_follow_from() -> None:
     assert point.gpu_hours.low and point.energy_kwh.low and point.samples_low and point.samples_high
     assert point.energy_kwh.low / point.energy_kwh.value < point.gpu_hours.low / point.gpu_hours.value
     assert point.samples_low < point.samples < point.samples_high
-    measured = compose.unplanned([*LORA, "+cluster.power_per_gpu_w=1275"])
+    measured = compose.unplanned([*LORA, "cluster.power_per_gpu_w=1275"])
     (own,) = scale.predict(measured, [8], stack=StackName.reference).points
     assert own.energy_kwh and own.gpu_hours and own.energy_kwh == own.gpu_hours * 1.275
 

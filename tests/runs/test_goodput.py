@@ -16,7 +16,6 @@ from bench.contract.mllog import Writer
 from bench.errors import ConfigError, LogError
 from bench.planning import compose
 from bench.runs import goodput, ledger
-from bench.runs.goodput import Part
 from bench.runs.ledger import Outcome
 from helpers.examples import in_proportion
 
@@ -38,7 +37,7 @@ class Clock:
 
 
 @dataclass
-class Made:
+class WrittenRun:
     """A run whose ledger and logs are written at moments that the test sets."""
 
     folder: Path
@@ -78,134 +77,150 @@ class Made:
         log.event(mllog.CHECKPOINT, seconds, step=step)
 
 
-def created(folder: Path) -> Made:
+def created(folder: Path) -> WrittenRun:
     folder.mkdir()
     (folder / run_files.PLAN).write_text(plan_kinds.dumps(PLAN))
     (folder / run_files.RANK_LOGS).mkdir()
     ledger.create(folder, PLAN)
-    return Made(folder)
+    return WrittenRun(folder)
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenRun]:
     run = created(tmp_path / "run")
     monkeypatch.setattr(ledger, "_now_ms", lambda: round(run.clock.now_ms))
     yield run
 
 
-def seconds(made: Made) -> dict[str, float]:
+def seconds(run: WrittenRun) -> dict[str, float]:
     """Return the parts that took time."""
-    measured = goodput.of_run(made.folder)
+    measured = goodput.of_run(run.folder)
     return {part.name: round(value, 3) for part, value in measured.seconds.items() if value}
 
 
-def test_an_uninterrupted_run(made: Made) -> None:
-    made.begin()
-    made.clock.wait(5)
-    with made.log(start_s=20) as log:
-        made.clock.wait(2)  # rows
-        made.block(log, 0, [1.0] * 10)
-        made.evaluate(log, 10, 4)
-        made.save(log, 10, 3)
-        made.block(log, 10, [1.0, 1.0, 9.0, 1.0])
-        made.evaluate(log, 14, 4)
+def test_an_uninterrupted_run(run: WrittenRun) -> None:
+    run.begin()
+    run.clock.wait(5)
+    with run.log(start_s=20) as log:
+        run.clock.wait(2)  # rows
+        run.block(log, 0, [1.0] * 10)
+        run.evaluate(log, 10, 4)
+        run.save(log, 10, 3)
+        run.block(log, 10, [1.0, 1.0, 9.0, 1.0])
+        run.evaluate(log, 14, 4)
         log.finish("success", step=14)
-    made.clock.wait(6)
-    made.end(Outcome.valid)
-    assert seconds(made) == {
-        **{"training": 14, "evaluation": 8, "checkpoints": 3, "stalls": 8, "start": 25, "end": 6, "other": 2}
+    run.clock.wait(6)
+    run.end(Outcome.valid)
+    assert seconds(run) == {
+        "training": 14,
+        "evaluation": 8,
+        "checkpoints": 3,
+        "stalls": 8,
+        "start": 25,
+        "end": 6,
+        "other": 2,
     }
-    measured = goodput.of_run(made.folder)
+    measured = goodput.of_run(run.folder)
     assert measured.wall_s == 66 and measured.effective == pytest.approx(14 / 66)
     assert measured.notes == ()
 
 
-def test_an_interrupted_run_repeats_the_steps_since_its_checkpoint(made: Made) -> None:
-    made.begin()
-    with made.log(start_s=10) as log:
-        made.block(log, 0, [1.0] * 8)
-        made.evaluate(log, 8, 4)
-        made.save(log, 8, 2)
-        made.block(log, 8, [1.0] * 3)
-        made.evaluate(log, 11, 4)
-        made.block(log, 11, [1.5], is_cut=True)
-        made.clock.wait(0.5)
+def test_an_interrupted_run_repeats_the_steps_since_its_checkpoint(run: WrittenRun) -> None:
+    run.begin()
+    with run.log(start_s=10) as log:
+        run.block(log, 0, [1.0] * 8)
+        run.evaluate(log, 8, 4)
+        run.save(log, 8, 2)
+        run.block(log, 8, [1.0] * 3)
+        run.evaluate(log, 11, 4)
+        run.block(log, 11, [1.5], is_cut=True)
+        run.clock.wait(0.5)
         log.finish("aborted")  # the ranks got SIGTERM during a step
-    made.clock.wait(30)  # silent: killed, and in the queue again
-    made.begin()
-    with made.log(start_s=12, resumed=8) as log:
-        made.block(log, 8, [1.0] * 6)
+    run.clock.wait(30)  # silent: killed, and in the queue again
+    run.begin()
+    with run.log(start_s=12, resumed=8) as log:
+        run.block(log, 8, [1.0] * 6)
         log.finish("success", step=14)
-    made.end(Outcome.valid)
-    assert seconds(made) == {
-        **{"training": 14, "evaluation": 4, "checkpoints": 2, "start": 10},
-        **{"repeated": 3 + 4 + 1.5, "down": 30.5, "restart": 12},
+    run.end(Outcome.valid)
+    assert seconds(run) == {
+        "training": 14,
+        "evaluation": 4,
+        "checkpoints": 2,
+        "start": 10,
+        "repeated": 3 + 4 + 1.5,
+        "down": 30.5,
+        "restart": 12,
     }
-    assert goodput.of_run(made.folder).trials[0].num_attempts == 2
+    assert goodput.of_run(run.folder).trials[0].num_attempts == 2
 
 
-def test_an_attempt_that_never_trained_is_down_time_and_a_silent_rank_a_stall(made: Made) -> None:
-    made.begin()
-    with made.log(start_s=10) as log:
-        made.block(log, 0, [1.0] * 4)
-        made.save(log, 4, 1)
-        made.block(log, 4, [1.0] * 2, is_cut=True)
-    report = made.folder / run_files.stack("trial 0", 1)
+def test_an_attempt_that_never_trained_is_down_time_and_a_silent_rank_a_stall(run: WrittenRun) -> None:
+    run.begin()
+    with run.log(start_s=10) as log:
+        run.block(log, 0, [1.0] * 4)
+        run.save(log, 4, 1)
+        run.block(log, 4, [1.0] * 2, is_cut=True)
+    report = run.folder / run_files.stack("trial 0", 1)
     report.write_text(json.dumps({"rank": 1, "silent_s": 120.5}) + "\n\nThread 0x1\n")
-    made.clock.wait(150)
-    made.begin()
-    made.clock.wait(40)  # it writes no log
-    made.begin()
-    with made.log(start_s=12, resumed=4) as log:
-        made.block(log, 4, [1.0] * 4)
+    run.clock.wait(150)
+    run.begin()
+    run.clock.wait(40)  # it writes no log
+    run.begin()
+    with run.log(start_s=12, resumed=4) as log:
+        run.block(log, 4, [1.0] * 4)
         log.finish("success", step=8)
-    made.end(Outcome.valid)
-    assert seconds(made) == {
-        **{"training": 8, "checkpoints": 1, "start": 10, "repeated": 2},
-        **{"stalls": 120.5, "down": 29.5 + 40, "restart": 12},
+    run.end(Outcome.valid)
+    assert seconds(run) == {
+        "training": 8,
+        "checkpoints": 1,
+        "start": 10,
+        "repeated": 2,
+        "stalls": 120.5,
+        "down": 29.5 + 40,
+        "restart": 12,
     }
 
 
-def test_without_a_checkpoint_everything_is_done_again(made: Made) -> None:
-    made.begin()
-    with made.log(start_s=1) as log:
-        made.block(log, 0, [1.0] * 5)
-    made.end(Outcome.aborted)
-    assert "it is not complete" in goodput.of_run(made.folder).notes[0]
-    ledger.reopen(made.folder)
-    made.begin()
-    with made.log(start_s=1) as log:
-        made.block(log, 0, [1.0] * 6)
+def test_without_a_checkpoint_everything_is_done_again(run: WrittenRun) -> None:
+    run.begin()
+    with run.log(start_s=1) as log:
+        run.block(log, 0, [1.0] * 5)
+    run.end(Outcome.aborted)
+    assert "it is not complete" in goodput.of_run(run.folder).notes[0]
+    ledger.reopen(run.folder)
+    run.begin()
+    with run.log(start_s=1) as log:
+        run.block(log, 0, [1.0] * 6)
         log.finish("success", step=6)
-    made.end(Outcome.valid)
-    assert seconds(made) == {"training": 6, "start": 1, "repeated": 5, "restart": 1}
+    run.end(Outcome.valid)
+    assert seconds(run) == {"training": 6, "start": 1, "repeated": 5, "restart": 1}
 
 
-def test_a_ledger_without_times_counts_from_the_first_record(made: Made) -> None:
-    made.begin()
-    made.clock.wait(100)
-    with made.log(start_s=7) as log:
-        made.block(log, 0, [2.0, 2.0])
+def test_a_ledger_without_times_counts_from_the_first_record(run: WrittenRun) -> None:
+    run.begin()
+    run.clock.wait(100)
+    with run.log(start_s=7) as log:
+        run.block(log, 0, [2.0, 2.0])
         log.finish("success", step=2)
-    made.end(Outcome.valid)
-    path = made.folder / run_files.LEDGER
+    run.end(Outcome.valid)
+    path = run.folder / run_files.LEDGER
     raw = json.loads(path.read_text())
     for name in ("began_ms", "ended_ms"):
         del raw[0]["attempts"][0][name]
     path.write_text(json.dumps(raw))
-    assert seconds(made) == {"training": 4, "start": 7}
-    assert "the ledger has no times" in goodput.of_run(made.folder).notes[0]
+    assert seconds(run) == {"training": 4, "start": 7}
+    assert "the ledger has no times" in goodput.of_run(run.folder).notes[0]
 
 
-WORDS = st.lists(
+ACTIONS = st.lists(
     st.tuples(st.sampled_from(["block", "evaluate", "save", "wait", "kill", "back"]), st.integers(0, 9)), max_size=30
 )
 
 
-@given(words=WORDS)
+@given(actions=ACTIONS)
 @settings(max_examples=in_proportion(20), deadline=None)
 def test_the_parts_add_up_to_the_wall_clock(
-    words: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+    actions: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In any order of records, and with clocks that go back."""
     run = created(tmp_path_factory.mktemp("any") / "run")
@@ -213,8 +228,8 @@ def test_the_parts_add_up_to_the_wall_clock(
         patched.setattr(ledger, "_now_ms", lambda: round(run.clock.now_ms))
         run.begin()
         began_ms, step, saved, log = run.clock.now_ms, 0, 0, run.log(start_s=1)
-        for word, size in words:
-            match word:
+        for what, size in actions:
+            match what:
                 case "block":
                     run.block(log, step, [1.0] * size, is_cut=size % 2 == 1)
                     step += size
@@ -224,7 +239,7 @@ def test_the_parts_add_up_to_the_wall_clock(
                     run.save(log, step, size)
                     saved = step
                 case "wait" | "back":
-                    run.clock.wait(size if word == "wait" else -0.1 * size)
+                    run.clock.wait(size if what == "wait" else -0.1 * size)
                 case _:
                     log.close()
                     run.begin()
@@ -234,20 +249,20 @@ def test_the_parts_add_up_to_the_wall_clock(
         run.end(Outcome.valid)
     measured = goodput.of_run(run.folder)
     assert all(value >= -1e-9 for value in measured.seconds.values())
-    if not any(word == "back" for word, _ in words):
+    if not any(what == "back" for what, _ in actions):
         assert measured.wall_s == pytest.approx((run.clock.now_ms - began_ms) / 1000)
 
 
-def test_the_command_prints_shares_that_add_up(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    made.begin()
-    with made.log(start_s=30) as log:
-        made.block(log, 0, [1.0] * 60)
-        made.evaluate(log, 60, 10)
+def test_the_command_prints_shares_that_add_up(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.begin()
+    with run.log(start_s=30) as log:
+        run.block(log, 0, [1.0] * 60)
+        run.evaluate(log, 60, 10)
         log.finish("success", step=60)
-    made.end(Outcome.valid)
+    run.end(Outcome.valid)
     for words in ([], ["--json"]):
         with pytest.raises(SystemExit) as ended:
-            cli.main(["goodput", str(made.folder), *words])
+            cli.main(["goodput", str(run.folder), *words])
         assert ended.value.code == 0
     table, answer = capsys.readouterr().out.rsplit("\n", 2)[:2]
     assert "effective training time: 1.00 of 1.67 min, 60.0 %; restarts took 0.0 %" in table
@@ -265,11 +280,11 @@ def test_the_command_prints_shares_that_add_up(made: Made, capsys: pytest.Captur
     ids=["not started", "no training"],
 )
 def test_a_run_without_training_is_refused(
-    made: Made, change: Callable[[Path], Any], error: type[Exception], message: str
+    run: WrittenRun, change: Callable[[Path], Any], error: type[Exception], message: str
 ) -> None:
-    change(made.folder)
+    change(run.folder)
     with pytest.raises(error, match=message):
-        goodput.of_run(made.folder)
+        goodput.of_run(run.folder)
 
 
 def _kernels() -> str:
