@@ -237,7 +237,18 @@ def _gpu(name: str) -> dict[str, Any]:
 @cache
 def network(gpu: str) -> Network:
     """Return the links of the published systems with a GPU, by their data sheets and measurements on one node."""
-    return codec.typed(Network, yaml.safe_load((DATA / "networks.yaml").read_text(encoding="utf-8"))[gpu])
+    return codec.typed(Network, _networks()[gpu])
+
+
+@cache
+def smaller_groups(gpu: str) -> tuple[tuple[int, float], ...]:
+    """Return what collectives of fewer GPUs than those of a node reach, relative to `network(gpu).nvlink_gbs`."""
+    return tuple(sorted(_networks()["smaller_groups"].get(gpu, {}).items()))
+
+
+@cache
+def _networks() -> dict[str, Any]:
+    return _yaml(DATA / "networks.yaml")
 
 
 def _yaml(path: Any) -> dict[str, Any]:
