@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bench.results.study import PlannedArm, StudyResult
     from bench.rules.finding import Finding
     from bench.rules.registry import Rule
+    from bench.runs.goodput import Goodput
     from bench.runs.run import Run
     from bench.runs.summary import Summary
     from bench.runs.verification import Verification
@@ -140,6 +141,41 @@ def diagnosis(explanation: "Explanation") -> schema.Diagnosis:
 
     also = tuple(_of(schema.Clue, clue, title=RULES[clue.rule].title, evidence=clue.text) for clue in explanation.also)
     return _of(schema.Diagnosis, explanation, also=also)
+
+
+def goodput(measured: "Goodput") -> schema.Goodput:
+    from bench.runs.goodput import RESTARTS, Part
+
+    hours = None if measured.num_gpus is None else measured.num_gpus / 3600
+    parts = tuple(
+        schema.TimePart(
+            part=part.name,
+            what=part.value,
+            is_restart=part in RESTARTS,
+            seconds=measured.seconds[part],
+            share=measured.seconds[part] / measured.wall_s,
+            gpu_hours=None if hours is None else hours * measured.seconds[part],
+        )
+        for part in Part
+    )
+    trials = tuple(
+        schema.TrialTime(
+            trial=one.trial,
+            outcome=str(one.outcome),
+            num_attempts=one.num_attempts,
+            seconds={part.name: value for part, value in one.seconds.items()},
+        )
+        for one in measured.trials
+    )
+    effective_s = measured.seconds[Part.training]
+    return _of(
+        schema.Goodput,
+        measured,
+        run=str(measured.folder),
+        effective_training_s=effective_s,
+        parts=parts,
+        trials=trials,
+    )
 
 
 def rule(rule: "Rule") -> schema.Rule:

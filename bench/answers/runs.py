@@ -66,7 +66,7 @@ class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
     """Null if no step time can be estimated."""
 
 
-class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
+class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     """The estimated scaling of a plan over numbers of nodes (`--scale`)."""
 
     task: str
@@ -79,8 +79,55 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.0"):
     """The number of nodes up to which scaling pays: added GPUs still bring a stated share of what the first ones do."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
+    not_calibrated: str
+    """Why the estimates have no intervals; empty if they have."""
+    power_source: str
+    """Where the power of a GPU is from; empty if it is not known."""
     published: tuple[dict[str, Any], ...]
     """Values that other projects measured."""
+
+
+class TimePart(Part, kw_only=True):
+    """What took a part of the time of a run."""
+
+    part: str
+    """training, evaluation, checkpoints, stalls, start, repeated, down, restart, end or other."""
+    what: str
+    """What is counted."""
+    is_restart: bool
+    """Whether interruptions caused it."""
+    seconds: float
+    share: float
+    """Of the time of the run; the shares add up to 1."""
+    gpu_hours: float | None
+    """Null on CPUs."""
+
+
+class TrialTime(Part, kw_only=True):
+    """The time of a trial."""
+
+    trial: int
+    outcome: str
+    """The outcome in the ledger of the run."""
+    num_attempts: int
+    seconds: dict[str, float]
+    """By part."""
+
+
+class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
+    """What the wall-clock time of the trials of a run went to."""
+
+    run: str
+    wall_s: float
+    """From the beginning of the first attempt to the end of the last one, summed over the trials."""
+    effective: float
+    """The share of training whose result was kept."""
+    effective_training_s: float
+    parts: tuple[TimePart, ...]
+    trials: tuple[TrialTime, ...]
+    num_gpus: int | None
+    """Null on CPUs."""
+    notes: tuple[str, ...]
 
 
 class Script(Answer, kw_only=True, tag="runstop/script/1.0"):

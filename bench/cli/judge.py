@@ -228,6 +228,32 @@ def _why(args: argparse.Namespace) -> int:
     return 0 if all(explanation.rule is None for explanation in explanations) else 1
 
 
+def _add_goodput(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _goodput,
+        help="show what the wall-clock time of a training run went to: training, restarts, stalls, evaluation, start",
+        example="runs/20261121-lora70b-dgx2-acbd",
+    )
+    arguments.takes_runs(parser, "runs (default: latest, the newest run)")
+    arguments.takes_json(parser, "one JSON object per run")
+
+
+def _goodput(args: argparse.Namespace) -> int:
+    from bench.console import goodput as goodput_sheets
+    from bench.console import sheet
+    from bench.runs import goodput
+
+    for measured in map(goodput.of_run, arguments.run_folders(args.runs)):
+        if args.json:
+            from bench import answers
+
+            answers.show(answers.goodput(measured))
+        else:
+            sheet.show(goodput_sheets.goodput_sheet(measured))
+    return 0
+
+
 def _add_score(verbs: arguments.Verbs) -> None:
     parser = arguments.add(
         verbs,
@@ -446,4 +472,15 @@ def _sign(args: argparse.Namespace) -> int:
     return 0
 
 
-VERBS = (_add_watch, _add_parse, _add_why, _add_rules, _add_score, _add_report, _add_pack, _add_verify, _add_sign)
+VERBS = (
+    _add_watch,
+    _add_parse,
+    _add_why,
+    _add_rules,
+    _add_goodput,
+    _add_score,
+    _add_report,
+    _add_pack,
+    _add_verify,
+    _add_sign,
+)

@@ -58,9 +58,10 @@ def _add_plan(verbs: arguments.Verbs) -> None:
     )
     parser.add_argument(
         "--stack",
-        choices=("runstop", "reference"),
+        choices=("runstop", "reference", "reference-fp4"),
         default="runstop",
-        help="with --scale: the training program, runstop's own engine or NVIDIA's code for MLPerf (default: runstop)",
+        help="with --scale: the training program, runstop's own engine or NVIDIA's code for MLPerf, in FP8 or NVFP4 "
+        "(default: runstop)",
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="with --scale: draw the speed over GPUs, as PNG")
 

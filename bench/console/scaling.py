@@ -1,5 +1,8 @@
 """Tables of `runstop plan --scale`."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from bench.prediction.scale import LEAST_GAIN, Point, Range, Scaling, StackName
 from bench.report.tables import TextTable
 from bench.texts import counted
@@ -9,21 +12,72 @@ PAGE = "docs/prediction.md"
 STACKS = {
     StackName.runstop: "runstop's own engine",
     StackName.reference: "NVIDIA's code for MLPerf (the stack reference)",
+    StackName.reference_fp4: "NVIDIA's code for MLPerf in NVFP4 (the stack reference-fp4)",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column that is shown if a point has it."""
+
+    title: str
+    text: Callable[[Point], str]
+    is_known: Callable[[Point], bool] = lambda _: True
+
+
+def _columns(scaling: Scaling) -> list[_Column]:
+    """Return the columns of the table that some point has."""
+    columns = [
+        _Column(title="nodes", text=lambda one: str(one.num_nodes)),
+        _Column(title="GPUs", text=lambda one: f"{one.num_gpus:,}"),
+        _Column(title="batch", text=lambda one: f"{one.global_batch_size:,}"),
+        _Column(title="layout", text=lambda one: one.layout or one.why_not),
+        _Column(title="step (s)", text=lambda one: between(one.step_s)),
+        _Column(title="tokens/s/GPU", text=lambda one: between(one.tokens_s_gpu)),
+        _Column(
+            title="efficiency", text=lambda one: "-" if one.efficiency is None else f"{100 * one.efficiency:.0f} %"
+        ),
+        _Column(title="samples", text=_samples),
+        _Column(title="minutes", text=lambda one: between(one.minutes)),
+        _Column(
+            title="lost to failures",
+            text=lambda one: "-" if one.lost_share is None else f"{100 * one.lost_share:.1f} %",
+            is_known=lambda one: one.lost_share is not None,
+        ),
+        _Column(
+            title="checkpoint every (min)",
+            text=lambda one: "-" if one.checkpoint_interval_s is None else number(one.checkpoint_interval_s / 60),
+            is_known=lambda one: one.checkpoint_interval_s is not None,
+        ),
+        _Column(title="days", text=lambda one: between(one.days), is_known=lambda one: one.days is not None),
+        _Column(title="GPU hours", text=lambda one: between(one.gpu_hours)),
+        _Column(
+            title="energy (kWh)",
+            text=lambda one: between(one.energy_kwh),
+            is_known=lambda one: one.energy_kwh is not None,
+        ),
+        _Column(
+            title=f"price ({scaling.currency})",
+            text=lambda one: between(one.price),
+            is_known=lambda one: one.price is not None,
+        ),
+    ]
+    return [each for each in columns if any(map(each.is_known, scaling.points))]
 
 
 def sheet(scaling: Scaling, name: str) -> TextTable:
     """Return the table: one row for each number of nodes."""
-    has_price = any(one.price for one in scaling.points)
-    has_failures = any(one.lost_share is not None for one in scaling.points)
-    columns = (
-        *("nodes", "GPUs", "batch", "layout", "step (s)", "tokens/s/GPU", "efficiency", "samples", "minutes"),
-        *(("lost to failures", "checkpoint every (min)") if has_failures else ()),
-        "GPU hours",
-        *((f"price ({scaling.currency})",) if has_price else ()),
-    )
-    rows = [_row(one, has_failures=has_failures, has_price=has_price) for one in scaling.points]
-    return TextTable(f"{TITLE} of {name} on {STACKS[scaling.stack]}", rows, columns, _caption(scaling))
+    columns = _columns(scaling)
+    rows = [[each.text(one) for each in columns] for one in scaling.points]
+    titles = tuple(each.title for each in columns)
+    return TextTable(f"{TITLE} of {name} on {STACKS[scaling.stack]}", rows, titles, _caption(scaling))
+
+
+def _samples(one: Point) -> str:
+    if one.samples is None:
+        return "-"
+    is_spread = one.samples_low is not None and one.samples_high is not None
+    return f"{one.samples:,.0f}" + (f" ({one.samples_low:,.0f} to {one.samples_high:,.0f})" if is_spread else "")
 
 
 TERMS = {
@@ -33,6 +87,7 @@ TERMS = {
     "communication": "communication_s",
     "TP": "tensor_parallel_s",
     "CP": "context_parallel_s",
+    "experts": "expert_parallel_s",
     "recomputation": "recompute_s",
     "head": "head_s",
     "host": "host_s",
@@ -55,33 +110,13 @@ def terms_sheet(scaling: Scaling) -> TextTable:
     return TextTable("estimated seconds of a step", rows, ("nodes", *present))
 
 
-def _row(one: Point, *, has_failures: bool, has_price: bool) -> list[str]:
-    start = [str(one.num_nodes), f"{one.num_gpus:,}", f"{one.global_batch_size:,}"]
-    if one.step_s is None:
-        return [*start, one.why_not, *["-"] * (6 + 2 * has_failures + has_price)]
-    assert one.tokens_s_gpu is not None and one.efficiency is not None
-    failing = []
-    if has_failures:
-        interval = one.checkpoint_interval_s
-        failing = ["-" if one.lost_share is None else f"{100 * one.lost_share:.1f} %"]
-        failing.append("-" if interval is None else number(interval / 60))
-    return [
-        *start,
-        one.layout,
-        between(one.step_s),
-        between(one.tokens_s_gpu),
-        f"{100 * one.efficiency:.0f} %",
-        "-" if one.samples is None else f"{one.samples:,.0f}",
-        between(one.minutes),
-        *failing,
-        between(one.gpu_hours),
-        *([between(one.price)] if has_price else []),
-    ]
-
-
 def between(value: Range | None) -> str:
     """Return an estimate and its interval, or - if it is unknown."""
-    return "-" if value is None else f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
+    if value is None:
+        return "-"
+    if value.low is None or value.high is None:
+        return number(value.value)
+    return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"
 
 
 def number(value: float) -> str:
@@ -97,18 +132,25 @@ def _caption(scaling: Scaling) -> str:
     intervals = (
         f"{one.num_rows} {one.rows} ({one.low:.2f} to {one.high:.2f} of the prediction)" for one in scaling.intervals
     )
-    lines = [
-        "Everything here is estimated; nothing was run. In brackets: where nine of ten measured steps would be, by "
-        f"{'; '.join(intervals)}. {PAGE} has each of these rows.",
-    ]
+    lines = ["Everything here is estimated; nothing was run."]
+    if scaling.not_calibrated:
+        lines[0] += f" Not calibrated, so without intervals: {scaling.not_calibrated}. {PAGE} says what is known."
+    else:
+        lines[0] += " In brackets: where nine of ten measured steps would be, by "
+        lines[0] += f"{'; '.join(intervals)}. {PAGE} has each of these rows."
     if scaling.stack is StackName.runstop:
         lines.append("runstop's engine was measured on one node only: on more nodes, the intervals are too small.")
     lines.append("minutes: training steps only, without start, evaluations and failures.")
     if any(one.lost_share is not None for one in scaling.points):
-        lines.append("GPU hours and price contain the time lost to failures and checkpoints (cluster.failures).")
+        what = "days, GPU hours, energy and price contain the time lost to failures and checkpoints (cluster.failures)"
+        lines.append(f"{what}. The interval of days is that of minutes, and of which nodes fail when.")
+    if scaling.power_source:
+        lines.append(f"energy: {scaling.power_source}; without hosts, network and cooling, unless these are in it.")
     sources = dict.fromkeys(one.samples_source for one in scaling.points if one.samples_source)
     if sources:
-        lines.append(f"samples: to the target, by batch size ({'; '.join(sources)})")
+        spread = any(one.samples_low is not None for one in scaling.points)
+        what = f"samples: to the target, by batch size ({'; '.join(sources)})"
+        lines.append(what + ("; in brackets the middle 90 % of runs" if spread else ""))
     if scaling.pays_until is not None:
         lines.append(_pays(scaling, scaling.pays_until))
     return "\n".join(lines)

@@ -33,15 +33,17 @@ class Graded:
         return self.terms.step_s / self.row.step_s - 1
 
 
-def work(gpu: str, benchmark: str, *, gpus_per_node: int, stack: Stack = REFERENCE) -> Work:
+def work(gpu: str, benchmark: str, *, gpus_per_node: int, stack: Stack = REFERENCE, is_fp4: bool = False) -> Work:
     """Return what a benchmark trains on a GPU."""
+    of_fp4 = published.fp4(gpu) if is_fp4 else None
     return Work(
         model=published.model(published.MODELS[benchmark]),
         rates=published.rates(gpu),
         gpu=gpu,
-        links=links(published.network(gpu), gpus_per_node),
+        links=links(published.network(gpu), gpus_per_node, published.smaller_groups(gpu)),
         stack=stack,
-        gemm_start_s=published.gemm_start_us(gpu) / 1e6,
+        gemm_start_s=(of_fp4.gemm_start_us if of_fp4 else published.gemm_start_us(gpu)) / 1e6,
+        fp4_tflops=of_fp4.tflops if of_fp4 else None,
         adapter_weights=published.ADAPTER_WEIGHTS.get(benchmark, 0),
     )
 
@@ -50,7 +52,7 @@ def grade(row: Row, stack: Stack = REFERENCE) -> Graded:
     """Return a row with its prediction."""
     if row.layout is None:
         return Graded(row=row, terms=None, why_not="other software, or no layout")
-    if row.gpu not in published.PREDICTED_GPUS or row.precision != "fp8":
+    if row.gpu not in published.PREDICTED_GPUS or (row.precision == "fp4" and published.fp4(row.gpu) is None):
         missing = row.gpu if row.gpu not in published.PREDICTED_GPUS else row.precision.upper()
         return Graded(row=row, terms=None, why_not=f"no rates of {missing}")
     terms = predicted(row, row.layout, stack)
@@ -64,7 +66,8 @@ def grade(row: Row, stack: Stack = REFERENCE) -> Graded:
 
 
 def predicted(row: Row, layout: Layout, stack: Stack = REFERENCE) -> Terms:
-    return step.predict(work(row.gpu, row.benchmark, gpus_per_node=row.gpus_per_node, stack=stack), layout)
+    of_row = work(row.gpu, row.benchmark, gpus_per_node=row.gpus_per_node, stack=stack, is_fp4=row.precision == "fp4")
+    return step.predict(of_row, layout)
 
 
 def graded(stack: Stack = REFERENCE) -> list[Graded]:

@@ -48,14 +48,20 @@ class Links:
     """NVLink switches add and copy data (NVLS, NVLink SHARP)."""
     has_reduction: bool = False
     """Switches between nodes add data (SHARP)."""
+    smaller_groups: tuple[tuple[int, float], ...] = ()
+    """Numbers of GPUs of a domain, and what a collective among them reaches relative to `nvlink`; more reach it all."""
+
+    def nvlink_of(self, in_domain: int) -> float:
+        """Return what a collective of so many GPUs of one domain reaches."""
+        return self.nvlink * next((share for most, share in self.smaller_groups if in_domain <= most), 1.0)
 
     def group(self, num_ranks: int, stride: int) -> Group:
         """Return the group of ranks whose numbers differ by `stride`."""
         return Group(num_ranks, max(1, min(num_ranks, self.domain // stride)))
 
 
-def links(network: Network, gpus_per_node: int) -> Links:
-    """Return the links of one GPU."""
+def links(network: Network, gpus_per_node: int, smaller_groups: tuple[tuple[int, float], ...] = ()) -> Links:
+    """Return the links of one GPU; `smaller_groups` as in Links."""
     is_tcp = network.transport is Transport.tcp
     nic_gbs, nic_latency_us = network.gbs_of_gpu(gpus_per_node), network.nic_latency_us
     if not network.rail_optimized:  # data first crosses NVLink to the GPU at the right card, so that both are limits
@@ -71,6 +77,7 @@ def links(network: Network, gpus_per_node: int) -> Links:
         nic_latency_s=nic_latency_us / 1e6,
         has_multicast=network.nvlink_multicast,
         has_reduction=network.in_network_reduction and not is_tcp,
+        smaller_groups=smaller_groups,
     )
 
 
@@ -116,7 +123,7 @@ def send_s(size: float, group: Group, fabric: Links) -> float:
 
 def _ring_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of one pass around a ring; each domain sends with the NICs of all its ranks in the group."""
-    bandwidth = fabric.nvlink if group.in_domain > 1 else math.inf
+    bandwidth = fabric.nvlink_of(group.in_domain) if group.in_domain > 1 else math.inf
     if group.num_domains > 1:
         bandwidth = min(bandwidth, group.in_domain * fabric.nic)
     latency_s = ring_latency_s(
@@ -128,7 +135,7 @@ def _ring_s(size: float, group: Group, fabric: Links) -> float:
 def _hierarchical_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of a gather between domains by each rank's NIC, followed by one inside each domain."""
     k, domains = group.in_domain, group.num_domains
-    inside_s = (k - 1) / k * size / fabric.nvlink + (k - 1) * fabric.nvlink_latency_s
+    inside_s = (k - 1) / k * size / fabric.nvlink_of(k) + (k - 1) * fabric.nvlink_latency_s
     outside_s = (domains - 1) / domains * size / k / fabric.nic + math.ceil(math.log2(domains)) * fabric.nic_latency_s
     return inside_s + outside_s
 
@@ -136,7 +143,7 @@ def _hierarchical_s(size: float, group: Group, fabric: Links) -> float:
 def _tree_s(size: float, group: Group, fabric: Links) -> float:
     """Return the seconds of an all-reduce by two trees over the domains, with a chain in each."""
     k, domains = group.in_domain, group.num_domains
-    bandwidth = fabric.nvlink / 2 if k > 1 else math.inf  # a rank in the middle gets and sends everything twice
+    bandwidth = fabric.nvlink_of(k) / 2 if k > 1 else math.inf  # a rank in the middle gets and sends everything twice
     if domains > 1:
         bandwidth = min(bandwidth, TREE_SHARE * k * fabric.nic / 2)
     latency_s = 2 * (math.ceil(math.log2(domains)) * fabric.nic_latency_s + (k - 1) * fabric.nvlink_latency_s)

@@ -13,7 +13,7 @@ from bench.contract.model import Model
 from bench.contract.network import Network
 from bench.contract.schema import Rates
 from bench.planning.conf_folder import CONF
-from bench.prediction.step import Layout
+from bench.prediction.step import AttentionOfKind, Layout
 
 DATA = files("bench.prediction") / "data"
 TOKENS = {"gpt3": 2048, "llama31_405b": 8192, "llama2_70b_lora": 8192}
@@ -21,7 +21,9 @@ TOKENS = {"gpt3": 2048, "llama31_405b": 8192, "llama2_70b_lora": 8192}
 MODELS = {"gpt3": "gpt3_175b", "llama31_405b": "llama31_405b", "llama2_70b_lora": "llama2_70b"}
 ADAPTER_WEIGHTS = {"llama2_70b_lora": 44_564_480}
 """Rank 16 on qkv and proj (bench/planning/estimates/parameters.py)."""
-PREDICTED_GPUS = ("h100", "h200", "b200", "gb200")
+PREDICTED_GPUS = ("h100", "h200", "b200", "gb200", "b300", "gb300")
+CALIBRATED_GPUS = ("h100", "h200", "b200", "gb200")
+"""GPUs with a published step on one node in v4.0 to v5.0, from which a constant is."""
 SEEN = "v5.1"
 """A round that was open to the authors of this model before it was finished. No constant is from it."""
 
@@ -168,7 +170,7 @@ def model(name: str) -> Model:
 @cache
 def rates(gpu: str) -> Rates:
     """Return the rates of a GPU: those of conf/gpu, measured by runstop, else those of data/rates.yaml."""
-    document = _gpu(gpu)
+    document = _gpu(gpu) if has_file(gpu) else {}
     if document.get("rates"):
         return codec.typed(Rates, document["rates"])
     return codec.typed(Rates, _kernels()[gpu])
@@ -178,6 +180,27 @@ def rates(gpu: str) -> Rates:
 def gemm_start_us(gpu: str) -> float:
     """Return the start of a GEMM on a GPU; the same source as its rates."""
     return float(_kernels()["gemm_start_us"][gpu])
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4:
+    """GEMMs in NVFP4 on a GPU."""
+
+    tflops: float
+    gemm_start_us: float
+
+
+@cache
+def fp4(gpu: str) -> Fp4 | None:
+    """Return the rate of GEMMs in NVFP4; None for a GPU without them."""
+    known = _kernels()["fp4"].get(gpu)
+    return None if known is None else Fp4(**known)
+
+
+@cache
+def attention_of_64(gpu: str) -> AttentionOfKind:
+    """Return how attention with heads of 64 numbers and with windows differs on a GPU."""
+    return AttentionOfKind(**_kernels()["attention_of_64"][gpu])
 
 
 @cache
@@ -193,7 +216,12 @@ def gpu_name(gpu: str) -> str:
 
 def has_name(gpu: str, name: str) -> bool:
     """Return whether this is the name of a GPU of the published rows; some of these GPUs have no file."""
-    return (CONF / "gpu" / f"{gpu}.yaml").is_file() and gpu_name(gpu) == name
+    return has_file(gpu) and gpu_name(gpu) == name
+
+
+def has_file(gpu: str) -> bool:
+    """Return whether a GPU has a file in conf/gpu."""
+    return (CONF / "gpu" / f"{gpu}.yaml").is_file()
 
 
 def _gpu(name: str) -> dict[str, Any]:
@@ -209,7 +237,18 @@ def _gpu(name: str) -> dict[str, Any]:
 @cache
 def network(gpu: str) -> Network:
     """Return the links of the published systems with a GPU, by their data sheets and measurements on one node."""
-    return codec.typed(Network, yaml.safe_load((DATA / "networks.yaml").read_text(encoding="utf-8"))[gpu])
+    return codec.typed(Network, _networks()[gpu])
+
+
+@cache
+def smaller_groups(gpu: str) -> tuple[tuple[int, float], ...]:
+    """Return what collectives of fewer GPUs than those of a node reach, relative to `network(gpu).nvlink_gbs`."""
+    return tuple(sorted(_networks()["smaller_groups"].get(gpu, {}).items()))
+
+
+@cache
+def _networks() -> dict[str, Any]:
+    return _yaml(DATA / "networks.yaml")
 
 
 def _yaml(path: Any) -> dict[str, Any]:

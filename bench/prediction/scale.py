@@ -19,9 +19,10 @@ from bench.errors import ConfigError
 from bench.mlperf import published as mlperf
 from bench.planning import compose, make_plan
 from bench.planning import layouts as own_layouts
-from bench.planning.estimates import transports
+from bench.planning.checks import ranges
+from bench.planning.estimates import step_time, transports
 from bench.planning.estimates.parameters import lora_parameters
-from bench.prediction import failures, published, search, uncertainty
+from bench.prediction import failures, power, published, search, uncertainty
 from bench.prediction.network import links
 from bench.prediction.stacks import REFERENCE
 from bench.prediction.step import Layout, Work
@@ -35,22 +36,24 @@ LEAST_GAIN = 0.5
 
 
 class StackName(Enum):
-    """Whose step is predicted: of runstop's own engine, or of NVIDIA's code for MLPerf."""
+    """Whose step is predicted: of runstop's own engine, or of NVIDIA's code for MLPerf, in FP8 or in NVFP4."""
 
     runstop = "runstop"
     reference = "reference"
+    reference_fp4 = "reference-fp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """An estimate, and between which values nine of ten measurements should be."""
+    """An estimate, and between which values nine of ten measurements should be; None: no such row was published."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __mul__(self, factor: float) -> "Range":
-        return Range(value=factor * self.value, low=factor * self.low, high=factor * self.high)
+        low, high = (None if end is None else factor * end for end in (self.low, self.high))
+        return Range(value=factor * self.value, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +71,21 @@ class Point:
     efficiency: float | None = None
     """Tokens/s/GPU relative to the smallest number of nodes that has an estimate."""
     samples: float | None = None
+    samples_low: float | None = None
+    samples_high: float | None = None
+    """The middle 90 % of published runs with this batch; None if the number of samples is fixed."""
     samples_source: str = ""
     minutes: Range | None = None
-    """Of training steps alone: without start, evaluations and failures."""
+    """Of training steps alone: without start, evaluations and failures. Its interval is of step and samples."""
     lost_share: float | None = None
     """Share of the time that failures and checkpoints take; None without cluster.failures."""
     checkpoint_interval_s: float | None = None
+    days: Range | None = None
+    """With failures, restarts and checkpoints; None without cluster.failures."""
     gpu_hours: Range | None = None
     """With the time lost to failures, if it is known."""
+    energy_kwh: Range | None = None
+    """Of the GPU hours, by the power of a GPU; None if it is not known."""
     price: Range | None = None
     why_not: str = ""
 
@@ -98,7 +108,11 @@ class Scaling:
     pays_until: int | None
     """The largest number of nodes at which added GPUs still bring at least LEAST_GAIN of what the first ones bring."""
     intervals: tuple[Interval, ...]
+    not_calibrated: str
+    """Why no published row is like these estimates, so that they have no interval; empty if there are such rows."""
     currency: str
+    power_source: str
+    """Where the power of a GPU is from; empty if it is not known."""
     published: tuple[PublishedSpeed, ...]
     """Measured by others, with their batches and layouts."""
 
@@ -149,7 +163,10 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         ConfigError: a step of this task cannot be estimated on any number of nodes.
     """
     config = compose.as_planned(config)
-    make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so that none needs a limit
+    if stack is StackName.runstop or config.model.experts is None:
+        make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so none needs a limit
+    else:
+        ranges.check(config)  # the other checks are of what runstop's own engine has
     _check(config, num_nodes, stack)
     points = [_point(config, count, stack) for count in num_nodes]
     first = next((one.tokens_s_gpu.value for one in points if one.tokens_s_gpu), None)
@@ -160,8 +177,10 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         stack=stack,
         points=relative,
         pays_until=pays_until(relative),
-        intervals=tuple(dict.fromkeys(_interval(config, stack, count) for count in num_nodes)),
+        intervals=tuple(dict.fromkeys(one for count in num_nodes if (one := _interval(config, stack, count)))),
+        not_calibrated=_not_calibrated(config, stack),
         currency=config.cluster.currency,
+        power_source=known.source if (known := power.of_gpu(config.cluster)) else "",
         published=_published(config),
     )
 
@@ -200,20 +219,43 @@ def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
         what = f"the bandwidth between the nodes of cluster {cluster.name} is not known"
         fix = "set cluster.network_gbs to the GB/s of one GPU's network card, such as 50 for 400 Gbit/s"
         raise ConfigError(what, where="cluster.network_gbs, cluster.network", fix=fix)
-    if stack is StackName.reference:
-        _reference_gpu(config)
-        if config.precision is not Precision.fp8:
-            what = f"all graded steps of the stack reference are in FP8, but precision is {config.precision.name}"
-            raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
-        if config.model.experts is not None:
-            what = "no step of a mixture of experts was measured with this stack"
-            raise ConfigError(what, where="model, --stack", fix="choose a dense model")
+    if stack is not StackName.runstop:
+        _check_reference(config, stack)
+
+
+def _check_reference(config: Config, stack: StackName) -> None:
+    """Raise ConfigError for what NVIDIA's code is not predicted for."""
+    gpu = _reference_gpu(config)
+    if config.precision is not Precision.fp8:
+        what = f"all graded steps of the stack {stack.value} are in FP8, but precision is {config.precision.name}"
+        raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
+    if stack is StackName.reference_fp4 and published.fp4(gpu) is None:
+        assert config.cluster.gpu is not None
+        what = f"{config.cluster.gpu.name} has no GEMMs in FP4"
+        raise ConfigError(what, where="cluster.gpu, --stack", fix="use --stack reference, or a GPU such as b200")
+    if config.model.experts is not None and config.training.lora is not None:
+        what = "the stack reference trains all weights of a mixture of experts, but the task trains adapters"
+        raise ConfigError(what, where="model, task", fix="choose a dense model, or a task such as pretrain_8b")
+
+
+def _not_calibrated(config: Config, stack: StackName) -> str:
+    """Return why no published step on one node is like the steps of this config; empty if there is one."""
+    if stack is StackName.runstop:
+        return ""
+    reasons = []
+    if (gpu := _reference_gpu(config)) not in published.CALIBRATED_GPUS:
+        reasons.append(f"no step on {published.gpu_name(gpu)} sets a constant")
+    if stack is StackName.reference_fp4:
+        reasons.append("no step in NVFP4 sets a constant")
+    if config.model.experts is not None:
+        reasons.append("no step of a mixture of experts is among the published rows")
+    return "; ".join(reasons)
 
 
 def _reference_gpu(config: Config) -> str:
     """Return the name of the config's GPU among those whose steps were graded."""
     assert config.cluster.gpu is not None
-    known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS}
+    known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS if published.has_file(gpu)}
     if (name := config.cluster.gpu.name) not in known:
         what = f"the stack reference has no rates of {name}"
         raise ConfigError(what, where="cluster.gpu, --stack", fix=f"use one of {', '.join(known)}")
@@ -236,7 +278,7 @@ def _point(config: Config, num_nodes: int, stack: StackName) -> Point:
         )
         if best is not None and not _is_published(scaled, batch):
             break
-        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled)
+        fastest = _own(scaled) if stack is StackName.runstop else _reference(scaled, stack)
         if isinstance(fastest, str):
             why_not = why_not or fastest
         else:
@@ -287,11 +329,11 @@ def _own(config: Config) -> _Fastest | str:
     )
 
 
-def _reference(config: Config) -> _Fastest | str:
+def _reference(config: Config, stack: StackName) -> _Fastest | str:
     """Return the fastest layout of the stack reference that fits, or why there is none."""
     assert config.cluster.gpu is not None
     p, recipe, cluster = config.parallel, config.training_recipe, config.cluster
-    work = reference_work(config)
+    work = reference_work(config, stack)
     layouts = search.layouts(
         config.model,
         num_gpus=cluster.num_nodes * cluster.ranks_per_node,
@@ -302,6 +344,7 @@ def _reference(config: Config) -> _Fastest | str:
             tp=p.tp,
             pp=p.pp,
             cp=p.cp,
+            ep=p.ep if p.ep > 1 else None,
             vpp=p.vpp if p.vpp > 1 else None,
             micro_batch_size=recipe.micro_batch_size,
         ),
@@ -316,17 +359,21 @@ def _reference(config: Config) -> _Fastest | str:
     )
 
 
-def reference_work(config: Config) -> Work:
+def reference_work(config: Config, stack: StackName = StackName.reference) -> Work:
     """Return what the stack reference trains."""
     gpu, lora = _reference_gpu(config), config.training.lora
+    fp4 = published.fp4(gpu) if stack is StackName.reference_fp4 else None
+    is_narrow = config.model.experts is not None and config.model.head_size <= step_time.NARROW_HEAD
     return Work(
         model=config.model,
         rates=published.rates(gpu),
         gpu=gpu,
-        links=links(network_of(config), config.cluster.ranks_per_node),
+        links=links(network_of(config), config.cluster.ranks_per_node, published.smaller_groups(gpu)),
         stack=REFERENCE,
-        gemm_start_s=published.gemm_start_us(gpu) / 1e6,
+        gemm_start_s=(fp4.gemm_start_us if fp4 else published.gemm_start_us(gpu)) / 1e6,
         is_fp8=config.precision is Precision.fp8,
+        fp4_tflops=fp4.tflops if fp4 else None,
+        attention_of_kind=published.attention_of_64(gpu) if is_narrow else None,
         adapter_weights=lora_parameters(config.model, lora) if lora else 0,
     )
 
@@ -342,12 +389,15 @@ def network_of(config: Config) -> Network:
 
 
 def _named(split: World | Layout, micro_batch_size: int) -> str:
-    sizes = {name: getattr(split, name) for name in ("dp", "tp", "pp", "vpp", "cp")}
+    sizes = {name: getattr(split, name) for name in ("dp", "tp", "pp", "vpp", "cp", "ep")}
     kept = [f"{name} {count}" for name, count in sizes.items() if count > 1 or name == "dp"]
     return f"{' '.join(kept)}, micro-batch {micro_batch_size}"
 
 
-def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
+def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval | None:
+    """Return the errors of rows like the steps on so many nodes; None if there are no such rows."""
+    if _not_calibrated(config, stack):
+        return None
     if stack is StackName.runstop:
         return uncertainty.of_runstop()
     return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=num_nodes == 1)
@@ -356,42 +406,89 @@ def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval:
 def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
     """Return the point with everything that follows from its step."""
     errors = _interval(config, stack, point.num_nodes)
-    step = Range(value=fastest.step_s, low=errors.low * fastest.step_s, high=errors.high * fastest.step_s)
+    low, high = (errors.low, errors.high) if errors else (None, None)
+    step = Range(value=1.0, low=low, high=high) * fastest.step_s
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
-    speed = Range(value=tokens / step.value, low=tokens / step.high, high=tokens / step.low)
+    speed = Range(value=1.0, low=high and 1 / high, high=low and 1 / low) * (tokens / step.value)
     timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
-    samples, source = _samples(config, point.global_batch_size)
-    if samples is None:
+    needed = _samples(config, point.global_batch_size)
+    if needed is None:
         return timed
-    steps = samples / point.global_batch_size
-    minutes = step * (steps / 60)
-    hours, lost, interval_s = minutes * (point.num_gpus / 60), None, None
+    samples, spread, source = needed
+    minutes = _product(step, samples.value / point.global_batch_size / 60, samples)
+    hours, lost, interval_s, days = minutes * (point.num_gpus / 60), None, None, None
     if (failing := config.cluster.failures) is not None:
-        planned = failures.schedule(60 * minutes.value, point.num_nodes, failing)
+        planned, shortest, longest = (
+            None if each is None else failures.schedule(60 * each, point.num_nodes, failing)
+            for each in (minutes.value, minutes.low, minutes.high)
+        )
+        assert planned is not None
         lost, interval_s = 1 - planned.share, planned.interval_s
-        hours = hours * (1 / planned.share)
-    price = config.cluster.price_per_gpu_hour
+        days = Range(
+            value=planned.total_s,
+            low=None if shortest is None else shortest.low_s,
+            high=None if longest is None else longest.high_s,
+        ) * (1 / 86400)
+        hours = days * (24 * point.num_gpus)
+    price, watts = config.cluster.price_per_gpu_hour, power.of_gpu(config.cluster)
     return replace(
         timed,
-        samples=samples,
+        samples=samples.value,
+        samples_low=samples.low if spread else None,
+        samples_high=samples.high if spread else None,
         samples_source=source,
         minutes=minutes,
         lost_share=lost,
         checkpoint_interval_s=interval_s,
+        days=days,
         gpu_hours=hours,
+        energy_kwh=None if watts is None else _product(hours, watts.watts / 1000, _watts(watts)),
         price=None if price is None else hours * price,
     )
 
 
-def _samples(config: Config, batch: int) -> tuple[float | None, str]:
-    """Return the samples to target at a batch size, or those of the task's steps, and where they are from."""
+def _watts(known: power.Power) -> Range:
+    return Range(value=known.watts, low=known.low, high=known.high)
+
+
+def _product(first: Range, factor: float, second: Range) -> Range:
+    """Return the first range times a factor, with the interval of the product of two independent quantities.
+
+    Their relative deviations add up as the sides of a right triangle. `factor` is proportional to the second's value.
+    """
+    if second.low == second.high or first.low is None or first.high is None:
+        return first * factor
+    assert second.low is not None and second.high is not None
+    ends = (first.value, first.low, first.high), (second.value, second.low, second.high)
+    less = math.hypot(*(max(0.0, 1 - low / value) for value, low, _ in ends))
+    more = math.hypot(*(max(0.0, high / value - 1) for value, _, high in ends))
+    value = first.value * factor
+    return Range(value=value, low=value * max(0.0, 1 - less), high=value * (1 + more))
+
+
+def _samples(config: Config, batch: int) -> tuple[Range, bool, str] | None:
+    """Return the samples to target at a batch size, or those of the task's steps; whether they spread; their source."""
     task, training = config.task, config.training
     known = mlperf.samples_to_target(task.benchmark, batch) if task.benchmark else None
     if known is not None and training.has_target:
-        return known.mean_samples, f"{known.kind}, {counted(known.num_runs, 'run')}"
+        low, high = (_quantile(known.shares, share) for share in (0.05, 0.95))
+        mean = known.mean_samples
+        source = f"{known.kind}, {counted(known.num_runs, 'run')}"
+        return Range(value=mean, low=min(low, mean), high=max(high, mean)), True, source
     if training.has_target or training.max_steps is None:
-        return None, ""
-    return float(training.max_steps * config.training_recipe.global_batch_size), "the task's number of steps"
+        return None
+    fixed = float(training.max_steps * config.training_recipe.global_batch_size)
+    return Range(value=fixed, low=fixed, high=fixed), False, "the task's number of steps"
+
+
+def _quantile(shares: Sequence[tuple[int, float]], share: float) -> float:
+    """Return the number of samples within which this share of the runs has reached the target."""
+    total = 0.0
+    for samples, each in sorted(shares):
+        total += each
+        if total >= share - 1e-9:
+            return float(samples)
+    return float(max(samples for samples, _ in shares))
 
 
 def pays_until(points: Sequence[Point]) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bench.contract.model import Model
 from bench.planning.estimates.parameters import linear_weights, linears
@@ -25,6 +26,7 @@ class Fixed:
     tp: int | None = None
     pp: int | None = None
     cp: int | None = None
+    ep: int | None = None
     vpp: int | None = None
     micro_batch_size: int | None = None
 
@@ -63,22 +65,26 @@ def layouts(
                 if num_gpus % (tp * cp * pp):
                     continue
                 dp = num_gpus // (tp * cp * pp)
-                for size in _allowed(list(MICRO_BATCHES), fixed.micro_batch_size):
+                eps = _allowed(_expert_splits(model, dp * cp), fixed.ep)
+                for size, ep in product(_allowed(list(MICRO_BATCHES), fixed.micro_batch_size), eps):
                     if global_batch_size % (dp * size):
                         continue
-                    yield from _schedules(
-                        model,
-                        fixed,
-                        Layout(
-                            tp=tp,
-                            pp=pp,
-                            cp=cp,
-                            dp=dp,
-                            micro_batch_size=size,
-                            global_batch_size=global_batch_size,
-                            seq_length=seq_length,
-                        ),
+                    split = Layout(
+                        tp=tp,
+                        pp=pp,
+                        cp=cp,
+                        dp=dp,
+                        ep=ep,
+                        micro_batch_size=size,
+                        global_batch_size=global_batch_size,
+                        seq_length=seq_length,
                     )
+                    yield from _schedules(model, fixed, split)
+
+
+def _expert_splits(model: Model, num_ranks: int) -> list[int]:
+    """Return the numbers of ranks over which the experts of a layer can be split."""
+    return [n for n in divisors(model.experts.num_experts) if num_ranks % n == 0] if model.experts else [1]
 
 
 def _schedules(model: Model, fixed: Fixed, layout: Layout) -> Iterator[Layout]:
@@ -105,15 +111,17 @@ def memory(work: Work, layout: Layout) -> float:
     """
     model = work.model
     num_layers = -(-model.num_layers // layout.pp)
-    held = (num_layers * linear_weights(model) + model.hidden_size * model.vocab_size) / layout.tp
+    held = (num_layers * step.held_weights(model, layout) + model.hidden_size * model.vocab_size) / layout.tp
     is_lora = work.adapter_weights > 0
     weight_bytes = 1 if work.is_fp8 and is_lora else 2
     states = held * (weight_bytes + (0 if is_lora else work.stack.gradient_bytes))
-    states += 0.0 if is_lora else STATE_BYTES * held / (layout.dp * layout.cp)
+    every = (num_layers * linear_weights(model) + model.hidden_size * model.vocab_size) / layout.tp
+    states += 0.0 if is_lora else STATE_BYTES * every / (layout.dp * layout.cp)
     q, kv, fc1 = model.q_size, model.kv_size, linears(model)["linear_fc1"].num_out
+    rows = model.experts.experts_per_token if model.experts else 1
     stored = 1 if work.is_fp8 else 2
-    per_token = model.hidden_size * (4 + 2 * stored) + 2 * (2 * q + 2 * kv) + stored * q + 2 * fc1
-    per_token += stored * linears(model)["linear_fc2"].num_in
+    per_token = model.hidden_size * (4 + 2 * stored) + 2 * (2 * q + 2 * kv) + stored * q + 2 * rows * fc1
+    per_token += stored * rows * linears(model)["linear_fc2"].num_in
     in_flight = layout.pp + (layout.pp - 1) / layout.vpp if layout.vpp > 1 else layout.pp
     in_flight = min(in_flight, layout.num_microbatches)
     activations = 2 * model.hidden_size * num_layers if layout.recompute else per_token * num_layers

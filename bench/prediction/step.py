@@ -14,22 +14,26 @@ from statistics import NormalDist
 
 from bench.contract.model import Activation, Model
 from bench.contract.schema import Rates
-from bench.planning.estimates.memory_traffic import bytes_per_token
+from bench.planning.estimates.memory_traffic import Traffic, bytes_per_token
 from bench.planning.estimates.network import rate_at
-from bench.planning.estimates.parameters import linear_weights, linears
+from bench.planning.estimates.parameters import EXPERT_LINEARS, active_linear_weights, linear_weights, linears
 from bench.planning.kernels import BACKWARD
-from bench.prediction.network import Links, all_gather_s, all_reduce_s, send_s
+from bench.prediction.network import Links, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from bench.prediction.stacks import CALIBRATION_GPUS, SPREAD, Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a step is split over GPUs. Ranks are numbered over tp first, then cp, dp and pp."""
+    """How a step is split over GPUs. Ranks are numbered over tp first, then cp, dp and pp.
+
+    ep ranks, which hold different experts, are a part of the cp and dp ranks.
+    """
 
     tp: int
     pp: int
     cp: int
     dp: int
+    ep: int = 1
     vpp: int = 1
     micro_batch_size: int = 1
     global_batch_size: int
@@ -58,6 +62,16 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOfKind:
+    """Attention with heads of 64 numbers, in which every second layer may have a window."""
+
+    narrow_share: float
+    """Its rate as a share of the rate with heads of 128 numbers."""
+    window_share: float
+    """Seconds of a layer with a window of 128 keys, relative to one without, with rows of 8192 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What is trained, on what, by what."""
 
@@ -69,6 +83,10 @@ class Work:
     gemm_start_s: float = 0.0
     """Of a GEMM, in addition to its operations by the rate: its start, and the end in which SMs run dry."""
     is_fp8: bool = True
+    fp4_tflops: float | None = None
+    """Rate of the GEMMs of linear layers in NVFP4; None: FP8 or BF16. Everything else stays as with FP8."""
+    attention_of_kind: AttentionOfKind | None = None
+    """Attention of heads and windows like gpt-oss's; None: the model has none."""
     adapter_weights: int = 0
     """Parameters of LoRA's adapters; 0: all weights are trained."""
 
@@ -86,6 +104,8 @@ class Terms:
     recompute_s: float
     tensor_parallel_s: float
     context_parallel_s: float
+    expert_parallel_s: float
+    """All-to-all exchanges of tokens between the ranks that hold different experts."""
     head_s: float
     """Logits and loss, where they are not hidden by an earlier stage's layers."""
     host_s: float
@@ -113,6 +133,7 @@ class _Layer:
     recompute_s: float
     tensor_parallel_s: float
     context_parallel_s: float
+    expert_parallel_s: float
 
     @property
     def total_s(self) -> float:
@@ -180,6 +201,8 @@ def _layer(work: Work, layout: Layout) -> _Layer:
     keys_s = _keys_and_values_s(work, layout)
     attention_again_s = factor * forward_attention_s if layout.recompute_attention else 0.0
     again_s = factor * (forward_gemm_s + forward_attention_s + forward_kernels_s) + forward_tensor_s + keys_s
+    dispatch_s = _dispatch_s(work, layout)
+    again_s += dispatch_s
     return _Layer(
         gemm_s=factor * (forward_gemm_s + backward_gemm_s),
         attention_s=factor * (forward_attention_s + backward_attention_s),
@@ -187,21 +210,48 @@ def _layer(work: Work, layout: Layout) -> _Layer:
         recompute_s=again_s if layout.recompute else attention_again_s,
         tensor_parallel_s=forward_tensor_s + backward_tensor_s,
         context_parallel_s=3 * keys_s,  # keys and values forward; both and their gradients backward
+        expert_parallel_s=2 * dispatch_s,
     )
 
 
 def _gemms_s(work: Work, layout: Layout, *, is_lora: bool) -> tuple[float, float]:
     """Return the seconds of a layer's GEMMs, forward and backward; weight gradients only where weights are trained."""
-    weights, rates = linear_weights(work.model) / layout.tp, work.rates
-    tflop = 2 * layout.tokens * weights / 1e12
-    of_rate_s = tflop / rate_at(tflop, rates.layer_tflop, rates.fp8_tflops if work.is_fp8 else rates.bf16_tflops)
-    start_s = len(linears(work.model)) * work.gemm_start_s
+    model, rates = work.model, work.rates
+    held, used = held_weights(model, layout) / layout.tp, active_linear_weights(model) / layout.tp
+    tflop = 2 * layout.tokens * used / 1e12
+    rate = rate_at(tflop, rates.layer_tflop, rates.fp8_tflops if work.is_fp8 else rates.bf16_tflops)
+    of_rate_s = tflop / (work.fp4_tflops or rate)
+    start_s = len(linears(model)) * work.gemm_start_s
     forward_s = of_rate_s + start_s
     if is_lora:
         return forward_s, forward_s
-    slow = rates.fp8_weight_gradient_tflops if work.is_fp8 else None
-    added_s = GRADIENT_ADD_BYTES * weights / rates.copy_gbs / 1e9
+    slow = rates.fp8_weight_gradient_tflops if work.is_fp8 and work.fp4_tflops is None else None
+    added_s = GRADIENT_ADD_BYTES * held / rates.copy_gbs / 1e9
     return forward_s, forward_s + max(added_s, of_rate_s if slow is None else tflop / slow) + start_s
+
+
+def held_weights(model: Model, layout: Layout) -> float:
+    """Return the weights of a layer's linears that a rank holds without tp; ep ranks hold different experts."""
+    return linear_weights(model) - (1 - 1 / layout.ep) * _expert_weights(model)
+
+
+def _expert_weights(model: Model) -> int:
+    """Return the weights of all experts of a layer."""
+    if model.experts is None:
+        return 0
+    return model.experts.num_experts * sum(linears(model)[name].weights for name in EXPERT_LINEARS)
+
+
+def _dispatch_s(work: Work, layout: Layout) -> float:
+    """Return the seconds in which tokens are sent to their experts and back, in BF16, once each.
+
+    Each token is sent to all of its experts; all experts get equally many tokens. Nothing hides the exchange.
+    """
+    experts = work.model.experts
+    if experts is None or layout.ep == 1:
+        return 0.0
+    size = 2 * experts.experts_per_token * work.model.hidden_size * layout.tokens / layout.tp
+    return 2 * all_to_all_s(size, work.links.group(layout.ep, layout.tp), work.links)
 
 
 def _attention_s(work: Work, layout: Layout) -> tuple[float, float]:
@@ -215,6 +265,9 @@ def _attention_s(work: Work, layout: Layout) -> tuple[float, float]:
     forward, backward = rates.attention_forward_tflops, rates.attention_backward_tflops
     shorter = rates.attention_forward_4096_tflops or forward, rates.attention_backward_4096_tflops or backward
     merge_forward_s, merge_backward_s = _merge_s(work, layout)
+    if (kind := work.attention_of_kind) is not None:
+        of_layers = (1 + kind.window_share) / 2 if work.model.sliding_window else 1.0
+        tflop *= of_layers / kind.narrow_share
     return (
         tflop / rate_at(length, [4096, 8192], [shorter[0], forward]) + merge_forward_s,
         BACKWARD * tflop / rate_at(length, [4096, 8192], [shorter[1], backward]) + merge_backward_s,
@@ -244,8 +297,20 @@ def _elementwise_s(work: Work, layout: Layout) -> tuple[float, float]:
         forward, backward = (
             replace(one, fc1=fc1) for one, fc1 in zip((forward, backward), stack.gelu_fc1, strict=True)
         )
+    if model.experts is not None:
+        forward, backward = (_with_experts(one, model.experts.experts_per_token) for one in (forward, backward))
     per_byte_s = layout.tokens / layout.tp / work.rates.kernel_gbs / 1e9
     return bytes_per_token(model, forward) * per_byte_s, bytes_per_token(model, backward) * per_byte_s
+
+
+def _with_experts(traffic: Traffic, experts_per_token: int) -> Traffic:
+    """Return the traffic of a layer with experts: each token has several rows there, copied to them and summed again.
+
+    Per element of the hidden state in BF16: read and written once as the layer has it, and once for each expert, both
+    when the rows are sorted by expert and when they are put back.
+    """
+    copied = 4 + 4 * experts_per_token
+    return replace(traffic, residual=traffic.residual + copied, fc1=traffic.fc1 * experts_per_token)
 
 
 def _keys_and_values_s(work: Work, layout: Layout) -> float:
@@ -287,13 +352,20 @@ def _once_per_step(work: Work, layout: Layout, num_layers: float) -> dict[str, f
     """
     model, stack, replicas = work.model, work.stack, layout.dp * layout.cp
     embedding = model.hidden_size * model.vocab_size
-    held = num_layers * linear_weights(model) + embedding * (2 if layout.pp == 1 else 1)
-    trained = (work.adapter_weights or held) / layout.tp
+    held = num_layers * held_weights(model, layout) + embedding * (2 if layout.pp == 1 else 1)
+    experts = num_layers * _expert_weights(model) / layout.ep
+    trained, of_experts = (work.adapter_weights or held - experts) / layout.tp, experts / layout.tp
+    if work.adapter_weights:
+        of_experts = 0.0
     group = work.links.group(replicas, layout.tp)
-    gradients_s = all_gather_s(stack.gradient_bytes * trained, group, work.links)
-    gradients_s += all_gather_s(stack.parameter_bytes * trained, group, work.links)
+    same_experts = work.links.group(replicas // layout.ep, layout.tp * layout.ep)
+    gradients_s = 0.0
+    for size in (stack.gradient_bytes, stack.parameter_bytes):
+        gradients_s += all_gather_s(size * trained, group, work.links)
+        gradients_s += all_gather_s(size * of_experts, same_experts, work.links) if of_experts else 0.0
     if model.tied_embeddings and layout.pp > 1:
         ends = work.links.group(2, layout.num_gpus // 2)
         gradients_s += all_reduce_s(stack.gradient_bytes * embedding / layout.tp, ends, work.links)
-    update_s = stack.update_bytes * trained / replicas / work.rates.copy_gbs / 1e9
+    updated = (trained + layout.ep * of_experts) / replicas
+    update_s = stack.update_bytes * updated / work.rates.copy_gbs / 1e9
     return {"gradients_s": gradients_s, "update_s": update_s}

@@ -21,10 +21,13 @@ def draw(scaling: Scaling, path: Path, *, heading: str) -> None:
     values = [count * speed.value for count, speed in points]
     rows = "; ".join(f"{one.num_rows} {one.rows}" for one in scaling.intervals)
     note = f"Estimated, not measured. Bars: where nine of ten measured steps would be, by {rows}."
+    if scaling.not_calibrated:
+        note = f"Estimated, not measured. Not calibrated, so without bars: {scaling.not_calibrated}."
     figure, (axes,) = canvas(4.6, f"{heading}: estimated speed ({scaling.stack.name})", note)
     axes.plot(gpus, [values[0] / gpus[0] * count for count in gpus], "--", color=QUIET_COLOR, label="ideal")
-    low = [value - count * speed.low for value, (count, speed) in zip(values, points, strict=True)]
-    high = [count * speed.high - value for value, (count, speed) in zip(values, points, strict=True)]
+    known = [(value, count, speed) for value, (count, speed) in zip(values, points, strict=True)]
+    low = [value - count * (speed.value if speed.low is None else speed.low) for value, count, speed in known]
+    high = [count * (speed.value if speed.high is None else speed.high) - value for value, count, speed in known]
     spread = [[max(0.0, each) for each in side] for side in (low, high)]  # an interval may leave its estimate out
     axes.errorbar(
         gpus, values, yerr=spread, fmt="o-", color=TRAIN_COLOR, ecolor=EVAL_COLOR, capsize=3, label="estimated"

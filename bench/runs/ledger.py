@@ -7,6 +7,7 @@ holds two attempts, and such a log is never judged.
 import fcntl
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -58,6 +59,10 @@ class Attempt:
     """The nonce in the first line of its log; None for attempts of versions that wrote no nonce."""
     checkpoint: int | None = None
     """The step of the newest checkpoint when it started; None if there was none."""
+    began_ms: int | None = None
+    """When it started, by the wall clock; None for attempts of earlier versions."""
+    ended_ms: int | None = None
+    """When its outcome was recorded; None if it was killed before, and for attempts of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +156,10 @@ def changed_plan(folder: Path) -> ConfigError | None:
     )
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def new_nonce() -> str:
     """Return the nonce of an attempt."""
     return secrets.token_hex(16)
@@ -196,7 +205,7 @@ def begin(
             fix="raise walltime, or use nodes on which jobs are not preempted, then run `runstop resume RUN`",
         )
     nonce = nonce or new_nonce()
-    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
+    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest, began_ms=_now_ms())
     attempts_of.save(
         folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
     )
@@ -210,7 +219,10 @@ def end(folder: Path, trial: int, outcome: Outcome, *, cause: str | None = None,
     """Record the outcome of a trial and of its attempt; facts are further fields of Entry."""
 
     def closed(entry: Entry) -> Entry:
-        ended = (replace(last, outcome=outcome, cause=cause or last.cause) for last in entry.attempts[-1:])
+        ended = (
+            replace(last, outcome=outcome, cause=cause or last.cause, ended_ms=_now_ms())
+            for last in entry.attempts[-1:]
+        )
         return replace(entry, outcome=outcome, attempts=(*entry.attempts[:-1], *ended), **facts)
 
     _change(folder, trial, closed)

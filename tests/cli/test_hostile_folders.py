@@ -36,6 +36,7 @@ VERBS: dict[str, Callable[[Path], list[object]]] = {
     "logs": lambda run: [run],
     "watch": lambda run: ["--once", run],
     "parse": lambda run: [run / "result_0.txt"],
+    "goodput": lambda run: [run],
     "score": lambda run: [run],
     "report": lambda run: [run],
     "compare": lambda run: [run, run],
@@ -187,7 +188,7 @@ def test_the_honest_folder_is_read_by_every_verb(
 ) -> None:
     """Else the corpus would show only that everything is refused."""
     run, codes = shutil.copytree(template, tmp_path / "runs" / "run"), {}
-    for verb in ("runs", "history", "why", "logs", "watch", "parse", "report", "verify"):
+    for verb in ("runs", "history", "why", "logs", "watch", "parse", "goodput", "report", "verify"):
         with pytest.raises(SystemExit) as stop:
             main([verb, *map(str, VERBS[verb](run))])
         codes[verb] = stop.value.code, capsys.readouterr()

@@ -57,6 +57,7 @@ VERBS = [
     "parse",
     "why",
     "rules",
+    "goodput",
     "score",
     "report",
     "dashboard",

@@ -21,6 +21,8 @@ from bench.errors import ConfigError
 from bench.launch import resume
 from bench.mlperf import reader
 from bench.mlperf.result import parse
+from bench.runs import goodput
+from bench.runs.goodput import Part
 from bench.runs.verification import verify
 from helpers.ranks import mounted
 
@@ -217,6 +219,7 @@ def test_a_stalled_rank_is_named_by_the_others_and_ends_the_run(launch: Launch, 
     assert not [pid for pid in pids if alive(pid)]
     last = reader.read(run / "result_0.txt")[0][-2]  # the seal follows it
     assert (last.key, last.metadata["status"]) == (mllog.RUN_STOP, "aborted")
+    assert goodput.of_run(run).seconds[Part.stalls] >= 5, "half of floor_s at least"
 
 
 @pytest.mark.trains
@@ -254,6 +257,9 @@ def test_a_local_run_can_be_resumed(launch: Launch, spawn: Launch, tmp_path: Pat
     assert (run / "result_0.txt").read_bytes() == kept
     assert '"aborted"' in text(run / "attempts/1.1/result_1.txt")
     assert json.loads(text(run / "status.json"))["outcome"] == "valid"
+    whole, restarted = (trial.seconds for trial in goodput.of_run(run).trials)
+    assert not any(whole[part] for part in goodput.RESTARTS) and all(restarted[part] for part in goodput.RESTARTS)
+    assert whole[Part.training] > 0 and restarted[Part.training] > 0
     with pytest.raises(ConfigError, match="there is nothing to resume"):
         resume.resume(run)
 

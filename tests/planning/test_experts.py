@@ -31,12 +31,14 @@ SHIPPED = {
     "mixtral_8x7b": 12_879_925_248,
     "qwen3_30b_a3b": 3_353_032_704,
     "gpt_oss_20b": 4_187_440_704,
+    "gpt_oss_120b": 5_711_982_912,
 }
 """Active parameters by hand: all but those of the experts that a token is not sent to.
 
 Mixtral: 46,702,792,704 - 32 layers x 6 experts x 3 x 4096 x 14336. Qwen3-30B-A3B: 30,532,122,624 - 48 x 120 x 3 x 2048
-x 768. gpt-oss-20b, whose experts have biases: 20,914,757,184 - 24 x 28 x (3 x 2880 x 2880 + 3 x 2880). The published
-numbers are 12.9B, 3.3B and 3.6B; the last one does not count the embedding, 201088 x 2880.
+x 768. gpt-oss-20b, whose experts have biases: 20,914,757,184 - 24 x 28 x (3 x 2880 x 2880 + 3 x 2880). gpt-oss-120b:
+116,829,156,672 - 36 x 124 x (the same). The published numbers are 12.9B, 3.3B, 3.6B and 5.1B; the last two do not count
+the embedding, 201088 x 2880.
 """
 
 

@@ -24,7 +24,7 @@ TASKS = ["lora70b", "lora70b_quick", "lora_tiny", "pretrain_tiny"]
 CLUSTERS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml"))
 MODELS = sorted(
     {path.stem for path in (CONF / "model").glob("*.yaml")}
-    - {"hf", "gpt_oss_20b", "unknown", "llama31_405b", "gpt3_175b"}
+    - {"hf", "gpt_oss_20b", "gpt_oss_120b", "unknown", "llama31_405b", "gpt3_175b"}
 )
 """Those with sizes that engine=megatron trains on eight GPUs."""
 LAPTOP = "parallel={tp: 1, pp: 1, cp: 1, sp: false}"

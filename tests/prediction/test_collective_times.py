@@ -22,6 +22,12 @@ def test_a_ring_moves_all_but_one_share_over_the_slowest_link() -> None:
     assert network.all_reduce_s(8 * GB, Group(8, 8), EIGHT) == pytest.approx(2 * 7 / 300)
 
 
+def test_two_gpus_of_a_node_may_reach_less_of_nvlink_than_eight() -> None:
+    fabric = network.links(NETWORK, 8, ((2, 0.7), (4, 0.9)))
+    seconds = [network.all_gather_s(8 * GB, Group(ranks, ranks), fabric) for ranks in (2, 4, 8)]
+    assert seconds == pytest.approx([4 / 210, 6 / 270, 7 / 300])
+
+
 def test_each_rank_sends_to_every_other_one_by_the_link_between_them() -> None:
     assert network.all_to_all_s(8 * GB, Group(8, 8), EIGHT) == pytest.approx(7 / 300)
     assert network.all_to_all_s(8 * GB, Group(16, 8), EIGHT) == pytest.approx(8 / 16 * 8 / 50)
@@ -72,7 +78,10 @@ def test_no_collective_is_faster_over_a_slower_link(
     ranks: int, inside: int, size: float, slower: float, link: str, special: bool
 ) -> None:
     group = Group(ranks, min(ranks, inside))
-    fabric = Links(72, 300 * GB, 3.4e-6, 50 * GB, 14e-6, has_multicast=special, has_reduction=special)
+    shares = ((2, 0.7), (4, 0.9)) if special else ()
+    fabric = Links(
+        72, 300 * GB, 3.4e-6, 50 * GB, 14e-6, has_multicast=special, has_reduction=special, smaller_groups=shares
+    )
     value = getattr(fabric, link)
     worse = replace(fabric, **{link: value * slower if link.endswith("_s") else value / slower})
     for seconds in (network.all_gather_s, network.all_reduce_s, network.all_to_all_s, network.send_s):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bench.contract.model import Model
+from bench.contract.model import Experts, Model
 from bench.mlperf import published as mlperf
 from bench.planning.estimates import flops
 from bench.prediction import grade, published, search, step
@@ -17,7 +17,7 @@ from helpers.examples import in_proportion
 from helpers.paths import ROOT
 
 WORKS = {
-    (gpu, benchmark): grade.work(gpu, benchmark, gpus_per_node=4 if gpu == "gb200" else 8)
+    (gpu, benchmark): grade.work(gpu, benchmark, gpus_per_node=4 if gpu.startswith("g") else 8)
     for gpu in published.PREDICTED_GPUS
     for benchmark in published.MODELS
 }
@@ -76,9 +76,60 @@ def test_no_step_of_the_same_batch_is_shorter_on_half_of_the_replicas(
 @settings(max_examples=in_proportion(100), deadline=None)
 def test_no_step_is_faster_than_the_gpu_multiplies(work: Work, layout: Layout) -> None:
     sample = flops.tflop_per_sample(work.model, None, seq_length=layout.seq_length)
-    peak = {"h100": 1978.9, "h200": 1978.9, "b200": 4500, "gb200": 5000}[work.gpu]
+    peak = {"h100": 1978.9, "h200": 1978.9, "b200": 4500, "gb200": 5000, "b300": 4500, "gb300": 5000}[work.gpu]
     least_s = layout.global_batch_size * sample * (0.6 if work.adapter_weights else 1) / layout.num_gpus / peak
     assert step.predict(work, layout).step_s > least_s
+
+
+MOE = replace(
+    WORKS["b300", "gpt3"],
+    model=published.model("gpt_oss_20b"),
+    attention_of_kind=published.attention_of_64("b300"),
+)
+ON_64 = Layout(tp=1, pp=1, cp=1, dp=64, micro_batch_size=1, global_batch_size=128, seq_length=8192)
+
+
+@given(work=st.sampled_from(list(WORKS.values())), layout=layouts())
+@settings(max_examples=in_proportion(50), deadline=None)
+def test_one_expert_for_all_tokens_is_a_dense_layer_with_sorted_rows(work: Work, layout: Layout) -> None:
+    """Only sorting the rows, and the router, take time in addition."""
+    experts = Experts(num_experts=1, experts_per_token=1, ffn_hidden_size=work.model.ffn_hidden_size)
+    of_one = step.predict(replace(work, model=replace(work.model, experts=experts)), layout)
+    dense = step.predict(work, layout)
+    for name in ("attention_s", "tensor_parallel_s", "expert_parallel_s", "update_s"):
+        assert getattr(of_one, name) == pytest.approx(getattr(dense, name)), name
+    assert of_one.gemm_s == pytest.approx(dense.gemm_s, rel=1e-3) and of_one.elementwise_s > dense.elementwise_s
+
+
+def test_splitting_the_experts_costs_an_exchange_and_saves_gradients() -> None:
+    whole, split = step.predict(MOE, ON_64), step.predict(MOE, replace(ON_64, ep=8))
+    assert whole.expert_parallel_s == 0 < split.expert_parallel_s
+    assert split.gradients_s < whole.gradients_s and split.gemm_s <= whole.gemm_s
+    assert split.update_s == pytest.approx(whole.update_s)
+    # two rows of 8,192 tokens in BF16, 4 experts each; there and back, forward and backward, in 24 layers
+    sent = 2 * 8192 * 4 * 2880 * 2 * 4 * 24
+    assert split.expert_parallel_s == pytest.approx(7 / 8 * sent / MOE.links.nvlink, rel=0.03)
+    assert search.memory(MOE, replace(ON_64, ep=8)) < search.memory(MOE, ON_64)
+    splits = {
+        one.ep for one in search.layouts(MOE.model, num_gpus=64, largest_tp=1, global_batch_size=64, seq_length=8192)
+    }
+    assert splits == {1, 2, 4, 8, 16, 32}
+
+
+def test_a_step_in_fp4_only_has_faster_gemms() -> None:
+    fp8, fp4 = (
+        step.predict(grade.work("b200", "llama31_405b", gpus_per_node=8, is_fp4=is_fp4), replace(ON_64, tp=8, dp=8))
+        for is_fp4 in (False, True)
+    )
+    assert fp4.gemm_s < 0.75 * fp8.gemm_s
+    assert replace(fp4, gemm_s=0.0, wait_s=0.0) == replace(fp8, gemm_s=0.0, wait_s=0.0)
+    assert published.fp4("h200") is None
+
+
+def test_no_constant_is_from_a_gpu_that_counts_as_not_calibrated() -> None:
+    rows = [one.row for one in grade.graded() if not one.row.is_seen and one.terms]
+    assert {row.gpu for row in rows} == set(published.CALIBRATED_GPUS) and {row.precision for row in rows} == {"fp8"}
+    assert set(grade.REFERENCE.adapter_factors) == set(published.CALIBRATED_GPUS)
 
 
 def test_the_published_pretraining_steps_are_predicted() -> None:

@@ -87,7 +87,7 @@ def _positive(config: Config) -> dict[str, float | None]:
         **(_values("model", config.model, model) if config.model.is_known else {}),
         **(_values("model.experts", config.model.experts, EXPERTS) if config.model.experts else {}),
         **_values("parallel", config.parallel, ("tp", "pp", "cp", "vpp", "ep")),
-        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour")),
+        **_values("cluster", config.cluster, ("num_nodes", "ranks_per_node", "price_per_gpu_hour", "power_per_gpu_w")),
         **(_values("cluster.network", config.cluster.network, NETWORK) if config.cluster.network else {}),
         **(_values("cluster.failures", config.cluster.failures, FAILURES) if config.cluster.failures else {}),
         **(_values("recipe", config.recipe, recipe) if config.recipe else {}),
