@@ -331,6 +331,8 @@ class Package(Answer, kw_only=True, tag="runstop/package/1.0"):
     scaling_factors: dict[str, float]
     todo: tuple[str, ...]
     """The values that the user must fill in."""
+    energy_j: dict[str, float]
+    """MLPerf's energy of an entry, unscaled, by its folder in the submission; empty without power."""
     checkers: dict[str, Checker]
     findings: tuple[Finding, ...]
     passed: bool

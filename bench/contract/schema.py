@@ -210,6 +210,8 @@ class Cluster:
     """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
     currency: str = field(default="USD", metadata=OMIT_DEFAULT)
     """The currency of the price: its ISO 4217 code, such as EUR."""
+    system_description: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Fields of MLPerf's system description that no program can read, such as cooling; `runstop pack` writes them."""
     slurm: Slurm | None = None
     ray: Ray | None = field(default=None, metadata=OMIT_DEFAULT)
     kubernetes: Kubernetes | None = field(default=None, metadata=OMIT_DEFAULT)

@@ -4,6 +4,9 @@ NVIDIA's GPUs are read through NVML, AMD's through amdsmi (`amd_gpu.py`). It is 
 neither waits for the driver nor shares its interpreter. It writes a line per GPU and second to FILE. When standard
 input ends, it prints {driver, gpus, refused} as JSON. Values that the driver does not report are blank, with the reason
 in `refused`. Without the library it fails, and the last line of its traceback is the reason.
+
+If the node has a power meter of its own, its readings go to a second file (`bench.contract.telemetry.node_file`), and
+the JSON names the meter.
 """
 
 import argparse
@@ -22,8 +25,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bench.contract import mllog, telemetry
-from bench.contract.telemetry import Sample
-from jobs.ranks import amd_gpu
+from bench.contract.telemetry import Reading, Sample
+from jobs.ranks import amd_gpu, node_meter
 
 GIB = 2**30
 PR_SET_PDEATHSIG = 1
@@ -110,13 +113,39 @@ def main() -> None:
     os.nice(LOWEST_PRIORITY)
     gpus = opened(args.uuids, is_amd=args.amd)
     settings = [gpu.settings() for gpu in gpus]
+    meter = Meter.of_node(args.file)
     with args.file.open("x") as file:
         file.write(telemetry.header())
         for _ in moments(args.parent):
             file.write(telemetry.lines([gpu.sample() for gpu in gpus]))
             file.flush()
+            if meter is not None:
+                meter.read()
     refused = {name: reason for gpu in gpus for name, reason in gpu.refused.items()}
-    print(json.dumps({"driver": gpus[0].driver(), "gpus": settings, "refused": refused}), flush=True)
+    account = {"driver": gpus[0].driver(), "gpus": settings, "refused": refused}
+    print(json.dumps(account | ({} if meter is None else {"meter": str(meter.value)})), flush=True)
+
+
+class Meter:
+    """The node's own power meter, and the file for its readings."""
+
+    def __init__(self, value: Path, file: Path) -> None:
+        self.value, self._file = value, file.open("x")
+        self._file.write(telemetry.reading_header())
+
+    @classmethod
+    def of_node(cls, samples: Path) -> "Meter | None":
+        """Return the meter of this node; None if it has none."""
+        value = node_meter.find()
+        return None if value is None else cls(value, telemetry.node_file(samples))
+
+    def read(self) -> None:
+        """Write a reading; a moment without a value is left out, which shows as a gap."""
+        if (power_w := node_meter.watts(self.value)) is None:
+            return
+        time_ms, monotonic_ms = mllog.clocks_ms()
+        self._file.write(telemetry.reading_line(Reading(time_ms=time_ms, monotonic_ms=monotonic_ms, power_w=power_w)))
+        self._file.flush()
 
 
 def opened(uuids: list[str], *, is_amd: bool) -> Sequence[Sampled]:
