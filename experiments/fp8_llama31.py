@@ -102,9 +102,7 @@ def train(plan: Plan, seed: int, record: Record) -> None:
         engine = model.build(plan, seed)
         learn(engine, seed, record, name, lambda curve: curves.update({str(seed): curve}))
         if "setting" not in record.content:
-            size = Size(
-                model={}, batch=BATCH, base_steps=0, base_lr=0.0, steps=plan.max_steps, lr=LR, eval_every=0
-            )
+            size = Size(model={}, batch=BATCH, base_steps=0, base_lr=0.0, steps=plan.max_steps, lr=LR, eval_every=0)
             record.keep(setting=setting(size, plan, held(engine)))
 
 

@@ -113,39 +113,28 @@ def main() -> None:
     os.nice(LOWEST_PRIORITY)
     gpus = opened(args.uuids, is_amd=args.amd)
     settings = [gpu.settings() for gpu in gpus]
-    meter = Meter.of_node(args.file)
+    meter, node_file = node_meter.find(), telemetry.node_file(args.file)
+    if meter is not None:
+        node_file.write_text(telemetry.reading_header())
     with args.file.open("x") as file:
         file.write(telemetry.header())
         for _ in moments(args.parent):
             file.write(telemetry.lines([gpu.sample() for gpu in gpus]))
             file.flush()
             if meter is not None:
-                meter.read()
+                read_meter(meter, node_file)
     refused = {name: reason for gpu in gpus for name, reason in gpu.refused.items()}
     account = {"driver": gpus[0].driver(), "gpus": settings, "refused": refused}
-    print(json.dumps(account | ({} if meter is None else {"meter": str(meter.value)})), flush=True)
+    print(json.dumps(account | ({} if meter is None else {"meter": str(meter)})), flush=True)
 
 
-class Meter:
-    """The node's own power meter, and the file for its readings."""
-
-    def __init__(self, value: Path, file: Path) -> None:
-        self.value, self._file = value, file.open("x")
-        self._file.write(telemetry.reading_header())
-
-    @classmethod
-    def of_node(cls, samples: Path) -> "Meter | None":
-        """Return the meter of this node; None if it has none."""
-        value = node_meter.find()
-        return None if value is None else cls(value, telemetry.node_file(samples))
-
-    def read(self) -> None:
-        """Write a reading; a moment without a value is left out, which shows as a gap."""
-        if (power_w := node_meter.watts(self.value)) is None:
-            return
-        time_ms, monotonic_ms = mllog.clocks_ms()
-        self._file.write(telemetry.reading_line(Reading(time_ms=time_ms, monotonic_ms=monotonic_ms, power_w=power_w)))
-        self._file.flush()
+def read_meter(value: Path, file: Path) -> None:
+    """Append a reading of the node's meter; a moment without a value is left out, which shows as a gap."""
+    if (power_w := node_meter.watts(value)) is None:
+        return
+    time_ms, monotonic_ms = mllog.clocks_ms()
+    with file.open("a") as out:
+        out.write(telemetry.reading_line(Reading(time_ms=time_ms, monotonic_ms=monotonic_ms, power_w=power_w)))
 
 
 def opened(uuids: list[str], *, is_amd: bool) -> Sequence[Sampled]:

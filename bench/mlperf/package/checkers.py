@@ -196,6 +196,10 @@ _EXPLAINED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"Inconsistent number of (nodes|sw) in directory (?P<where>.*)",
             "record the power of all nodes in every run, or of none",
         ),
+        (
+            r"Run incomplete or did not converge",
+            "run this trial again, or leave it: one such run of a benchmark counts as the slowest",
+        ),
         (r"the official checker stopped", "see checkers.txt of a package with --force"),
     )
 )

@@ -4,8 +4,9 @@ Power comes from what was recorded while a trial ran: the readings of each node'
 that the user recorded (`--meter`). The power of the GPUs alone is not the power of a node, so it is only packed for a
 package that is marked as not for submission.
 
-Sources: MLCommons' "MLPerf Training - Power Measurement Rules" (what is measured, and how often), and mlperf-logging
-4.1.68: power_measurement.py (the records), power_checker.py (names and numbers of files), result_summarizer.py (energy).
+Sources: MLCommons' "MLPerf Training - Power Measurement Rules" (what is measured, and how often), and these files of
+mlperf-logging 4.1.68: power_measurement.py (records), power_checker.py (names and numbers of files),
+result_summarizer.py (energy).
 """
 
 import csv
@@ -174,7 +175,7 @@ def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
         yield broken("PCK-06", f"{where}: the package has the power of the GPUs, not of the nodes", where)
     nodes = max((_num_nodes(run) or 1 for run in entry.runs), default=1)
     if nodes > 1 and not request.switches_w:
-        yield broken("PCK-09", f"{where}: the runs use {nodes} nodes, but no switch has an estimate of its power", where)
+        yield broken("PCK-09", f"{where}: the runs use {nodes} nodes, but no switch has a power estimate", where)
 
 
 def _num_nodes(run: Run) -> int | None:
@@ -229,7 +230,7 @@ def _readings(file: Path) -> Series:
 
 
 def _summed(samples: Sequence[Sample]) -> Series:
-    """Return the power of all GPUs at each moment; a moment at which one is unknown is left out, which shows as a gap."""
+    """Return the power of all GPUs at each moment; without that of one GPU the moment is left out, as a gap."""
     moments: list[dict[int, Sample]] = []
     for sample in samples:
         if not moments or sample.gpu in moments[-1]:
@@ -250,9 +251,7 @@ def _within(series: Series, start: int, stop: int) -> Series:
     return series[first : last + 1]
 
 
-def _uncovered(
-    nodes: dict[str, Series], start: int, stop: int, *, expected: int | None, scope: Scope
-) -> Iterator[str]:
+def _uncovered(nodes: dict[str, Series], start: int, stop: int, *, expected: int | None, scope: Scope) -> Iterator[str]:
     """Yield what the rules require and the readings do not have."""
     what = "the power of a node" if scope is Scope.node else "the power of the GPUs of a node"
     if not nodes or (expected is not None and len(nodes) < expected):
