@@ -162,13 +162,13 @@ def check(log: Log) -> Iterator[Finding]:
         for gpu in (telemetry.gpus if telemetry else ())
         if gpu.energy_j and gpu.integrated_energy_j is not None
     ]
-    apart = [(share, gpu) for share, gpu in compared if abs(share) > MAX_DISAGREEMENT]
-    if not apart:
+    differing = [(share, gpu) for share, gpu in compared if abs(share) > MAX_DISAGREEMENT]
+    if not differing:
         return
-    share, gpu = max(apart, key=lambda each: abs(each[0]))
+    share, gpu = max(differing, key=lambda each: abs(each[0]))
     what = (
-        f"the energy of {len(apart)} of {len(compared)} GPUs by the integral of power differs from the GPU's counter "
-        f"by more than {100 * MAX_DISAGREEMENT:g} %; GPU {gpu.gpu} of {gpu.node}: {gpu.integrated_energy_j:,.0f} J by "
+        f"the energy of {len(differing)} of {len(compared)} GPUs by the integral of power differs from that by the "
+        f"counter by more than {100 * MAX_DISAGREEMENT:g} %; GPU {gpu.gpu} of {gpu.node}: {gpu.integrated_energy_j:,.0f} J by "
         f"power, {gpu.energy_j:,.0f} J by the counter ({100 * share:+.1f} %)"
     )
     yield finding("LOG-27", "warning", log.all(mllog.GPU_TELEMETRY)[0].line, printable(what))

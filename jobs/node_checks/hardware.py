@@ -110,7 +110,7 @@ BLOCK = Path("/sys/block")
 
 def disks() -> tuple[Disk, ...]:
     """Return the disks of this node, without loop devices and memory disks, which have no `device`."""
-    found = []
+    listed = []
     for folder in sorted(BLOCK.glob("*")):
         sectors = text(folder / "size") or ""
         if (folder / "device").exists() and sectors.isdigit() and int(sectors):
@@ -118,8 +118,8 @@ def disks() -> tuple[Disk, ...]:
             rotating = "HDD" if is_hdd else "SSD"
             kind = {"nv": "NVMe SSD", "vd": "virtual disk"}.get(folder.name[:2], rotating)
             gib = int(sectors) * SECTOR_BYTES // 2**30
-            found.append(Disk(folder.name, kind, gib, text(folder / "device/model")))
-    return tuple(found)
+            listed.append(Disk(folder.name, kind, gib, text(folder / "device/model")))
+    return tuple(listed)
 
 
 def cpu_model() -> str | None:

@@ -16,8 +16,8 @@ VALUES = ("power1_average", "device/power1_average", "power1_input")
 
 def find() -> Path | None:
     """Return the file with the node's power; None if the node has no meter, or several, whose sum may count twice."""
-    found = [file for folder in sorted(HWMON.glob("hwmon*")) if (file := _value(folder)) is not None]
-    return found[0] if len(found) == 1 else None
+    files = [file for folder in sorted(HWMON.glob("hwmon*")) if (file := _value(folder)) is not None]
+    return files[0] if len(files) == 1 else None
 
 
 def watts(file: Path) -> float | None:

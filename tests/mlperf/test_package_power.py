@@ -181,3 +181,16 @@ def test_json_has_the_energy(run: Path, capsys: pytest.CaptureFixture[str]) -> N
         cli.main([*out, "--describe", str(described), "--power", "--json"])
     packed = answers.one(capsys.readouterr().out)
     assert packed["energy_j"]["results/box/llama31_8b"] > 8 * GPU_W * 300
+
+
+@pytest.mark.parametrize(("energy_j", "message"), [(9e8, "PCK-08: .*the nodes used 3,[0-9,]+ J, less than their GPUs")])
+def test_nodes_use_more_energy_than_their_gpus(run: Path, energy_j: float, message: str) -> None:
+    log = run / "result_3.txt"
+    of_gpu = {"gpu": 0, "energy_j": energy_j, "integrated_energy_j": 0.9 * energy_j}
+    record = {"time_ms": 1, "event_type": "POINT_IN_TIME", "key": "gpu_telemetry", "value": {"gpus": [of_gpu]}}
+    line = f":::MLLOG {json.dumps(record | {'namespace': '', 'metadata': {'node': 'dgx-0'}})}\n"
+    log.write_text(line + log.read_text())
+    with pytest.raises(ConfigError, match=message):
+        package.pack(request(run, PowerRequest()))
+    with pytest.raises(ConfigError, match=r"LOG-27: .*result_3.txt: the energy of 1 of 1 GPUs .*\(-10.0 %\)"):
+        package.pack(request(run, PowerRequest(scope=Scope.gpus)))

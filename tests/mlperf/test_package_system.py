@@ -1,4 +1,4 @@
-"""systems/<system>.json from the facts of the nodes, and what nobody recorded is asked for."""
+"""systems/<system>.json from the facts of the nodes, and the config. What is unknown is listed."""
 
 from dataclasses import replace
 from pathlib import Path

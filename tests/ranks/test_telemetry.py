@@ -326,12 +326,12 @@ def test_no_sampler_on_cpus_or_when_switched_off(
     assert [path.name for path in tmp_path.iterdir()] == ["log"] and not (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("watts", "found"), [(300.0, ""), (305.0, ""), (307.0, "+2.3 %"), (290.0, "-3.3 %")])
-def test_two_energies_that_disagree_are_a_warning(tmp_path: Path, watts: float, found: str) -> None:
+@pytest.mark.parametrize(("watts", "difference"), [(300.0, ""), (305.0, ""), (307.0, "+2.3 %"), (290.0, "-3.3 %")])
+def test_two_energies_that_disagree_are_a_warning(tmp_path: Path, watts: float, difference: str) -> None:
     """The counter has 900 J in the run of 3 s; the integral of power may differ by 2 %."""
     record = summary(samples(energy_j=(850.0, 1150.0, 1450.0, 1750.0, 2050.0), power_w=(watts,) * 5), RUN)
     with mllog.Writer(tmp_path / "result_0.txt") as log:
         log.event(mllog.GPU_TELEMETRY, record, node="dgx-0")
     warnings = [f.what for f in parse(tmp_path / "result_0.txt").findings if f.rule == "LOG-27"]
-    assert len(warnings) == bool(found) and all(f"GPU 2 of dgx-0: {3 * watts:,.0f} J" in what for what in warnings)
-    assert all(found in what for what in warnings)
+    assert len(warnings) == bool(difference) and all(f"GPU 2 of dgx-0: {3 * watts:,.0f} J" in what for what in warnings)
+    assert all(difference in what for what in warnings)

@@ -193,7 +193,13 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
 def _description_findings(descriptions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     for name, description in descriptions.items():
         if fields := system.missing(description):
-            yield broken("PCK-10", f"systems/{name}.json does not have: {', '.join(fields)}", f"systems/{name}.json")
+            example = json.dumps({fields[0]: "…"} | ({fields[-1]: "…"} if fields[1:] else {}), ensure_ascii=False)
+            fix = (
+                f"set them in cluster.system_description before the run; or write them to a file {name}.json, such as "
+                f"{example}, and add --describe {name}.json"
+            )
+            what = f"systems/{name}.json does not have: {', '.join(fields)}"
+            yield broken("PCK-10", what, f"systems/{name}.json", fix=fix)
         for field in COUNTS:
             if (value := description[field]) and not value.isdecimal():
                 what = f"systems/{name}.json: {field} is {value!r:.80}, which is not a whole number"

@@ -27,10 +27,10 @@ from bench.mlperf.result import Result
 from bench.rules.finding import Finding, Severity, broken
 
 MAX_GAP_S = 1.5
-"""The rules want a sample at least once a second. Samples are taken every second, some tens of milliseconds early or
+"""The rules require a sample at least once a second. Samples are taken every second, some tens of milliseconds early or
 late; a longer gap is a missing sample."""
 MIN_READINGS = 60
-"""The rules want at least so many power samples of a run."""
+"""The rules require at least so many power samples of a run."""
 METER_COLUMNS = ("time_ms", "node", "power_w")
 _MOST_SHOWN = 5
 
@@ -189,11 +189,11 @@ def _of_run(
     run: Run, result: Result, by_meter: dict[str, Series], request: PowerRequest
 ) -> tuple[RunPower, list[Finding]]:
     """Return the power of a run within its time, and what is missing."""
-    found = by_meter or _recorded(run, result, request.scope)
+    known = by_meter or _recorded(run, result, request.scope)
     start, stop = result.run_start_ms, result.run_stop_ms
     if start is None or stop is None:
         return RunPower(result, ()), []  # the log is not valid, which another rule reports
-    cut = {node: _within(series, start, stop) for node, series in found.items()}
+    cut = {node: _within(series, start, stop) for node, series in known.items()}
     power = RunPower(result, tuple(cut.values()))
     findings = [
         broken("PCK-07", f"{result.file}: {what}", result.file)

@@ -58,13 +58,13 @@ def describe(result: Result, plan: Plan | None, machines: Sequence[RankFacts] = 
 
 def machines(folder: Path) -> list[RankFacts]:
     """Return the facts of local rank 0 of each node of a run, in the order of ranks; damaged files are skipped."""
-    found: dict[str, RankFacts] = {}
+    nodes: dict[str, RankFacts] = {}
     for path in sorted(folder.glob(f"{run_files.FACTS}*/rank_*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             rank = node_facts.loads(regular_files.read_text(path), RankFacts)
             if rank.machine is not None:
-                found.setdefault(rank.node, rank)
-    return list(found.values())
+                nodes.setdefault(rank.node, rank)
+    return list(nodes.values())
 
 
 def node_facts_of(ranks: Sequence[RankFacts]) -> dict[str, Any]:
