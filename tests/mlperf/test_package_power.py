@@ -18,6 +18,8 @@ from bench.mlperf.result import Result, parse
 from bench.mlperf.system_fields import NEEDED
 from helpers import answers, planned_log
 
+pytestmark = pytest.mark.long
+
 NUM_EVALUATIONS = (14, 14, 14, 14, 14, 14, 14, 15, 15, 15)
 NODE_W, GPU_W = 9000.0, 900.0
 """The node's power rises by a watt a reading; its eight GPUs use 7200 W."""
