@@ -129,6 +129,11 @@ def test_readings_of_a_meter_replace_recorded_ones(run: Path) -> None:
         file.unlink()
     with pytest.raises(ConfigError, match="PCK-07: .*the power of a node was recorded on 0 of 1 nodes"):
         package.pack(request(run, PowerRequest()))
+    unreadable = run / run_files.node_power(0, "dgx-0")
+    unreadable.symlink_to("elsewhere")
+    with pytest.raises(ConfigError, match=r"the recorded power cannot be read: .*symbolic link\n  where: .*dgx-0.csv"):
+        package.pack(request(run, PowerRequest()))
+    unreadable.unlink()
     meter = run.parent / "pdu.csv"
     lines = ["node,time_ms,power_w"]
     results = [parse(run / f"result_{k}.txt") for k in range(10)]

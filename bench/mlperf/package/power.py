@@ -213,7 +213,11 @@ def _recorded(run: Run, result: Result, scope: Scope) -> dict[str, Series]:
     series = {}
     for file in sorted(run.folder.glob(pattern)):
         node = file.name.removeprefix(before).removesuffix(after)
-        series[node] = _readings(file) if scope is Scope.node else _summed(list(telemetry.read(file)))
+        try:
+            series[node] = _readings(file) if scope is Scope.node else _summed(list(telemetry.read(file)))
+        except OSError as error:
+            what = f"the recorded power cannot be read: {error.strerror}"
+            raise ConfigError(what, where=str(file), fix="restore the file, or pack without --power") from error
     return series
 
 

@@ -213,6 +213,7 @@ def read(path: Path) -> dict[str, str]:
         raise ConfigError(
             f"the file is not a system description: {named}",
             where=str(path),
-            fix="copy a <system>.json that runstop pack has written, and edit the copy",
+            fix='write a JSON object with fields of MLPerf\'s system description, such as {"cooling": "air"}; '
+            "a package that was written with --force has all fields",
         )
     return text_of(fields)
