@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from bench.contract.checkpoint import model_of
 from bench.contract.plan import Plan
 from bench.planning import compose
-from bench.planning.make_plan import ENVIRONMENT
+from bench.planning.commands import ENVIRONMENT
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import Rank
 from jobs.ranks.timing import finite

@@ -41,7 +41,7 @@ from fp8_learning import (
 
 from bench.contract.plan import Plan
 from bench.planning import compose
-from bench.planning.make_plan import ENVIRONMENT
+from bench.planning.commands import ENVIRONMENT
 from jobs.engines.megatron.groups import end_ranks, start_ranks
 from jobs.ranks.identity import Rank
 from jobs.tasks.prepare import prepare_rows_of

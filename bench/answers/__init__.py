@@ -220,6 +220,7 @@ def package(packed: "Package") -> schema.Package:
         benchmarks=tuple(sorted({entry.benchmark for entry in packed.entries})),
         files=tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())),
         scaling_factors=dict(packed.checked.scaling),
+        energy_j=dict(packed.energy_j),
         todo=tuple(f"{file}: {field}" for file, fields in packed.todo.items() for field in fields),
         checkers={name: _of(schema.Checker, check) for name, check in checks},
         note=UNVERIFIED,

@@ -34,7 +34,7 @@ class Span(Part, kw_only=True):
     eval_final: float | None
 
 
-class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.0"):
+class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     """The verdict on one log, and all numbers that the log has. A number that the log does not have is null."""
 
     file: str
@@ -264,7 +264,7 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     """Where the verdict of MLPerf's checker differs from ours."""
 
 
-class Trial(Answer, kw_only=True, tag="runstop/trial/1.0"):
+class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     """A row of a report: one trial. Tasks that do not train have only name, validity and measurements."""
 
     trial: str
@@ -295,6 +295,8 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.0"):
     tflops_gpu: float | None = None
     mfu: float | None = None
     eval_time_s: float | None = None
+    evaluation_share: float | None = None
+    """Of the time from run_start to run_stop."""
     peak_memory_gib: float | None = None
     estimated_memory_gib: float | None = None
     has_target: bool | None = None
@@ -317,7 +319,7 @@ class Checker(Part, kw_only=True):
     messages: tuple[str, ...]
 
 
-class Package(Answer, kw_only=True, tag="runstop/package/1.0"):
+class Package(Answer, kw_only=True, tag="runstop/package/1.1"):
     """A package for an MLPerf submission."""
 
     folder: str
@@ -331,6 +333,8 @@ class Package(Answer, kw_only=True, tag="runstop/package/1.0"):
     scaling_factors: dict[str, float]
     todo: tuple[str, ...]
     """The values that the user must fill in."""
+    energy_j: dict[str, float]
+    """MLPerf's energy of an entry, unscaled, by its folder in the submission; empty without power."""
     checkers: dict[str, Checker]
     findings: tuple[Finding, ...]
     passed: bool

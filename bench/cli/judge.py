@@ -15,6 +15,7 @@ from bench.runs.folder import short
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
     from bench.mlperf.log import Log
+    from bench.mlperf.package.power import PowerRequest
     from bench.watch.lines import View
 
 
@@ -378,6 +379,37 @@ def _add_pack(verbs: arguments.Verbs) -> None:
         help="the completed system description <system>.json",
     )
     parser.add_argument(
+        "--power",
+        nargs="?",
+        choices=("node", "gpus"),
+        const="node",
+        help="also pack the recorded power: of whole nodes (default), or of the GPUs only, which is not for submission",
+    )
+    parser.add_argument(
+        "--meter",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CSV",
+        help="readings of your own power meter: columns time_ms, node, power_w; instead of the recorded ones",
+    )
+    parser.add_argument(
+        "--switch-watts",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="W",
+        help="of each switch between the nodes: its maximum power, times the share that the runs use",
+    )
+    parser.add_argument(
+        "--psu-efficiency",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="output over input of the power supplies, if the meter is on their AC side (default: 1)",
+    )
+    parser.add_argument("--dc", action="store_true", help="the meter is on the DC side of the power supplies")
+    parser.add_argument(
         "--force", action="store_true", help="pack even if it cannot be submitted; the package is marked"
     )
     arguments.takes_json(parser)
@@ -396,6 +428,7 @@ def _pack(args: argparse.Namespace) -> int:
         ruleset=args.ruleset,
         division=args.division,
         descriptions=tuple(args.describe),
+        power=_power(args),
         force=args.force,
     )
     packed = package.pack(request)
@@ -406,6 +439,31 @@ def _pack(args: argparse.Namespace) -> int:
     else:
         sheet.show(module_sheets.package_sheet(packed))
     return 0 if packed.passed else 1
+
+
+def _power(args: argparse.Namespace) -> "PowerRequest | None":
+    """Return which power to pack.
+
+    Raises:
+        ConfigError: an option of power is given without --power.
+    """
+    from bench.mlperf.package.power import PowerRequest, Scope
+
+    if args.power is None:
+        given = {"--meter": args.meter, "--switch-watts": args.switch_watts, "--dc": args.dc}
+        unused = [name for name, value in given.items() if value]
+        unused += ["--psu-efficiency"] if args.psu_efficiency != 1 else []
+        if unused:
+            what = f"{' and '.join(unused)} needs --power"
+            raise ConfigError(what, where="command line", fix=f"add --power, or remove {' and '.join(unused)}")
+        return None
+    return PowerRequest(
+        scope=Scope(args.power),
+        meters=tuple(args.meter),
+        current="DC" if args.dc else "AC",
+        efficiency=args.psu_efficiency,
+        switches_w=tuple(args.switch_watts),
+    )
 
 
 def _add_verify(verbs: arguments.Verbs) -> None:

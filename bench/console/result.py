@@ -88,15 +88,19 @@ def _score_samples_row(scored: Score) -> Row:
 def package_sheet(package: Package) -> TextTable:
     """Return what was written, the verdicts of the official checkers, and what the user must fill in."""
     rows: list[Row] = [_entry_row(entry, package.checked.scaling) for entry in package.entries]
+    rows += ((folder, f"{energy_j / 1000:,.1f} kJ", _ENERGY) for folder, energy_j in package.energy_j.items())
     for checker, check in package.checked.checks.items():
         rows.append((f"MLPerf's {checker} checker", "passed" if check.passed else "failed", ""))
-        rows += ((f"MLPerf's {checker} checker", "", message.splitlines()[0]) for message in check.messages)
-    rows += ((finding.rule, finding.severity, finding.what) for finding in package.findings)
+    for finding in package.findings:
+        rows.append((finding.rule, finding.severity, f"{finding.what} ({finding.where}); {finding.fix}"))
     rows += (("to fill in", file, ", ".join(fields)) for file, fields in package.todo.items())
     verdict = "all official checkers passed" if package.passed else "cannot be submitted"
     rows.append(("package", str(package.request.folder), verdict))
     title = f"submission of {package.request.org}, {package.division}, ruleset {package.ruleset}"
     return TextTable(title, rows, caption=UNVERIFIED)
+
+
+_ENERGY = "energy of a run, unscaled: mean of the runs that count in the score"
 
 
 def _entry_row(entry: Entry, scaling: Mapping[str, float]) -> Row:

@@ -72,6 +72,18 @@ class GpuFacts:
     rows_pending: str | None = None
     rows_failed: str | None = None
     throttle: str | None = None
+    pcie: str | None = None
+    """Its fastest link to the host: PCIe gen 5 x16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """One disk of a node; kind: NVMe SSD, SSD or HDD."""
+
+    name: str
+    kind: str
+    gib: int
+    model: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,13 @@ class Machine:
     """The table that `nvidia-smi topo -m` prints."""
     results: Results
     paths: tuple[NeededPath, ...]
+    num_sockets: int | None = None
+    """This and all fields below are None, or empty, in older facts."""
+    cores_per_socket: int | None = None
+    max_cpu_mhz: int | None = None
+    cpu_caches: str | None = None
+    """Of the first CPU: L1d 48K, L2 2048K, …"""
+    disks: tuple[Disk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,11 @@ def telemetry(trial: int | str, node: str) -> str:
     return f"{RANK_LOGS}/trial_{trial}.gpus_{node}.csv"
 
 
+def node_power(trial: int | str, node: str) -> str:
+    """Return the power of a whole node during a trial, by its own meter; `*` for all nodes."""
+    return f"{RANK_LOGS}/trial_{trial}.node_{node}.csv"
+
+
 def nsys_report(trial: int, rank: int) -> str:
     """Return the report of Nsight Systems of one rank; nsys adds .nsys-rep."""
     return f"{RANK_LOGS}/trial_{trial}.rank_{rank}"

@@ -210,6 +210,8 @@ class Cluster:
     """The price of one GPU for one hour, from which costs are computed. None: unknown, no cost is shown."""
     currency: str = field(default="USD", metadata=OMIT_DEFAULT)
     """The currency of the price: its ISO 4217 code, such as EUR."""
+    system_description: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """Fields of MLPerf's system description that no program can read, such as cooling; `runstop pack` writes them."""
     power_per_gpu_w: float | None = field(default=None, metadata=OMIT_DEFAULT)
     """Measured watts of a node in training divided by its GPUs, for the energy of `plan --scale`. None: that of the
     GPU alone, by its data sheet."""

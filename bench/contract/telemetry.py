@@ -1,7 +1,8 @@
 """GPU telemetry of a node during a trial, from NVML or amdsmi: a CSV file with one line per GPU and second.
 
 One process per node writes it, the ranks write a summary to the log, and `watch` reads the latest lines. Values that
-the driver does not report are empty. Standard library only: ranks import it.
+the driver does not report are empty. If the node has a power meter of its own, a second file has its readings. Standard
+library only: ranks import it.
 """
 
 import csv
@@ -59,6 +60,16 @@ class Sample:
     """Reasons for reduced clocks; empty if there are none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The power of a whole node at one moment, by a meter at its power supplies. The fields are the columns."""
+
+    time_ms: int
+    monotonic_ms: int
+    """The same clock as monotonic_ms in the log."""
+    power_w: float
+
+
 COLUMNS = tuple(field.name for field in fields(Sample))
 WHOLE = ("time_ms", "monotonic_ms", "gpu")
 NUMBERS = tuple(name for name in COLUMNS if name not in (*WHOLE, "throttle"))
@@ -93,6 +104,22 @@ def read(path: Path) -> Iterator[Sample]:
     """
     with io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace") as file:
         yield from _parsed(file)
+
+
+READING_COLUMNS = tuple(field.name for field in fields(Reading))
+
+
+def reading_header() -> str:
+    return ",".join(READING_COLUMNS) + "\n"
+
+
+def reading_line(reading: Reading) -> str:
+    return f"{reading.time_ms},{reading.monotonic_ms},{_cell(float(reading.power_w))}\n"
+
+
+def node_file(samples: Path) -> Path:
+    """Return the file with the node's readings that belongs to a file with the samples of its GPUs."""
+    return samples.with_name(samples.name.replace("gpus", "node", 1))
 
 
 def newest(path: Path) -> list[Sample]:

@@ -17,6 +17,7 @@ from bench.mlperf import (
     provenance_checks,
     recipe_checks,
     step_checks,
+    telemetry,
 )
 from bench.mlperf.benchmarks import BENCHMARKS, DISCLOSED
 from bench.mlperf.log import Log, finding
@@ -311,4 +312,5 @@ _CHECKS = (
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*program_checks.CHECKS, *clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
     local_sgd.check,
+    telemetry.check,
 )

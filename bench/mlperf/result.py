@@ -154,6 +154,13 @@ class Result:
     """No finding is an error: the trial completed and, if it has a target, reached it."""
 
     @property
+    def evaluation_share(self) -> float | None:
+        """The share of the run time that was spent in evaluations; None unless the log times each of them."""
+        if not self.minutes or not self.evaluations or len(self.eval_times_s) != len(self.evaluations):
+            return None
+        return sum(self.eval_times_s) / (60 * self.minutes)
+
+    @property
     def real_tokens_s_gpu(self) -> float | None:
         """tokens_s_gpu without padding; None if the log does not count padding."""
         return self.tokens_s_gpu and self.real_token_share and self.tokens_s_gpu * self.real_token_share

@@ -11,8 +11,9 @@ from typing import Any
 
 from bench.contract import mllog
 from bench.mlperf import speed
-from bench.mlperf.log import Log, number
+from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import printable
+from bench.rules.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class GpuTelemetry:
     throttle: dict[str, float] | None
     """The share of time in which each reason reduced the clocks."""
     energy_j: float | None
+    integrated_energy_j: float | None
+    """By the integral of the sampled power, if energy_j is by the GPU's counter."""
     training_energy_j: float | None
     """The energy in training blocks, without loading, evaluations and checkpoints."""
 
@@ -147,6 +150,30 @@ def joined(trials: Sequence[Telemetry]) -> Telemetry | None:
     )
 
 
+MAX_DISAGREEMENT = 0.02
+"""How far the energy by the integral of power may be from that by the counter, as a share."""
+
+
+def check(log: Log) -> Iterator[Finding]:
+    """Yield the GPU whose two energies differ most, if they differ too much."""
+    telemetry = read(log)
+    compared = [
+        (gpu.integrated_energy_j / gpu.energy_j - 1, gpu)
+        for gpu in (telemetry.gpus if telemetry else ())
+        if gpu.energy_j and gpu.integrated_energy_j is not None
+    ]
+    differing = [(share, gpu) for share, gpu in compared if abs(share) > MAX_DISAGREEMENT]
+    if not differing:
+        return
+    share, gpu = max(differing, key=lambda each: abs(each[0]))
+    what = (
+        f"the energy of {len(differing)} of {len(compared)} GPUs by the integral of power differs from that by the "
+        f"counter by more than {100 * MAX_DISAGREEMENT:g} %; GPU {gpu.gpu} of {gpu.node}: "
+        f"{gpu.integrated_energy_j:,.0f} J by power, {gpu.energy_j:,.0f} J by the counter ({100 * share:+.1f} %)"
+    )
+    yield finding("LOG-27", "warning", log.all(mllog.GPU_TELEMETRY)[0].line, printable(what))
+
+
 def _missing(known: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     for node, value in known:
         if mllog.NOT_MEASURED in value:
@@ -165,7 +192,7 @@ def _gpus(node: str, record: dict[str, Any]) -> Iterator[GpuTelemetry]:
 
 
 LEVELS = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_gib")
-_NUMBERS = ("power_limit_w", "max_sm_clock_mhz", "energy_j", "training_energy_j")
+_NUMBERS = ("power_limit_w", "max_sm_clock_mhz", "energy_j", "integrated_energy_j", "training_energy_j")
 
 
 def _level(value: Any) -> Level | None:

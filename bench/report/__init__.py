@@ -111,6 +111,7 @@ def _rows(trials: "TrialSet") -> "list[Row]":
             "tflops_gpu": r.tflops_gpu if trials.num_gpus else None,
             "mfu": r.mfu if trials.num_gpus else None,
             "eval_time_s": r.eval_time_s,
+            "evaluation_share": r.evaluation_share,
             "peak_memory_gib": r.peak_memory_gib.allocated if r.peak_memory_gib else None,
             "estimated_memory_gib": r.peak_memory_gib.estimated if r.peak_memory_gib else None,
             "has_target": r.has_target,

@@ -230,6 +230,9 @@ def _cards(trials: TrialSet, claimed: Claim, rows: Sequence[Row]) -> list[Card]:
             spread = f"median of trials; {low} to {high}" if low != high else "the same in all trials"
             note = spread if len(values) > 1 else "one trial"
             cards.append(Card(name=HEADINGS[key], value=number_text(median(values)), unit=unit, note=note))
+    if shares := [row["evaluation_share"] for row in rows if row["evaluation_share"] is not None]:
+        note = "of run_start → run_stop; median of trials"
+        cards.append(Card(name="evaluations", value=f"{100 * median(shares):.1f}", unit="% of the time", note=note))
     return cards
 
 

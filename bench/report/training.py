@@ -179,6 +179,8 @@ def _arithmetic_row(result: Result) -> Row:
 
 def _evaluation_row(result: Result) -> Row:
     time = "" if result.eval_time_s is None else f"{result.eval_time_s:,.1f} s each"
+    if result.evaluation_share is not None:
+        time += f", {100 * result.evaluation_share:.1f} % of run_start → run_stop"
     if not result.has_target:
         return "evaluations", f"{len(result.evaluations)}", time
     at = [f"{e.value:.4f} at {e.samples:,} samples" for e in result.evaluations if e.samples is not None]

@@ -20,6 +20,7 @@ UNITS = {
     "samples_to_target": "samples",
     "step_time": "ms",
     "evaluation_time": "s",
+    "evaluation_share": "",
     "epoch_time": "s",
     "time_of_steps": "s",
     "initialization_time": "s",
@@ -99,6 +100,7 @@ def _measured(result: Result) -> Iterator[Measurement]:
     if result.steps_time_s is not None:
         yield Measurement(name="time_of_steps", unit="s", value=result.steps_time_s, n=len(result.step_times_ms))
     for name, unit, value in (
+        ("evaluation_share", "", result.evaluation_share),
         ("initialization_time", "s", result.init_s),
         ("throughput", "samples/s", result.throughput_samples_s),
         ("throughput_per_gpu", "tokens/s/GPU", result.tokens_s_gpu),

@@ -101,6 +101,11 @@ LOG: Texts = {
         "`runstop parse LOG --official RULESET` prints what it refuses. If a program logs by the rules of an earlier "
         "round, set engine.command.ruleset",
     ),
+    "LOG-27": (
+        "two measurements of a GPU's energy disagree",
+        "use the energy of neither, and compare with a meter; power may be sampled too seldom for a load that changes "
+        "fast, or the driver may have an error",
+    ),
     "REC-01": (
         "a value differs from the value that the rules fix",
         "set the value of the rules, or submit to the open division",
@@ -155,4 +160,26 @@ SCORE: Texts = {
         "the log names another organization",
         "set --org to the logged organization, or set cluster.org and run again",
     ),
+    "PCK-06": (
+        "the power in a package is not that of whole nodes",
+        "record each node at its power supplies: runstop records nodes with an ACPI power meter, for others give the "
+        "readings of a meter with --meter; or pack without --power",
+    ),
+    "PCK-07": (
+        "the power of a run was not measured as MLPerf's power rules require",
+        "give complete readings of every node with --meter, run the trial again, or pack without --power",
+    ),
+    "PCK-08": (
+        "the nodes of a run used less energy than their GPUs",
+        "check the meter's unit and the nodes that it measures, and --psu-efficiency",
+    ),
+    "PCK-09": (
+        "the power of the switches between the nodes is missing",
+        "give --switch-watts for each switch: its maximum specified power, times the share of it that the run uses",
+    ),
+    "PCK-10": (
+        "fields of a system description are empty, or not numbers",
+        "set them in cluster.system_description before the run, or give a file <system>.json with --describe",
+    ),
+    "PCK-11": ("MLPerf's own checkers refuse the package", "correct what the checker names, and pack again"),
 }

@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contract import host_memory
-from bench.contract.node_facts import NOT_INSTALLED, GpuFacts, Interface, Machine, NeededPath, Port, Results
+from bench.contract.node_facts import NOT_INSTALLED, Disk, GpuFacts, Interface, Machine, NeededPath, Port, Results
 
 TIMEOUT_S = 20
 """Longest wait for nvidia-smi or amdsmi; they hang on a GPU that has fallen off the bus."""
@@ -72,7 +73,53 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
         gpu_links=links,
         results=results,
         paths=paths,
+        **processors(),
+        disks=disks(),
     )
+
+
+def processors() -> dict[str, Any]:
+    """Return the sockets, cores, clock and caches of this node's CPUs, as far as the kernel knows them."""
+    lines = [line.partition(":") for line in (text(Path("/proc/cpuinfo")) or "").splitlines()]
+    sockets = {value.strip() for name, _, value in lines if name.strip() == "physical id"}
+    cores = [value.strip() for name, _, value in lines if name.strip() == "cpu cores"]
+    khz = text(CPU / "cpufreq/cpuinfo_max_freq") or ""
+    return {
+        "num_sockets": len(sockets) or None,
+        "cores_per_socket": int(cores[0]) if cores and cores[0].isdigit() else None,
+        "max_cpu_mhz": int(khz) // 1000 if khz.isdigit() else None,
+        "cpu_caches": ", ".join(_caches()) or None,
+    }
+
+
+CPU = Path("/sys/devices/system/cpu/cpu0")
+_KINDS = {"Data": "d", "Instruction": "i"}
+
+
+def _caches() -> Iterator[str]:
+    for folder in sorted((CPU / "cache").glob("index*")):
+        level, kind, size = (text(folder / name) for name in ("level", "type", "size"))
+        if level and size:
+            yield f"L{level}{_KINDS.get(kind or '', '')} {size}"
+
+
+SECTOR_BYTES = 512
+"""The unit of /sys/block/*/size, for every disk."""
+BLOCK = Path("/sys/block")
+
+
+def disks() -> tuple[Disk, ...]:
+    """Return the disks of this node, without loop devices and memory disks, which have no `device`."""
+    listed = []
+    for folder in sorted(BLOCK.glob("*")):
+        sectors = text(folder / "size") or ""
+        if (folder / "device").exists() and sectors.isdigit() and int(sectors):
+            is_hdd = text(folder / "queue/rotational") == "1"
+            rotating = "HDD" if is_hdd else "SSD"
+            kind = {"nv": "NVMe SSD", "vd": "virtual disk"}.get(folder.name[:2], rotating)
+            gib = int(sectors) * SECTOR_BYTES // 2**30
+            listed.append(Disk(folder.name, kind, gib, text(folder / "device/model")))
+    return tuple(listed)
 
 
 def cpu_model() -> str | None:
@@ -136,14 +183,24 @@ def gpus() -> tuple[tuple[GpuFacts, ...] | None, str | None, str | None]:
         return None, f"nvidia-smi{NOT_INSTALLED}", None
     tables = [f"--query-gpu={','.join(_GPU.values())}", f"--query-remapped-rows={','.join(_ROWS.values())}"]
     reasons = [f"--query-gpu=uuid,clocks_{name}_reasons.active" for name in ("event", "throttle")]  # new and old name
-    queries = [[query, "--format=csv,noheader,nounits"] for query in tables + reasons]
+    links_of = ["--query-gpu=uuid,pcie.link.gen.max,pcie.link.width.max"]
+    queries = [[query, "--format=csv,noheader,nounits"] for query in tables + reasons + links_of]
     with ThreadPoolExecutor() as pool:
-        (refused, listed), (_, rows), *throttled, (_, links) = pool.map(nvidia_smi, [*queries, ["topo", "-m"]])
+        results = list(pool.map(nvidia_smi, [*queries, ["topo", "-m"]]))
+    (refused, listed), (_, rows), *throttled, (_, pcie), (_, links) = results
     if listed is None:
         return None, refused, None
     remapped = {row["uuid"]: row for row in _table(rows, list(_ROWS))}
     active = {row["uuid"]: row for _, out in throttled for row in _table(out, ["uuid", "throttle"])}
-    merged = (gpu | remapped.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) for gpu in _table(listed, list(_GPU)))
+    buses = {
+        row["uuid"]: {"pcie": f"PCIe gen {row['gen']} x{row['width']}"}
+        for row in _table(pcie, ["uuid", "gen", "width"])
+        if row["gen"] and row["width"]
+    }
+    merged = (
+        gpu | remapped.get(gpu["uuid"], {}) | active.get(gpu["uuid"], {}) | buses.get(gpu["uuid"], {})
+        for gpu in _table(listed, list(_GPU))
+    )
     return tuple(GpuFacts(**gpu) for gpu in merged), None, links
 
 

@@ -4,6 +4,9 @@ NVIDIA's GPUs are read through NVML, AMD's through amdsmi (`amd_gpu.py`). It is 
 neither waits for the driver nor shares its interpreter. It writes a line per GPU and second to FILE. When standard
 input ends, it prints {driver, gpus, refused} as JSON. Values that the driver does not report are blank, with the reason
 in `refused`. Without the library it fails, and the last line of its traceback is the reason.
+
+If the node has a power meter of its own, its readings go to a second file (`bench.contract.telemetry.node_file`), and
+the JSON names the meter.
 """
 
 import argparse
@@ -22,8 +25,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bench.contract import mllog, telemetry
-from bench.contract.telemetry import Sample
-from jobs.ranks import amd_gpu
+from bench.contract.telemetry import Reading, Sample
+from jobs.ranks import amd_gpu, node_meter
 
 GIB = 2**30
 PR_SET_PDEATHSIG = 1
@@ -110,13 +113,28 @@ def main() -> None:
     os.nice(LOWEST_PRIORITY)
     gpus = opened(args.uuids, is_amd=args.amd)
     settings = [gpu.settings() for gpu in gpus]
+    meter, node_file = node_meter.find(), telemetry.node_file(args.file)
+    if meter is not None:
+        node_file.write_text(telemetry.reading_header())
     with args.file.open("x") as file:
         file.write(telemetry.header())
         for _ in moments(args.parent):
             file.write(telemetry.lines([gpu.sample() for gpu in gpus]))
             file.flush()
+            if meter is not None:
+                read_meter(meter, node_file)
     refused = {name: reason for gpu in gpus for name, reason in gpu.refused.items()}
-    print(json.dumps({"driver": gpus[0].driver(), "gpus": settings, "refused": refused}), flush=True)
+    account = {"driver": gpus[0].driver(), "gpus": settings, "refused": refused}
+    print(json.dumps(account | ({} if meter is None else {"meter": str(meter)})), flush=True)
+
+
+def read_meter(value: Path, file: Path) -> None:
+    """Append a reading of the node's meter; a moment without a value is left out, which shows as a gap."""
+    if (power_w := node_meter.watts(value)) is None:
+        return
+    time_ms, monotonic_ms = mllog.clocks_ms()
+    with file.open("a") as out:
+        out.write(telemetry.reading_line(Reading(time_ms=time_ms, monotonic_ms=monotonic_ms, power_w=power_w)))
 
 
 def opened(uuids: list[str], *, is_amd: bool) -> Sequence[Sampled]:

@@ -100,12 +100,20 @@ def _throttle(samples: Sequence[Sample]) -> Record:
 
 
 def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Record:
-    """Return the energy from the GPU's counter, else from its power; nothing if neither covers the whole run."""
+    """Return the energy from the GPU's counter, else from its power; nothing if neither covers the whole run.
+
+    With both, integrated_energy_j is that of the power.
+    """
     counter = [(s.monotonic_ms, s.energy_j) for s in samples if s.energy_j is not None]
     power = [(s.monotonic_ms, s.power_w) for s in samples if s.power_w is not None]
+    has_power = _covers(power, run) and longest_gap_s(samples, run) <= MAX_GAP_S
+    integrated = {}
     if _covers(counter, run):
         by, (times_ms, energy_j) = "counter", np.array(counter).T
-    elif _covers(power, run) and longest_gap_s(samples, run) <= MAX_GAP_S:
+        if has_power:
+            of_power = np.interp(run, np.array(power)[:, 0], _integrated(power))
+            integrated = {"integrated_energy_j": round(float(of_power[1] - of_power[0]), 3)}
+    elif has_power:
         by, times_ms = "power", np.array(power)[:, 0]
         energy_j = _integrated(power)
     else:
@@ -114,7 +122,7 @@ def _energy(samples: Sequence[Sample], run: Span, blocks: Sequence[Span]) -> Rec
     if of_run < 0:  # the driver was reloaded
         return {}
     of_training = {"training_energy_j": round(sum(of_blocks), 3)} if blocks else {}
-    return {"energy_j": round(of_run, 3), "energy_by": by} | of_training
+    return {"energy_j": round(of_run, 3), "energy_by": by} | of_training | integrated
 
 
 def _covers(series: Sequence[tuple[int, float]], run: Span) -> bool:
@@ -152,8 +160,10 @@ class Telemetry:
         mine = None if self._sampler is None else (node_name(), self._sampler.file.name, self._sampler.summary(log))
         for node, name, record in filter(None, process_group.gathered(self._who, mine)):
             log.event(mllog.GPU_TELEMETRY, record, node=node)
-            with suppress(OSError):  # there is no samples file if nothing was sampled; the record has the reason
-                log.attach(self._folder / run_files.RANK_LOGS / name)
+            file = self._folder / run_files.RANK_LOGS / name
+            for each in (file, telemetry.node_file(file)):
+                with suppress(OSError):  # nothing was sampled (the record has the reason), or the node has no meter
+                    log.attach(each)
 
 
 def uuids(num_gpus: int) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from bench.contract import mllog, telemetry
 from bench.contract.schema import Device
 from bench.contract.telemetry import Sample
 from helpers.paths import ROOT
-from jobs.ranks import gpu_sampler, identity, process_group
+from jobs.ranks import gpu_sampler, identity, node_meter, process_group
 from jobs.ranks import telemetry as sampling
 from jobs.ranks.gpu_sampler import Gpu
 from jobs.ranks.identity import Rank
@@ -97,6 +98,40 @@ def test_it_samples_every_gpu_until_standard_input_ends(
     gpus = [{"gpu": gpu, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980} for gpu in (3, 5)]
     expected = {"driver": "999.1", "gpus": gpus, "refused": {"power_w": "Not Supported"}}
     assert json.loads(capsys.readouterr().out) == expected
+
+
+def test_the_power_meter_of_the_node_is_read_at_the_same_moments(
+    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ACPI meter next to another sensor; a moment without a value is left out, and two meters are none."""
+    hwmon = tmp_path / "hwmon"
+    for number, (name, file) in enumerate((("coretemp", "temp1_input"), ("power_meter", "power1_average"))):
+        folder = hwmon / f"hwmon{number}"
+        folder.mkdir(parents=True)
+        (folder / "name").write_text(f"{name}\n")
+        (folder / file).write_text("8123500000\n")
+    monkeypatch.setattr(node_meter, "HWMON", hwmon)
+    value = hwmon / "hwmon1/power1_average"
+    file = tmp_path / "trial_0.gpus_dgx-0.csv"
+
+    def moments(parent: int) -> Iterator[None]:
+        for text in ("8123500000\n", "", "9000000000\n"):
+            value.write_text(text)
+            yield
+
+    monkeypatch.setattr(sys, "argv", ["gpu_sampler", str(file), str(PARENT), "a"])
+    monkeypatch.setattr(gpu_sampler, "end_with", lambda parent: None)
+    monkeypatch.setattr(os, "nice", lambda by: None)
+    monkeypatch.setattr(gpu_sampler, "moments", moments)
+    gpu_sampler.main()
+    assert json.loads(capsys.readouterr().out)["meter"] == str(value)
+    node = tmp_path / "trial_0.node_dgx-0.csv"
+    assert node == telemetry.node_file(file)
+    assert node.read_text() == "time_ms,monotonic_ms,power_w\n1000,20,8123.5\n1000,20,9000\n"
+    (hwmon / "hwmon0/name").write_text("power_meter\n")
+    (hwmon / "hwmon0/device").mkdir()
+    (hwmon / "hwmon0/device/power1_average").write_text("1000000\n")
+    assert node_meter.find() is None
 
 
 def test_it_stops_when_its_rank_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,10 @@ def of_one(actual: list[Sample]) -> dict[str, Any]:
 
 def test_energy_is_what_the_counter_gained_between_the_ends_of_run_and_blocks() -> None:
     """1000 J at 1 s, halfway between two samples; 1800 J at 3.5 s; 1900 J at 4 s."""
-    gpu = of_one(samples(energy_j=(800.0, 1200.0, None, 1800.0, 2000.0), power_w=(1.0,) * 5))
+    gpu = of_one(samples(energy_j=(800.0, 1200.0, None, 1800.0, 2000.0), power_w=(300.0,) * 5))
     assert (gpu["energy_j"], gpu["training_energy_j"], gpu["energy_by"]) == (900, 800, "counter")
+    assert gpu["integrated_energy_j"] == 900, "3 s at 300 W"
+    assert "integrated_energy_j" not in of_one(samples(energy_j=(800.0, 1200.0, None, 1800.0, 2000.0)))
 
 
 def test_a_run_without_blocks_has_an_energy_and_none_of_training() -> None:
@@ -322,3 +324,14 @@ def test_no_sampler_on_cpus_or_when_switched_off(
     with mllog.Writer(tmp_path / "log") as log:
         Telemetry(plan(**other), Rank(0, 0, 2, "", 0), tmp_path, 0).log(log)
     assert [path.name for path in tmp_path.iterdir()] == ["log"] and not (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(("watts", "difference"), [(300.0, ""), (305.0, ""), (307.0, "+2.3 %"), (290.0, "-3.3 %")])
+def test_two_energies_that_disagree_are_a_warning(tmp_path: Path, watts: float, difference: str) -> None:
+    """The counter has 900 J in the run of 3 s; the integral of power may differ by 2 %."""
+    record = summary(samples(energy_j=(850.0, 1150.0, 1450.0, 1750.0, 2050.0), power_w=(watts,) * 5), RUN)
+    with mllog.Writer(tmp_path / "result_0.txt") as log:
+        log.event(mllog.GPU_TELEMETRY, record, node="dgx-0")
+    warnings = [f.what for f in parse(tmp_path / "result_0.txt").findings if f.rule == "LOG-27"]
+    assert len(warnings) == bool(difference) and all(f"GPU 2 of dgx-0: {3 * watts:,.0f} J" in what for what in warnings)
+    assert all(difference in what for what in warnings)

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from bench.mlperf.result import Result, parse
-from bench.report.training import speed_rows
+from bench.report.training import speed_rows, verdict_table
 from bench.results.measurement import Measurement
 from bench.results.training import TrainingResult
+from helpers import planned_log
 
 MakeLog = Callable[..., Path]
 
@@ -109,3 +112,16 @@ def remark_of_an_epoch(result: Result) -> str:
 def test_rows_without_padding_have_no_second_speed(written_log: MakeLog) -> None:
     result = parse(padded_log(written_log, steps=4, max_sequence_length=3))
     assert result.real_token_share == 1 and "without padding" not in {row[0] for row in speed_rows(result)}
+
+
+def test_the_share_of_evaluations_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of llama31_8b: 13 evaluations of 20 s, 13 x 384 steps of 2 s. A log that times only some of them has no share."""
+    planned_log.without_this_machine(monkeypatch)
+    plan = planned_log.planned("llama31_8b", "cluster.org=example")
+    log = planned_log.write(plan, tmp_path / "result_0.txt", [*(4.0,) * 12, 3.2])
+    result = parse(log)
+    share = 13 * 20 / (13 * 20 + 13 * 384 * 2)
+    assert by_name(log)["evaluation_share"].value == pytest.approx(share, rel=1e-4)
+    (row,) = [row for row in verdict_table(result, ()).rows if row[0] == "evaluations"]
+    assert f"20.0 s each, {100 * share:.1f} % of run_start → run_stop" in row[2]
+    assert replace(result, eval_times_s=result.eval_times_s[1:]).evaluation_share is None

@@ -1,7 +1,8 @@
 """Pack finished runs as an MLPerf Training submission, and check it with MLPerf's own checkers.
 
-Files are copied byte for byte. Values that were not recorded stay empty and are listed in TODO.md. The folder is
-created atomically: it is complete, or it does not exist.
+Files are copied byte for byte. Values that were not recorded stay empty and are listed in TODO.md. All of MLPerf's
+checkers run before the folder gets its name; what they refuse is not written, unless forced. The folder is created
+atomically: it is complete, or it does not exist.
 """
 
 import json
@@ -17,7 +18,7 @@ from bench.contract import regular_files, run_files
 from bench.contract.atomic_files import atomic_folder
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import official
-from bench.mlperf.package import checkers, manual, system
+from bench.mlperf.package import checkers, manual, power, system
 from bench.mlperf.package.checkers import Checked
 from bench.mlperf.package.entry import (
     Entry,
@@ -29,8 +30,10 @@ from bench.mlperf.package.entry import (
     require_name,
     run_findings,
 )
+from bench.mlperf.package.power import PowerRequest, RunPower
 from bench.mlperf.reader import printable
-from bench.rules.finding import Finding, errors
+from bench.mlperf.system_fields import COUNTS
+from bench.rules.finding import Finding, broken, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Request:
     """None: the division in the logs."""
     descriptions: tuple[Path, ...] = ()
     """Files <system>.json, completed by the user; their values take precedence over recorded ones."""
+    power: PowerRequest | None = None
+    """None: the package has no power."""
     force: bool = False
     """Pack runs that cannot be submitted; the package is then marked as not for submission."""
 
@@ -65,6 +70,8 @@ class Package:
     checked: Checked
     todo: Mapping[str, Sequence[str]]
     """The values that the user must fill in, by file of the submission."""
+    energy_j: Mapping[str, float]
+    """MLPerf's energy of an entry in joules, unscaled, by its folder in the submission; only with power."""
 
     @property
     def passed(self) -> bool:
@@ -87,12 +94,19 @@ def pack(request: Request) -> Package:
     entries, findings = _checked_entries(runs, request, ruleset)
     division = division_of(entries, requested=request.division)
     descriptions = _descriptions(entries, request, division)
+    findings += _description_findings(descriptions)
+    powers, more = _measured(entries, request.power)
+    findings += more
+    _require_submittable(findings, request)
     for run in runs:
         _require_no_secret(run)
     with _package_folder(request.folder) as part:
         submission = part / request.org
         _write_submission(submission, entries, descriptions, forced=errors(findings))
+        energy_j = _write_power(submission, powers, request.power)
         checked = checkers.check(submission, ruleset=ruleset)
+        findings += checkers.findings(checked)
+        _require_submittable(findings, request)
         for file, factor in checked.scaling.items():
             (submission / file).write_text(json.dumps({"scaling_factor": factor}))
         todo = _todo(entries, descriptions)
@@ -106,6 +120,7 @@ def pack(request: Request) -> Package:
         findings=tuple(findings),
         checked=checked,
         todo=todo,
+        energy_j=energy_j,
     )
 
 
@@ -144,11 +159,17 @@ def _checked_entries(runs: Sequence[Run], request: Request, ruleset: str) -> tup
 def _require_submittable(findings: Sequence[Finding], request: Request) -> None:
     """Raise ConfigError for findings that are errors, unless `force` is set."""
     if (problems := errors(findings)) and not request.force:
+        listed = problems[:_MOST_SHOWN]
+        lines = [f"{printable(f.titled)}\n    where: {printable(f.where)}\n    fix:   {f.fix}" for f in listed]
+        lines += [f"and {len(problems) - len(listed)} more"] if problems[_MOST_SHOWN:] else []
         raise ConfigError(
-            "\n  ".join(printable(f.titled) for f in problems),
+            "the runs cannot be packed:\n  " + "\n  ".join(lines),
             where=", ".join(map(str, request.runs)),
-            fix="choose other runs, or use --force, which marks the package as not for submission",
+            fix="correct these problems, or use --force, which marks the package as not for submission",
         )
+
+
+_MOST_SHOWN = 20
 
 
 def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> dict[str, dict[str, str]]:
@@ -163,10 +184,51 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
-        recorded = (system.describe(run.results[0], run.plan) for run in runs)
+        recorded = (system.describe(run.results[0], run.plan, system.machines(run.folder)) for run in runs)
         fixed = {"submitter": request.org, "division": division}
         descriptions[name] = system.merged(fixed, by_hand.get(name, {}), *recorded, {"system_name": name})
     return descriptions
+
+
+def _description_findings(descriptions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    for name, description in descriptions.items():
+        if fields := system.missing(description):
+            example = json.dumps({fields[0]: "…"} | ({fields[-1]: "…"} if fields[1:] else {}), ensure_ascii=False)
+            fix = (
+                f"set them in cluster.system_description before the run; or write them to a file {name}.json, such as "
+                f"{example}, and add --describe {name}.json"
+            )
+            what = f"systems/{name}.json does not have: {', '.join(fields)}"
+            yield broken("PCK-10", what, f"systems/{name}.json", fix=fix)
+        for field in COUNTS:
+            if (value := description[field]) and not value.isdecimal():
+                what = f"systems/{name}.json: {field} is {value!r:.80}, which is not a whole number"
+                yield broken("PCK-10", what, f"systems/{name}.json")
+
+
+def _measured(
+    entries: Sequence[Entry], request: PowerRequest | None
+) -> tuple[list[tuple[Entry, list[RunPower]]], list[Finding]]:
+    """Return the power of each entry, and what is wrong with it; nothing if no power is wanted."""
+    powers, findings = [], []
+    for entry in entries if request is not None else ():
+        of_entry, problems = power.measure(entry, request or PowerRequest())
+        powers.append((entry, of_entry))
+        findings += problems
+    return powers, findings
+
+
+def _write_power(
+    submission: Path, powers: Sequence[tuple[Entry, list[RunPower]]], request: PowerRequest | None
+) -> dict[str, float]:
+    """Write the power of each entry; return the energies by folder."""
+    energies = {}
+    for entry, of_entry in powers:
+        folder = f"results/{entry.system}/{entry.benchmark}"
+        power.write(submission / folder, of_entry, request or PowerRequest())
+        if (energy := power.score_j(entry, of_entry, request or PowerRequest())) is not None:
+            energies[folder] = energy
+    return energies
 
 
 def _require_no_secret(run: Run) -> None:

@@ -13,6 +13,7 @@ Known defects of mlperf-logging 4.1.68, and the workarounds:
 import io
 import json
 import logging
+import re
 import shutil
 import tempfile
 import warnings
@@ -26,6 +27,8 @@ from bench.contract import mllog
 from bench.contract.task import Division
 from bench.errors import ConfigError
 from bench.mlperf import official
+from bench.mlperf.reader import printable
+from bench.rules.finding import Finding, Severity, broken
 
 DIVISIONS = tuple(one.value for one in Division)
 
@@ -38,6 +41,8 @@ class CheckerResult:
     messages: tuple[str, ...]
     transcript: tuple[str, ...]
     """Its complete output."""
+    errors: tuple[str, ...] = ()
+    """Those of its messages that are errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def check(submission: Path, *, ruleset: str) -> Checked:
 
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch, submission.name)
-        shutil.copytree(submission, copy)
+        shutil.copytree(submission, copy, symlinks=True)
         systems = sorted((copy / "systems").glob("*.json"))
         checks = {
             "system_description": _run(
@@ -143,8 +148,89 @@ def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], 
     output = [(level, text.replace(f"{root}/", "").strip()) for level, text in records]
     output = [(level, text) for level, text in output if text.strip("-")]
     transcript = [text for _, text in output]
-    messages = tuple(dict.fromkeys(text for level, text in output if level >= logging.WARNING))
-    return CheckerResult(not stopped and passes(transcript), messages, tuple(transcript))
+    expected = _expected(Path(root))
+    messages = {text: level for level, text in output if level >= logging.WARNING and not expected(text)}
+    failures = tuple(text for text, level in messages.items() if level >= logging.ERROR)
+    return CheckerResult(not stopped and passes(transcript), tuple(messages), tuple(transcript), failures)
+
+
+def _expected(root: Path) -> Callable[[str], bool]:
+    """Return whether a message only says that there are the power and the scaling of results, which belong there."""
+
+    def expected(text: str) -> bool:
+        match = _UNKNOWN_FILES.match(text)
+        if match is None:
+            return False
+        names = {path.name for path in (root / match["folder"]).glob("*")}
+        return all(name in ("power", "scaling.json") or _RESULT.fullmatch(name) for name in names)
+
+    return expected
+
+
+_UNKNOWN_FILES = re.compile(
+    r"(Detected \d+ total files in directory|Unknown files in result directory:) (?P<folder>[^\s,]+)"
+)
+_RESULT = re.compile(r"result_\d+\.txt")
+_SUMMARIES = ("Seed checker failed", "System description file checker failed")
+"""Messages after those that say what failed."""
+_SEVERAL = "Seed checker failed and found the following errors: "
+_EXPLAINED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), fix)
+    for pattern, fix in (
+        (r"Result file (?P<where>\S+) logs (no )?seed", "run this trial again with a seed of its own (seed_base)"),
+        (
+            r"RCP Test Failed",
+            "compare hyperparameters and data with those of the reference (`runstop score RUN`), or pack with "
+            "--division open",
+        ),
+        (
+            r"System description checker failed for (?P<where>.*?) : ",
+            "correct these fields in <system>.json, and give the file with --describe",
+        ),
+        (r"Files with git-unfriendly name: (?P<where>.*)", "rename these files: no blanks, no dot at the beginning"),
+        (r"Files > 50MB: (?P<where>.*)", "make these files smaller: trial logs without other output are below 50 MB"),
+        (r"(?P<where>\S+) contains broken symbolic links", "replace the links by the files"),
+        (r"Package does not contain power result for (?P<where>.*)", "record the power of this run, or of none"),
+        (r"Bad naming of (node|sw) power files in directory (?P<where>[^,]+)", "pack again; do not rename its files"),
+        (
+            r"Inconsistent number of (nodes|sw) in directory (?P<where>.*)",
+            "record the power of all nodes in every run, or of none",
+        ),
+        (
+            r"Run incomplete or did not converge",
+            "run this trial again, or leave it: one such run of a benchmark counts as the slowest",
+        ),
+        (r"the official checker stopped", "see checkers.txt of a package with --force"),
+    )
+)
+
+
+def findings(checked: Checked) -> Iterator[Finding]:
+    """Yield what the checkers report, with its place and what to do; an error for what makes one fail."""
+    for name, check in checked.checks.items():
+        reported = [text for text in check.messages if text not in _SUMMARIES]
+        for message in reported:
+            is_error = not check.passed and (message in check.errors or not check.errors)
+            for text in message.removeprefix(_SEVERAL).splitlines() if message.startswith(_SEVERAL) else [message]:
+                yield _finding(name, text, "error" if is_error else "warning")
+        if not check.passed and not reported:
+            yield _finding(name, "it failed without a message", "error")
+
+
+def _finding(checker: str, text: str, severity: Severity) -> Finding:
+    matches = ((pattern.search(text), fix) for pattern, fix in _EXPLAINED)
+    match, fix = next(
+        ((match, fix) for match, fix in matches if match),
+        (None, "correct this, and pack again; `runstop parse LOG --official RULESET` checks one log"),
+    )
+    where = match.groupdict().get("where") if match else None
+    return broken(
+        "PCK-11",
+        f"MLPerf's {checker.replace('_', ' ')} checker: {printable(' '.join(text.split()))}",
+        printable(where or "the package"),
+        fix=fix,
+        severity=severity,
+    )
 
 
 @contextmanager

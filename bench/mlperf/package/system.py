@@ -1,11 +1,15 @@
 """Write the system description of a submission: recorded values, and empty texts for the user to fill in."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.contract import mllog
+from bench.contract import mllog, node_facts, regular_files, run_files
+from bench.contract.node_facts import Machine, Port, RankFacts
 from bench.contract.plan import Plan
 from bench.contract.schema import Device
 from bench.errors import ConfigError
@@ -13,28 +17,7 @@ from bench.mlperf import log as logs
 from bench.mlperf import reader
 from bench.mlperf.gpu_count import NO_DEVICES
 from bench.mlperf.result import Result
-
-_NEEDED = (
-    *("submitter", "division", "status", "system_name", "number_of_nodes"),
-    *("host_processors_per_node", "host_processor_model_name", "host_processor_core_count", "host_memory_capacity"),
-    *("host_storage_type", "host_storage_capacity", "host_networking", "host_networking_topology"),
-    *("host_memory_configuration", "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect"),
-    *("accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling"),
-    *("framework", "other_software_stack", "operating_system"),
-)
-_OPTIONAL = (
-    *("host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches", "host_processor_interconnect"),
-    *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect_topology"),
-    *("hw_notes", "sw_notes"),
-)
-FIELDS = (*_NEEDED, *_OPTIONAL)
-"""The fields of a description. All are text: the official checker concatenates them.
-
-Sources: the system description checker of mlperf-logging 4.1.68, which is the same for all rulesets. Which fields need
-a meaningful answer is from MLCommons' submission rules, section "<system_desc_id>.json metadata" (cores may be given as
-vCPUs instead).
-"""
-_OF_ACCELERATORS = tuple(field for field in _NEEDED if field.startswith("accelerator_"))
+from bench.mlperf.system_fields import FIELDS, NEEDED, OF_ACCELERATORS
 
 STATUSES = {
     "onprem": "Available on-premise",
@@ -48,8 +31,12 @@ _NOT_THE_SYSTEMS = ("submitter", "division", "system_name")
 _PLACEHOLDERS = ("UNKNOWN_", NO_DEVICES)
 
 
-def describe(result: Result, plan: Plan | None) -> dict[str, str]:
-    """Return the system description of a run; values in the log take precedence over the plan."""
+def describe(result: Result, plan: Plan | None, machines: Sequence[RankFacts] = ()) -> dict[str, str]:
+    """Return the system description of a run.
+
+    cluster.system_description takes precedence over the log, the log over the facts of the nodes, and these over the
+    rest of the plan. machines: local rank 0 of each node.
+    """
     log = logs.read(result.file)
     known: dict[str, Any] = {
         field: value for field, value in result.system.items() if field in FIELDS and field not in _NOT_THE_SYSTEMS
@@ -65,7 +52,102 @@ def describe(result: Result, plan: Plan | None) -> dict[str, str]:
     if logged["accelerator_model_name"] == "cpu":
         logged |= {"accelerator_model_name": None, "accelerators_per_node": "0"}
     planned = {} if plan is None else _planned(plan)
-    return merged(text_of(known), text_of(logged), text_of(planned))
+    by_hand = {} if plan is None else plan.config.cluster.system_description
+    return merged(by_hand, text_of(known), text_of(logged), text_of(node_facts_of(machines)), text_of(planned))
+
+
+def machines(folder: Path) -> list[RankFacts]:
+    """Return the facts of local rank 0 of each node of a run, in the order of ranks; damaged files are skipped."""
+    nodes: dict[str, RankFacts] = {}
+    for path in sorted(folder.glob(f"{run_files.FACTS}*/rank_*.json")):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            rank = node_facts.loads(regular_files.read_text(path), RankFacts)
+            if rank.machine is not None:
+                nodes.setdefault(rank.node, rank)
+    return list(nodes.values())
+
+
+def node_facts_of(ranks: Sequence[RankFacts]) -> dict[str, Any]:
+    """Return what the first node's facts say of the system; all nodes of a run are alike, or preflight says so."""
+    if not ranks or (machine := ranks[0].machine) is None:
+        return {}
+    software = ranks[0].software
+    known: dict[str, Any] = {
+        "host_processors_per_node": machine.num_sockets,
+        "host_processor_model_name": machine.cpu,
+        "host_processor_core_count": machine.cores_per_socket,
+        "host_processor_vcpu_count": machine.num_cpus,
+        "host_processor_frequency": machine.max_cpu_mhz and f"up to {machine.max_cpu_mhz} MHz",
+        "host_processor_caches": machine.cpu_caches,
+        "host_memory_capacity": f"{machine.memory_gib:.0f} GiB",
+        "host_storage_type": ", ".join(dict.fromkeys(disk.kind for disk in machine.disks)),
+        "host_storage_capacity": _counted(f"{disk.gib} GiB {disk.kind}" for disk in machine.disks),
+        "host_networking": _networking(machine),
+        "operating_system": software.system,
+        "framework": ", ".join(f"{n} {software.packages[n]}" for n in _FRAMEWORKS if n in software.packages),
+        "other_software_stack": ", ".join(_stack(ranks[0])),
+    }
+    return {field: value for field, value in known.items() if value} | _accelerators(machine)
+
+
+_FRAMEWORKS = ("torch", "megatron-core", "runstop")
+
+
+def _accelerators(machine: Machine) -> dict[str, Any]:
+    if not machine.gpus:
+        return {}
+    gpu = machine.gpus[0]
+    known: dict[str, Any] = {
+        "accelerators_per_node": len(machine.gpus),
+        "accelerator_model_name": gpu.name,
+        "accelerator_memory_capacity": gpu.memory_mib and f"{gpu.memory_mib} MiB",
+        "accelerator_memory_configuration": next((kind for kind in _MEMORY if kind in (gpu.name or "")), None),
+        "accelerator_frequency": gpu.max_sm_clock_mhz and f"up to {gpu.max_sm_clock_mhz} MHz",
+        "accelerator_host_interconnect": gpu.pcie,
+        "accelerator_interconnect": _between_gpus(machine),
+    }
+    return {field: value for field, value in known.items() if value}
+
+
+_MEMORY = ("HBM3e", "HBM3", "HBM2e", "HBM2", "GDDR6")
+"""In the names of some GPUs, such as NVIDIA H100 80GB HBM3."""
+_NVLINK = re.compile(r"\bNV(\d+)\b")
+
+
+def _between_gpus(machine: Machine) -> str | None:
+    """Return the links of the GPUs by `nvidia-smi topo -m`; a single GPU has none."""
+    if machine.gpus is not None and len(machine.gpus) == 1:
+        return "none: one accelerator per node"
+    links = [int(count) for count in _NVLINK.findall(machine.gpu_links or "")]
+    return f"NVLink, {max(links)} links per GPU" if links else None
+
+
+def _networking(machine: Machine) -> str:
+    """Return the active ports of InfiniBand and RoCE, else the interfaces that are up, with their rates."""
+    ports = [f"{port.link or 'InfiniBand'} {port.rate or ''}".strip() for port in machine.infiniband if _is_up(port)]
+    if ports:
+        return _counted(ports)
+    up = (each for each in machine.interfaces if each.state == "up" and each.name != "lo" and each.speed_mbit)
+    return _counted(f"Ethernet {(each.speed_mbit or 0) / 1000:g} Gb/s" for each in up)
+
+
+def _is_up(port: Port) -> bool:
+    return "ACTIVE" in (port.state or "")
+
+
+def _stack(rank: RankFacts) -> Iterator[str]:
+    machine, software = rank.machine, rank.software
+    if machine is not None and machine.gpus and machine.gpus[0].driver:
+        yield f"driver {machine.gpus[0].driver}"
+    yield f"python {software.python}"
+    yield from (f"{name} {version}" for name, version in software.packages.items() if name not in _FRAMEWORKS)
+    if machine is not None:
+        yield f"kernel {machine.kernel}"
+
+
+def _counted(texts: Iterable[str]) -> str:
+    """Return equal texts once, with their number: 8x InfiniBand 400 Gb/sec."""
+    return ", ".join(f"{count}x {text}" for text, count in Counter(texts).items())
 
 
 def _counts_agree(result: Result) -> bool:
@@ -107,9 +189,9 @@ def merged(*descriptions: Mapping[str, str]) -> dict[str, str]:
 
 def missing(description: Mapping[str, str]) -> list[str]:
     """Return the required fields without a value."""
-    needed: Iterable[str] = _NEEDED
+    needed: Iterable[str] = NEEDED
     if description["accelerators_per_node"] == "0":
-        needed = (field for field in needed if field not in _OF_ACCELERATORS)
+        needed = (field for field in needed if field not in OF_ACCELERATORS)
     instead = {"host_processor_core_count"} if description["host_processor_vcpu_count"] else set()
     return [field for field in needed if not description[field] and field not in instead]
 
@@ -131,6 +213,7 @@ def read(path: Path) -> dict[str, str]:
         raise ConfigError(
             f"the file is not a system description: {named}",
             where=str(path),
-            fix="copy a <system>.json that runstop pack has written, and edit the copy",
+            fix='write a JSON object with fields of MLPerf\'s system description, such as {"cooling": "air"}; '
+            "a package that was written with --force has all fields",
         )
     return text_of(fields)

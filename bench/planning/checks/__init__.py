@@ -10,6 +10,7 @@ from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
 from bench.contract.task import Kind
 from bench.errors import ConfigError
+from bench.mlperf.system_fields import FIELDS
 from bench.planning import program, replicas
 from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
@@ -141,6 +142,12 @@ def _check_cluster(config: Config) -> None:
             f"price_per_gpu_hour is {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
             where="cluster.price_per_gpu_hour",
             fix="set cluster.price_per_gpu_hour=null, or cluster.device=cuda",
+        )
+    if unknown := sorted(c.system_description.keys() - set(FIELDS)):
+        raise ConfigError(
+            f"{unknown[0]!r:.80} is not a field of MLPerf's system description",
+            where="cluster.system_description",
+            fix=f"use {', '.join(FIELDS)}",
         )
     if not _CURRENCY.fullmatch(c.currency):
         raise ConfigError(
