@@ -19,7 +19,7 @@ PROGRAM = "runstop"
 VERBS = (
     *("calibrate", "cancel", "compare", "dashboard", "demo", "doctor", "fetch", "gc", "history", "image", "launch"),
     *("logs", "note", "pack", "parse", "plan", "prepare", "render", "report", "rerun", "resume", "rm", "rules", "runs"),
-    *("score", "sign", "study", "tag", "verify", "watch", "why"),
+    *("score", "sign", "study", "tag", "tune", "verify", "watch", "why"),
 )
 """Words after `runstop` that make it a command. A prose sentence may also begin with `runstop`."""
 _BEFORE = r"(^\s*|[:;`(]\s*|\bfix: +|env -u \S+ |&& )"

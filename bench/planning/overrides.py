@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.contract import regular_files
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
@@ -62,6 +63,40 @@ def check(
                 _check_choice(key, value, config_dir=config_dir)
         elif key not in MOVED and not _is_key(key):
             raise unknown_key(key, config_keys.known(), value=value)
+
+
+OF_FILE = "@"
+"""An argument that begins with it names a file with an override on each line."""
+
+
+def of_files(words: Sequence[str]) -> list[str]:
+    """Return the arguments, with the overrides of FILE in place of each @FILE; lines that begin with # are comments.
+
+    Raises:
+        ConfigError: a file cannot be read, or has no override.
+    """
+    every: list[str] = []
+    for word in words:
+        if not word.startswith(OF_FILE):
+            every.append(word)
+            continue
+        where = Path(word[len(OF_FILE) :])
+        try:
+            lines = [line.strip() for line in regular_files.read_text(where, follows_links=True).splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            what = f"the file of overrides cannot be read: {reason}"
+            fix = "write @ and the path of a file with one KEY=VALUE on each line"
+            raise ConfigError(what, where=str(where), fix=fix) from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if wrong := next((line for line in found if not _KEY_AND_VALUE.match(line)), "" if found else "nothing"):
+            what = f"this is no file of overrides: it has {wrong:.60}"
+            raise ConfigError(what, where=str(where), fix="write one KEY=VALUE on each line")
+        every += found
+    return every
+
+
+_KEY_AND_VALUE = re.compile(r"[+~]{0,2}[\w./@-]+=|~[\w./@-]+$")
 
 
 def split(override: str) -> tuple[str, str]:
