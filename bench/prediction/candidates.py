@@ -48,8 +48,9 @@ def ranked(config: Config, *, fixed: Collection[str] = ()) -> list[Candidate]:
         ConfigError: no settings are legal, or none fits.
     """
     config = _free(config, fixed)
-    every, error = [], None
-    for world in _worlds(config, fixed):
+    every, error, worlds = [], None, list(_worlds(config, fixed))
+    possible = [world for world in worlds if _divides(config, world)]
+    for world in possible or worlds[:1]:
         try:
             every += list(_of_world(config, world, fixed))
         except ConfigError as wrong:
@@ -91,6 +92,18 @@ def _worlds(config: Config, fixed: Collection[str]) -> Iterator[World]:
         for vpp in divisors(layers) if layers else ():
             if vpp <= MOST_CHUNKS:
                 yield replace(world, vpp=vpp)
+
+
+def _divides(config: Config, world: World) -> bool:
+    """Return whether a split can be legal; `check` says why not. Most splits of many ranks cannot, and this is fast."""
+    w, model = world, config.model
+    return (
+        w.num_ranks % (w.tp * w.pp * w.cp) == 0
+        and w.tp <= w.ranks_per_node
+        and model.num_query_groups % w.tp == 0
+        and model.num_layers % (w.pp * w.vpp) == 0
+        and config.training_recipe.global_batch_size % w.dp == 0
+    )
 
 
 def _of_world(config: Config, world: World, fixed: Collection[str]) -> Iterator[_Setting]:

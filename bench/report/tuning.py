@@ -85,7 +85,7 @@ def _conclusion(tuning: Tuning) -> Iterator[str]:
         yield f"{tuning.best} was fastest in one run of each, which has no interval: this is no proof"
     elif open_ones:
         yield f"{tuning.best} is fastest so far, but is not separated from {'; '.join(open_ones)}"
-        yield f"to continue: {tuning.command}"
+        yield f"to measure more: {tuning.command}"
     else:
         yield f"{tuning.best} is the fastest of those that were measured"
     if tuning.regret is not None and tuning.tried[0].candidate.step_ms is not None:

@@ -89,7 +89,7 @@ class Tuning:
     commit: str = ""
     hardware: str = ""
     command: str = ""
-    """The command that continues these measurements."""
+    """The command that continues these measurements, with more blocks if these were used up."""
 
     @property
     def regret(self) -> float | None:

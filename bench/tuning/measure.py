@@ -112,24 +112,35 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
 
 def _ranking(request: Request) -> tuple[Config, list[Candidate]]:
     """Return the task's config, and its settings in the order of the model."""
-    config = compose.as_planned(compose.unplanned(_overrides(request), config_dir=request.config_dir))
-    _check(config)
+    for override in request.overrides:
+        if (key := compose.override_key(override)) in OF_TUNE:
+            what = f"{key} cannot be set, because tune sets this key for each run"
+            raise ConfigError(what, where=override, fix=f"remove {override}{OF_TUNE[key]}")
+    asked = compose.unplanned(request.overrides, config_dir=request.config_dir)
+    _check(asked)
+    overrides = [*_of_speed(request, asked), *request.overrides]
+    config = compose.as_planned(compose.unplanned(overrides, config_dir=request.config_dir))
     make_plan.check(replace(config, walltime=config.walltime or 1))
     return config, candidates.ranked(config, fixed=request.keys)
 
 
-def _overrides(request: Request) -> list[str]:
-    """Return the user's overrides and those of a short run that only measures speed; the user's win."""
-    own = {"model.weights": "random", "launch.health": "false", "recipe.lr_warmup_steps": "0"}
-    given = [f"{key}={value}" for key, value in own.items() if key not in request.keys]
-    config = compose.unplanned([*given, *request.overrides], config_dir=request.config_dir)
-    if config.task.training is None or config.recipe is None or config.data is None or config.program is not None:
-        return [*given, *request.overrides]  # `_check` refuses it
+OF_TUNE = {
+    "trials": "; --blocks sets the number of runs",
+    "launch.folder": "",
+    "launch.array": "",
+    "launch.dry_run": "; write --dry-run instead",
+}
+"""Overrides that a user cannot set, with what to do instead."""
+
+
+def _of_speed(request: Request, config: Config) -> list[str]:
+    """Return the overrides of short runs that only measure speed, without those that the user has set."""
     size, rows = config.training_recipe.global_batch_size, config.training_data.num_train_rows
     every = min(size * (SKIPPED_STEPS + request.steps), rows // size * size)
-    short_run = {"recipe.eval_every_samples": every, "data.eval_rows": min(config.training_data.eval_rows, size)}
-    given += [f"{key}={value}" for key, value in short_run.items() if key not in request.keys and value > 0]
-    return [*given, *request.overrides]
+    own = {"model.weights": "random", "launch.health": "false", "recipe.lr_warmup_steps": "0"}
+    own |= {"recipe.eval_every_samples": str(max(every, 1))}
+    own |= {"data.eval_rows": str(min(config.training_data.eval_rows, size))}
+    return [f"{key}={value}" for key, value in own.items() if key not in request.keys]
 
 
 def _check(config: Config) -> None:
@@ -150,7 +161,7 @@ def _study(request: Request, config: Config, chosen: Sequence[Candidate], *, run
         title=f"Settings of {config.task.name} on {config.cluster.name}",
         question="Which settings of the same work have the shortest step?",
         source="ours; runstop tune",
-        overrides=tuple(_overrides(request)[: -len(request.overrides) or None]),
+        overrides=tuple(_of_speed(request, config)),
         arms={one.name: Arm(labels={"rank": str(one.rank)}, overrides=one.overrides) for one in chosen},
         runs=runs,
         jobs=Jobs.shared if is_shared else Jobs.sequential if is_queue else None,
@@ -175,7 +186,10 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
     rest, reason = list(ranked), ""
     while rest and len(chosen) < request.best:
         some, rest = rest[: request.best - len(chosen)], rest[request.best - len(chosen) :]
-        for one, planned in zip(some, _session(request, config, some, runs=1).planned, strict=True):
+        ready = _session(request, config, some, runs=1)
+        if not chosen and all(planned.runs for planned in ready.planned):
+            return some, ready
+        for one, planned in zip(some, ready.planned, strict=True):
             reason = planned.reason or reason
             chosen += [one] if planned.runs else []
     if not chosen:
@@ -201,24 +215,27 @@ def _measure(
     request: Request, chosen: Sequence[Candidate], ready: Session, *, say: Say, clock: Callable[[], float]
 ) -> tuple[str, Session]:
     """Run block after block; return why no further one starts, and the session."""
-    began, longest_s = clock(), 0.0
+    began, longest_s, is_first = clock(), 0.0, True
     while True:
         decision = _decided(request, chosen, ready)
-        if (decision.num_blocks > 1 and decision.is_final) or not decision.alive:
+        alive = decision.alive
+        if is_first and not alive:  # every one failed in an earlier call: try again
+            decision, alive = replace(decision, num_blocks=0), [one.name for one in chosen]
+        if (decision.num_blocks > 1 and decision.is_final) or not alive:
             return "the intervals are separate", ready
         if decision.num_blocks == request.blocks:
             return f"each has {counted(request.blocks, 'run')}, the most that --blocks allows", ready
         spent_s = clock() - began
         if request.budget_min is not None and spent_s + longest_s > 60 * request.budget_min:
             return f"another block would exceed the budget of {request.budget_min:g} minutes", ready
-        left_out = frozenset(one.name for one in chosen) - set(decision.alive)
+        left_out = frozenset(one.name for one in chosen) - set(alive)
         ready = replace(with_runs(ready, decision.num_blocks + 1), left_out=left_out)
-        say(f"block {decision.num_blocks + 1}: {', '.join(decision.alive)}")
+        say(f"block {decision.num_blocks + 1}: {', '.join(alive)}")
         block_began = clock()
         run_missing(ready)
-        longest_s = max(longest_s, clock() - block_began)
+        longest_s, is_first = max(longest_s, clock() - block_began), False
         after = _decided(request, chosen, ready)
-        if after.num_blocks == decision.num_blocks and after.alive == decision.alive:
+        if after.num_blocks == decision.num_blocks and after.alive == alive:
             return "runs of this block have no result", ready
 
 
@@ -265,6 +282,9 @@ def _result(
     statuses = every.statuses(must_query=False)
     values, _ = _values(every, statuses)
     decision = _decided(request, chosen, ready)
+    is_decided = decision.num_blocks > 1 and decision.is_final
+    is_spent = decision.num_blocks == request.blocks and not is_decided
+    again = replace(request, blocks=2 * request.blocks) if is_spent else request
     return Tuning(
         task=config.task.name,
         cluster=config.cluster.name,
@@ -272,14 +292,14 @@ def _result(
         num_candidates=len(ranked),
         tried=tuple(_tried(one, decision, values[one.name], statuses, request.blocks) for one in chosen),
         best=decision.best,
-        is_decided=decision.num_blocks > 1 and decision.is_final,
+        is_decided=is_decided,
         stopped_by=stopped_by,
         num_blocks=decision.num_blocks,
         steps=request.steps,
         margin=MARGIN,
         confidence=confidence(len(chosen), request.blocks),
         estimated_by=_estimated_by(ranked),
-        command=proof.command(request.arguments),
+        command=proof.command(again.arguments),
         **_facts(every, statuses),
     )
 
