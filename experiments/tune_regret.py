@@ -129,13 +129,14 @@ def main() -> None:
         if name == "vtrain_one_node":
             print(f"\n{title}: groups with at least {FEW} layouts\n")
             table({work: rows for work, rows in every.items() if len(rows) >= FEW})
-            print("\nFitted to all rows: the constants of A100 are from 240 of them (docs/prediction.md).")
+            print("\nThe constants of A100 were fitted to 240 of these rows (docs/prediction.md).")
             count, error = composed_rows()
-            print(f"{count:,} of these rows are linear in micro-batches and layers; the median row differs by {error:.0e}.")
+            print(f"{count:,} of these rows are linear in micro-batches and layers: the median differs by {error:.0e}.")
             print("Steps that were measured one by one would differ more: the rows have one time of a layer for each")
             print("hidden size, TP and micro-batch.")
         for work, rows in every.items() if args.groups else ():
-            print(f"{work}: {len(rows)} layouts, regret {100 * regret(rows, 1):.1f} %, best 4 {100 * regret(rows, 4):.1f} %")
+            shares = " and ".join(f"{100 * regret(rows, count):.1f} %" for count in (1, 4))
+            print(f"{work}: {len(rows)} layouts, regret of the best 1 and 4: {shares}")
     print(f"\nGoal: median {100 * GOAL[0]:.0f} %, worst {100 * GOAL[1]:.0f} %")
     print("\nCPU seconds on one core, Llama 3.1 405B\n")
     timed("layouts of the stack reference on 8,192 H100", of_reference)

@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import hints
-from bench.cli import arguments, calibrate, compare, dashboard, demo, fetch, images, judge, manage, prepare, run, study, tune
+from bench.cli import (
+    arguments,
+    calibrate,
+    compare,
+    dashboard,
+    demo,
+    fetch,
+    images,
+    judge,
+    manage,
+    prepare,
+    run,
+    study,
+    tune,
+)
 from bench.contract import regular_files
 from bench.errors import (
     BenchError,

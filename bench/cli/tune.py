@@ -38,7 +38,11 @@ def _add_tune(verbs: arguments.Verbs) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="only show the ranking")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="folder to write the page of all runs to: index.html, table.csv, …"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write the page and tables of all runs to",
     )
     arguments.takes_json(parser)
 

@@ -69,31 +69,30 @@ OF_FILE = "@"
 """An argument that begins with it names a file with an override on each line."""
 
 
-def of_files(words: Sequence[str]) -> list[str]:
+def of_files(arguments: Sequence[str]) -> list[str]:
     """Return the arguments, with the overrides of FILE in place of each @FILE; lines that begin with # are comments.
 
     Raises:
         ConfigError: a file cannot be read, or has no override.
     """
     every: list[str] = []
-    for word in words:
-        if not word.startswith(OF_FILE):
-            every.append(word)
-            continue
-        where = Path(word[len(OF_FILE) :])
-        try:
-            lines = [line.strip() for line in regular_files.read_text(where, follows_links=True).splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-            what = f"the file of overrides cannot be read: {reason}"
-            fix = "write @ and the path of a file with one KEY=VALUE on each line"
-            raise ConfigError(what, where=str(where), fix=fix) from error
-        found = [line for line in lines if line and not line.startswith("#")]
-        if wrong := next((line for line in found if not _KEY_AND_VALUE.match(line)), "" if found else "nothing"):
-            what = f"this is no file of overrides: it has {wrong:.60}"
-            raise ConfigError(what, where=str(where), fix="write one KEY=VALUE on each line")
-        every += found
+    for argument in arguments:
+        every += _of_file(Path(argument[len(OF_FILE) :])) if argument.startswith(OF_FILE) else [argument]
     return every
+
+
+def _of_file(path: Path) -> list[str]:
+    fix = "write one KEY=VALUE on each line"
+    try:
+        lines = [line.strip() for line in regular_files.read_text(path, follows_links=True).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ConfigError(f"the file of overrides cannot be read: {reason}", where=str(path), fix=fix) from error
+    overrides = [line for line in lines if line and not line.startswith("#")]
+    if wrong := next((line for line in overrides if not _KEY_AND_VALUE.match(line)), "" if overrides else "no line"):
+        what = f"the file is not a list of overrides: it has {wrong:.60}"
+        raise ConfigError(what, where=str(path), fix=fix)
+    return overrides
 
 
 _KEY_AND_VALUE = re.compile(r"[+~]{0,2}[\w./@-]+=|~[\w./@-]+$")

@@ -6,6 +6,7 @@ the chunks of a pipeline stage (vpp).
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bench.contract.plan import Memory, World
 from bench.contract.schema import Config
@@ -73,8 +74,9 @@ def ranked(config: Config, *, fixed: Collection[str] = ()) -> list[Candidate]:
 def _free(config: Config, fixed: Collection[str]) -> Config:
     """Return the config without its values of the keys that are varied."""
     p, recipe = config.parallel, config.training_recipe
-    splits = {name: None for name in ("tp", "pp", "cp", "sp") if f"parallel.{name}" not in fixed}
-    of_recipe = {name: None for name in ("micro_batch_size", "cuda_graph") if f"recipe.{name}" not in fixed}
+    splits: dict[str, Any] = {name: None for name in ("tp", "pp", "cp", "sp") if f"parallel.{name}" not in fixed}
+    names = ("micro_batch_size", "cuda_graph")
+    of_recipe: dict[str, Any] = {name: None for name in names if f"recipe.{name}" not in fixed}
     return replace(config, parallel=replace(p, **splits), recipe=replace(recipe, **of_recipe))
 
 

@@ -1,4 +1,4 @@
-"""The tables of `runstop tune`: the ranking by the model beside what was measured."""
+"""The tables of `runstop tune`: the ranking by the model, next to the measurements."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,9 +25,7 @@ def _row(one: Tried, tuning: Tuning, *, is_measured: bool) -> list[str]:
     candidate = one.candidate
     estimate = "-"
     if candidate.step_ms is not None and candidate.low_ms is not None and candidate.high_ms is not None:
-        estimate = (
-            f"{number(candidate.step_ms)} (estimated, {number(candidate.low_ms)} to {number(candidate.high_ms)})"
-        )
+        estimate = f"{number(candidate.step_ms)} (estimated, {number(candidate.low_ms)} to {number(candidate.high_ms)})"
     capacity = "" if candidate.capacity_gib is None else f" of {candidate.capacity_gib:.1f}"
     row = [str(candidate.rank), candidate.name, estimate, f"{candidate.memory_gib:.2f}{capacity}"]
     if not is_measured:
@@ -97,7 +95,7 @@ def markdown(tuning: Tuning) -> str:
     """Return the proof as a page of Markdown."""
     shown = table(tuning)
     cells = [list(shown.columns), ["---"] * len(shown.columns), *shown.rows]
-    best = tuning.of(tuning.best)
+    best = tuning.settings(tuning.best)
     overrides = best.candidate.overrides if best is not None else ()
     measured = [f"- Command: `{tuning.command}`", f"- Hardware: {tuning.hardware or '-'}"]
     measured += [f"- Commit: {tuning.commit}"] if tuning.commit else []

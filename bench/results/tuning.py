@@ -95,12 +95,12 @@ class Tuning:
     def regret(self) -> float | None:
         """How much longer the step of the model's first choice is than that of the best; None if not both have one."""
         first = min(self.tried, key=lambda one: one.candidate.rank, default=None)
-        best = self.of(self.best)
+        best = self.settings(self.best)
         if first is None or best is None or first.median_ms is None or best.median_ms is None:
             return None
         return first.median_ms / best.median_ms - 1
 
-    def of(self, name: str) -> Tried | None:
+    def settings(self, name: str) -> Tried | None:
         return next((one for one in self.tried if one.candidate.name == name), None)
 
 

@@ -1,9 +1,9 @@
 """Decide from the runs of each block which settings are fastest, and which need no further run.
 
-After each block from the second on, the settings with the shortest mean step lead. Others are left out for good if the
-interval of their ratio to the leader is above 1, and count as equivalent if it is within the margin. There are several
-comparisons and several looks at the data: each interval has the confidence 1 - 0.05 / (comparisons x looks), so that
-all of them together hold at 95 % (Bonferroni).
+After each block from the second on, the settings with the shortest mean step lead. Others are left out permanently if
+the interval of their ratio to the leader is above 1, and count as equivalent if it is within the margin. There are
+several comparisons and several looks at the data: each interval has the confidence 1 - 0.05 / (comparisons x looks), so
+that all of them together hold at 95 % (Bonferroni).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from bench.results.comparison import Comparison, Verdict, compare
 from bench.results.tuning import Outcome
 
 ERROR_RATE = 0.05
-"""The probability that anything that is said about the settings is wrong."""
+"""The probability that any verdict is wrong."""
 MARGIN = 0.02
 """Settings whose steps differ by less count as equivalent."""
 
@@ -95,17 +95,17 @@ def _after(
     now = dict(judged)
     if not alive:
         return "", now
-    of = {name: [values[name][block] for block in range(done)] for name in alive}
-    best = min(alive, key=lambda name: fmean(np.log(of[name])))
+    steps = {name: [values[name][block] for block in range(done)] for name in alive}
+    best = min(alive, key=lambda name: fmean(np.log(steps[name])))
     for name in alive:
-        now[name] = Judged(outcome=Outcome.fastest) if name == best else _compared(name, best, of, level)
+        now[name] = Judged(outcome=Outcome.fastest) if name == best else _compared(name, best, steps, level)
     return best, now
 
 
-def _compared(name: str, best: str, of: Mapping[str, Sequence[float]], level: float) -> Judged:
+def _compared(name: str, best: str, steps: Mapping[str, Sequence[float]], level: float) -> Judged:
     comparison = compare(
-        of[name],
-        of[best],
+        steps[name],
+        steps[best],
         names=(name, best),
         measurement="step time",
         unit="ms",

@@ -39,7 +39,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What `runstop tune` was asked to do."""
+    """What a call of `runstop tune` measures."""
 
     overrides: tuple[str, ...]
     config_dir: Path | None = None
@@ -55,8 +55,8 @@ class Request:
     @property
     def arguments(self) -> list[str]:
         """The arguments that repeat the request."""
-        options = {"--best": self.best, "--blocks": self.blocks, "--steps": self.steps, "--budget": self.budget_min}
-        options |= {"--config-dir": self.config_dir}
+        options: dict[str, object] = {"--best": self.best, "--blocks": self.blocks, "--steps": self.steps}
+        options |= {"--budget": self.budget_min, "--config-dir": self.config_dir}
         default = {"--best": 4, "--blocks": 6, "--steps": 20}
         given = ((name, value) for name, value in options.items() if value is not None and value != default.get(name))
         return [*self.overrides, *(text for name, value in given for text in (name, f"{value}"))]
@@ -116,9 +116,9 @@ def _ranking(request: Request) -> tuple[Config, list[Candidate]]:
         if (key := compose.override_key(override)) in OF_TUNE:
             what = f"{key} cannot be set, because tune sets this key for each run"
             raise ConfigError(what, where=override, fix=f"remove {override}{OF_TUNE[key]}")
-    asked = compose.unplanned(request.overrides, config_dir=request.config_dir)
-    _check(asked)
-    overrides = [*_of_speed(request, asked), *request.overrides]
+    whole = compose.unplanned(request.overrides, config_dir=request.config_dir)
+    _check(whole)
+    overrides = [*_of_speed(request, whole), *request.overrides]
     config = compose.as_planned(compose.unplanned(overrides, config_dir=request.config_dir))
     make_plan.check(replace(config, walltime=config.walltime or 1))
     return config, candidates.ranked(config, fixed=request.keys)
@@ -259,8 +259,8 @@ def _values(ready: Session, statuses: RunStatuses) -> tuple[dict[str, dict[int, 
     for (name, block), run in sorted(statuses.runs.items(), key=lambda item: item[0][1]):
         if run.state is State.valid:
             try:
-                found = measured.of_run(run.folder, run.name.arm, window=ready.request.study.window)
-                values[name][block] = found.numbers["step_time"].value
+                of_run = measured.of_run(run.folder, run.name.arm, window=ready.request.study.window)
+                values[name][block] = of_run.numbers["step_time"].value
                 continue
             except LogError:
                 pass
@@ -284,7 +284,7 @@ def _result(
     decision = _decided(request, chosen, ready)
     is_decided = decision.num_blocks > 1 and decision.is_final
     is_spent = decision.num_blocks == request.blocks and not is_decided
-    again = replace(request, blocks=2 * request.blocks) if is_spent else request
+    further = replace(request, blocks=2 * request.blocks) if is_spent else request
     return Tuning(
         task=config.task.name,
         cluster=config.cluster.name,
@@ -299,7 +299,7 @@ def _result(
         margin=MARGIN,
         confidence=confidence(len(chosen), request.blocks),
         estimated_by=_estimated_by(ranked),
-        command=proof.command(again.arguments),
+        command=proof.command(further.arguments),
         **_facts(every, statuses),
     )
 
@@ -314,7 +314,7 @@ def _tried(
         ends = t_interval(np.log(np.asarray(of_block)), confidence=CONFIDENCE)
         low, high = (math.exp(end) for end in (ends[0], ends[2]))
     comparison = judged.comparison
-    percents = (None,) * 3
+    percents: tuple[float | None, ...] = (None,) * 3
     if comparison is not None and comparison.ratio is not None:
         assert comparison.low is not None and comparison.high is not None
         percents = tuple(100 * (one - 1) for one in (comparison.ratio, comparison.low, comparison.high))

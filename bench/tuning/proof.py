@@ -26,14 +26,14 @@ def write(tuning: Tuning, overrides: Sequence[str]) -> Tuning:
 
 def _text(tuning: Tuning, overrides: Sequence[str]) -> str:
     """Return the user's overrides and the best settings, one a line."""
-    best = tuning.of(tuning.best)
+    best = tuning.settings(tuning.best)
     assert best is not None and best.median_ms is not None
     own = [compose.override_key(one) for one in best.candidate.overrides]
     kept = [one for one in overrides if compose.override_key(one) not in own]
-    found = "fastest" if tuning.is_decided else "fastest so far, not separated from all others"
+    verdict = "fastest" if tuning.is_decided else "fastest so far, not separated from all others"
     return "\n".join(
         [
-            f"# {tuning.best}: {found}; median step {best.median_ms:.4g} ms, n = {len(best.values_ms)} runs",
+            f"# {tuning.best}: {verdict}; median step {best.median_ms:.4g} ms, n = {len(best.values_ms)} runs",
             f"# Measured by: {tuning.command}",
             f"# Proof: {PAGE} and {TUNING} in this folder.",
             *kept,

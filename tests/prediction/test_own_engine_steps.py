@@ -23,7 +23,7 @@ NETWORK = Network(source="test", nvlink_gbs=350, nics_per_node=8, nic_gbs=50)
 
 
 @cache
-def config(task: str, precision: str) -> Config:
+def composed(task: str, precision: str) -> Config:
     overrides = [f"task={task}", "cluster=dgxh200", "model.weights=random", f"precision={precision}"]
     of_task = compose.unplanned(overrides)
     return replace(of_task, cluster=replace(of_task.cluster, network=NETWORK))
@@ -36,7 +36,7 @@ def powers(most: int) -> st.SearchStrategy[int]:
 @st.composite
 def splits(draw: Any) -> tuple[Config, World]:
     """Return a config of 1 to 64 nodes whose batch a split divides, and the split."""
-    of_task = config(draw(st.sampled_from(TASKS)), draw(st.sampled_from(["bf16", "fp8"])))
+    of_task = composed(draw(st.sampled_from(TASKS)), draw(st.sampled_from(["bf16", "fp8"])))
     tp, pp, cp, dp = draw(powers(3)), draw(powers(2)), draw(powers(2)), draw(powers(6))
     vpp, microbatches, size = draw(powers(2)) if pp > 1 else 1, draw(powers(4)), draw(powers(1))
     ranks = tp * pp * cp * dp
@@ -45,34 +45,32 @@ def splits(draw: Any) -> tuple[Config, World]:
     chosen = replace(
         of_task,
         cluster=replace(of_task.cluster, num_nodes=ranks // per_node, ranks_per_node=per_node),
-        recipe=replace(
-            of_task.training_recipe, micro_batch_size=size, global_batch_size=dp * size * microbatches * pp
-        ),
+        recipe=replace(of_task.training_recipe, micro_batch_size=size, global_batch_size=dp * size * microbatches * pp),
         parallel=replace(of_task.parallel, vpp=vpp),
     )
     return chosen, split(chosen, tp=tp, pp=pp, cp=cp, sp=tp > 1 and draw(st.booleans()))
 
 
-def cost(of: Config, world: World, *, full: bool = False) -> Cost:
-    estimated = step_time.estimate(of, world, memory.EVERYTHING if full else memory.NOTHING)
+def cost(config: Config, world: World, *, full: bool = False) -> Cost:
+    estimated = step_time.estimate(config, world, memory.EVERYTHING if full else memory.NOTHING)
     assert estimated is not None
     return estimated
 
 
-def slower(of: Config, link: str, by: float) -> Config:
+def slower(config: Config, link: str, by: float) -> Config:
     """Return the config with a slower link."""
-    cluster, gpu = of.cluster, of.cluster.gpu
+    cluster, gpu = config.cluster, config.cluster.gpu
     assert cluster.network is not None and gpu is not None and gpu.rates is not None
     network = cluster.network
     match link:
         case "nvlink":
             rates = replace(gpu.rates, busbw_gbs=[rate / by for rate in gpu.rates.busbw_gbs])
-            return replace(of, cluster=replace(cluster, gpu=replace(gpu, rates=rates)))
+            return replace(config, cluster=replace(cluster, gpu=replace(gpu, rates=rates)))
         case "network card":
-            return replace(of, cluster=replace(cluster, network=replace(network, nic_gbs=network.nic_gbs / by)))
+            return replace(config, cluster=replace(cluster, network=replace(network, nic_gbs=network.nic_gbs / by)))
         case "oversubscription":
-            return replace(of, cluster=replace(cluster, network=replace(network, oversubscription=by)))
-    return replace(of, cluster=replace(cluster, environment={**cluster.environment, "NCCL_NET": "Socket"}))
+            return replace(config, cluster=replace(cluster, network=replace(network, oversubscription=by)))
+    return replace(config, cluster=replace(cluster, environment={**cluster.environment, "NCCL_NET": "Socket"}))
 
 
 @given(
@@ -85,25 +83,23 @@ def slower(of: Config, link: str, by: float) -> Config:
 def test_no_step_of_the_engine_is_shorter_over_a_slower_link(
     layout: tuple[Config, World], link: str, by: float, full: bool
 ) -> None:
-    of, world = layout
-    assert cost(slower(of, link, by), world, full=full).step_s >= cost(of, world, full=full).step_s
+    chosen, world = layout
+    assert cost(slower(chosen, link, by), world, full=full).step_s >= cost(chosen, world, full=full).step_s
 
 
 @given(layout=splits(), nic_gbs=st.floats(0.1, 400))
 @settings(max_examples=in_proportion(200), deadline=None)
-def test_no_step_of_the_engine_is_shorter_on_half_of_the_replicas(
-    layout: tuple[Config, World], nic_gbs: float
-) -> None:
+def test_no_step_of_the_engine_is_shorter_on_half_of_the_replicas(layout: tuple[Config, World], nic_gbs: float) -> None:
     """Of the same batch; unless ranks communicate for longer than they compute: then fewer of them can be faster."""
-    of, world = layout
-    network = of.cluster.network
+    chosen, world = layout
+    network = chosen.cluster.network
     assert network is not None
-    of = replace(of, cluster=replace(of.cluster, network=replace(network, nic_gbs=nic_gbs)))
-    whole = cost(of, world)
+    chosen = replace(chosen, cluster=replace(chosen.cluster, network=replace(network, nic_gbs=nic_gbs)))
+    whole = cost(chosen, world)
     assume(world.dp > 1 and whole.communication_s < whole.gemm_s + whole.attention_s + whole.elementwise_s)
-    nodes, per_node = of.cluster.num_nodes, of.cluster.ranks_per_node
+    nodes, per_node = chosen.cluster.num_nodes, chosen.cluster.ranks_per_node
     half_nodes, half_ranks = (nodes // 2, per_node) if nodes > 1 else (1, per_node // 2)
-    half = replace(of, cluster=replace(of.cluster, num_nodes=half_nodes, ranks_per_node=half_ranks))
+    half = replace(chosen, cluster=replace(chosen.cluster, num_nodes=half_nodes, ranks_per_node=half_ranks))
     assume(world.tp <= half_ranks)
     fewer = split(half, tp=world.tp, pp=world.pp, cp=world.cp, sp=world.sp)
     assert fewer.dp == world.dp // 2

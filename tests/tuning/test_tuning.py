@@ -1,4 +1,4 @@
-"""`runstop tune`: the ranking, blocks of runs, the proof, and the overrides of the fastest; a stub replaces the ranks."""
+"""`runstop tune`: ranking, blocks of runs, proof, and overrides of the fastest; a stub replaces the ranks."""
 
 import json
 from collections.abc import Callable
@@ -62,8 +62,8 @@ def call(tmp_path: Path, ranks: Ranks) -> Call:
     paths = tuple(f"cluster.paths.{name}={tmp_path}" for name in ("logs", "data", "model"))
 
     def call(*words: str, **options: float) -> Tuning:
-        asked = ("task=lora_tiny", "cluster=local", "cluster.device=cpu", *paths, *words)
-        request = tuning.Request(overrides=asked, **{"best": 3, **options})  # type: ignore[arg-type]
+        overrides_of_call = ("task=lora_tiny", "cluster=local", "cluster.device=cpu", *paths, *words)
+        request = tuning.Request(overrides=overrides_of_call, **{"best": 3, **options})  # type: ignore[arg-type]
         return tuning.tune(request, say=lambda _: None, clock=lambda: ranks.seconds)
 
     return call
@@ -80,11 +80,12 @@ def test_the_fastest_is_found_in_blocks_and_written_with_its_proof(call: Call, r
     assert [sorted(ranks.began[:3]), sorted(ranks.began[3:])] == [
         sorted(f"{slug}.{block}" for slug in SLUGS.values()) for block in (1, 2)
     ]
-    first = result.of(FIRST)
+    first = result.settings(FIRST)
     assert first is not None and first.slower_percent == pytest.approx(100)
     assert result.regret == pytest.approx(1)
     stored = json.loads((Path(result.folder) / "tuning.json").read_text())
-    assert stored["best"] == SECOND and [one["values_ms"] for one in stored["tried"]][1] == pytest.approx([100.1, 100.2])
+    assert stored["best"] == SECOND
+    assert stored["tried"][1]["values_ms"] == pytest.approx([100.1, 100.2])
     assert f"| 2 | {SECOND} | - |" in (Path(result.folder) / "tuning.md").read_text()
 
 
@@ -132,7 +133,7 @@ def test_settings_that_run_out_of_memory_are_left_out(call: Call, ranks: Ranks) 
     ranks.ends = {f"{SLUGS[SECOND]}.1": SubmitError("out of memory", where="rank 0", fix="none", rule="RUN-01")}
     result = call()
     assert result.best == FIRST and outcomes(result)[SECOND] is Outcome.failed
-    failed = result.of(SECOND)
+    failed = result.settings(SECOND)
     assert failed is not None and "out of memory" in failed.reason
     assert ranks.began.count(f"{SLUGS[SECOND]}.2") == 0
 
@@ -207,5 +208,5 @@ def test_a_dry_run_ranks_all_that_fit_and_starts_nothing(capsys: pytest.CaptureF
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "task=lora_tiny\nnot an override\n", '{"task": 1}\n'])
 def test_a_file_without_overrides_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(ConfigError, match="this is no file of overrides"):
+    with pytest.raises(ConfigError, match="the file is not a list of overrides"):
         overrides.of_files([f"@{tmp_path / 'file'}"])
