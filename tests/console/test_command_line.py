@@ -61,6 +61,7 @@ VERBS = [
     "report",
     "dashboard",
     "pack",
+    "tune",
     "compare",
     "history",
 ]
