@@ -34,7 +34,7 @@ VERBS = (
         "rules",
         "runs",
     ),
-    *("score", "sign", "study", "tag", "verify", "watch", "why"),
+    *("score", "sign", "study", "tag", "tune", "verify", "watch", "why"),
 )
 """Words after `runstop` that make it a command. A prose sentence may also begin with `runstop`."""
 _BEFORE = r"(^\s*|[:;`(]\s*|\bfix: +|env -u \S+ |&& )"

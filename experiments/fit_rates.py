@@ -87,6 +87,7 @@ def predicted_s(row: Measured, values: np.ndarray) -> float:
         forward=Traffic(residual=30, attention=0, qkv=4, fc1=6),
         backward=Traffic(residual=45, attention=0, qkv=6, fc1=10),
         gelu_fc1=(6.0, 10.0),
+        head_bytes=6,  # as when the rates were fitted, times the traffic
     )
     fabric = links(replace(network, nvlink_gbs=nvlink), A100_PER_NODE)
     work = Work(model=row.model, rates=rates, gpu="a100", links=fabric, stack=stack, is_fp8=False)

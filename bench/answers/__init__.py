@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bench.results.comparison import Comparison
     from bench.results.kind import Judged
     from bench.results.study import PlannedArm, StudyResult
+    from bench.results.tuning import Tried, Tuning
     from bench.rules.finding import Finding
     from bench.rules.registry import Rule
     from bench.runs.goodput import Goodput
@@ -244,6 +245,28 @@ def layout(layout: "Layout") -> schema.Layout:
 def scaling(scaling: "Scaling", name: str) -> schema.Scaling:
     """Return the estimates of `runstop plan --scale`, with the terms of each step."""
     return msgspec.convert({"task": name, "marked": "estimated", **codec.plain(scaling)}, schema.Scaling)
+
+
+def tuning(tuning: "Tuning") -> schema.Tuning:
+    return _of(schema.Tuning, tuning, settings=tuple(map(_tuned, tuning.tried)))
+
+
+def _tuned(tried: "Tried") -> schema.TunedSettings:
+    candidate = tried.candidate
+    return _of(
+        schema.TunedSettings,
+        candidate,
+        tried,
+        outcome=str(tried.outcome),
+        estimated_step_ms=candidate.step_ms,
+        estimated_low_ms=candidate.low_ms,
+        estimated_high_ms=candidate.high_ms,
+        step_times_ms=tried.values_ms,
+        low_ms=tried.low_ms,
+        high_ms=tried.high_ms,
+        slower_low_percent=tried.slower_low,
+        slower_high_percent=tried.slower_high,
+    )
 
 
 def doctor(plan: "Plan", tiers: Sequence[Sequence["Checked"]]) -> schema.Doctor:

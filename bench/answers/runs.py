@@ -130,6 +130,67 @@ class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
     notes: tuple[str, ...]
 
 
+class TunedSettings(Part, kw_only=True):
+    """Settings that `runstop tune` ranked, and their measurements; values are null without enough runs."""
+
+    rank: int
+    """By the estimated step, from 1."""
+    name: str
+    overrides: tuple[str, ...]
+    estimated_step_ms: float | None
+    estimated_low_ms: float | None
+    estimated_high_ms: float | None
+    memory_gib: float
+    """Estimated."""
+    capacity_gib: float | None
+    outcome: str
+    """fastest, slower, equivalent, undecided, failed or not measured."""
+    step_times_ms: tuple[float, ...]
+    """The median step of each run, in the order of blocks."""
+    median_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    """The 95 % interval of the geometric mean over runs."""
+    slower_percent: float | None
+    """How much longer its step is than that of the settings in `than`."""
+    slower_low_percent: float | None
+    slower_high_percent: float | None
+    than: str
+    reason: str
+    """Why it failed."""
+    runs: tuple[str, ...]
+    """The run folders."""
+
+
+class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
+    """The fastest settings of a task on a cluster."""
+
+    task: str
+    cluster: str
+    folder: str
+    """The folder of the runs; empty with --dry-run."""
+    num_candidates: int
+    settings: tuple[TunedSettings, ...]
+    """Those that were measured; with --dry-run all that fit."""
+    best: str
+    """The name of the fastest; empty with --dry-run."""
+    is_decided: bool
+    """Whether all others are slower, equivalent, or failed."""
+    stopped_by: str
+    num_blocks: int
+    steps: int
+    """Measured steps of a run."""
+    margin: float
+    """Differences within this share count as equivalent."""
+    confidence: float
+    """Of each interval of a difference."""
+    regret: float | None
+    """By which share the step of the first of the ranking is longer than that of the best."""
+    estimated_by: str
+    overrides_file: str
+    command: str
+
+
 class Script(Answer, kw_only=True, tag="runstop/script/1.0"):
     """The script or manifest of a run."""
 

@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import hints
-from bench.cli import arguments, calibrate, compare, dashboard, demo, fetch, images, judge, manage, prepare, run, study
+from bench.cli import (
+    arguments,
+    calibrate,
+    compare,
+    dashboard,
+    demo,
+    fetch,
+    images,
+    judge,
+    manage,
+    prepare,
+    run,
+    study,
+    tune,
+)
 from bench.contract import regular_files
 from bench.errors import (
     BenchError,
@@ -38,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_code_of_signals():
         try:
             with output_is_written():
+                _read_files_of_overrides(args)
                 _check_overrides(args)
                 code = args.verb(args)
         except BenchError as error:
@@ -106,6 +121,14 @@ def _override_of(option: str, argv: Sequence[str]) -> str:
     return f"\n  write {meant}" if meant else ""
 
 
+def _read_files_of_overrides(args: argparse.Namespace) -> None:
+    """Replace every argument @FILE by the overrides in this file."""
+    from bench.planning import overrides
+
+    if getattr(args, "overrides", None):
+        args.overrides = overrides.of_files(args.overrides)
+
+
 def _check_overrides(args: argparse.Namespace) -> None:
     """Raise ConfigError for a wrong override of a verb."""
     given = getattr(args, "overrides", None)
@@ -154,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (demo, prepare, run, manage, study, calibrate, fetch, images, judge, compare, dashboard)
+    groups = (demo, prepare, run, manage, study, tune, calibrate, fetch, images, judge, compare, dashboard)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():

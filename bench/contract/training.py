@@ -132,6 +132,8 @@ class Recipe:
     """Steps and evaluations on synthetic data before run_start; they do not change the weights."""
     log_every_steps: int = 10
     recompute: Recompute = Recompute.none
+    cuda_graph: bool | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Whether a CUDA graph launches the kernels of a micro-batch. None: if the GPU would wait for the host."""
     moments: MomentPrecision = MomentPrecision.fp32
     offload_moments: bool = False
     """Keep Adam's moments in host memory; each step copies them to the GPU and back."""

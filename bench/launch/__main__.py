@@ -20,6 +20,7 @@ from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, every_character_is_written, exit_code_of_signals, output_is_written
 from bench.launch import launch_options
+from bench.planning import overrides as overrides_of
 from bench.planning import to_prepare
 from bench.planning.compose import (
     CONF,
@@ -106,7 +107,7 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, so that runstop prints them
     with _shown(codes), TemporaryDirectory(prefix="bench-") as sweep_dir:
-        sys.argv[1:] = with_new_options(launch_options.understood(sys.argv[1:]))
+        sys.argv[1:] = with_new_options(launch_options.understood(overrides_of.of_files(sys.argv[1:])))
         own_folder = search_path()
         sys.argv[1:] = [*own_folder, *sys.argv[1:]]
         os.environ["RUNSTOP_SWEEP_DIR"] = sweep_dir  # --multirun needs a folder; it is not used

@@ -54,7 +54,7 @@ def ranked(config: Config) -> list[Layout]:
         what = "engine=command has no layouts: the program itself splits its ranks"
         raise ConfigError(what, where="engine, parallel", fix="set parallel.tp, pp and cp, or choose engine=megatron")
     layouts, first_error, sized = [], None, dict[int, Config]()
-    for world in _splits(config):
+    for world in splits(config):
         of_world = []
         for size in _micro_batch_sizes(config, world):
             if size not in sized:
@@ -64,7 +64,7 @@ def ranked(config: Config) -> list[Layout]:
             except ConfigError as error:
                 first_error = first_error or error
             else:
-                of_world.append(_layout(sized[size], world))
+                of_world.append(layout_of(sized[size], world))
         layouts += [_best_size(of_world)] if of_world else []
     if not layouts:
         assert first_error is not None
@@ -104,7 +104,7 @@ def _best_size(layouts: list[Layout]) -> Layout:
     return min((one for one in plain if one.cost and one.cost.step_s <= limit_s), key=_rank, default=best)
 
 
-def _layout(config: Config, world: World) -> Layout:
+def layout_of(config: Config, world: World) -> Layout:
     """Return a layout with the estimates for the config's engine; step times of Hugging Face are not estimated."""
     is_huggingface = config.huggingface is not None
     estimator = huggingface_memory if is_huggingface else memory
@@ -118,7 +118,7 @@ def _layout(config: Config, world: World) -> Layout:
     )
 
 
-def _splits(config: Config) -> Iterator[World]:
+def splits(config: Config) -> Iterator[World]:
     """Yield the splits that the config allows, simplest first: tp increases before cp, and cp before pp."""
     p, num_ranks = config.parallel, config.cluster.num_nodes * config.cluster.ranks_per_node
     sizes = divisors(num_ranks)

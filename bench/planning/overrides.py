@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.contract import regular_files
 from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
@@ -62,6 +63,39 @@ def check(
                 _check_choice(key, value, config_dir=config_dir)
         elif key not in MOVED and not _is_key(key):
             raise unknown_key(key, config_keys.known(), value=value)
+
+
+OF_FILE = "@"
+"""An argument that begins with it names a file with an override on each line."""
+
+
+def of_files(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with the overrides of FILE in place of each @FILE; lines that begin with # are comments.
+
+    Raises:
+        ConfigError: a file cannot be read, or has no override.
+    """
+    every: list[str] = []
+    for argument in arguments:
+        every += _of_file(Path(argument[len(OF_FILE) :])) if argument.startswith(OF_FILE) else [argument]
+    return every
+
+
+def _of_file(path: Path) -> list[str]:
+    fix = "write one KEY=VALUE on each line"
+    try:
+        lines = [line.strip() for line in regular_files.read_text(path, follows_links=True).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise ConfigError(f"the file of overrides cannot be read: {reason}", where=str(path), fix=fix) from error
+    overrides = [line for line in lines if line and not line.startswith("#")]
+    if wrong := next((line for line in overrides if not _KEY_AND_VALUE.match(line)), "" if overrides else "no line"):
+        what = f"the file is not a list of overrides: it has {wrong:.60}"
+        raise ConfigError(what, where=str(path), fix=fix)
+    return overrides
+
+
+_KEY_AND_VALUE = re.compile(r"[+~]{0,2}[\w./@-]+=|~[\w./@-]+$")
 
 
 def split(override: str) -> tuple[str, str]:

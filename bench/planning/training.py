@@ -37,7 +37,7 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
     base_plan = None if base is None else _make_base(base)
     evaluation = _checked_evaluations(config)
     local_sgd.check_evaluations(config, evaluation.at_steps, steps)
-    is_captured = config.nemo is None and cuda_graph.is_chosen(of_group, chosen)
+    is_captured = cuda_graph.is_chosen(of_group, chosen)
     chosen = _as_launched(of_group, chosen, is_captured=is_captured)
     memory.check(config, chosen.memory)
     share = documents.attention_share(config)

@@ -42,6 +42,9 @@ class Stack:
     gradient_bytes: int
     parameter_bytes: int
     """Per parameter that replicas reduce and gather in a step."""
+    head_bytes: int = 6
+    """Device memory traffic of the loss per logit: read for the loss, then read and overwritten by its gradient, all in
+    BF16, as in one fused kernel."""
     update_bytes: int = 26
     """Device memory traffic of Adam per parameter of this rank: FP32 gradient read twice (8), FP32 weight (8) and two
     BF16 moments (8) read and written, BF16 weight written (2). Assumed: as runstop's with recipe.moments=bf16. The
@@ -90,6 +93,10 @@ MEGATRON = Stack(
     gathered_bytes=2,
     gradient_bytes=2,
     parameter_bytes=2,
+    # Kernels of the loss are not fused and in FP32: cast (6), maximum (4), difference (8), exponential (8), sum (4),
+    # quotient (8); gradient times that of the loss (8), cast back (6). Counted in Megatron-LM,
+    # core/tensor_parallel/cross_entropy.py.
+    head_bytes=52,
     shown_tensor_share=Constant(1.0, ""),
     kernels=100,  # assumed; launch_us of an A100 was fitted with this number, and only their product matters
 )

@@ -146,8 +146,6 @@ def _sum(seconds: _Layer | Terms) -> float:
 
 GRADIENT_ADD_BYTES = 8
 """Per weight: a weight gradient is added to an FP32 buffer, which is read and written."""
-HEAD_BYTES = 6
-"""Per logit in BF16: read for the loss, then read and overwritten by its gradient."""
 
 
 def predict(work: Work, layout: Layout) -> Terms:
@@ -324,7 +322,7 @@ def _head_s(work: Work, layout: Layout) -> float:
     model, rates = work.model, work.rates
     tflop = 2 * layout.tokens * model.hidden_size * model.vocab_size / layout.tp / 1e12
     gemms = 2 if work.adapter_weights else 3
-    loss_s = HEAD_BYTES * model.vocab_size * layout.tokens / layout.tp / rates.kernel_gbs / 1e9
+    loss_s = work.stack.head_bytes * model.vocab_size * layout.tokens / layout.tp / rates.kernel_gbs / 1e9
     return gemms * tflop / rates.bf16_tflops[-1] + loss_s
 
 

@@ -56,12 +56,16 @@ class StoredStudy(Part, frozen=True, kw_only=True):
     config_dir: str | None = None
     runs: int | None = None
     """Runs of each arm, if set on the command line; also in `study`."""
+    tune: tuple[str, ...] = ()
+    """Arguments of the `runstop tune` that made this study; empty for a study of conf/."""
     study: Study
     publications: dict[str, PublishedTable]
 
     @property
     def command(self) -> str:
         """The command that continues the study."""
+        if self.tune:
+            return shlex.join(["runstop", "tune", *self.tune])
         runs = ["--runs", str(self.runs)] if self.runs else []
         site = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["runstop", "study", self.name, *self.overrides, *runs, *site])

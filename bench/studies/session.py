@@ -22,6 +22,7 @@ from bench.studies import folder as folders
 from bench.studies.arms import Arm
 from bench.studies.folder import RunName, StoredStudy
 from bench.studies.plans import Request
+from bench.studies.spec import Study
 
 OUT_OF_MEMORY = ("RUN-01", "RUN-03")
 """Rules that say that a GPU, or the host, had too little memory."""
@@ -157,6 +158,8 @@ class Session:
     """The longest walltime of a job on this cluster."""
     waits: bool
     """Whether the call waits until queued jobs have ended."""
+    left_out: frozenset[str] = frozenset()
+    """Arms of which no further run starts."""
 
     @property
     def blocks(self) -> list[tuple[str, ...]]:
@@ -187,7 +190,7 @@ class Session:
 
     def left(self, statuses: RunStatuses, backend: BackendName | None = None) -> list[RunStatus]:
         """Return the runs that a backend, or every backend, has to start or resume, in run order."""
-        mine = {arm.name for arm in self.planned if backend is None or arm.backend == backend.name}
+        mine = {arm.name for arm in self.planned if backend is None or arm.backend == backend.name} - self.left_out
         ordered = ((name, block) for block, names in enumerate(self.blocks) for name in names if name in mine)
         known = [statuses.runs[key] for key in ordered if key in statuses.runs]
         return [run for run in known if not run.is_done and not run.has_job]
@@ -212,7 +215,27 @@ def begin(
     Raises:
         ConfigError: the study or the command line has a mistake.
     """
-    request, waits = _request(name, overrides, config_dir=config_dir, runs=runs)
+    study = library.load(name, config_dir=config_dir)
+    study = library.with_runs(study, runs) if runs is not None else study
+    return of_study(study, name, overrides, config_dir=config_dir, runs=runs, inspects=inspects)
+
+
+def of_study(
+    study: Study,
+    name: str,
+    overrides: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    runs: int | None = None,
+    inspects: bool = False,
+    tune: Sequence[str] = (),
+) -> Session:
+    """Return the session of a study; `tune` are the arguments of `runstop tune` if that has made the study.
+
+    Raises:
+        ConfigError: as `begin`.
+    """
+    request, waits = _request(study, name, overrides, config_dir=config_dir)
     config = plans.check_overrides(request)
     stored = StoredStudy(
         name=name,
@@ -220,6 +243,7 @@ def begin(
         overrides=tuple(request.cli_overrides),
         config_dir=str(config_dir.resolve()) if config_dir else None,
         runs=runs,
+        tune=tuple(tune),
         study=request.study,
         publications=library.publications(request.study, config_dir=config_dir),
     )
@@ -235,16 +259,15 @@ def begin(
 
 def folder_of(name: str, overrides: Sequence[str], *, config_dir: Path | None = None) -> Path:
     """Return the folder of a study on a cluster, which may not exist yet."""
-    config = plans.check_overrides(_request(name, overrides, config_dir=config_dir)[0])
+    study = library.load(name, config_dir=config_dir)
+    config = plans.check_overrides(_request(study, name, overrides, config_dir=config_dir)[0])
     return folders.path(_logs(config), name=name, cluster=config.cluster.name)
 
 
 def _request(
-    name: str, overrides: Sequence[str], *, config_dir: Path | None = None, runs: int | None = None
+    study: Study, name: str, overrides: Sequence[str], *, config_dir: Path | None = None
 ) -> tuple[Request, bool]:
     """Return the request, and whether the call waits for queued jobs."""
-    study = library.load(name, config_dir=config_dir)
-    study = library.with_runs(study, runs) if runs is not None else study
     of_runs, waits = _without_wait(overrides)
     arms = arms_of.build(study, where=name)
     return Request(study=study, arms=arms, cli_overrides=of_runs, config_dir=config_dir), waits

@@ -62,6 +62,7 @@ VERBS = [
     "report",
     "dashboard",
     "pack",
+    "tune",
     "compare",
     "history",
 ]

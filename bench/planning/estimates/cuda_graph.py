@@ -4,21 +4,48 @@ import dataclasses
 
 from bench.contract.plan import Cost, Memory
 from bench.contract.schema import Config
+from bench.errors import ConfigError
 from bench.planning.estimates import memory
+from bench.planning.estimates.step_time import layer_kernels
 from bench.planning.layouts import Layout, with_micro_batch
 
 
 def is_chosen(config: Config, layout: Layout) -> bool:
-    """Return whether the GPU would wait for the host, and the engine can capture the passes of this layout.
+    """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host.
+
+    Raises:
+        ConfigError: recipe.cuda_graph is true, and this layout cannot be captured.
+    """
+    wanted, cost = config.training_recipe.cuda_graph, layout.cost
+    if wanted and not can_capture(config, layout):
+        raise ConfigError(
+            "a CUDA graph was requested, but the passes of this plan cannot be captured",
+            where="recipe.cuda_graph",
+            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, tp, pp and cp of 1, "
+            "and neither full recomputation, offloaded activations nor a document mask",
+        )
+    if wanted is not None:
+        return wanted
+    return can_capture(config, layout) and cost is not None and cost.host_s > 0
+
+
+def can_capture(config: Config, layout: Layout) -> bool:
+    """Return whether the engine can capture the passes of this layout.
 
     It cannot capture collectives, full recomputation (which restores the generators' states), activation offloading, or
     a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No wait is
-    estimated for megatron-core's layers.
+    estimated for megatron-core's layers, which are not captured.
     """
-    w, cost = layout.world, layout.cost
-    can_capture = w.tp == w.pp == w.cp == 1 and not layout.recompute.full
-    can_capture &= not layout.recompute.offloaded_layers and not config.training_data.document_mask
-    return can_capture and cost is not None and cost.host_s > 0
+    w = layout.world
+    return (
+        w.tp == w.pp == w.cp == 1
+        and config.nemo is None
+        and layout.cost is not None
+        and layer_kernels(config, w) > 0
+        and not layout.recompute.full
+        and not layout.recompute.offloaded_layers
+        and not config.training_data.document_mask
+    )
 
 
 def without_waiting(cost: Cost) -> Cost:
