@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import hints
-from bench.cli import arguments, calibrate, compare, dashboard, demo, fetch, images, judge, manage, prepare, run, study
+from bench.cli import (
+    arguments,
+    calibrate,
+    compare,
+    dashboard,
+    demo,
+    fetch,
+    images,
+    judge,
+    manage,
+    prepare,
+    published,
+    run,
+    study,
+)
 from bench.contract import regular_files
 from bench.errors import (
     BenchError,
@@ -154,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (demo, prepare, run, manage, study, calibrate, fetch, images, judge, compare, dashboard)
+    groups = (demo, prepare, run, manage, study, calibrate, fetch, images, judge, published, compare, dashboard)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():
